@@ -31,9 +31,9 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def decoder_run(tmp_path_factory) -> Path:
-    """The folder of a finished run of a decoder with memories; whoever changes something takes a copy."""
-    memory = {"kind": "mixture"}
-    return finished(tmp_path_factory.mktemp("decoder"), {**decoder_settings(), "hybrid": memory})
+    """The folder of a finished run of a decoder with hybrids; whoever changes something takes a copy."""
+    hybrid = {"kind": "mixture"}
+    return finished(tmp_path_factory.mktemp("decoder"), {**decoder_settings(), "hybrid": hybrid})
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ def test_frames(result):
 
 
 def test_verdict_page_and_words(result, tmp_path):
-    assert result.verdict.splitlines()[0] == "Would one switch fedecider + memory on?"
+    assert result.verdict.splitlines()[0] == "Would one switch fedecider + hybrid on?"
     assert result.report(tmp_path / "deep" / "page.html").read_bytes() == result.report().read_bytes()
     assert "crime, comics" in repr(result)
     assert "<table" in result._repr_html_()
@@ -93,7 +93,7 @@ def test_recommenders_from_the_run_from_a_copy_and_from_what_is_published(result
     folder = result.export(tmp_path / "hub")
     assert not list(folder.rglob("private"))
     plain = fd.Recommender.from_pretrained(folder, "crime")
-    without = result.recommender("crime", memory=False).recommend(history, k=3)
+    without = result.recommender("crime", hybrid=False).recommend(history, k=3)
     assert plain.recommend(history, k=3).items == without.items
     with pytest.raises(ValueError, match="not empty"):
         result.save(folder)

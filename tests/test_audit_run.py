@@ -169,7 +169,7 @@ def test_what_cannot_be_audited_is_told(data, ratings, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory):
-    """A run of the sample whose memory keeps users out of the training, and that trains too long."""
+    """A run of the sample whose hybrid keeps users out of the training, and that trains too long."""
     folder = tmp_path_factory.mktemp("audited")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 30, "num_eval_users": 20, "lora_rank": 24}

@@ -102,8 +102,8 @@ def test_few_rows_are_printed_with_the_best_counts_for_all_and_the_macro_mean_al
     scores = {
         "fedecider (post_broadcast)": 0.3,
         "fedecider (pre_upload)": 0.3,
-        "fedecider + memory": 0.4,
-        "memory": 0.2,
+        "fedecider + hybrid": 0.4,
+        "hybrid without a model": 0.2,
     }
     scores |= {TEACHER: 0.2, STUDENT: 0.2, "popularity": 0.1, "decayed co-occurrence": 0.5}
     scores |= {"last-item co-occurrence": 0.4, TEXT: 0.2, TEXT_AND_COUNTS: 0.6, CANARY: 0.0}

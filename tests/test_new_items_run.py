@@ -110,10 +110,10 @@ def test_a_frozen_table_is_that_of_the_texts_after_every_stage(there):
 
 
 def test_a_new_item_stands_where_its_text_stands(there):
-    old, titles = Recommender.from_pretrained("run", "crime", memory=False), CRIME.titles
+    old, titles = Recommender.from_pretrained("run", "crime", hybrid=False), CRIME.titles
     twin = NewItem("later", "A Later Book", CRIME.item_texts[7].upper().replace(" ", " \n", 1))
     other = NewItem("other", "Another", "title: no word of these books: xylophones")
-    loaded = Recommender.from_pretrained("run", "crime", memory=False, new_items=[twin, other])
+    loaded = Recommender.from_pretrained("run", "crime", hybrid=False, new_items=[twin, other])
     number = len(old.items.keys)
     assert list(loaded.items.keys) == [*old.items.keys, "later", "other"]
     assert [loaded.task.item_ids.token_ids[place] for place in (number, number + 1)] == [
@@ -168,12 +168,12 @@ def test_items_may_be_added_later_and_another_adapter_takes_them_away(there):
     assert rec.recommend([titles[7]], k=5) == plain
 
 
-def test_a_memory_stays_beside_the_model_when_items_are_added(there):
+def test_a_hybrid_stays_beside_the_model_when_items_are_added(there):
     rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
     plain, popular = rec.recommend([titles[7]], k=5), rec.recommend([], k=3)
     later = NewItem("later", "A Later Book", CRIME.item_texts[7])
     rec.add_items([later])
-    assert rec.has_memory
+    assert rec.has_hybrid
     answer = rec.recommend([titles[7]], k=len(rec.items.keys))
     assert sum(math.exp(item.score) for item in answer) == pytest.approx(1.0)
     (found,) = (item for item in answer if item.key == "later")
@@ -194,7 +194,7 @@ def test_the_command_takes_both_kinds_of_files(there, capsys):
     for name in ("new.csv", "new.jsonl"):
         Path(f"marked-{name}").write_bytes(b"\xef\xbb\xbf" + Path(name).read_bytes())  # as spreadsheets do
     for name in ("new.csv", "new.jsonl", "marked-new.csv", "marked-new.jsonl"):
-        words = ("--run", "run", "--domain", "crime", "--k", "3", "--memory", "false", "--new_items", name)
+        words = ("--run", "run", "--domain", "crime", "--k", "3", "--hybrid", "false", "--new_items", name)
         assert main("recommend", *words, "--history", CRIME.titles[7]) == 0
         assert "A Later Book" in capsys.readouterr().out
 
@@ -359,7 +359,7 @@ def test_the_benchmark_of_later_items_asks_what_a_run_hands_over(there, monkeypa
     assert benchmark(monkeypatch, "later_items", *words, "--set", "--seed", "3") == 0
     text = Path("later.md").read_text()
     for label in ("popularity", "text neighbours", "model"):
-        assert text.count(f"| model + memory | {label} | hit@10 |") == 2  # hidden items and old ones
+        assert text.count(f"| model + hybrid | {label} | hit@10 |") == 2  # hidden items and old ones
     assert text.count("| popularity | 0.0000 [0.0000, 0.0000] |") == 1
     assert json.loads(Path("work/run-0/run.json").read_text())["config"]["run"]["seed"] == 3
     written = Path("work/run-0/metrics.json").stat().st_mtime_ns

@@ -64,8 +64,8 @@ def test_settings_keep_their_names_on_other_data(paired, tmp_path):
 
 def test_rows_that_are_missing_are_named(paired, tmp_path):
     run = make_run(tmp_path / "run", ["a", "b"], model=[0, 3])
-    with pytest.raises(ValueError, match=r"got rows \['memory'\], expected some of \['model'\]"):
-        paired["table"](*paired["rows_of_all"]([[[run]]])[:2], ["memory"])
+    with pytest.raises(ValueError, match=r"got rows \['hybrid'\], expected some of \['model'\]"):
+        paired["table"](*paired["rows_of_all"]([[[run]]])[:2], ["hybrid"])
 
 
 def test_a_run_that_is_not_there_is_named_in_one_line(tmp_path):
@@ -80,7 +80,7 @@ def test_rows_are_compared_with_those_that_are_asked_for_alone(paired, tmp_path)
     """A chosen row may be compared with another one; the correction is over what is compared."""
     users = [f"u{number}" for number in range(40)]
     better, worse = [0] * 40, [0] * 34 + [50] * 6
-    run = make_run(tmp_path / "run", users, pooled=better, local=worse, student=[50] * 40, memory=better)
+    run = make_run(tmp_path / "run", users, pooled=better, local=worse, student=[50] * 40, hybrid=better)
     rows, persons, _ = paired["rows_of_all"]([[[run]]])
 
     def found(*asked):
@@ -90,7 +90,7 @@ def test_rows_are_compared_with_those_that_are_asked_for_alone(paired, tmp_path)
 
     few, many = found(["pooled", "local"], ["local", "student"]), found(["pooled"])
     assert set(few) == {("pooled", "local"), ("pooled", "student"), ("local", "student")}
-    assert set(many) == {("pooled", "local"), ("pooled", "student"), ("pooled", "memory")}
+    assert set(many) == {("pooled", "local"), ("pooled", "student"), ("pooled", "hybrid")}
     assert few[("pooled", "local")] <= many[("pooled", "local")]
     with pytest.raises(ValueError, match=r"got rows \['nobody'\]"):
         paired["table"](rows, persons, ["pooled"], ["nobody"])

@@ -1,4 +1,4 @@
-"""`fedecider.Recommender` on a small run with memories: sources, answers, other adapters, folders of its own, hubs."""
+"""`fedecider.Recommender` on a small run with hybrids: sources, answers, other adapters, folders of its own, hubs."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from fedecider.cli.recommend import _show
 from fedecider.models.counts import new_contexts
 from fedecider.models.folders import MANIFEST_FILE, write_manifest
 from fedecider.models.histories import Answer, Recommendation
-from fedecider.models.hybrid import TENSOR_FILE, load_memory, rank
+from fedecider.models.hybrid import TENSOR_FILE, load_hybrid, rank
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
@@ -36,14 +36,14 @@ def run(two_clients_run):
 
 @pytest.fixture(scope="module")
 def rec(run):
-    """With the memory."""
+    """With the hybrid."""
     return fedecider.Recommender.from_pretrained(run, "crime")
 
 
 @pytest.fixture(scope="module")
 def alone(run):
     """The model alone."""
-    return Recommender.from_pretrained(run, "crime", memory=False)
+    return Recommender.from_pretrained(run, "crime", hybrid=False)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_an_answer_says_what_was_understood_and_what_each_item_is_made_of(rec, r
     ]
     assert len(answer) == len(answer.items) == 4
     assert answer[0] == next(iter(answer))
-    memory = load_memory(run / "private" / "crime", rec.items.keys)
-    (ranked,) = rank(memory, new_contexts([[4, 9]]), rec._loaded.scores)
+    hybrid = load_hybrid(run / "private" / "crime", rec.items.keys)
+    (ranked,) = rank(hybrid, new_contexts([[4, 9]]), rec._loaded.scores)
     for item in answer:
         assert set(item.experts) == EXPERTS
         assert sum(item.experts.values()) == pytest.approx(1.0, abs=1e-12)
@@ -93,12 +93,12 @@ def test_an_answer_says_what_was_understood_and_what_each_item_is_made_of(rec, r
 
 def test_shares_of_experts_are_their_parts_of_the_probability(rec, run):
     """The model's share of an item is its weight times its probability, over the probability of the item."""
-    memory = load_memory(run / "private" / "crime", rec.items.keys)
+    hybrid = load_hybrid(run / "private" / "crime", rec.items.keys)
     everything = rec.recommend([rec.items.titles[4]], k=len(rec.items))
     probs = {item.key: np.exp(item.score) for item in everything}
     assert sum(probs.values()) == pytest.approx(1.0)
     given = {name: sum(probs[item.key] * item.experts[name] for item in everything) for name in EXPERTS}
-    rows = [dict(zip(memory.beside_model.experts, weights, strict=True)) for weights in memory.beside_model.weight_QE]
+    rows = [dict(zip(hybrid.beside_model.experts, weights, strict=True)) for weights in hybrid.beside_model.weight_QE]
     assert any(given == pytest.approx(row, abs=1e-6) for row in rows)  # every expert sums to 1, so its weight is left
 
 
@@ -122,10 +122,10 @@ def test_items_of_the_history_stay_out_unless_they_are_wanted(rec, alone):
     assert len(alone.recommend(titles, k=everything, exclude_seen=False)) == everything
     mixed = rec.recommend(titles, k=everything, exclude_seen=False)
     assert len(mixed) == everything - 3
-    assert mixed.notes == ("the memory leaves out items of the history, also with exclude_seen false",)
+    assert mixed.notes == ("the hybrid leaves out items of the history, also with exclude_seen false",)
 
 
-def test_without_a_history_the_counts_of_the_memory_say_what_is_popular(rec, alone, run):
+def test_without_a_history_the_counts_of_the_hybrid_say_what_is_popular(rec, alone, run):
     events = load_file(run / "private" / "crime" / TENSOR_FILE)["event_count"]
     empty, other = rec.recommend([[], [rec.items.titles[3]]], k=5)
     assert [rec.items.keys.index(item.key) for item in empty] == events.sort(descending=True, stable=True).indices[
@@ -133,7 +133,7 @@ def test_without_a_history_the_counts_of_the_memory_say_what_is_popular(rec, alo
     ].tolist()
     assert np.exp(empty[0].score) == pytest.approx(float(events.max() + 0.1) / float(events.sum() + 0.1 * len(events)))
     assert empty[0].experts == {"popularity": 1.0}
-    assert empty.notes == ("no history was given: the items with most events in the counts of the memory",)
+    assert empty.notes == ("no history was given: the items with most events in the counts of the hybrid",)
     assert same([other], [rec.recommend([rec.items.titles[3]], k=5)])
     assert other.notes == ()
     with pytest.raises(ValueError, match=r"got an empty history.*templates history"):
@@ -164,11 +164,11 @@ def test_what_a_source_may_be(run, alone, tmp_path):
     shutil.copytree(run / "backbone", tmp_path / "copy" / "backbone")
     shutil.copytree(run / "adapters", tmp_path / "copy" / "adapters")
     of_run = Recommender.from_pretrained(run / "adapters" / "crime")
-    assert of_run.has_memory
+    assert of_run.has_hybrid
     assert of_run.domains == ["crime"]
     for source, domain in ((tmp_path / "copy" / "adapters" / "crime", None), (tmp_path / "copy", "crime")):
         found = Recommender.from_pretrained(source, domain)
-        assert not found.has_memory
+        assert not found.has_hybrid
         assert found.recommend(history) == expected
     shutil.copy(run / MANIFEST_FILE, tmp_path / "copy")
     (tmp_path / "copy" / "backbone" / "config.json").write_text("{}")
@@ -208,7 +208,7 @@ def test_another_adapter_takes_the_place_on_the_same_backbone(run, tmp_path, mon
         history = list(fresh[domain].items.titles[:3])
         assert moved.recommend(history) == fresh[domain].recommend(history)
     moved.load_adapter(tmp_path / "saved")  # a copy of the backbone
-    assert not moved.has_memory
+    assert not moved.has_hybrid
     assert moved.domain == "crime"
 
 
@@ -239,7 +239,7 @@ def misfit(folder):
 
 def test_the_present_adapter_is_put_back_from_memory(copy):
     """Its files are gone by then."""
-    rec = Recommender.from_pretrained(copy, "crime", memory=False)
+    rec = Recommender.from_pretrained(copy, "crime", hybrid=False)
     history = list(rec.items.titles[:3])
     before = rec.recommend(history, k=30)
     misfit(copy)
@@ -271,14 +271,14 @@ def front_matter(folder):
     return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
 
 
-def test_a_saved_folder_stands_for_itself_and_has_no_memory_unless_it_is_named(rec, alone, tmp_path):
+def test_a_saved_folder_stands_for_itself_and_has_no_hybrid_unless_it_is_named(rec, alone, tmp_path):
     history = list(rec.items.titles[:3])
     saved = rec.save_pretrained(tmp_path / "saved")
     names = {path.relative_to(saved).as_posix() for path in saved.rglob("*")}
     assert {"adapter_config.json", "adapter_model.safetensors", "item_ids.json", "backbone/config.json"} <= names
-    assert not any("memory" in name for name in names)
+    assert not any("hybrid" in name for name in names)
     found = Recommender.from_pretrained(saved)
-    assert (found.domain, found.has_memory, found.alpha) == ("crime", False, rec.alpha)
+    assert (found.domain, found.has_hybrid, found.alpha) == ("crime", False, rec.alpha)
     assert found.recommend(history) == alone.recommend(history)
     header = front_matter(saved)
     assert (saved / header["base_model"] / "config.json").is_file()
@@ -292,10 +292,10 @@ def test_a_saved_folder_stands_for_itself_and_has_no_memory_unless_it_is_named(r
     assert "there is no bound (epsilon)" in card
     assert "is not in this folder" in card
 
-    whole = rec.save_pretrained(tmp_path / "whole", include_memory=True, license="cc-by-4.0")
-    assert (whole / "memory" / TENSOR_FILE).is_file()
+    whole = rec.save_pretrained(tmp_path / "whole", include_hybrid=True, license="cc-by-4.0")
+    assert (whole / "hybrid" / TENSOR_FILE).is_file()
     assert Recommender.from_pretrained(whole).recommend(history) == rec.recommend(history)
-    assert not Recommender.from_pretrained(whole, memory=False).has_memory
+    assert not Recommender.from_pretrained(whole, hybrid=False).has_hybrid
     assert "counts of real users. Do not share this folder" in (whole / "README.md").read_text()
     assert front_matter(whole)["license"] == "cc-by-4.0"
     again = found.save_pretrained(tmp_path / "again")
@@ -316,8 +316,8 @@ def test_the_program_of_the_card_gives_our_recommendations(alone, tmp_path, monk
 
 
 def test_a_saved_folder_is_refused_where_it_was_changed(rec, tmp_path):
-    saved = rec.save_pretrained(tmp_path / "saved", include_memory=True)
-    for name in ("backbone/tokenizer.json", "inference_config.json", f"memory/{TENSOR_FILE}"):
+    saved = rec.save_pretrained(tmp_path / "saved", include_hybrid=True)
+    for name in ("backbone/tokenizer.json", "inference_config.json", f"hybrid/{TENSOR_FILE}"):
         before = (saved / name).read_bytes()
         (saved / name).write_bytes(before + b" ")
         with pytest.raises(ValueError, match=f"{Path(name).name} was changed"):
@@ -344,8 +344,8 @@ def test_what_cannot_be_saved_is_one_sentence_and_leaves_nothing(rec, alone, tmp
     with pytest.raises(ValueError, match="expected a name of the hub"):
         rec.save_pretrained(tmp_path / "new", backbone_name="../x")
     shutil.rmtree(copy / "private")
-    with pytest.raises(ValueError, match="has no memory"):
-        Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new", include_memory=True)
+    with pytest.raises(ValueError, match="has no hybrid"):
+        Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new", include_hybrid=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "run"]
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["kept"]
 
@@ -359,14 +359,14 @@ def test_a_hub_keeps_what_a_folder_keeps(rec, alone, tmp_path, monkeypatch):
     assert found.recommend(history) == alone.recommend(history)
     folder = next((tmp_path / "cache" / "models--us--books" / "snapshots").iterdir())
     assert front_matter(folder)["base_model"] == "us/books"
-    assert not (folder / "memory").exists()
-    rec.push_to_hub("us/kept", include_memory=True, api=hub)
+    assert not (folder / "hybrid").exists()
+    rec.push_to_hub("us/kept", include_hybrid=True, api=hub)
     assert Recommender.from_pretrained("us/kept", "crime").recommend(history) == rec.recommend(history)
     with pytest.raises(ValueError, match="expected a private one"):
-        rec.push_to_hub("us/open", private=False, include_memory=True, api=hub)
+        rec.push_to_hub("us/open", private=False, include_hybrid=True, api=hub)
     hub.create_repo("us/old", repo_type="model", private=False, exist_ok=False)
     with pytest.raises(ValueError, match="expected a private one"):
-        rec.push_to_hub("us/old", include_memory=True, api=hub)
+        rec.push_to_hub("us/old", include_hybrid=True, api=hub)
     with pytest.raises(ValueError, match="expected one such as someone/books"):
         rec.push_to_hub("../books", api=hub)
     assert set(hub.repositories) == {"us/books", "us/kept", "us/old"}

@@ -1,4 +1,4 @@
-"""A run whose items are ranked by what the history adds: rounds, memory, hand-over and recommendations agree."""
+"""A run whose items are ranked by what the history adds: rounds, hybrid, hand-over and recommendations agree."""
 
 import json
 
@@ -30,10 +30,10 @@ def playground(tmp_path_factory):
 def test_the_prior_changes_what_is_ranked_and_evaluate_finds_it_again(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     found = {weight: json.loads((playground / f"runs/{weight}/metrics.json").read_text()) for weight in ("0", "0.8")}
-    for row in ("fedecider (post_broadcast)", "zero-shot student", "fedecider + memory"):
+    for row in ("fedecider (post_broadcast)", "zero-shot student", "fedecider + hybrid"):
         tests = [content["domains"]["crime"]["test"][row] for content in found.values()]
         assert tests[0] != tests[1], row
-    for row in ("memory", "text neighbours"):  # know nothing of the model
+    for row in ("hybrid without a model", "text neighbours"):  # know nothing of the model
         tests = [content["domains"]["crime"]["test"][row] for content in found.values()]
         assert tests[0] == tests[1], row
     assert main(["evaluate", "--run", "runs/0.8"]) == 0, capsys.readouterr().err
@@ -42,7 +42,7 @@ def test_the_prior_changes_what_is_ranked_and_evaluate_finds_it_again(playground
 @pytest.mark.slow
 def test_recommendations_take_the_prior_off(playground):
     run = {weight: playground / "runs" / weight for weight in ("0", "0.8")}
-    loaded = {weight: Recommender.from_pretrained(path, "crime", memory=False) for weight, path in run.items()}
+    loaded = {weight: Recommender.from_pretrained(path, "crime", hybrid=False) for weight, path in run.items()}
     history = [loaded["0"].items.titles[3], loaded["0"].items.titles[9]]
     plain, corrected = (one.recommend(history, 20) for one in loaded.values())
     assert [item.key for item in plain] != [item.key for item in corrected]

@@ -25,7 +25,7 @@ sys.exit(code)
 
 @pytest.fixture(scope="module")
 def run(decoder_run):
-    """A finished run with memories."""
+    """A finished run with hybrids."""
     return decoder_run / "runs" / "whole"
 
 

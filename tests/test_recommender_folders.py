@@ -34,16 +34,16 @@ def files(folder):
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_an_upload_without_a_memory_takes_the_earlier_one_out(rec, tmp_path, monkeypatch):
+def test_an_upload_without_a_hybrid_takes_the_earlier_one_out(rec, tmp_path, monkeypatch):
     hub = FolderHub(tmp_path / "cache", monkeypatch)
-    rec.push_to_hub("us/books", include_memory=True, api=hub)
+    rec.push_to_hub("us/books", include_hybrid=True, api=hub)
     folder = next((tmp_path / "cache" / "models--us--books" / "snapshots").iterdir())
     (folder / "LICENSE").write_text("ours")
     (folder / "backbone" / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier upload")
-    assert "memory/memory.json" in files(folder)
+    assert "hybrid/hybrid.json" in files(folder)
     rec.push_to_hub("us/books", api=hub)
     assert files(folder) == {"LICENSE", *files(rec.save_pretrained(tmp_path / "saved"))}
-    assert not Recommender.from_pretrained("us/books").has_memory
+    assert not Recommender.from_pretrained("us/books").has_hybrid
 
 
 def test_private_holds_for_a_repository_that_is_there(rec, tmp_path, monkeypatch):
@@ -55,11 +55,11 @@ def test_private_holds_for_a_repository_that_is_there(rec, tmp_path, monkeypatch
     assert rec.push_to_hub("us/open", private=False, api=hub).oid
 
 
-def test_only_the_owner_reads_a_saved_memory(rec, tmp_path):
-    saved = rec.save_pretrained(tmp_path / "saved", include_memory=True)
-    places = (saved / "memory", *(saved / "memory").iterdir())
+def test_only_the_owner_reads_a_saved_hybrid(rec, tmp_path):
+    saved = rec.save_pretrained(tmp_path / "saved", include_hybrid=True)
+    places = (saved / "hybrid", *(saved / "hybrid").iterdir())
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in places}
-    assert modes == {"memory": 0o700, "memory.json": 0o600, "memory.safetensors": 0o600}
+    assert modes == {"hybrid": 0o700, "hybrid.json": 0o600, "hybrid.safetensors": 0o600}
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_files_that_were_changed_after_loading_are_not_saved(copy, tmp_path, nam
     rec = Recommender.from_pretrained(copy, "crime")
     path = copy / name
     path.write_text(path.read_text().replace("{", '{"added": 1,', 1).replace('"catalogue": "', '"catalogue": "0'))
-    with pytest.raises(ValueError, match=r"was changed after|memory of another catalogue"):
-        rec.save_pretrained(tmp_path / "saved", include_memory=True)
+    with pytest.raises(ValueError, match=r"was changed after|hybrid of another catalogue"):
+        rec.save_pretrained(tmp_path / "saved", include_hybrid=True)
     assert not [one.name for one in tmp_path.iterdir() if "saved" in one.name]
 
 
@@ -111,8 +111,8 @@ def test_checksums_count_however_the_folder_is_named(parts, monkeypatch, place, 
 def test_the_card_of_what_a_site_hands_over_says_what_that_of_a_run_says(run, rec, parts, tmp_path):
     """Beside its adapter a site of a deployment has no record of a run."""
     shutil.copytree(run / "private", parts / "private")
-    of_site = Recommender.from_pretrained(parts, "crime").save_pretrained(tmp_path / "site", include_memory=True)
-    of_run = rec.save_pretrained(tmp_path / "run", include_memory=True)
+    of_site = Recommender.from_pretrained(parts, "crime").save_pretrained(tmp_path / "site", include_hybrid=True)
+    of_run = rec.save_pretrained(tmp_path / "run", include_hybrid=True)
     card = (of_site / "README.md").read_text()
     assert card == (of_run / "README.md").read_text()
     assert json.loads((of_site / "inference_config.json").read_text()) == json.loads(
@@ -122,19 +122,19 @@ def test_the_card_of_what_a_site_hands_over_says_what_that_of_a_run_says(run, re
         assert said in card
 
 
-def test_a_memory_elsewhere_is_not_taken(run, rec, parts, tmp_path):
+def test_a_hybrid_elsewhere_is_not_taken(run, rec, parts, tmp_path):
     saved = rec.save_pretrained(tmp_path / "some" / "saved")
     shutil.copytree(run / "private", tmp_path / "private")
-    assert not Recommender.from_pretrained(saved).has_memory
+    assert not Recommender.from_pretrained(saved).has_hybrid
     (saved / MANIFEST_FILE).unlink()
-    assert not Recommender.from_pretrained(saved).has_memory
+    assert not Recommender.from_pretrained(saved).has_hybrid
     shutil.copytree(run / "private", parts / "private")  # where it lay in the run
-    assert Recommender.from_pretrained(parts, "crime").has_memory
+    assert Recommender.from_pretrained(parts, "crime").has_hybrid
     shutil.copytree(saved, parts / "adapters" / "saved")
     (parts / "adapters" / "saved" / MANIFEST_FILE).write_bytes(
         (rec.save_pretrained(tmp_path / "b") / MANIFEST_FILE).read_bytes()
     )
-    assert not Recommender.from_pretrained(parts / "adapters" / "saved").has_memory  # it has checksums of its own
+    assert not Recommender.from_pretrained(parts / "adapters" / "saved").has_hybrid  # it has checksums of its own
 
 
 @pytest.mark.parametrize(

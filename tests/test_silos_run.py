@@ -351,7 +351,7 @@ def test_the_card_of_a_silo_names_the_clients_and_no_pattern(folder, name, other
     run = folder / "runs" / name
     facts = read_inference_config(run / "adapters" / "crime.1").facts
     assert facts["clients"] == list(json.loads((run / "metrics.json").read_text())["domains"])
-    sentences = privacy_lines({**facts, "method": "fedecider"}, "crime.1", memory_inside=False)
+    sentences = privacy_lines({**facts, "method": "fedecider"}, "crime.1", hybrid_inside=False)
     assert any(f"What the clients {others} sent in the rounds" in sentence for sentence in sentences)
 
 
@@ -365,11 +365,11 @@ def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monke
     for name, domain in kept["domains"].items():
         for split in ("valid", "test"):
             found = summed["domains"][name][split]
-            assert found["local + own memory"] == domain[split]["local + memory"]
-            assert found["own memory"] == domain[split]["memory"]
-            assert "own memory" not in domain[split], "there is nothing to leave out"
+            assert found["local + own hybrid"] == domain[split]["local + hybrid"]
+            assert found["own hybrid without a model"] == domain[split]["hybrid without a model"]
+            assert "own hybrid without a model" not in domain[split], "there is nothing to leave out"
     rows = summed["macro"]["test"]
-    assert rows["memory"] != rows["own memory"]
+    assert rows["hybrid without a model"] != rows["own hybrid without a model"]
     beside = {one["second"] for one in summed["comparisons"]}
-    assert {"local + own memory", "memory"} <= beside
+    assert {"local + own hybrid", "hybrid without a model"} <= beside
     assert "with counts of its own alone" in Path("runs/summed/report.html").read_text()

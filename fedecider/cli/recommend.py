@@ -35,7 +35,8 @@ class RecommendConfig:
             recommended by their texts alone, and may stand in the history.
         k: The number of recommendations.
         device: The device, cpu or cuda.
-        memory: If true, and the run folder holds the client's private memory, rank with it; else with the model alone.
+        hybrid: If true, and the run folder holds the private part of the client's hybrid, rank with it; else with the
+            model alone.
         json: If true, print one JSON object instead of a table.
     """
 
@@ -45,7 +46,7 @@ class RecommendConfig:
     new_items: str = ""
     k: int = 10
     device: str = "cpu"
-    memory: bool = True
+    hybrid: bool = True
     json: bool = False
 
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 '"title A | title B"; leave --history out for the most popular items'
             )
         checked_device(config.device)
-        simple = config.memory and not titles and not config.new_items
+        simple = config.hybrid and not titles and not config.new_items
         found = popular_items(config.run, config.domain or None, config.k) if simple else None
         domain, answer = _by_model(config, titles) if found is None else found
         if config.json:
@@ -77,7 +78,7 @@ def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answ
 
     new_items = read_new_items(Path(config.new_items)) if config.new_items else []
     recommender = Recommender.from_pretrained(
-        config.run, config.domain or None, device=config.device, memory=config.memory, new_items=new_items
+        config.run, config.domain or None, device=config.device, hybrid=config.hybrid, new_items=new_items
     )
     return recommender.domain, recommender.recommend(list(titles), config.k)
 

@@ -8,7 +8,7 @@ from fedecider.running.options import build_parser, parse, run
 from fedecider.serve.config import Limits, ServeConfig
 
 DESCRIPTION = "Answer requests for recommendations from a finished run, over HTTP and on a page (extra serve)."
-COMMON = ("run", "host", "port", "device", "memory", "api_key_file", "config")
+COMMON = ("run", "host", "port", "device", "hybrid", "api_key_file", "config")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

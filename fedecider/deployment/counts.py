@@ -1,4 +1,4 @@
-"""Counts that sites with one catalogue add up after the rounds, for their memories: one secure sum for each catalogue.
+"""Counts that sites with one catalogue add up after the rounds, for their hybrids: one secure sum for each catalogue.
 
 The exchanges are those of `fedecider.deployment.secure`, under names of their own; masked counts travel in parts, and
 the sum goes to each of these sites, which takes its own counts away where they are in it. A site lost before all of its
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def sites_by_catalogue(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
-    """Catalogue -> the sites that add up their counts; none without a memory."""
+    """Catalogue -> the sites that add up their counts; none without a hybrid."""
     return {} if config.kind == "none" else catalogue_groups(domains, config)
 
 
@@ -62,7 +62,7 @@ def what_sites_learn(domains: Mapping[str, Domain], config: HybridConfig) -> lis
     for names in sites_by_catalogue(domains, config).values():
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
         found.append(
-            f"memories of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
+            f"hybrids of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
             "--hybrid.sources own,public nothing is sent"
         )
     return found
@@ -102,7 +102,7 @@ class SiteCounts:
         """The counts of the others under this site's name, if a sum has come."""
         if self.others is None:
             logger.warning(
-                "the memory of %s counts without the others of its catalogue: no sum of theirs has come",
+                "the hybrid of %s counts without the others of its catalogue: no sum of theirs has come",
                 self.domain.name,
             )
             return {}
@@ -206,9 +206,9 @@ def share_counts(
             begun.unlink(missing_ok=True)
             told = unpack(file.read_bytes(), channel.config.max_bytes)._replace(round=round)
         except ValueError as error:
-            logger.warning("memories of %s count without each other's events: %s", ", ".join(names), error)
+            logger.warning("hybrids of %s count without each other's events: %s", ", ".join(names), error)
             for client in clients:
-                channel.refuse(client, f"its memory counts without the others of its catalogue: {error}")
+                channel.refuse(client, f"its hybrid counts without the others of its catalogue: {error}")
             continue
         for client, answer in channel.ask(round, dict.fromkeys(clients, told)).items():
             if answer.kind != SUM:

@@ -258,7 +258,7 @@ class _End(NamedTuple):
     counts: SiteCounts | None
 
     def write(self, state: RunState, download: Download) -> Mapping[str, Any]:
-        """Test, tables, memory and adapter of one site, as a simulated run writes them; the figures that it tells."""
+        """Test, tables, hybrid and adapter of one site, as a simulated run writes them; the figures that it tells."""
         num_clients, settings, own = len(self.project.names), self.project.settings, self.own
         everywhere = {  # one row that is read under the client's number
             name: rows.expand(num_clients, *rows.shape[1:]) for name, rows in state.best_local.items()

@@ -146,7 +146,7 @@ class Site(NamedTuple):
     sums: SiteSums | None = None
     """Its part in secure sums, where uploads are masked."""
     counts: SiteCounts | None = None
-    """Its part in the sum over the sites with its catalogue, where memories ask for that."""
+    """Its part in the sum over the sites with its catalogue, where hybrids ask for that."""
 
     @property
     def checkpoints(self) -> Path:
@@ -308,7 +308,7 @@ def _sums(site: Site) -> SiteSums:
 def _counted(site: Site, asked: Message) -> Message:
     if site.counts is None:
         raise ValueError(
-            "got a step of a sum of counts, expected none: the memory of this site has no others of its catalogue"
+            "got a step of a sum of counts, expected none: the hybrid of this site has no others of its catalogue"
         )
     return site.counts.answer(asked)
 

@@ -314,7 +314,7 @@ def members_and_others(
     """Sequences of a client's users on whom it trained, and of users on whom no client did.
 
     The others are the users of domains of the same catalogue that took no part in the run (silos, prepared together),
-    else those whom the client's memory kept for its weights.
+    else those whom the client's hybrid kept for its weights.
 
     Raises:
         ValueError: there are no others.

@@ -286,7 +286,7 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
         "lora_targets": targets,
         "num_rounds": rounds,
         "batch_size": f"{found['local_epochs']} local epochs, as in the configuration",
-        "hybrid.kind": f"{hybrid} (docs/memory.md)",
+        "hybrid.kind": f"{hybrid} (docs/hybrid.md)",
     }
 
 

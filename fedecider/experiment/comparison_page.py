@@ -121,7 +121,7 @@ def evidence(table: Table, protocol: str, chosen: str) -> Evidence:
     own, kinds = results.entries[chosen], results.kinds
     beside = dict(words.beside)
     if chosen != own.entry.label:
-        beside = {own.entry.label: "the model without its memory", **beside}
+        beside = {own.entry.label: "the model without its private part", **beside}
     if central := [label for label, kind in kinds.items() if kind == "central" and label not in words.simple]:
         best = max(set(central) - {CANARY}, key=lambda label: results.valid[label], default=None)
         beside |= {best: f"{best} with all data in one place"} if best else {}

@@ -188,7 +188,7 @@ def _inputs(
 
 def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
     """``ValueError`` as `check_sizes`, and for clients with nothing to train on, or with nobody to fit the weights of a
-    memory on."""
+    hybrid on."""
     check_sizes(settings, domains)
     for name, domain in domains.items():
         if not any(len(train_part(sequence)) > 1 for sequence in domain.clients.sequences):

@@ -52,15 +52,15 @@ from fedecider.experiment.federate import beside_data
 from fedecider.experiment.prepare import Settings, load_data
 from fedecider.experiment.report import EXAMPLES_FILE
 from fedecider.experiment.rows import (
-    MEMORY_ROW,
-    OWN_MEMORY_ROW,
+    HYBRID_ROW,
+    OWN_HYBRID_ROW,
     STUDENT,
     TEACHER,
     TEXT,
     TEXT_AND_COUNTS,
     UNTRAINED,
     valid_means,
-    with_memory,
+    with_hybrid,
 )
 from fedecider.experiment.run_page import cached_user_texts, example_sections, run_analysis
 from fedecider.experiment.track import track_of
@@ -93,9 +93,9 @@ from idgen.text_vectors import item_vectors
 
 LOCAL = "local"
 SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
-WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, MEMORY_ROW, SASREC, SASREC_TEXT, CANARY)
-"""All but the two of SASRec stand in ``per_user.parquet`` of every run; a memory in that of every run that has one."""
-BASELINES = (*WITHOUT_ROUNDS, OWN_MEMORY_ROW)
+WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, HYBRID_ROW, SASREC, SASREC_TEXT, CANARY)
+"""All but the two of SASRec stand in ``per_user.parquet`` of every run; a hybrid in that of every run that has one."""
+BASELINES = (*WITHOUT_ROUNDS, OWN_HYBRID_ROW)
 """Besides, what a company alone has of counts and texts, where others share its catalogue."""
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads")
 """Options that the table sets for all runs."""
@@ -121,8 +121,8 @@ class CompareConfig:
             tuned, one with options of its own is run as it is given.
         baselines: Rows without a language model of their own: counts, SASRec, methods of other tracks over prepared
             domains (fedsasrec); they see the public pool and the clients' train parts of a domain.
-        against: Rows that every other row is tested against; ``fedecider + memory`` is that row with its memory,
-            ``fedecider + own memory`` with a memory without the counts of other clients.
+        against: Rows that every other row is tested against; ``fedecider + hybrid`` is that row with its hybrid,
+            ``fedecider + own hybrid`` with a hybrid without the counts of other clients.
         analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
             and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.
@@ -182,7 +182,7 @@ class CompareConfig:
             raise ValueError(f"got analysed {list(self.analysed)}, expected two rows, or none")
         if self.encoder not in ("auto", "tfidf") and self.analysed:
             load_encoder(self.encoder)  # a name that is not known should not come out after the last run
-        rows = (*self.rows, *map(with_memory, self.rows), *(with_memory(row, OWN_MEMORY_ROW) for row in self.rows))
+        rows = (*self.rows, *map(with_hybrid, self.rows), *(with_hybrid(row, OWN_HYBRID_ROW) for row in self.rows))
         for name, known in (("baselines", BASELINES), ("against", rows), ("analysed", self.rows)):
             unknown = [one for one in getattr(self, name) if one not in known]
             unknown = [one for one in unknown if name != "baselines" or not _is_guest(one)]
@@ -247,7 +247,7 @@ def plan(config: CompareConfig) -> Plan:
     for label, settings in parsed.items():
         if TEACHER in config.baselines and not settings.run.teacher_row:
             raise ValueError(f"got the baseline {TEACHER!r} with teacher_row false, expected one without the other")
-        asked = [one for row in (MEMORY_ROW, OWN_MEMORY_ROW) if (one := with_memory(label, row)) in config.against]
+        asked = [one for row in (HYBRID_ROW, OWN_HYBRID_ROW) if (one := with_hybrid(label, row)) in config.against]
         if asked and settings.run.hybrid.kind == "none":
             raise ValueError(f"got {asked[0]!r} in against, but {label} is run with hybrid.kind none")
         run_of = partial(_run_of, config, label, hashes)
@@ -346,16 +346,16 @@ def cell_of(label: str, method: str, folder: RunFolder) -> Cell:
 
     hits = {shown.get(name, name): value for name, value in valid_means(content).items()}
     counted = (
-        with_memory(label) if with_memory(label, OWN_MEMORY_ROW) in valid else ""
+        with_hybrid(label) if with_hybrid(label, OWN_HYBRID_ROW) in valid else ""
     )  # counts of other clients are sent
     return Cell(valid, positions, course, folder.root, hits=hits, kinds={counted: "federated"} if counted else {})
 
 
 def shown_as(label: str, method: str, content: Mapping[str, Any]) -> dict[str, str]:
-    """What ``metrics.json`` calls the models of a run, alone and with memories -> the rows of the table."""
+    """What ``metrics.json`` calls the models of a run, alone and with hybrids -> the rows of the table."""
     views = next(iter(content["domains"].values()))["test"]
-    memories = {with_memory(method, one): with_memory(label, one) for one in (MEMORY_ROW, OWN_MEMORY_ROW)}
-    return {content["reported"]: label, **{name: one for name, one in memories.items() if name in views}}
+    hybrids = {with_hybrid(method, one): with_hybrid(label, one) for one in (HYBRID_ROW, OWN_HYBRID_ROW)}
+    return {content["reported"]: label, **{name: one for name, one in hybrids.items() if name in views}}
 
 
 def _parsed(config: CompareConfig, label: str, options: Mapping[str, Any]) -> Settings:
@@ -526,7 +526,7 @@ def _sections(asked: Asked, table: Table, chosen: str | None) -> tuple[list[Sect
 def _examples(config: CompareConfig, table: Table, best: str | None) -> tuple[list[Section], list[Section]]:
     """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
     files = {row.entry.label: row.cells[0].folder / EXAMPLES_FILE for row in table.rows}
-    # examples are those of a model, whatever memory stands beside it
+    # examples are those of a model, whatever hybrid stands beside it
     chosen = next((row.entry.label for row in table.rows if best in row.labels), next(iter(files)))
     other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
     return example_sections({label: read_object(files[label]) for label in (chosen, *other) if files[label].is_file()})
@@ -587,7 +587,7 @@ def words_of(asked: Asked) -> Words:
         UNTRAINED,
         ("federated", "local"),
         {
-            MEMORY_ROW: "the memory without a model",
+            HYBRID_ROW: "the hybrid without a model",
             SASREC: "SASRec of one domain",
             SASREC_TEXT: "SASRec that starts from texts",
             **{name: f"{name}, federated without a language model" for name in guests},

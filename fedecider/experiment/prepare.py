@@ -710,7 +710,7 @@ def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device:
 def training_tasks(
     settings: Settings, artifacts: BaseArtifacts, tokenizer: Any, names: Sequence[str] | None = None
 ) -> list[Task]:
-    """The clients' tasks; with a memory without the users on whom its weights are fitted (`calibration`)."""
+    """The clients' tasks; with a hybrid without the users on whom its weights are fitted (`calibration`)."""
     tasks = client_tasks(artifacts.domains, artifacts.ids, tokenizer, settings.run.pretrain)
     if settings.run.hybrid.kind != "none":
         tasks = [task.without_users(calibration(artifacts.domains[task.name], settings.run.seed)) for task in tasks]
@@ -724,7 +724,7 @@ def training_tasks(
 
 
 def calibration(domain: Domain, seed: int) -> list[int]:
-    """Rows of the client's users that are kept for the weights of its memory, alike in every call."""
+    """Rows of the client's users that are kept for the weights of its hybrid, alike in every call."""
     return calibration_users(domain.clients.sequences, CALIBRATION_SHARE, stream(seed, "calibration", domain.name))
 
 

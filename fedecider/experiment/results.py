@@ -20,20 +20,20 @@ from fedecider.experiment.hyperparameter_selection import selection_notes
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, load_reported
 from fedecider.experiment.rows import (
     COUNTS,
-    MEMORY_ROW,
+    HYBRID_ROW,
     TEACHER,
     UNTRAINED,
-    Memories,
+    Hybrids,
     Positions,
     beside,
     counting_positions,
     decode_examples,
-    every_memory,
-    memories_data,
-    memory_rows,
-    save_memories,
+    every_hybrid,
+    hybrid_rows,
+    hybrids_data,
+    save_hybrids,
     switched_on,
-    with_memory,
+    with_hybrid,
     zero_shot,
 )
 from fedecider.experiment.run_page import finish_report
@@ -186,7 +186,7 @@ def run_facts(
 
     ``rows``: the reported one first. ``promised``: `fedecider.experiment.results.privacy_data`.
     """
-    wanted = (rows[0].label, with_memory(method), MEMORY_ROW, *CARD_COMPARED)
+    wanted = (rows[0].label, with_hybrid(method), HYBRID_ROW, *CARD_COMPARED)
     return {
         "method": method,
         "clients": list(clients),
@@ -305,7 +305,7 @@ def write_results(run: Ended) -> None:
     models = write_models(run)
     if models is None:
         return
-    _write_rounds(run, models.memories)
+    _write_rounds(run, models.hybrids)
     say_results(run, models)
     texts = {name: ids.clients.texts for name, ids in run.artifacts.ids.items() if ids.clients is not None}
     encoder = run.settings.run.pretrain.text_encoder
@@ -322,7 +322,7 @@ class Models(NamedTuple):
     """Of the test items, the reported row first."""
     examples: dict[str, Any]
     """Domain -> examples for the report page."""
-    memories: Memories | None
+    hybrids: Hybrids | None
     shares: Shares
     num_beams: int | None
     """None where every item was scored."""
@@ -364,15 +364,15 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
             if shares[name] != 1.0:
                 load_reported(settings, method, recommender, state, client, shares[name])
                 found[reported][name] = recommender.positions(client, split)
-    memories = None
+    hybrids = None
     if settings.run.hybrid.kind != "none":
-        every = every_memory(settings, method, artifacts, recommender, state, shares, others)
-        memories = every[MEMORY_ROW]
-        save_memories(memories, artifacts.domains, run.folder)
+        every = every_hybrid(settings, method, artifacts, recommender, state, shares, others)
+        hybrids = every[HYBRID_ROW]
+        save_hybrids(hybrids, artifacts.domains, run.folder)
         for row, one in every.items():
             asked = (settings, method, recommender, state, one, shares)
-            methods |= memory_rows(*asked, "test", row)
-            valid_methods |= memory_rows(*asked, "valid", row)
+            methods |= hybrid_rows(*asked, "test", row)
+            valid_methods |= hybrid_rows(*asked, "valid", row)
     models = {**methods, **zero_shot(settings, artifacts, recommender, run.launch.device)}
     counts = counting_positions(settings, artifacts)
     users = {name: domain.clients.users for name, domain in artifacts.domains.items()}
@@ -382,7 +382,7 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     examples = export_models(run, rows, shares, promised)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
-    made = Models(rows, examples, memories, shares, num_beams, promised)
+    made = Models(rows, examples, hybrids, shares, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -487,15 +487,15 @@ def _write_metrics(
         content["update_scales"] = dict(made.shares)
     if made.privacy:
         content["privacy"] = made.privacy
-    if made.memories is not None:
-        content["memory"] = memories_data(made.memories)
+    if made.hybrids is not None:
+        content["hybrid"] = hybrids_data(made.hybrids)
     if len(artifacts.domains) > 1:
         content[MACRO] = {"test": rows_data(made.rows, MACRO)}
     content["comparisons"] = comparisons_data(tests)
     write_json(folder.metrics, content)
 
 
-def _write_rounds(run: Ended, memories: Memories | None) -> None:
+def _write_rounds(run: Ended, hybrids: Hybrids | None) -> None:
     """Fusion weights (where the method has them), traffic and the figures over all rounds."""
     settings, method, _, recommender, _, state, folder, _ = run
     records, names = read_records(folder.rounds), list(recommender.names)
@@ -520,8 +520,8 @@ def _write_rounds(run: Ended, memories: Memories | None) -> None:
             content["modules"] = list(adapter_shapes(recommender.model))
         write_json(folder.fusion_weights, {**content, **weights})
     traffic = communication(records, names, recommender)
-    if memories is not None:
-        traffic["memory"] = memories.traffic
+    if hybrids is not None:
+        traffic["hybrid"] = hybrids.traffic
     write_json(folder.communication, traffic)
 
 
@@ -574,7 +574,7 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
 def _notes(run: Ended, models: Models) -> list[str]:
     settings, state = run.settings, run.state
     taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
-    choices = {} if models.memories is None else models.memories.choices
+    choices = {} if models.hybrids is None else models.hybrids.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
     return [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
@@ -584,7 +584,7 @@ def _notes(run: Ended, models: Models) -> list[str]:
         if models.num_beams is None
         else f"beam search with {models.num_beams} beams",
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
-        *([f"with memory, by validation items: {sides}"] if sides else []),
+        *([f"hybrid, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
         *privacy_notes(models.privacy),
     ]

@@ -45,14 +45,14 @@ from fedecider.models.counts import (
 )
 from fedecider.models.hybrid import (
     Choice,
+    Hybrid,
     HybridConfig,
-    Memory,
     ModelScores,
     choose_weights,
-    fit_memory,
+    fit_hybrid,
     mixture_data,
     positions,
-    save_memory,
+    save_hybrid,
 )
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.loaded import model_scores
@@ -134,32 +134,32 @@ def counting_positions(settings: Settings, artifacts: BaseArtifacts, split: str 
     return found
 
 
-# The clients' memories in a run: fitted after the rounds, ranked with every client's own model, kept under
+# The clients' hybrids in a run: fitted after the rounds, ranked with every client's own model, kept under
 # private/.
 
-MEMORY_ROW = "memory"
-"""Name of the row of the memory without the model."""
-OWN_MEMORY_ROW = "own memory"
+HYBRID_ROW = "hybrid without a model"
+"""Name of the row of counts and texts alone."""
+OWN_HYBRID_ROW = "own hybrid without a model"
 """The same without what others count: what a client has that sends no counts, with the model where it does that."""
 
 
-class Memories(NamedTuple):
-    """The memory of every client, and what it took to sum their counts."""
+class Hybrids(NamedTuple):
+    """The hybrid of every client, and what it took to sum their counts."""
 
-    clients: dict[str, Memory]
-    """Domain -> memory, in client order."""
+    clients: dict[str, Hybrid]
+    """Domain -> hybrid, in client order."""
     choices: dict[str, Choice]
     """Domain -> whose weights were taken on validation items."""
     traffic: dict[str, dict[str, int]]
     """Domain -> bytes up and down of the secure sum; clients with a catalogue of their own are left out."""
 
 
-def with_memory(method: str, row: str = MEMORY_ROW) -> str:
-    """Name of the row of the model with the memory that is alone in ``row``."""
-    return f"{method} + {row}"
+def with_hybrid(method: str, row: str = HYBRID_ROW) -> str:
+    """Name of the row of the hybrid whose private part is alone in ``row``."""
+    return f"{method} + {row.removesuffix(' without a model')}"
 
 
-def every_memory(
+def every_hybrid(
     settings: Settings,
     method: FederatedMethod,
     artifacts: BaseArtifacts,
@@ -167,20 +167,20 @@ def every_memory(
     state: RunState,
     shares: Shares,
     others: Mapping[str, Counts] | None = None,
-) -> dict[str, Memories]:
-    """Row of the memory alone -> the memories: those that are handed over, and what clients would have who keep their
-    counts, where some get counts of others. ``others``: see `client_counts`."""
+) -> dict[str, Hybrids]:
+    """Row of the hybrid without a model -> the hybrids: those that are handed over, and what clients would have who
+    keep their counts, where some get counts of others. ``others``: see `client_counts`."""
     config, asked = settings.run.hybrid, (method, artifacts, recommender, state, shares)
-    found = {MEMORY_ROW: build_memories(settings, *asked, others)}
+    found = {HYBRID_ROW: build_hybrids(settings, *asked, others)}
     kept = [name for name in config.source_names if name != "others"]
     if kept and (others if others is not None else catalogue_groups(artifacts.domains, config)):
         alone = dataclasses.replace(config, sources=",".join(kept))
         own_settings = settings._replace(run=dataclasses.replace(settings.run, hybrid=alone))
-        found[OWN_MEMORY_ROW] = build_memories(own_settings, *asked, {})
+        found[OWN_HYBRID_ROW] = build_hybrids(own_settings, *asked, {})
     return found
 
 
-def build_memories(
+def build_hybrids(
     settings: Settings,
     method: FederatedMethod,
     artifacts: BaseArtifacts,
@@ -188,8 +188,8 @@ def build_memories(
     state: RunState,
     shares: Shares,
     others: Mapping[str, Counts] | None = None,
-) -> Memories:
-    """Fit every client's memory beside its reported model, on train events of users whom no adapter has seen.
+) -> Hybrids:
+    """Fit every client's hybrid beside its reported model, on train events of users whom no adapter has seen.
 
     Fitted on users who trained the adapters, nearly all weight would go to the model. ``others``: see `client_counts`.
     """
@@ -199,20 +199,20 @@ def build_memories(
     clients, choices = {}, {}
     for name, domain in domains.items():
         client = recommender.names.index(name)
-        contexts = memory_contexts(domain, settings.run.seed)
+        contexts = hybrid_contexts(domain, settings.run.seed)
         load_reported(settings, method, recommender, state, client, shares[name])
         unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
-        clients[name] = fit_memory(counts[name], unit_ID, contexts, scores, config)
+        clients[name] = fit_hybrid(counts[name], unit_ID, contexts, scores, config)
         asked = held_out_contexts(ranked_sequences(recommender, client, "valid"), "valid")
         ranked = partial(positions, contexts=asked, model=scores)
         clients[name], choices[name] = choose_weights(clients[name], ranked)
-    return Memories(clients, choices, traffic)
+    return Hybrids(clients, choices, traffic)
 
 
-def memory_contexts(domain: Domain, seed: int) -> Contexts:
+def hybrid_contexts(domain: Domain, seed: int) -> Contexts:
     """The train events of a client on which its weights are fitted."""
     sequences = [domain.clients.sequences[user] for user in calibration(domain, seed)]
-    return training_contexts(sequences, stream(seed, "memory", domain.name))
+    return training_contexts(sequences, stream(seed, "memory", domain.name))  # names of streams stay: same draws
 
 
 def client_counts(
@@ -262,26 +262,26 @@ def scores_of(recommender: ClientModels, client: int) -> ModelScores:
     return model_scores(recommender.model, task, recommender.ranking, precision, recommender.device)
 
 
-def memory_rows(
+def hybrid_rows(
     settings: Settings,
     method: FederatedMethod,
     recommender: ClientModels,
     state: RunState,
-    memories: Memories,
+    hybrids: Hybrids,
     shares: Shares,
     split: Split,
-    row: str = MEMORY_ROW,
+    row: str = HYBRID_ROW,
 ) -> dict[str, Positions]:
-    """Positions of the reported model with the memory, and of the memory alone (``row``); of the users that the model
-    ranks."""
+    """Positions of the reported model with the private part, and of the hybrid without a model (``row``); of the users
+    that the model ranks."""
     both: dict[str, Tensor] = {}
     alone: dict[str, Tensor] = {}
-    for name, memory in memories.clients.items():
+    for name, hybrid in hybrids.clients.items():
         client = recommender.names.index(name)
         load_reported(settings, method, recommender, state, client, shares[name])
         asked = ranked_sequences(recommender, client, split)
-        both[name], alone[name] = memory_positions(memory, asked, split, scores_of(recommender, client))
-    return {with_memory(method.name, row): both, row: alone}
+        both[name], alone[name] = hybrid_positions(hybrid, asked, split, scores_of(recommender, client))
+    return {with_hybrid(method.name, row): both, row: alone}
 
 
 def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> list[Sequence[int]]:
@@ -292,27 +292,27 @@ def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> li
     return [task.sequences[user] for user in (range(len(task.sequences)) if users is None else users.tolist())]
 
 
-def memory_positions(
-    memory: Memory, sequences: Sequence[Sequence[int]], split: Split, scores: ModelScores
+def hybrid_positions(
+    hybrid: Hybrid, sequences: Sequence[Sequence[int]], split: Split, scores: ModelScores
 ) -> tuple[Tensor, Tensor]:
     """Places of the held-out items with the model and without it, (U,) each."""
     contexts = held_out_contexts(sequences, split)
-    return positions(memory, contexts, scores), positions(memory, contexts, None)
+    return positions(hybrid, contexts, scores), positions(hybrid, contexts, None)
 
 
-def save_memories(memories: Memories, domains: Mapping[str, Domain], folder: RunFolder) -> None:
-    """Write every client's memory into its own folder below private/."""
-    for name, memory in memories.clients.items():
-        save_memory(memory, domains[name].item_keys, folder.private / name)
+def save_hybrids(hybrids: Hybrids, domains: Mapping[str, Domain], folder: RunFolder) -> None:
+    """Write every client's hybrid into its own folder below private/."""
+    for name, hybrid in hybrids.clients.items():
+        save_hybrid(hybrid, domains[name].item_keys, folder.private / name)
 
 
-def memories_data(memories: Memories) -> dict[str, Any]:
+def hybrids_data(hybrids: Hybrids) -> dict[str, Any]:
     """Weights of every client as plain data, for ``metrics.json``."""
     found = {}
-    for name, memory in memories.clients.items():
-        assert memory.beside_model is not None  # fitted beside the reported model
-        sides = {"alone": mixture_data(memory.alone), "beside_model": mixture_data(memory.beside_model)}
-        found[name] = {**sides, "choice": memories.choices[name]._asdict()}
+    for name, hybrid in hybrids.clients.items():
+        assert hybrid.beside_model is not None  # fitted beside the reported model
+        sides = {"alone": mixture_data(hybrid.alone), "beside_model": mixture_data(hybrid.beside_model)}
+        found[name] = {**sides, "choice": hybrids.choices[name]._asdict()}
     return found
 
 
@@ -414,16 +414,16 @@ def run_evidence(
 
 
 def switched_on(method: str, reported: str, labels: Mapping[str, Any] | Sequence[str]) -> str:
-    """The row of the recommender that is handed over: the reported model, with the memory where there is one."""
-    return with_memory(method) if with_memory(method) in labels else reported
+    """The row of the recommender that is handed over: the reported model, with the hybrid where there is one."""
+    return with_hybrid(method) if with_hybrid(method) in labels else reported
 
 
 def beside(reported: str) -> dict[str, str]:
     """Rows that say where the result comes from -> what each is."""
     return {
-        reported: "the model without its memory",
-        with_memory(reported.partition(" (")[0], OWN_MEMORY_ROW): "the same with counts of its own alone",
-        MEMORY_ROW: "the memory without a model",
+        reported: "the model without its private part",
+        with_hybrid(reported.partition(" (")[0], OWN_HYBRID_ROW): "the same with counts of its own alone",
+        HYBRID_ROW: "the hybrid without a model",
         STUDENT: BEFORE_ROUNDS,
     }
 

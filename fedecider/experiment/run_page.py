@@ -65,23 +65,23 @@ from fedecider.report.tables import (
 from fedecider.running.progress import say
 from fedecider.running.run_folder import RunFolder, damage_names, read_run
 
-# The memories of a run as a section of its page, from its JSON files alone.
+# The hybrids of a run as a section of its page, from its JSON files alone.
 
 WORDS = (
     "p(item | history) is a sum of the probabilities that experts give, weighted by how well each would have found the "
     "client's train events, every user being left out of what is counted. Counts: what stood near the newest items "
     "with other users. Text: items with near texts. Agreement: what both of these find likely. Model: the client's "
     "own model, weighted on users whom its adapters have not seen. Uniform: all items alike. Where the model "
-    "alone, or the memory alone, ranked the client's validation items clearly better, its weights were taken. The "
-    "weights and counts of a client stay with it; they are in one place here, which only a simulation has."
+    "alone, or the hybrid without a model, ranked the client's validation items clearly better, its weights were "
+    "taken. The weights and counts of a client stay with it; they are in one place here, which only a simulation has."
 )
 
 
-def memory_section(metrics: Mapping[str, Any], communication: Mapping[str, Any]) -> list[Section]:
-    """Weights of the experts of every client; nothing for a run without memories."""
-    if "memory" not in metrics:
+def hybrid_section(metrics: Mapping[str, Any], communication: Mapping[str, Any]) -> list[Section]:
+    """Weights of the experts of every client; nothing for a run without hybrids."""
+    if "hybrid" not in metrics:
         return []
-    fitted = {name: one["beside_model"] for name, one in metrics["memory"].items()}
+    fitted = {name: one["beside_model"] for name, one in metrics["hybrid"].items()}
     experts = next(iter(fitted.values()))["experts"]
     weight_KE = torch.tensor([one["mean_E"] for one in fitted.values()], dtype=torch.float64)
     rows = [
@@ -89,15 +89,15 @@ def memory_section(metrics: Mapping[str, Any], communication: Mapping[str, Any])
             name,
             f"{one['num_contexts']:,}",
             f"{one['log_likelihood']:.3f}",
-            metrics["memory"][name].get("choice", {}).get("weights", "mixture"),
-            *_bytes(communication["memory"].get(name)),
+            metrics["hybrid"][name].get("choice", {}).get("weights", "mixture"),
+            *_bytes(communication["hybrid"].get(name)),
         ]
         for name, one in fitted.items()
     ]
     header = ("client", "train events", "mean log-probability", "weights of", "bytes down", "bytes up")
     caption = "On what the weights were fitted, and the secure sum of counts where clients share a catalogue"
     figure = expert_heat_map(weight_KE, list(fitted), experts)
-    return [Section("Memory", [WORDS], [PageTable(header, rows, caption)], [figure])]
+    return [Section("Hybrid", [WORDS], [PageTable(header, rows, caption)], [figure])]
 
 
 def _bytes(traffic: Mapping[str, int] | None) -> list[str]:
@@ -302,7 +302,7 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
             first_examples,
             [
                 *fusion_section(files.weights, files.metrics["best_round"]),
-                *memory_section(files.metrics, files.communication),
+                *hybrid_section(files.metrics, files.communication),
                 *audit_section(files.audit),
                 *extra,
             ],

@@ -167,7 +167,7 @@ class RunConfig:
             such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
-        hybrid: What stands beside the model of every client, its private memory.
+        hybrid: What stands beside the model of every client, the private part of its hybrid.
         privacy: Bound and noise of what every client sends.
     """
 
@@ -218,7 +218,7 @@ class RunConfig:
             )
         if self.hybrid.kind != "none" and not get_protocol(self.protocol).drop_seen:
             raise ValueError(
-                f"got hybrid.kind {self.hybrid.kind} with protocol {self.protocol}, expected strict: a memory knows no "
+                f"got hybrid.kind {self.hybrid.kind} with protocol {self.protocol}, expected strict: a hybrid knows no "
                 "probability of items that were seen before"
             )
         check_one_mean(self.secure_sum, self.robust_mean)

@@ -15,10 +15,10 @@ from fedecider.data.domain import clients_of
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
-from fedecider.experiment.rows import MEMORY_ROW, memory_positions, with_memory
+from fedecider.experiment.rows import HYBRID_ROW, hybrid_positions, with_hybrid
 from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
-from fedecider.models.hybrid import load_memory
+from fedecider.models.hybrid import load_hybrid
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import model_scores
 from fedecider.running.run_folder import RunFolder, damage_names, read_object
@@ -53,7 +53,7 @@ class Verified(NamedTuple):
 
     domain: str
     row: str
-    """Empty for the reported model, else the name of a row with the memory."""
+    """Empty for the reported model, else the name of a row with the hybrid."""
     metrics: dict[str, float]
     recorded: dict[str, float]
     """What ``metrics.json`` says of that row; empty for another split than test."""
@@ -64,7 +64,7 @@ class Verified(NamedTuple):
 
 
 def verify(run: Path, settings: Settings, split: Split, device: torch.device) -> list[Verified]:
-    """Rank ``split`` for every client of the run with its exported adapter, and with its memory where there is one.
+    """Rank ``split`` for every client of the run with its exported adapter, and with its hybrid where there is one.
 
     Raises:
         ValueError: a file was changed after the export or is damaged, the data are not those of the run, or an ID map
@@ -98,10 +98,10 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         private = folder.private / task.name
         if settings.run.hybrid.kind == "none" or not private.is_dir():
             continue  # a run may be shown without what is private in it
-        memory = load_memory(private, domains[task.name].item_keys)
+        hybrid = load_hybrid(private, domains[task.name].item_keys)
         scores = model_scores(model, task, settings.ranking, precision, device)
-        rows = (with_memory(settings.run.method), MEMORY_ROW)
-        for row, place_U in zip(rows, memory_positions(memory, task.sequences, split, scores), strict=True):
+        rows = (with_hybrid(settings.run.method), HYBRID_ROW)
+        for row, place_U in zip(rows, hybrid_positions(hybrid, task.sequences, split, scores), strict=True):
             wanted = _row_means(folder, task.name, row) if split == "test" else {}
             found.append(Verified(task.name, row, mean_metrics(place_U), wanted))
     return found

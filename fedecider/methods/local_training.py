@@ -7,7 +7,7 @@ it works on a copy, and what was trained is gathered from there.
 Adjacency, here and in every number of this module: one user of a client, with all training events, is there or is not,
 and everything else is the same. Protected is what comes out of a client's local training, and so all that it ever sends
 of it, against the server and the other clients. Not covered: losses in the logs, choices and figures made with held-out
-items, the private memory, and somebody who is a user of several clients (their epsilons add up).
+items, the private part of the hybrid, and somebody who is a user of several clients (their epsilons add up).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def user_report(config: UserPrivacy, num_epochs: int, delta: float) -> str:
         f"{num_epochs * steps_per_epoch()} steps in which each user takes part with probability "
         f"{SAMPLE_RATE:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}). Covered is what local "
         "training makes and sends; not covered: the choice of the round and of update_scales on validation items, the "
-        "memory, losses in the logs, and every figure reported here"
+        "hybrid, losses in the logs, and every figure reported here"
     )
 
 

@@ -35,7 +35,7 @@ overrated by users whom it has seen."""
 MAX_CONTEXTS = 2000
 """Train events of a client on which the weights are fitted: far more than there are weights."""
 
-# What a memory is asked: histories with their next items; and on which train events its weights are fitted.
+# What a hybrid is asked: histories with their next items; and on which train events its weights are fitted.
 
 
 class Contexts(NamedTuple):
@@ -58,7 +58,7 @@ def calibration_users(sequences: Sequence[Sequence[int]], share: float, generato
     drawn = [user for user, sequence in enumerate(sequences) if len(set(train_part(sequence))) > 1]
     if len(drawn) < 2:
         raise ValueError(
-            f"got {len(drawn)} users with two different train events, expected two for a memory, one to fit its "
+            f"got {len(drawn)} users with two different train events, expected two for a hybrid, one to fit its "
             "weights on and one to train on: prepare the data with more users or a larger min_length, or set "
             "hybrid.kind to none"
         )

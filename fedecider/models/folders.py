@@ -153,7 +153,7 @@ def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) -> list[str]:
+def privacy_lines(facts: Mapping[str, Any], domain: str, hybrid_inside: bool) -> list[str]:
     """What the adapter has seen, what bounds what it tells of users, and what the folder holds of them."""
     method, others = facts["method"], [name for name in facts["clients"] if name != domain]
     if method == "centralised":
@@ -171,9 +171,10 @@ def privacy_lines(facts: Mapping[str, Any], domain: str, memory_inside: bool) ->
         "Differential privacy was not used: there is no bound (epsilon) on what the adapter tells of a single user."
     ]
     lines.append(
-        "The client's private memory is inside (`memory/`): it holds counts of real users. Do not share this folder."
-        if memory_inside
-        else "The client's private memory, counts of real users, is not in this folder."
+        "The private part of the client's hybrid is inside (`hybrid/`): it holds counts of real users. Do not "
+        "share this folder."
+        if hybrid_inside
+        else "The private part of the client's hybrid, counts of real users, is not in this folder."
     )
     return [*lines, "`item_ids.json` holds the keys and titles of the whole catalogue, and nothing of users."]
 

@@ -25,7 +25,7 @@ class Scored(NamedTuple):
     item: int
     score: float
     experts: dict[str, float]
-    """Expert -> its share of the probability; empty without a memory."""
+    """Expert -> its share of the probability; empty without a hybrid."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Recommendation:
     key: str
     title: str
     score: float
-    """Log-probability: of the item's ID; with a memory, of the item in the mixture."""
+    """Log-probability: of the item's ID; with a hybrid, of the item in the mixture."""
     experts: Mapping[str, float]
-    """With a memory: the share of each expert in the item's probability, which sum to 1; else empty."""
+    """With a hybrid: the share of each expert in the item's probability, which sum to 1; else empty."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ states, weights are fitted by EM with every user left out, and they depend on ho
 Weights are fitted to likelihood, on train events; places in a list are another thing, and the newest events of a user
 are others than those before. On dense data (MovieLens-1M) a mixture was below the model that it held.
 
-``memory.json`` says whose catalogue it is (SHA-256 of the item keys) and what the tensors must be (their SHA-256). It
+``hybrid.json`` says whose catalogue it is (SHA-256 of the item keys) and what the tensors must be (their SHA-256). It
 holds counts of real users: neither file belongs into anything that is pushed or shared.
 
 Shape legend: N contexts, E experts, Q buckets, B histories, M candidates of one, S seen items, I items, D dimensions,
@@ -38,18 +38,18 @@ from fedecider.models import counts as experts
 from fedecider.models.counts import Contexts, Counts
 from fedecider.running.run_folder import check_tensors, damage_names, read_object
 
-# Settings of the private memory.
+# Settings of the private part of the hybrid.
 
 SOURCES = ("own", "public", "others")
 
 
 @dataclass(frozen=True)
 class HybridConfig:
-    """The private memory of a client, which ranks beside the model.
+    """The private part of the hybrid of a client, which ranks beside the model.
 
     Args:
-        kind: The kind of memory: none is the paper's system; with mixture the results have two more rows, for the model
-            with the memory and for the memory alone, and the run folder keeps the memory under private/.
+        kind: The kind of hybrid: none is the paper's system; with mixture the results have two more rows, for the
+            hybrid and for the hybrid without a model, and the run folder keeps the hybrid under private/.
         sources: The events that are counted together, separated by commas: own (the client's train parts), public (the
             public users of its domain) and others (the sum over other clients with the same catalogue, by a secure
             sum; nothing where there are none).
@@ -151,7 +151,7 @@ def fit_mixture(
     return Mixture(experts, cut_Q, weight_QE, mean_E, value, len(prob_NE))
 
 
-# A client's memory: fitted once on its train events, then asked for the items that a history leads to.
+# A client's hybrid: fitted once on its train events, then asked for the items that a history leads to.
 
 EXPERTS = ("counts", "text", "agreement")
 MODEL, CONSENSUS = "model", "consensus"
@@ -168,7 +168,7 @@ COUNT_EXPONENT, TEXT_POWER = 1.5, 6.0
 """Of counts before they become probabilities, and of the cosine of two texts: chosen on validation items of two Amazon
 pools and of the sample."""
 NUM_BEST = 50
-"""Best items of the memory that join the model's beams as candidates: enough for every metric's list."""
+"""Best items of the hybrid that join the model's beams as candidates: enough for every metric's list."""
 MAX_NUMBERS = 2**21
 """Entries of a (B, I) matrix: bounds memory, changes no result."""
 
@@ -176,7 +176,7 @@ Histories = Sequence[Sequence[int]]
 
 
 class ModelScores(NamedTuple):
-    """What the memory asks of the model that it stands beside."""
+    """What the hybrid asks of the model that it stands beside."""
 
     log_probs: Callable[[Histories, Tensor], Tensor]
     """histories, items (B, M) with -1 as padding -> log-probabilities (B, M) over the catalogue."""
@@ -185,7 +185,7 @@ class ModelScores(NamedTuple):
     evaluation has. None where asking for every item is cheap."""
 
 
-class Memory(NamedTuple):
+class Hybrid(NamedTuple):
     """What a client keeps to itself. It holds counts of real users."""
 
     counts: Counts
@@ -212,10 +212,10 @@ class Ranked(NamedTuple):
     They sum to the probability of a candidate that has one."""
 
 
-def fit_memory(
+def fit_hybrid(
     counts: Counts, unit_ID: np.ndarray, contexts: Contexts, model: ModelScores | None, config: HybridConfig
-) -> Memory:
-    """The memory of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
+) -> Hybrid:
+    """The hybrid of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
 
     ``model`` must not have been trained on these events, or it would be overrated: fitted with adapters that know
     them, all weight goes to the model.
@@ -228,7 +228,7 @@ def fit_memory(
         parts.append(_target_probs(found, unit_ID, batch, model))
     if not parts:
         raise ValueError(
-            "got no train event with one before it, expected some to fit the weights of the memory: prepare the data "
+            "got no train event with one before it, expected some to fit the weights of the hybrid: prepare the data "
             "with a larger min_length, or set hybrid.kind to none"
         )
     probs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -238,17 +238,17 @@ def fit_memory(
         prob_NE = np.stack([probs[name] for name in names], 1)
         return fit_mixture(prob_NE, known_N, tuple(names))
 
-    memory = Memory(counts, unit_ID, fitted([name for name in probs if name != MODEL]), None, config)
+    hybrid = Hybrid(counts, unit_ID, fitted([name for name in probs if name != MODEL]), None, config)
     if model is None:
-        return memory
+        return hybrid
     if model.beams is None:
         floor_N = probs.pop(FLOOR)
-        probs |= {CONSENSUS: _consensus_of_targets(memory, contexts, model), FLOOR: floor_N}
-    return memory._replace(beside_model=fitted(list(probs)))
+        probs |= {CONSENSUS: _consensus_of_targets(hybrid, contexts, model), FLOOR: floor_N}
+    return hybrid._replace(beside_model=fitted(list(probs)))
 
 
-def with_items(memory: Memory, unit_ND: np.ndarray) -> Memory:
-    """The memory over a catalogue with N more items, behind the others, whose texts have the vectors ``unit_ND``.
+def with_items(hybrid: Hybrid, unit_ND: np.ndarray) -> Hybrid:
+    """The hybrid over a catalogue with N more items, behind the others, whose texts have the vectors ``unit_ND``.
 
     That nobody has one of them says nothing, since nobody could: experts that count abstain, and the others share their
     weights, p(b | h) proportional to sum_e lambda_e p_e(b | h) / sum_e lambda_e over the experts e that do not count.
@@ -257,48 +257,49 @@ def with_items(memory: Memory, unit_ND: np.ndarray) -> Memory:
     Raises:
         ValueError: vectors of another width.
     """
-    if unit_ND.shape[1:] != memory.unit_ID.shape[1:]:
+    if unit_ND.shape[1:] != hybrid.unit_ID.shape[1:]:
         raise ValueError(
-            f"got new items with text vectors of shape {unit_ND.shape}, expected width {memory.unit_ID.shape[1]}: use "
-            "the encoder with which the memory was made"
+            f"got new items with text vectors of shape {unit_ND.shape}, expected width {hybrid.unit_ID.shape[1]}: use "
+            "the encoder with which the hybrid was made"
         )
-    counts = memory.counts.with_items(len(unit_ND))
-    unit_ID, num_new = np.concatenate([memory.unit_ID, unit_ND]), memory.num_new + len(unit_ND)
-    return memory._replace(counts=counts, unit_ID=unit_ID, num_new=num_new)
+    counts = hybrid.counts.with_items(len(unit_ND))
+    unit_ID, num_new = np.concatenate([hybrid.unit_ID, unit_ND]), hybrid.num_new + len(unit_ND)
+    return hybrid._replace(counts=counts, unit_ID=unit_ID, num_new=num_new)
 
 
-def rank(memory: Memory, contexts: Contexts, model: ModelScores | None, k: int = 0) -> Iterator[Ranked]:
-    """The mixture for the history of each context, batch after batch; with ``model`` None that of the memory alone.
+def rank(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None, k: int = 0) -> Iterator[Ranked]:
+    """The mixture for the history of each context, batch after batch; with ``model`` None that of the hybrid without a
+    model.
 
     Exact on the candidates, which are the whole catalogue, or the model's beams and the `NUM_BEST` best items of the
-    memory, and enough of both for a list of ``k``.
+    hybrid, and enough of both for a list of ``k``.
     """
-    mixture = memory.alone if model is None else memory.beside_model
+    mixture = hybrid.alone if model is None else hybrid.beside_model
     if mixture is None:
-        raise ValueError("got a memory that was fitted without a model, expected one fitted beside it: fit it again")
-    num_items = memory.counts.num_items
-    for batch in _batches(contexts, num_items, memory.config):
-        found = experts.evidence(memory.counts, batch)
-        own = alone_probs(found, memory.unit_ID)
-        own_parts = _parts(mixture, found, own, memory.num_new)
+        raise ValueError("got a hybrid that was fitted without a model, expected one fitted beside it: fit it again")
+    num_items = hybrid.counts.num_items
+    for batch in _batches(contexts, num_items, hybrid.config):
+        found = experts.evidence(hybrid.counts, batch)
+        own = alone_probs(found, hybrid.unit_ID)
+        own_parts = _parts(mixture, found, own, hybrid.num_new)
         prob_BI = _total(own_parts)
         item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
         if model is None:
-            own_parts = _to_one(own_parts) if memory.num_new else own_parts
+            own_parts = _to_one(own_parts) if hybrid.num_new else own_parts
             yield Ranked(item_BM, torch.from_numpy(_total(own_parts)), _at_places(item_BM, own_parts, {}))
             continue
         if model.beams is not None:
             num_best = max(NUM_BEST, k)
-            if not prob_BI.any():  # the model alone has weights: no item of the memory is better than another
+            if not prob_BI.any():  # the model alone has weights: no item of the hybrid is better than another
                 num_best = 0
             item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories, k), num_best)
         model_BM = model_probs(model, found.newest.unseen_BI, batch.histories, item_BM)
         asking = {MODEL: model_BM.numpy()}
         if CONSENSUS in mixture.experts:  # then the candidates are the catalogue
-            alone_BI = _total(_parts(memory.alone, found, own, memory.num_new))
+            alone_BI = _total(_parts(hybrid.alone, found, own, hybrid.num_new))
             asking[CONSENSUS] = consensus_probs(model_BM.numpy(), alone_BI, found.newest)
-        model_parts = _parts(mixture, found, asking, memory.num_new)
-        if memory.num_new:  # then IDs have one token, and the candidates are the catalogue
+        model_parts = _parts(mixture, found, asking, hybrid.num_new)
+        if hybrid.num_new:  # then IDs have one token, and the candidates are the catalogue
             both = _to_one({**own_parts, **model_parts})
             own_parts, model_parts = ({name: both[name] for name in parts} for parts in (own_parts, model_parts))
             prob_BI = _total(own_parts)
@@ -339,7 +340,7 @@ def model_probs(model: ModelScores, unseen_BI: np.ndarray, histories: Histories,
 
 
 def consensus_probs(model_BI: np.ndarray, alone_BI: np.ndarray, newest: experts.Newest) -> np.ndarray:
-    """p(b | h) proportional to sqrt(p_model(b | h) p_memory(b | h)): what both find likely. (B, I)."""
+    """p(b | h) proportional to sqrt(p_model(b | h) p_hybrid(b | h)): what both find likely. (B, I)."""
     return experts.normalised(np.sqrt(model_BI * alone_BI), newest)
 
 
@@ -384,13 +385,13 @@ def _at_places(
     return parts
 
 
-def _consensus_of_targets(memory: Memory, contexts: Contexts, model: ModelScores) -> np.ndarray:
+def _consensus_of_targets(hybrid: Hybrid, contexts: Contexts, model: ModelScores) -> np.ndarray:
     """(N,) of the targets."""
     found_N = []
-    for batch in _batches(contexts, memory.counts.num_items, memory.config):
-        found = experts.evidence(memory.counts, batch)
-        own = alone_probs(found, memory.unit_ID)
-        alone_BI, every_BI = _total(_parts(memory.alone, found, own)), torch.arange(memory.counts.num_items)
+    for batch in _batches(contexts, hybrid.counts.num_items, hybrid.config):
+        found = experts.evidence(hybrid.counts, batch)
+        own = alone_probs(found, hybrid.unit_ID)
+        alone_BI, every_BI = _total(_parts(hybrid.alone, found, own)), torch.arange(hybrid.counts.num_items)
         asked = (found.newest.unseen_BI, batch.histories, every_BI.expand(len(alone_BI), -1))
         model_BI = model_probs(model, *asked).numpy()
         found_N.append(consensus_probs(model_BI, alone_BI, found.newest)[np.arange(len(alone_BI)), batch.targets])
@@ -420,7 +421,7 @@ def _target_probs(
 
 
 def _candidates(prob_BI: Tensor, beam_BK: Tensor, num_best: int) -> Tensor:
-    """Beams and the best items of the memory, each once, (B, M); -1 as padding."""
+    """Beams and the best items of the hybrid, each once, (B, M); -1 as padding."""
     best_BN = prob_BI.topk(min(num_best, prob_BI.shape[1]), dim=1).indices
     joined = [sorted(set(row) - {-1}) for row in torch.cat([beam_BK.cpu(), best_BN], 1).tolist()]
     return _padded(joined)
@@ -430,10 +431,10 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=-1)
 
 
-def positions(memory: Memory, contexts: Contexts, model: ModelScores | None) -> Tensor:
+def positions(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None) -> Tensor:
     """0-based places of the targets, float64; the mean place among equals; `NOT_RANKED` where it is no candidate."""
     parts, start = [torch.zeros(0, dtype=torch.float64)], 0
-    for ranked in rank(memory, contexts, model):
+    for ranked in rank(hybrid, contexts, model):
         target_B1 = torch.tensor(contexts.targets[start : start + len(ranked.item_BM)])[:, None]
         own_B1 = torch.where(ranked.item_BM == target_B1, ranked.prob_BM, 0.0).amax(1, keepdim=True)
         above_B = (ranked.prob_BM > own_B1).sum(1).double()
@@ -445,7 +446,7 @@ def positions(memory: Memory, contexts: Contexts, model: ModelScores | None) -> 
 
 # Which weights a client takes: those of the mixture, unless one side of it ranks its validation items better.
 
-Weights = Literal["mixture", "model", "memory"]
+Weights = Literal["mixture", "model", "counts and texts"]
 METRIC = "ndcg@10"
 
 
@@ -457,45 +458,45 @@ class Choice(NamedTuple):
     """Mean ndcg@10 of validation items."""
 
 
-def one_sided(memory: Memory, weights: Weights) -> Memory:
-    """``memory`` whose weights beside the model are those of one side alone, or as they are."""
-    mixture = memory.beside_model
+def one_sided(hybrid: Hybrid, weights: Weights) -> Hybrid:
+    """``hybrid`` whose weights beside the model are those of one side alone, or as they are."""
+    mixture = hybrid.beside_model
     assert mixture is not None
     if weights == "mixture":
-        return memory
-    only = {"model": _model_alone, "memory": _memory_alone}[weights](memory, mixture)
-    return memory._replace(beside_model=only)
+        return hybrid
+    only = {"model": _model_alone, "counts and texts": _hybrid_alone}[weights](hybrid, mixture)
+    return hybrid._replace(beside_model=only)
 
 
-def choose_weights(memory: Memory, positions_of: Callable[[Memory], Tensor]) -> tuple[Memory, Choice]:
-    """The memory with the weights that ranked best, and why.
+def choose_weights(hybrid: Hybrid, positions_of: Callable[[Hybrid], Tensor]) -> tuple[Hybrid, Choice]:
+    """The hybrid with the weights that ranked best, and why.
 
-    ``positions_of``: a memory -> places of its client's validation items (U,). A side is taken in place of the mixture
+    ``positions_of``: a hybrid -> places of its client's validation items (U,). A side is taken in place of the mixture
     where its mean ndcg@10 is clearly above that of the mixture, which is what is expected to be best
     (`fedecider.evaluation.statistics`); of two such sides, the better one.
     """
-    sides: dict[Weights, Memory] = {name: one_sided(memory, name) for name in ("mixture", "model", "memory")}
+    sides: dict[Weights, Hybrid] = {name: one_sided(hybrid, name) for name in ("mixture", "model", "counts and texts")}
     gain_U = {name: user_metrics(positions_of(one))[METRIC].double().numpy() for name, one in sides.items()}
     valid = {name: float(values.mean()) for name, values in gain_U.items()}
     best = list(sides)[clearly_best([[gain_U[name]] for name in sides])]
     return sides[best], Choice(best, valid)
 
 
-def _model_alone(memory: Memory, mixture: Mixture) -> Mixture:
+def _model_alone(hybrid: Hybrid, mixture: Mixture) -> Mixture:
     only_E = np.array([float(name == MODEL) for name in mixture.experts])
     return mixture._replace(weight_QE=np.tile(only_E, (len(mixture.weight_QE), 1)), mean_E=only_E)
 
 
-def _memory_alone(memory: Memory, mixture: Mixture) -> Mixture:
-    places = [mixture.experts.index(name) for name in memory.alone.experts]
+def _hybrid_alone(hybrid: Hybrid, mixture: Mixture) -> Mixture:
+    places = [mixture.experts.index(name) for name in hybrid.alone.experts]
     weight_QE, mean_E = np.zeros_like(mixture.weight_QE), np.zeros_like(mixture.mean_E)
-    weight_QE[:, places], mean_E[places] = memory.alone.weight_QE, memory.alone.mean_E
-    return mixture._replace(cut_Q=memory.alone.cut_Q, weight_QE=weight_QE, mean_E=mean_E)
+    weight_QE[:, places], mean_E[places] = hybrid.alone.weight_QE, hybrid.alone.mean_E
+    return mixture._replace(cut_Q=hybrid.alone.cut_Q, weight_QE=weight_QE, mean_E=mean_E)
 
 
-# A memory on disk: ``memory.safetensors`` and ``memory.json`` in one folder of its own, marked private.
+# A hybrid on disk: ``hybrid.safetensors`` and ``hybrid.json`` in one folder of its own, marked private.
 
-TENSOR_FILE, SETTINGS_FILE = "memory.safetensors", "memory.json"
+TENSOR_FILE, SETTINGS_FILE = "hybrid.safetensors", "hybrid.json"
 PRIVATE = "counts of real users: for this client alone. Do not push, publish or share this folder"
 FIELDS = {"private": str, "catalogue": str, "sha256": str, "config": dict, "mixtures": dict}
 TENSORS = {
@@ -507,29 +508,29 @@ TENSORS = {
 }
 
 
-def save_memory(memory: Memory, item_keys: Sequence[str], folder: Path) -> Path:
-    """Write both files into ``folder``, the settings last; returns it. The same memory gives the same bytes."""
+def save_hybrid(hybrid: Hybrid, item_keys: Sequence[str], folder: Path) -> Path:
+    """Write both files into ``folder``, the settings last; returns it. The same hybrid gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    pair_II = memory.counts.pair_II.copy()
+    pair_II = hybrid.counts.pair_II.copy()
     pair_II.sum_duplicates()
     pair_II.eliminate_zeros()
-    values = (pair_II.indptr, pair_II.indices, pair_II.data, memory.counts.event_I, memory.unit_ID)
+    values = (pair_II.indptr, pair_II.indices, pair_II.data, hybrid.counts.event_I, hybrid.unit_ID)
     tensors = {name: np.ascontiguousarray(v, TENSORS[name]) for name, v in zip(TENSORS, values, strict=True)}
     save_file(tensors, folder / TENSOR_FILE)
-    mixtures = {"alone": memory.alone, "beside_model": memory.beside_model}
+    mixtures = {"alone": hybrid.alone, "beside_model": hybrid.beside_model}
     content = {
         "private": PRIVATE,
         "catalogue": catalogue_hash(item_keys),
         "sha256": hashlib.sha256((folder / TENSOR_FILE).read_bytes()).hexdigest(),
-        "config": asdict(memory.config),
+        "config": asdict(hybrid.config),
         "mixtures": {name: None if one is None else mixture_data(one) for name, one in mixtures.items()},
     }
     write_json(folder / SETTINGS_FILE, content)
     return folder
 
 
-def load_memory(folder: Path, item_keys: Sequence[str]) -> Memory:
-    """The memory in ``folder``.
+def load_hybrid(folder: Path, item_keys: Sequence[str]) -> Hybrid:
+    """The hybrid in ``folder``.
 
     Raises:
         ValueError: a file is missing or damaged, was changed, or is of another catalogue; the message names it.
@@ -538,8 +539,8 @@ def load_memory(folder: Path, item_keys: Sequence[str]) -> Memory:
     content = read_object(path, FIELDS)
     if content["catalogue"] != catalogue_hash(item_keys):
         raise ValueError(
-            f"got a memory of another catalogue in {folder}, expected that of these {len(item_keys)} items. Give the "
-            "memory that was written with this run"
+            f"got a hybrid of another catalogue in {folder}, expected that of these {len(item_keys)} items. Give the "
+            "hybrid that was written with this run"
         )
     check_tensors(tensor_path)
     if hashlib.sha256(tensor_path.read_bytes()).hexdigest() != content["sha256"]:
@@ -552,7 +553,7 @@ def load_memory(folder: Path, item_keys: Sequence[str]) -> Memory:
         config = HybridConfig(**content["config"])
         alone, beside = (content["mixtures"][name] for name in ("alone", "beside_model"))
         mixture = None if beside is None else _mixture(beside, BESIDE_MODEL)
-        return Memory(counts, unit_ID, _mixture(alone, (ALONE,)), mixture, config)
+        return Hybrid(counts, unit_ID, _mixture(alone, (ALONE,)), mixture, config)
 
 
 def catalogue_hash(item_keys: Sequence[str]) -> str:

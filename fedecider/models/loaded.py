@@ -27,7 +27,7 @@ from fedecider.data.encoders import load_encoder
 from fedecider.models.counts import new_contexts, unit_vectors
 from fedecider.models.export import load_adapter
 from fedecider.models.histories import Items, Scored
-from fedecider.models.hybrid import Histories, Memory, ModelScores, load_memory, rank, with_items
+from fedecider.models.hybrid import Histories, Hybrid, ModelScores, load_hybrid, rank, with_items
 from fedecider.models.item_table import ITEM_FILE, ItemTable
 from fedecider.models.item_texts import encoder_digest, load_projection
 from fedecider.models.source import Place, Source, file_hashes
@@ -41,7 +41,7 @@ from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
 from idgen.tokenizer import clean_words, known_phrases, with_phrases
 
-# The model as the memory asks it: log-probabilities of items, and its beams, for any histories.
+# The model as the hybrid asks it: log-probabilities of items, and its beams, for any histories.
 
 
 def model_scores(
@@ -113,7 +113,7 @@ class Added(NamedTuple):
 
     tokenizer: PreTrainedTokenizerBase
     table: ItemTable
-    memory: Memory | None
+    hybrid: Hybrid | None
 
 
 def read_new_items(path: Path) -> list[NewItem]:
@@ -173,13 +173,13 @@ def add_items(
     catalogue: str,
     new_items: Sequence[NewItem],
     texts: NewTexts,
-    memory: Memory | None = None,
+    hybrid: Hybrid | None = None,
 ) -> Added:
     """Add items to a loaded model, in place, behind the others.
 
     Each gets a phrase of its text that is no token yet and in no prompt for its ID, and for its row what
     `text_projection` of stage 1 makes of the text. Nothing is trained, and scores of other items before softmax stay
-    what they were. A memory gets them by their texts as well (`fedecider.models.hybrid.with_items`).
+    what they were. A hybrid gets them by their texts as well (`fedecider.models.hybrid.with_items`).
 
     Raises:
         ValueError: a key that is there already, an empty text, IDs of several tokens, a run that keeps no projection,
@@ -196,7 +196,7 @@ def add_items(
     )[catalogue]
     longer = with_phrases(tokenizer, phrases)
     ids = phrase_item_ids(keys, phrases, longer, max_id_tokens=1)
-    longer_memory = None if memory is None else with_items(memory, unit_NE)
+    longer_hybrid = None if hybrid is None else with_items(hybrid, unit_NE)
     append_rows(model, row_ND)
     table = items._replace(
         keys=[*items.keys, *keys],
@@ -204,7 +204,7 @@ def add_items(
         id_texts=[*items.id_texts, *ids.texts],
         token_ids=[*items.token_ids, *ids.token_ids],
     )
-    return Added(longer, table, longer_memory)
+    return Added(longer, table, longer_hybrid)
 
 
 def _word_runs(texts: Sequence[str]) -> set[str]:
@@ -214,7 +214,7 @@ def _word_runs(texts: Sequence[str]) -> set[str]:
 
 
 def _vectors(catalogue: str, texts: Sequence[str], settings: NewTexts) -> tuple[Tensor, np.ndarray]:
-    """(N, D) rows of the table, and (N, E) vectors of a memory."""
+    """(N, D) rows of the table, and (N, E) vectors of a hybrid."""
     if not settings.projection.is_file():
         raise ValueError(
             f"got new items for a run without {settings.projection.name}, expected a decoder from "
@@ -265,7 +265,7 @@ def _clean(text: str) -> str:
     return " ".join(text.split()).lower()
 
 
-# One domain's model with its adapter on a backbone, its items and its memory: all that ranks.
+# One domain's model with its adapter on a backbone, its items and its hybrid: all that ranks.
 
 
 class Loaded(NamedTuple):
@@ -278,10 +278,10 @@ class Loaded(NamedTuple):
     table: ItemTable
     items: Items
     task: Task
-    memory: Memory | None
+    hybrid: Hybrid | None
     """None where there is none, or it is not wanted."""
     scores: ModelScores
-    """What the memory asks of the model."""
+    """What the hybrid asks of the model."""
     num_added: int
     """Items that came after the training."""
 
@@ -293,12 +293,12 @@ def adapted(
     place: Place,
     table: ItemTable,
     device: torch.device,
-    wants_memory: bool,
+    wants_hybrid: bool,
 ) -> Loaded:
     """``base`` with the adapter of ``place``, ready to rank."""
-    memory = load_memory(place.memory, table.keys) if wants_memory and place.memory is not None else None
+    hybrid = load_hybrid(place.hybrid, table.keys) if wants_hybrid and place.hybrid is not None else None
     model = load_adapter(base, place.adapter).to(device).eval()
-    return ready_to_rank(source, place, model, tokenizer, table, memory, device)
+    return ready_to_rank(source, place, model, tokenizer, table, hybrid, device)
 
 
 def ready_to_rank(
@@ -307,10 +307,10 @@ def ready_to_rank(
     model: PeftModel,
     tokenizer: Any,
     table: ItemTable,
-    memory: Memory | None,
+    hybrid: Hybrid | None,
     device: torch.device,
 ) -> Loaded:
-    """``model`` with the trie of its items and what the memory asks of it."""
+    """``model`` with the trie of its items and what the hybrid asks of it."""
     ranking = place.inference.ranking
     with damage_names(place.adapter / ITEM_FILE):
         catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
@@ -319,7 +319,7 @@ def ready_to_rank(
         task = with_prior(task, model, ranking.prior_correction, device)
     scores = model_scores(model, task, ranking, "fp32", device)
     items = Items(table.keys, table.titles)
-    return Loaded(source, place, model, tokenizer, table, items, task, memory, scores, 0)
+    return Loaded(source, place, model, tokenizer, table, items, task, hybrid, scores, 0)
 
 
 def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
@@ -341,7 +341,7 @@ def check_same_base(now: Place, wanted: Place) -> None:
         )
 
 
-# The best items for histories of item numbers: under a model, and under a memory with it.
+# The best items for histories of item numbers: under a model, and under a hybrid with it.
 
 
 def search(
@@ -396,10 +396,10 @@ def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: in
     return [Scored(item, score, {}) for item, score in found if item >= 0][:k]
 
 
-def mix(memory: Memory, scores: ModelScores, histories: Histories, k: int) -> list[list[Scored]]:
-    """The k best items of each history in the mixture of a memory; items of the history are no candidates."""
+def mix(hybrid: Hybrid, scores: ModelScores, histories: Histories, k: int) -> list[list[Scored]]:
+    """The k best items of each history in the mixture of a hybrid; items of the history are no candidates."""
     found = []
-    for ranked in rank(memory, new_contexts(histories), scores, k):
+    for ranked in rank(hybrid, new_contexts(histories), scores, k):
         prob_BK, place_BK = stable_topk(ranked.prob_BM, k)
         item_BK = ranked.item_BM.gather(1, place_BK)
         part_EBK = {name: part_BK.tolist() for name, part_BK in ranked.parts(place_BK).items()}

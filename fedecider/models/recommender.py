@@ -2,7 +2,7 @@
 
 ``adapter_config.json``, ``adapter_model.safetensors``, ``item_ids.json``, ``inference_config.json`` and ``README.md``
 (the card) lie in the folder itself, the backbone in ``backbone/``; ``handover.json`` has the checksums. The client's
-private memory is left out unless it is asked for by name; then it lies in ``memory/``.
+private part of the hybrid is left out unless it is asked for by name; then it lies in ``hybrid/``.
 
 >>> rec = Recommender.from_pretrained("runs/demo", "crime")
 >>> for item in rec.recommend(["The Silent Harbour", "The Last Ledger"], k=10): print(item.title, item.score)
@@ -43,7 +43,7 @@ from fedecider.models.histories import (
     recommendations,
     resolve_history,
 )
-from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Memory, load_memory
+from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Hybrid, load_hybrid
 from fedecider.models.item_table import CONFIG_FILE, INNER_BACKBONE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
 from fedecider.models.item_texts import PROJECTION_FILE
 from fedecider.models.loaded import (
@@ -64,8 +64,8 @@ from fedecider.models.source import (
     ADAPTER_FILES,
     BACKBONE_FOLDER,
     HUB_NAME,
-    MEMORY_FOLDER,
-    NO_HISTORY_MEMORY,
+    HYBRID_FOLDER,
+    NO_HISTORY_HYBRID,
     Place,
     find_source,
     most_popular,
@@ -91,7 +91,7 @@ TOKENIZER_FILES: tuple[str, ...] = (
 )
 TOKENIZER_FILES += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model")
 """Of a backbone's folder nothing else is copied."""
-OWN_FILES = (*ADAPTER_FILES, CARD_FILE, MANIFEST_FILE, f"{BACKBONE_FOLDER}/*", f"{MEMORY_FOLDER}/*")
+OWN_FILES = (*ADAPTER_FILES, CARD_FILE, MANIFEST_FILE, f"{BACKBONE_FOLDER}/*", f"{HYBRID_FOLDER}/*")
 """What an upload puts into a repository, and what of an earlier one it takes out."""
 assert INNER_BACKBONE == BACKBONE_FOLDER
 
@@ -104,7 +104,7 @@ def save_folder(
     titles: tuple[str, ...],
     folder: Path,
     *,
-    include_memory: bool,
+    include_hybrid: bool,
     backbone_name: str,
     published_name: str,
     license: str,
@@ -116,10 +116,10 @@ def save_folder(
     backbone. It is written beside its place and renamed at the end, so a part of it never appears under its name.
 
     Raises:
-        ValueError: ``folder`` is not empty or nothing may be written there, a memory is wanted where there is none, a
+        ValueError: ``folder`` is not empty or nothing may be written there, a hybrid is wanted where there is none, a
             name is none of a hub, or a file was changed after it was loaded.
     """
-    _check(folder, place, include_memory, backbone_name)
+    _check(folder, place, include_hybrid, backbone_name)
     folder = folder.resolve()
     verify_place(place, run)  # else the checksums of the new folder would be those of other files than were loaded
     base = backbone_name or INNER_BACKBONE
@@ -137,15 +137,15 @@ def save_folder(
         parts = [scratch / name for name in ADAPTER_FILES]
         if not backbone_name:
             parts.append(_copied(place.backbone, scratch / BACKBONE_FOLDER))
-        if include_memory and place.memory is not None:
-            load_memory(place.memory, table.keys)  # it may have been changed too
-            (scratch / MEMORY_FOLDER).mkdir(mode=0o700)
+        if include_hybrid and place.hybrid is not None:
+            load_hybrid(place.hybrid, table.keys)  # it may have been changed too
+            (scratch / HYBRID_FOLDER).mkdir(mode=0o700)
             for name in (SETTINGS_FILE, TENSOR_FILE):
-                shutil.copyfile(place.memory / name, scratch / MEMORY_FOLDER / name)
-                (scratch / MEMORY_FOLDER / name).chmod(0o600)
-            parts.append(scratch / MEMORY_FOLDER)
+                shutil.copyfile(place.hybrid / name, scratch / HYBRID_FOLDER / name)
+                (scratch / HYBRID_FOLDER / name).chmod(0o600)
+            parts.append(scratch / HYBRID_FOLDER)
         with damage_names(place.adapter / INFERENCE_FILE):
-            card = _card(place, model, task, include_memory, license)
+            card = _card(place, model, task, include_hybrid, license)
             text = model_card(card, base, titles, backbone_name or published_name)
         (scratch / CARD_FILE).write_text(text, encoding="utf-8")
         write_manifest(scratch, parts)
@@ -157,42 +157,42 @@ def save_folder(
     return folder
 
 
-def push_folder(save: Any, api: Any, repo_id: str, private: bool, include_memory: bool, message: str) -> Any:
+def push_folder(save: Any, api: Any, repo_id: str, private: bool, include_hybrid: bool, message: str) -> Any:
     """Write a folder with ``save(folder)`` and upload it; returns what ``api.upload_folder`` does.
 
     ``api``: an ``HfApi`` of huggingface_hub, or what has its ``create_repo``, ``model_info`` and ``upload_folder``.
     Files of an earlier upload that the folder does not have are removed; the history of the repository keeps them.
 
     Raises:
-        ValueError: no name of a hub, a memory for a repository that is not private, or ``private`` and the repository
+        ValueError: no name of a hub, a hybrid for a repository that is not private, or ``private`` and the repository
             is there and public.
     """
     refusal = (
-        f"got include_memory for the public {repo_id}, expected a private one: a memory holds counts of real users"
+        f"got include_hybrid for the public {repo_id}, expected a private one: a hybrid holds counts of real users"
     )
     if not HUB_NAME.fullmatch(repo_id):
         raise ValueError(f"got the hub name {repo_id!r}, expected one such as someone/books")
-    if include_memory and not private:
+    if include_hybrid and not private:
         raise ValueError(refusal)
     with tempfile.TemporaryDirectory() as place:
         folder = save(Path(place) / "model")
         api.create_repo(repo_id, repo_type="model", private=private, exist_ok=True)
         if private and not api.model_info(repo_id).private:  # it was there already
             public = f"got the public {repo_id}, expected a private one. Make it private, or name private=False"
-            raise ValueError(refusal if include_memory else public)
+            raise ValueError(refusal if include_hybrid else public)
         named = {"repo_id": repo_id, "repo_type": "model", "commit_message": message}
         return api.upload_folder(folder_path=folder, delete_patterns=list(OWN_FILES), **named)
 
 
-def _check(folder: Path, place: Place, include_memory: bool, backbone_name: str) -> None:
+def _check(folder: Path, place: Place, include_hybrid: bool, backbone_name: str) -> None:
     check_output(folder)
     if folder.resolve() == Path.cwd():
         raise ValueError(f"got the folder {folder}, where the program works, expected a new one. Name one inside it")
     if folder.is_dir() and any(folder.iterdir()):
         raise ValueError(f"got the folder {folder}, which is not empty, expected a new one. Choose another name")
-    if include_memory and place.memory is None:
+    if include_hybrid and place.hybrid is None:
         raise ValueError(
-            f"got include_memory for {place.domain}, which has no memory, expected one. Leave include_memory out"
+            f"got include_hybrid for {place.domain}, which has no hybrid, expected one. Leave include_hybrid out"
         )
     if backbone_name and not HUB_NAME.fullmatch(backbone_name):
         raise ValueError(f"got the backbone_name {backbone_name!r}, expected a name of the hub such as someone/books")
@@ -211,7 +211,7 @@ def _copied(backbone: Path, target: Path) -> Path:
     return target
 
 
-def _card(place: Place, model: Any, task: Task, include_memory: bool, license: str) -> Card:
+def _card(place: Place, model: Any, task: Task, include_hybrid: bool, license: str) -> Card:
     domain, inference, facts = place.domain, place.inference, place.inference.facts
     details: dict[str, Any] = {name: facts[name] for name in ("round", "lora_rank", "seed")}
     if inference.quantize != "none":
@@ -227,18 +227,18 @@ def _card(place: Place, model: Any, task: Task, include_memory: bool, license: s
         details=details,
         intervals=facts["rows"],
         data=data_lines(facts["data"]) if facts["data"] else (),
-        privacy=privacy_lines(facts, domain, include_memory),
+        privacy=privacy_lines(facts, domain, include_hybrid),
     )
 
 
 def _protocol(facts: Mapping[str, Any]) -> str:
     users = f"{facts['num_users']} users of the client"
-    return f"{facts['protocol']}; {users}. Rows with a memory need the client's private memory."
+    return f"{facts['protocol']}; {users}. Rows with a hybrid need the private part of the client's hybrid."
 
 
 # A recommender that was trained by a run, to use from Python.
 
-SEEN_STAYS_OUT = "the memory leaves out items of the history, also with exclude_seen false"
+SEEN_STAYS_OUT = "the hybrid leaves out items of the history, also with exclude_seen false"
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
 
 
@@ -248,9 +248,9 @@ class Recommender:
     One object serves any number of threads, one call after the other.
     """
 
-    def __init__(self, loaded: Loaded, num_tokens: int, device: torch.device, memory: bool) -> None:
+    def __init__(self, loaded: Loaded, num_tokens: int, device: torch.device, hybrid: bool) -> None:
         """Made by `from_pretrained`. ``num_tokens``: of the backbone as it was handed over."""
-        self._loaded, self._num_tokens, self._device, self._memory = loaded, num_tokens, device, memory
+        self._loaded, self._num_tokens, self._device, self._hybrid = loaded, num_tokens, device, hybrid
         self._lock = RLock()
         self._broken = False
 
@@ -261,7 +261,7 @@ class Recommender:
         domain: str | None = None,
         *,
         device: str | torch.device = "cpu",
-        memory: bool = True,
+        hybrid: bool = True,
         new_items: Sequence[NewItem | Mapping[str, str]] = (),
         revision: str | None = None,
     ) -> Recommender:
@@ -272,7 +272,7 @@ class Recommender:
                 one on the hub. Under HF_HUB_OFFLINE=1 a name is looked up in the local cache of the hub alone.
             domain: The domain; needed where the source has several.
             device: The device, cpu or cuda.
-            memory: If true, rank with the client's private memory where the source has one.
+            hybrid: If true, rank with the private part of the client's hybrid where the source has one.
             new_items: Items that came after the training, see `add_items`.
             revision: Branch, tag or commit of a hub name.
 
@@ -287,8 +287,8 @@ class Recommender:
         table = read_item_ids(place.adapter)
         tokenizer = load_tokenizer(place.backbone)
         base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)
-        loaded = adapted(base, tokenizer, found, place, table, device, memory)
-        made = cls(loaded, len(tokenizer), device, memory)
+        loaded = adapted(base, tokenizer, found, place, table, device, hybrid)
+        made = cls(loaded, len(tokenizer), device, hybrid)
         if new_items:
             made.add_items(new_items)
         return made
@@ -308,9 +308,9 @@ class Recommender:
         return self._loaded.items
 
     @property
-    def has_memory(self) -> bool:
-        """Whether the client's private memory ranks beside the model."""
-        return self._loaded.memory is not None
+    def has_hybrid(self) -> bool:
+        """Whether the private part of the client's hybrid ranks beside the model."""
+        return self._loaded.hybrid is not None
 
     @property
     def alpha(self) -> dict[str, float]:
@@ -350,9 +350,9 @@ class Recommender:
         """The k best next items for one history, or for each of many, which the model reads together.
 
         A history is a list of titles or item keys, oldest first, as `Items.resolve` understands them. For an empty one
-        the most popular items of the memory's counts are taken; without a memory, what the model finds likely without a
+        the most popular items of the hybrid's counts are taken; without a hybrid, what the model finds likely without a
         history, where its prompts have words of their own. A history among many has the items that it has alone, and
-        their scores but for the rounding of sums. ``exclude_seen``: leave out items of the history; a memory always
+        their scores but for the rounding of sums. ``exclude_seen``: leave out items of the history; a hybrid always
         does.
 
         Raises:
@@ -369,7 +369,7 @@ class Recommender:
     def add_items(self, new_items: Sequence[NewItem | Mapping[str, str]]) -> None:
         """Let items be recommended and stand in histories that came after the training, by their texts alone.
 
-        Each has ``key``, ``title`` and ``text``. The memory, which never counted one of them, knows their texts.
+        Each has ``key``, ``title`` and ``text``. The hybrid, which never counted one of them, knows their texts.
 
         Raises:
             ValueError: one of them cannot be added (`fedecider.models.loaded.add_items`); then none is.
@@ -384,14 +384,14 @@ class Recommender:
             catalogue, samples = now.table.catalogue or place.domain, place.inference.samples
             prompts = prompt_texts(samples.templates, [catalogue])
             texts = NewTexts(projection, place.inference.text_encoder, place.inference.words, prompts)
-            with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.memory)
+            with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.hybrid)
             ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))
 
     def load_adapter(
         self, source: str | Path, domain: str | None = None, *, revision: str | None = None
     ) -> Recommender:
-        """Put another adapter in place, with its items and memory, on the backbone that is loaded; returns itself.
+        """Put another adapter in place, with its items and hybrid, on the backbone that is loaded; returns itself.
 
         ``source``: a domain of the present source, or another source as for `from_pretrained`. Items that were added
         are gone afterwards.
@@ -415,7 +415,7 @@ class Recommender:
             config = now.model.active_peft_config
             base, added_ND = self._bare_base()
             try:
-                self._loaded = adapted(base, tokenizer, found, place, table, self._device, self._memory)
+                self._loaded = adapted(base, tokenizer, found, place, table, self._device, self._hybrid)
             except BaseException:
                 self._put_back(now, base, config, weights, added_ND)
                 self._broken = False
@@ -427,7 +427,7 @@ class Recommender:
         self,
         folder: str | Path,
         *,
-        include_memory: bool = False,
+        include_hybrid: bool = False,
         backbone_name: str = "",
         license: str = "",
         published_name: str = "",
@@ -436,14 +436,14 @@ class Recommender:
 
         Args:
             folder: A folder that is new or empty.
-            include_memory: If true, the client's private memory is inside: counts of real users.
+            include_hybrid: If true, the private part of the client's hybrid is inside: counts of real users.
             backbone_name: The name of the hub under which the backbone is published; its files are left out then.
             license: The license that the card names; none where it is not given.
             published_name: The name of the hub that the folder will have: the card's ``base_model``, since the backbone
                 lies inside.
 
         Raises:
-            ValueError: the folder is not empty, a memory is asked for where there is none, items were added, or a file
+            ValueError: the folder is not empty, a hybrid is asked for where there is none, items were added, or a file
                 of the run is damaged; nothing is written then.
         """
 
@@ -462,7 +462,7 @@ class Recommender:
                 now.task,
                 now.items.titles[:2],
                 Path(folder),
-                include_memory=include_memory,
+                include_hybrid=include_hybrid,
                 backbone_name=backbone_name,
                 published_name=published_name,
                 license=license,
@@ -473,7 +473,7 @@ class Recommender:
         repo_id: str,
         *,
         private: bool = True,
-        include_memory: bool = False,
+        include_hybrid: bool = False,
         backbone_name: str = "",
         license: str = "",
         commit_message: str = "Add a recommender of FeDecider",
@@ -484,16 +484,16 @@ class Recommender:
         ``api``: an ``HfApi`` of huggingface_hub, for another endpoint or token. Returns its commit.
 
         Raises:
-            ValueError: as `save_pretrained`; or a memory for a repository that is not private.
+            ValueError: as `save_pretrained`; or a hybrid for a repository that is not private.
             OSError: the hub refuses or cannot be reached.
         """
         from huggingface_hub import HfApi
 
         def save(folder: Path) -> Path:
             named: dict[str, Any] = {"backbone_name": backbone_name, "published_name": repo_id, "license": license}
-            return self.save_pretrained(folder, include_memory=include_memory, **named)
+            return self.save_pretrained(folder, include_hybrid=include_hybrid, **named)
 
-        return push_folder(save, HfApi() if api is None else api, repo_id, private, include_memory, commit_message)
+        return push_folder(save, HfApi() if api is None else api, repo_id, private, include_hybrid, commit_message)
 
     def _check_whole(self) -> None:
         if self._broken:
@@ -509,7 +509,7 @@ class Recommender:
         set_peft_model_state_dict(model, cut)
         if len(added_ND):
             append_rows(model, added_ND)
-        kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.memory, self._device)
+        kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.hybrid, self._device)
         self._loaded = kept._replace(num_added=now.num_added)
 
     def _bare_base(self) -> tuple[Any, Tensor]:
@@ -520,39 +520,39 @@ class Recommender:
         return base, added_ND
 
     def _answers(self, histories: Sequence[History], k: int, exclude_seen: bool) -> list[Answer]:
-        loaded, memory = self._loaded, self._loaded.memory
+        loaded, hybrid = self._loaded, self._loaded.hybrid
         count = len(histories)
         resolved = [resolve_history(loaded.items, history, number, count) for number, history in enumerate(histories)]
         seen = [[entry.number for entry in entries] for entries in resolved]
         asked = [row for row, items in enumerate(seen) if items]
         given, ranking = [seen[row] for row in asked], loaded.place.inference.ranking
-        if memory is not None:
-            scored = mix(memory, loaded.scores, given, k)
+        if hybrid is not None:
+            scored = mix(hybrid, loaded.scores, given, k)
         else:
             scored = search(loaded.model, loaded.task, ranking, given, k, exclude_seen)
         found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))
-        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(memory, k)
+        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(hybrid, k)
         answers = []
         for row, entries in enumerate(resolved):
             notes = [entry.note for entry in entries if entry.note]
             if not entries:
                 notes.append(why)
-            elif memory is not None and not exclude_seen:
+            elif hybrid is not None and not exclude_seen:
                 notes.append(SEEN_STAYS_OUT)
             answers.append(self._answer(found.get(row, nobody), seen[row], notes))
         return answers
 
-    def _without_history(self, memory: Memory | None, k: int) -> tuple[list[Scored], str]:
+    def _without_history(self, hybrid: Hybrid | None, k: int) -> tuple[list[Scored], str]:
         loaded = self._loaded
-        if memory is not None:
-            return most_popular(memory, k), NO_HISTORY_MEMORY
+        if hybrid is not None:
+            return most_popular(hybrid, k), NO_HISTORY_HYBRID
         try:
             return search_without_history(
                 loaded.model, loaded.task, loaded.place.inference.ranking, k
             ), NO_HISTORY_MODEL
         except ValueError as error:
             raise ValueError(
-                "got an empty history, expected titles or item keys, oldest first: there is no memory that knows what "
+                "got an empty history, expected titles or item keys, oldest first: there is no hybrid that knows what "
                 f"is popular, and prompts of this model are empty without a history (templates "
                 f"{loaded.task.config.templates})"
             ) from error

@@ -26,13 +26,13 @@ from fedecider.models.folders import (
     verify_manifest,
 )
 from fedecider.models.histories import Answer, Scored, check_k, recommendations
-from fedecider.models.hybrid import Memory, load_memory
+from fedecider.models.hybrid import Hybrid, load_hybrid
 from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, WEIGHTS_FILE, read_item_ids
 from fedecider.running.run_folder import RunFolder, read_object
 
 # Where a recommender is loaded from: a run folder, a folder that was handed over, or a name of the hub.
 
-BACKBONE_FOLDER, MEMORY_FOLDER = "backbone", "memory"
+BACKBONE_FOLDER, HYBRID_FOLDER = "backbone", "hybrid"
 """Inside a folder that `save_pretrained` wrote."""
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, INFERENCE_FILE)
 READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
@@ -50,8 +50,8 @@ class Place(NamedTuple):
     domain: str
     adapter: Path
     backbone: Path
-    memory: Path | None
-    """The folder of the client's private memory; None where there is none."""
+    hybrid: Path | None
+    """The folder of the private part of the client's hybrid; None where there is none."""
     inference: InferenceConfig
 
 
@@ -95,14 +95,14 @@ class Source(NamedTuple):
         """
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
-            memory = _memory(self.run.private / domain)
-            place = Place(domain, adapter, self.run.backbone, memory, inference_config_of_run(self.run, adapter))
+            hybrid = _hybrid(self.run.private / domain)
+            place = Place(domain, adapter, self.run.backbone, hybrid, inference_config_of_run(self.run, adapter))
         else:
             inference, backbone, root = read_inference_config(adapter), _backbone(adapter), _root(adapter)
-            memory = _memory(adapter / MEMORY_FOLDER)
-            if memory is None and root != adapter:
-                memory = _memory(RunFolder(root).private / domain)
-            place = Place(domain, adapter, backbone, memory, inference)
+            hybrid = _hybrid(adapter / HYBRID_FOLDER)
+            if hybrid is None and root != adapter:
+                hybrid = _hybrid(RunFolder(root).private / domain)
+            place = Place(domain, adapter, backbone, hybrid, inference)
         verify_place(place, self.run)
         return place
 
@@ -138,7 +138,7 @@ def verify_place(place: Place, run: RunFolder | None) -> None:
     elif (root / MANIFEST_FILE).is_file():
         parts = [adapter] if root != adapter else [adapter / name for name in ADAPTER_FILES]
         parts += [place.backbone] if place.backbone.is_relative_to(root) else []
-        parts += [place.memory] if place.memory is not None and root == adapter else []
+        parts += [place.hybrid] if place.hybrid is not None and root == adapter else []
         verify_manifest(root, parts, ANEW if root == adapter else ADVICE)
 
 
@@ -227,20 +227,20 @@ def _backbone(adapter: Path) -> Path:
         raise FileNotFoundError(f"{missing}a name of the hub. Copy the backbone with it ({error})") from error
 
 
-def _memory(folder: Path) -> Path | None:
+def _hybrid(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-# The most popular items of a domain, for those who say nothing of what they like: from the counts of the memory
+# The most popular items of a domain, for those who say nothing of what they like: from the counts of the hybrid
 # alone.
 
 POPULARITY = "popularity"
-NO_HISTORY_MEMORY = "no history was given: the items with most events in the counts of the memory"
+NO_HISTORY_HYBRID = "no history was given: the items with most events in the counts of the hybrid"
 
 
-def most_popular(memory: Memory, k: int) -> list[Scored]:
-    """The k items with most events in the counts of a memory, whoever asks."""
-    prob_I = popularity_probs(memory.counts)
+def most_popular(hybrid: Hybrid, k: int) -> list[Scored]:
+    """The k items with most events in the counts of a hybrid, whoever asks."""
+    prob_I = popularity_probs(hybrid.counts)
     best = np.argsort(-prob_I, kind="stable")[:k]
     return [Scored(int(item), math.log(prob_I[item]), {POPULARITY: 1.0}) for item in best]
 
@@ -248,7 +248,7 @@ def most_popular(memory: Memory, k: int) -> list[Scored]:
 def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, Answer] | None:
     """The domain, and what ``Recommender.from_pretrained(source, domain).recommend([], k)`` answers.
 
-    None where the source has no memory: then a model is needed.
+    None where the source has no hybrid: then a model is needed.
 
     Raises:
         FileNotFoundError: there is no such source or domain.
@@ -258,8 +258,8 @@ def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, 
     found = find_source(source)
     place = found.place(found.choose(domain))
     table = read_item_ids(place.adapter)
-    if place.memory is None:
+    if place.hybrid is None:
         return None
-    scored = most_popular(load_memory(place.memory, table.keys), k)
+    scored = most_popular(load_hybrid(place.hybrid, table.keys), k)
     items = recommendations(scored, table.keys, table.titles)
-    return place.domain, Answer(items, (), place.inference.alpha_shares, (NO_HISTORY_MEMORY,))
+    return place.domain, Answer(items, (), place.inference.alpha_shares, (NO_HISTORY_HYBRID,))

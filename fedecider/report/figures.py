@@ -69,7 +69,7 @@ def alpha_heat_map(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[s
 
 
 def expert_heat_map(weight_KE: Tensor, domains: Sequence[str], experts: Sequence[str]) -> PlotFigure:
-    """Heat map of the weights of a memory's experts: row i is the client, each sums to 1."""
+    """Heat map of the weights of a hybrid's experts: row i is the client, each sums to 1."""
     value_KE = weight_KE.double().tolist()
     heat = go.Heatmap(
         z=value_KE,

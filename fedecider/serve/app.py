@@ -46,7 +46,7 @@ class Health(BaseModel):
 class DomainInfo(BaseModel):
     name: Annotated[str, Field(examples=["crime"])]
     num_items: Annotated[int, Field(examples=[90])]
-    memory: Annotated[bool, Field(description="Whether a private memory ranks beside the model.")]
+    hybrid: Annotated[bool, Field(description="Whether the private part of a hybrid ranks beside the model.")]
 
 
 class Domains(BaseModel):
@@ -68,14 +68,14 @@ class RecommendedItem(Item):
     score: Annotated[
         float,
         Field(
-            description="Log-probability: of the item's ID; with a memory, of the item.",
+            description="Log-probability: of the item's ID; with a hybrid, of the item.",
             examples=[-1.692],
         ),
     ]
     expert_shares: Annotated[
         dict[str, float],
         Field(
-            description="Of the item's probability, the share from each expert; empty without a memory.",
+            description="Of the item's probability, the share from each expert; empty without a hybrid.",
             examples=[{"counts": 0.41, "text": 0.32, "model": 0.27}],
         ),
     ]
@@ -464,7 +464,7 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
         """The domains of the run."""
         return Domains(
             domains=[
-                DomainInfo(name=name, num_items=len(one.items.keys), memory=one.has_memory)
+                DomainInfo(name=name, num_items=len(one.items.keys), hybrid=one.has_hybrid)
                 for name, one in service.recommenders.items()
             ],
             max_history=limits.max_history,

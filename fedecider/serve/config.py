@@ -27,7 +27,8 @@ class ServeConfig:
         host: The address to listen at; another one than this machine's own needs an API key.
         port: The port to listen at; 0 takes a free one and prints it.
         device: The device, cpu or cuda.
-        memory: If true, rank with the private memories of the run where there are some; else with the models alone.
+        hybrid: If true, rank with the private parts of hybrids of the run where there are some; else with the models
+            alone.
         api_key_file: A file with nothing but the key that requests must name; else the key is the environment variable
             FEDECIDER_API_KEY, and without either there is none.
         without_key: If true, listen at any address without a key: whoever reaches the port can ask.
@@ -39,7 +40,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: Annotated[int, at_least(0, most=65535)] = 8000
     device: str = "cpu"
-    memory: bool = True
+    hybrid: bool = True
     api_key_file: str = ""
     without_key: bool = False
     allowed_hosts: str = ""

@@ -12,8 +12,8 @@ import yaml
 from test_deployed import MOST, exchange_with, site_of
 from test_project import deploy_playground, few, read, write_playground
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "memory"))
-from memory_toys import NUM_ITEMS
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hybrid"))
+from hybrid_toys import NUM_ITEMS
 from test_sources import SHOPS, same, shop
 
 from fedecider.data.sample import sample_domains
@@ -195,9 +195,9 @@ def test_too_few_sites_go_on_without_each_other(kind, reason, tmp_path, caplog):
         line = shared(sites, tmp_path / "server", away=lambda client, asked: client > 0 and asked.kind == kind)
         assert all(sites[client].counts.found() == {} for client in range(3))
     assert re.search(
-        f"memories of books.1, books.2, books.3 count without each other's events: got {reason}", caplog.text
+        f"hybrids of books.1, books.2, books.3 count without each other's events: got {reason}", caplog.text
     )
-    assert "the memory of books.2 counts without the others of its catalogue" in caplog.text
+    assert "the hybrid of books.2 counts without the others of its catalogue" in caplog.text
     told = [one["reason"] for one in line.refused if "counts without the others of its catalogue" in one["reason"]]
     assert len(told) == 3
     assert not any(one["kind"] == "count_sum" for one in line.carried)
@@ -398,7 +398,7 @@ def test_one_part_is_masked_with_the_same_sites(tmp_path):
 def test_whoever_makes_a_project_is_told_what_sites_learn():
     pair = {name: SHOPS[name] for name in ("books.1", "books.2", "games.1")}
     (two,) = what_sites_learn(pair, RUN.hybrid)
-    assert "memories of books.1, books.2 add up" in two
+    assert "hybrids of books.1, books.2 add up" in two
     assert "the other's counts as they are" in two
     (three,) = what_sites_learn(SHOPS, RUN.hybrid)
     assert "a sum over the others" in three
@@ -408,7 +408,7 @@ def test_whoever_makes_a_project_is_told_what_sites_learn():
 
 @pytest.mark.slow
 def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
-    """Adapters that stay in the model and memories with counts of other clients, as the configuration of silos has
+    """Adapters that stay in the model and hybrids with counts of other clients, as the configuration of silos has
     them."""
     silo_settings = yaml.safe_load((CONFIGS / "companies.yaml").read_text())
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
@@ -418,16 +418,16 @@ def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
     write_playground(tmp_path, {**silos, "comics": sample["comics"]}, **more)
     deploy_playground(tmp_path)
     simulated = read(tmp_path / "runs" / "simulated" / "metrics.json")
-    assert simulated["memory"]
+    assert simulated["hybrid"]
     for name in (*silos, "comics"):
         adapter = Path("adapters") / name / "adapter_model.safetensors"
         twin = tmp_path / "runs" / "simulated" / adapter
         assert (tmp_path / "out" / name / adapter).read_bytes() == twin.read_bytes()
         site = read(tmp_path / "out" / name / "metrics.json")
-        assert site["memory"] == {name: simulated["memory"][name]}
+        assert site["hybrid"] == {name: simulated["hybrid"][name]}
         expected, found = simulated["domains"][name]["test"], site["domains"][name]["test"]
-        own = ("fedecider + own memory", "own memory") if name in silos else ()
-        for row in ("fedecider + memory", "memory", *own):
+        own = ("fedecider + own hybrid", "own hybrid without a model") if name in silos else ()
+        for row in ("fedecider + hybrid", "hybrid without a model", *own):
             assert found[row]["ndcg@10"]["mean"] == pytest.approx(expected[row]["ndcg@10"]["mean"], abs=1e-12)
         assert (tmp_path / "out" / name / "counted.json").is_file() == (name in silos)
     wire = read(tmp_path / "out" / "server" / "wire.json")

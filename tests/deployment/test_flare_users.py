@@ -91,15 +91,18 @@ def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
 def test_rows_that_some_sites_alone_have_are_printed(tmp_path, capsys):
     """Who shares a catalogue tells more rows than who does not."""
     figures = {"hit@10": {"mean": 0.25}, "ndcg@10": {"mean": 0.125}}
-    tests = {"shop.1": {"fedavg": figures, "own memory": figures}, "comics": {"memory": figures, "fedavg": figures}}
+    tests = {
+        "shop.1": {"fedavg": figures, "own hybrid without a model": figures},
+        "comics": {"hybrid without a model": figures, "fedavg": figures},
+    }
     domains = {site: {"test": test} for site, test in tests.items()}
     (tmp_path / "metrics.json").write_text(json.dumps({"best_round": 1, "domains": domains}))
     (tmp_path / "wire.json").write_text('{"messages": []}')
     collect(["--run", str(tmp_path)])
     table = [line.split() for line in capsys.readouterr().out.replace("│", " ").splitlines()]
     assert ["fedavg", *["0.2500", "0.1250"] * 2] in table
-    assert ["own", "memory", "0.2500", "0.1250", "-", "-"] in table
-    assert ["memory", "-", "-", "0.2500", "0.1250"] in table
+    assert ["own", "hybrid", "without", "a", "model", "0.2500", "0.1250", "-", "-"] in table
+    assert ["hybrid", "without", "a", "model", "-", "-", "0.2500", "0.1250"] in table
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
             for metric, value in metrics.items():
                 assert found["test"][row][metric]["mean"] == pytest.approx(value["mean"], abs=1e-6), (row, metric)
         assert server["domains"][name]["test"] == found["test"]
-        assert site["memory"] == {name: simulated["memory"][name]}
+        assert site["hybrid"] == {name: simulated["hybrid"][name]}
         assert (deployed / name / "private" / name).is_dir()
         adapter = deployed / name / "adapters" / name / "adapter_model.safetensors"
         twin = playground / "runs" / "simulated" / "adapters" / name / "adapter_model.safetensors"

@@ -77,15 +77,19 @@ def test_the_page_opens_with_a_verdict(folder):
 
 
 def test_what_is_handed_over_is_what_the_verdict_is_about():
-    both = {"fedecider + memory": intervals(0.25), "memory": intervals(0.2), "zero-shot student": intervals(0.1)}
+    both = {
+        "fedecider + hybrid": intervals(0.25),
+        "hybrid without a model": intervals(0.2),
+        "zero-shot student": intervals(0.1),
+    }
     rows = {REPORTED: intervals(0.3), **both, "text neighbours + counts": intervals(0.28)}
     valid = {label: {"hit@10": {"mean": 0.5}} for label in rows}
     crime = {**domain(0.3, 0.2), "test": rows, "valid": valid}
     metrics = {**METRICS, "domains": {"crime": crime}}
     del metrics["macro"]
     evidence = run_evidence({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics)
-    assert evidence.subject == "fedecider + memory"
-    assert list(evidence.beside) == [REPORTED, "memory"]
+    assert evidence.subject == "fedecider + hybrid"
+    assert list(evidence.beside) == [REPORTED, "hybrid without a model"]
     assert evidence.before_rounds == {"zero-shot student": "the shared model before the rounds"}
     assert evidence.num_clients == 1
     assert evidence.domains == {}

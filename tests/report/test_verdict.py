@@ -142,13 +142,18 @@ def test_the_hardest_rule_is_the_one_that_is_named():
 
 
 def test_rows_beside_it():
-    rows = {**evidence().rows, "memory": values(0.15), "local": values(0.2), "broken": values(math.nan)}
-    tests = [paired("ours", "memory", 0.009, 0.03), paired("local", "ours", 0.041, 0.2)]
-    beside = {"memory": "the memory alone", "local": "training alone", "broken": "a broken one", "absent": "nobody"}
+    rows = {**evidence().rows, "hybrid without a model": values(0.15), "local": values(0.2), "broken": values(math.nan)}
+    tests = [paired("ours", "hybrid without a model", 0.009, 0.03), paired("local", "ours", 0.041, 0.2)]
+    beside = {
+        "hybrid without a model": "the hybrid without a model",
+        "local": "training alone",
+        "broken": "a broken one",
+        "absent": "nobody",
+    }
     said = conclusion(evidence(rows=rows, tests=tests, beside=beside)).paragraphs[-1]
     assert said == (
-        "Beside it: the memory alone, 15.0 (less, p = 0.03); training alone, 20.0 (not distinguishable, p = 0.2); a "
-        "broken one, not a number."
+        "Beside it: the hybrid without a model, 15.0 (less, p = 0.03); training alone, 20.0 (not "
+        "distinguishable, p = 0.2); a broken one, not a number."
     )
 
 

@@ -45,9 +45,9 @@ class ToyAnswer(NamedTuple):
 class ToyRecommender:
     """Recommends the items behind the newest one of the history, in their order."""
 
-    def __init__(self, domain: str, titles: list[str] = TITLES, has_memory: bool = True):
+    def __init__(self, domain: str, titles: list[str] = TITLES, has_hybrid: bool = True):
         keys = [f"{domain}-{place:04d}" for place in range(len(titles))]
-        self.domain, self.items, self.has_memory = domain, Items(keys, titles), has_memory
+        self.domain, self.items, self.has_hybrid = domain, Items(keys, titles), has_hybrid
         self.num_beams = 4
         self.calls: list[int] = []
         """Histories of every call."""
@@ -68,7 +68,7 @@ class ToyRecommender:
         keys = self.items.keys
         start = keys.index(history[-1]) if history else 0
         order = [(start + step) % len(keys) for step in range(len(keys))]
-        shares = {"counts": 0.625, "text": 0.25, "model": 0.125} if self.has_memory else {}
+        shares = {"counts": 0.625, "text": 0.25, "model": 0.125} if self.has_hybrid else {}
         found = [
             ToyItem(keys[place], self.items.titles[place], -float(step), shares)
             for step, place in enumerate(order)
@@ -88,7 +88,7 @@ class World(NamedTuple):
 
 def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",)) -> World:  # noqa: B008
     """A service of two domains in this process; use its client in a ``with`` block, which ends the service."""
-    crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_memory=False)
+    crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_hybrid=False)
     metrics = Metrics()
     service = Service({"crime": crime, "comics": comics}, limits, metrics)
     app = create_app(service, metrics, key, hosts)

@@ -48,8 +48,8 @@ def test_health_and_domains(small):
     assert small.client.get("/health").json() == {"status": "ok", "needs_key": False}
     assert small.client.get("/domains").json() == {
         "domains": [
-            {"name": "crime", "num_items": len(TITLES), "memory": True},
-            {"name": "comics", "num_items": 3, "memory": False},
+            {"name": "crime", "num_items": len(TITLES), "hybrid": True},
+            {"name": "comics", "num_items": 3, "hybrid": False},
         ],
         "max_history": 3,
         "max_k": 5,

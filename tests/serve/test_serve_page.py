@@ -92,7 +92,7 @@ def quiet(browser):
 
 def test_search_pick_order_and_recommend_by_mouse(page):
     assert texts(page, "#domain option") == ["crime", "comics"]
-    assert [one(page, f"#domain-{part}").text for part in ("items", "memory")] == ["7", "with"]
+    assert [one(page, f"#domain-{part}").text for part in ("items", "hybrid")] == ["7", "with"]
     for title in CROWDED:
         pick(page, title)
     assert texts(page, "#picked .name") == CROWDED
@@ -191,7 +191,7 @@ def test_its_words_are_explained_as_in_the_reports(page):
         word.send_keys(Keys.ESCAPE)
         wait(page, "return getComputedStyle(arguments[0]).visibility === 'hidden'", tip)
         explained.add(key)
-    assert explained == {"adapter", "domain", "memory", "expert", "fusion-weights", "direction"}
+    assert explained == {"adapter", "domain", "hybrid", "expert", "fusion-weights", "direction"}
     quiet(page)
 
 
@@ -219,7 +219,7 @@ def test_another_domain_begins_anew(page):
     one(page, "#domain").send_keys("comics")
     assert texts(page, "#picked .name") == []
     assert not one(page, "#answer").is_displayed()
-    assert [one(page, f"#domain-{part}").text for part in ("items", "memory")] == ["3", "without"]
+    assert [one(page, f"#domain-{part}").text for part in ("items", "hybrid")] == ["3", "without"]
     pick(page, "The Last Ledger")
     one(page, "#recommend").click()
     assert answered(page) == ["The Silent Witness", "The Silent Harbour"]

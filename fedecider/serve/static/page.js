@@ -24,9 +24,9 @@ function fail(error) {
 }
 
 function tellDomain() {
-  const { num_items: items, memory } = known.find((one) => one.name === byId("domain").value);
+  const { num_items: items, hybrid } = known.find((one) => one.name === byId("domain").value);
   byId("domain-items").textContent = items;
-  byId("domain-memory").textContent = memory ? "with" : "without";
+  byId("domain-hybrid").textContent = hybrid ? "with" : "without";
 }
 
 async function start() {

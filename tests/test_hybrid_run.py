@@ -1,4 +1,5 @@
-"""Runs with the private memory: rows, files, the same numbers again, bad input; IDs of one and of many tokens."""
+"""Runs with the private part of the hybrid: rows, files, the same numbers again, bad input; IDs of one and of many
+tokens."""
 
 import json
 import runpy
@@ -14,7 +15,7 @@ from test_pipeline import SETTINGS
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import metric_intervals
 from fedecider.federation.streams import stream
-from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, load_memory
+from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, load_hybrid
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
@@ -36,7 +37,7 @@ def t5_settings() -> dict:
 
 @pytest.fixture(scope="module", params=["decoder", slow("t5")])
 def playground(request, tmp_path_factory):
-    """A folder with small settings and one finished run with memories, ``runs/whole``."""
+    """A folder with small settings and one finished run with hybrids, ``runs/whole``."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "t5":
         return finished(folder, t5_settings())
@@ -57,10 +58,13 @@ def test_rows_weights_and_files(playground):
     views = {(one.view, one.domain) for one in read_per_user(run / "per_user.parquet")}
     for name, domain in metrics["domains"].items():
         for split in ("valid", "test"):
-            assert {"fedecider + memory", "memory", metrics["reported"]} <= set(domain[split])
-        assert domain["test"]["memory"]["ndcg@10"]["mean"] > domain["test"]["popularity"]["ndcg@10"]["mean"]
-        assert {("memory", name), ("fedecider + memory", name)} <= views
-        weights = metrics["memory"][name]["beside_model"]
+            assert {"fedecider + hybrid", "hybrid without a model", metrics["reported"]} <= set(domain[split])
+        assert (
+            domain["test"]["hybrid without a model"]["ndcg@10"]["mean"]
+            > domain["test"]["popularity"]["ndcg@10"]["mean"]
+        )
+        assert {("hybrid without a model", name), ("fedecider + hybrid", name)} <= views
+        weights = metrics["hybrid"][name]["beside_model"]
         one_token = playground.name.startswith("decoder")
         names = ["counts", "text", "agreement", "model", *["consensus"] * one_token, "uniform"]
         assert weights["experts"] == names
@@ -69,13 +73,18 @@ def test_rows_weights_and_files(playground):
         assert 20 < weights["num_contexts"] <= 2000
         assert sorted(path.name for path in (run / "private" / name).iterdir()) == [SETTINGS_FILE, TENSOR_FILE]
     assert metrics["reported"] == "fedecider (post_broadcast)"
-    assert read(run / "communication.json")["memory"] == {}  # every catalogue has one client
+    assert read(run / "communication.json")["hybrid"] == {}  # every catalogue has one client
     assert not any("private" in name for name in read(run / "handover.json"))
     simple = {"popularity", "last-item co-occurrence", "decayed co-occurrence", "text neighbours"}
     simple |= {"text neighbours + counts"}
     tests = metrics["comparisons"]
-    assert {one["first"] for one in tests} == {"fedecider + memory"}
-    assert {one["second"] for one in tests} == {*simple, "memory", metrics["reported"], "zero-shot student"}
+    assert {one["first"] for one in tests} == {"fedecider + hybrid"}
+    assert {one["second"] for one in tests} == {
+        *simple,
+        "hybrid without a model",
+        metrics["reported"],
+        "zero-shot student",
+    }
     rows = metrics["macro"]["test"]
     for one in tests:
         assert one["domain"] == "macro"
@@ -83,7 +92,7 @@ def test_rows_weights_and_files(playground):
         assert one["difference"]["mean"] == pytest.approx(next(means) - next(means))
         assert 0 < one["p_value"] <= one["p_holm"] <= 1
     page = (run / "report.html").read_text()
-    assert "Would one switch fedecider + memory on?" in page
+    assert "Would one switch fedecider + hybrid on?" in page
     assert "Weights of the experts" in page
 
 
@@ -105,11 +114,11 @@ def test_intervals_of_the_mean_over_domains_take_a_reader_of_two_domains_as_one(
 def test_evaluate_confirms_every_row(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     assert main("evaluate", "--run", "runs/whole", "--tolerance", "1e-12") == 0
-    assert capsys.readouterr().out.count("memory") >= 6  # two rows of each client
+    assert capsys.readouterr().out.count("hybrid") >= 6  # two rows of each client
     assert main("evaluate", "--run", "runs/whole", "--split", "valid") == 0
 
 
-def test_evaluate_sees_another_memory(playground, monkeypatch, capsys):
+def test_evaluate_sees_another_hybrid(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     shutil.copytree("runs/whole", "runs/other")
     path = Path("runs/other/private/crime") / SETTINGS_FILE
@@ -117,10 +126,10 @@ def test_evaluate_sees_another_memory(playground, monkeypatch, capsys):
     content["mixtures"]["alone"]["weight_QE"] = [[0.0, 1.0, 0.0, 0.0]] * 3
     path.write_text(json.dumps(content))
     assert main("evaluate", "--run", "runs/other") == 2
-    assert "memory of crime" in capsys.readouterr().err
+    assert "hybrid of crime" in capsys.readouterr().err
 
 
-def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(playground, monkeypatch, capsys):
+def test_recommendations_are_those_of_the_mixture_while_the_hybrid_is_there(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     loaded = Recommender.from_pretrained("runs/whole", "crime")
     titles = [loaded.items.titles[item] for item in (3, 9)]
@@ -128,7 +137,7 @@ def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(play
     assert len({item.key for item in mixed}) == 6
     assert not {item.title for item in mixed} & set(titles)
     assert [item.score for item in mixed] == sorted((item.score for item in mixed), reverse=True)
-    model = Recommender.from_pretrained("runs/whole", "crime", memory=False)
+    model = Recommender.from_pretrained("runs/whole", "crime", hybrid=False)
     alone = model.recommend(titles, k=6)
     assert [item.key for item in alone] != [item.key for item in mixed]
     words = ("--run", "runs/whole", "--domain", "crime", "--history", " | ".join(titles))
@@ -141,12 +150,12 @@ def test_recommendations_are_those_of_the_mixture_while_the_memory_is_there(play
 
 
 @pytest.mark.slow
-def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
+def test_a_hybrid_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--hybrid.kind", "none", "--output", "runs/plain")
     assert main("federate", *words) == 0
     whole, plain = (read(Path("runs") / name / "metrics.json") for name in ("whole", "plain"))
-    assert "memory" not in plain
+    assert "hybrid" not in plain
     assert not Path("runs/plain/private").exists()
     for name, domain in plain["domains"].items():
         for split in ("valid", "test"):
@@ -155,7 +164,7 @@ def test_a_memory_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(pl
             assert {row: rows[row] for row in domain[split] if row not in trained} == {
                 row: found for row, found in domain[split].items() if row not in trained
             }
-            assert set(rows) - set(domain[split]) == {"memory", "fedecider + memory"}
+            assert set(rows) - set(domain[split]) == {"hybrid without a model", "fedecider + hybrid"}
     whole, plain = (read_json_lines(Path("runs") / name / "rounds.jsonl")[0]["clients"] for name in ("whole", "plain"))
     assert all(one["loss"] != other["loss"] for one, other in zip(whole, plain, strict=True))
     assert sum(log["steps"] for log in whole) <= sum(log["steps"] for log in plain)
@@ -178,7 +187,7 @@ def test_bad_input_is_one_line_and_code_2(playground, case, capsys, monkeypatch)
     assert "Traceback" not in error
 
 
-def test_a_damaged_memory_is_told(playground, monkeypatch, capsys):
+def test_a_damaged_hybrid_is_told(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     shutil.copytree("runs/whole", "runs/damaged")
     (Path("runs/damaged/private/crime") / TENSOR_FILE).write_bytes(b"nothing")
@@ -186,4 +195,4 @@ def test_a_damaged_memory_is_told(playground, monkeypatch, capsys):
     assert TENSOR_FILE in capsys.readouterr().err
     keys = list(Recommender.from_pretrained("runs/whole", "comics").items.keys)
     with pytest.raises(ValueError, match="another catalogue"):
-        load_memory(Path("runs/whole/private/crime"), keys)
+        load_hybrid(Path("runs/whole/private/crime"), keys)

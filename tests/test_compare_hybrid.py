@@ -1,4 +1,4 @@
-"""Rows with a memory in a comparison: shown, tested and chosen beside the models that they stand on."""
+"""Rows with a hybrid in a comparison: shown, tested and chosen beside the models that they stand on."""
 
 import dataclasses
 import json
@@ -22,19 +22,26 @@ pytestmark = pytest.mark.whole
 
 NUM_USERS = 40
 USERS = [f"u{number}" for number in range(NUM_USERS)]
-BASELINES = ["zero-shot student", "popularity", "memory", "memoriser"]
+BASELINES = ["zero-shot student", "popularity", "hybrid without a model", "memoriser"]
 # row -> share of the users whose item stands first
-HITS = {"model": 0.3, "mixed": 0.6, "memory": 0.4, "zero-shot student": 0.2, "popularity": 0.1, "memoriser": 0.0}
-OF_SILOS = {"own mixed": 0.5, "own memory": 0.35}
+HITS = {
+    "model": 0.3,
+    "mixed": 0.6,
+    "hybrid without a model": 0.4,
+    "zero-shot student": 0.2,
+    "popularity": 0.1,
+    "memoriser": 0.0,
+}
+OF_SILOS = {"own mixed": 0.5, "own hybrid without a model": 0.35}
 
 
-def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: float = 0.0) -> RunFolder:
-    """A run of two domains, written by hand; ``memory`` "silos" is that of clients that share a catalogue."""
+def finished(tmp_path, label: str, method: str, seed: int, hybrid: str, bonus: float = 0.0) -> RunFolder:
+    """A run of two domains, written by hand; ``hybrid`` "silos" is that of clients that share a catalogue."""
     folder = RunFolder(tmp_path / f"{label}-{seed}")
     folder.root.mkdir()
-    names = {"model": f"{method} (own)", "mixed": f"{method} + memory", "own mixed": f"{method} + own memory"}
-    hits = {**HITS, **OF_SILOS} if memory == "silos" else HITS
-    shown = [name for name in hits if memory != "none" or name not in ("mixed", "memory")]
+    names = {"model": f"{method} (own)", "mixed": f"{method} + hybrid", "own mixed": f"{method} + own hybrid"}
+    hits = {**HITS, **OF_SILOS} if hybrid == "silos" else HITS
+    shown = [name for name in hits if hybrid != "none" or name not in ("mixed", "hybrid without a model")]
     shares = {names.get(name, name): hits[name] + bonus * (name in names) for name in shown}
     records = []
     for domain in ("crime", "comics"):
@@ -60,10 +67,10 @@ def finished(tmp_path, label: str, method: str, seed: int, memory: str, bonus: f
 
 
 def rows_of(tmp_path, **kinds: tuple[str, str, float]) -> list[Row]:
-    """label -> method, kind of the memory, what its models have above ``HITS``."""
+    """label -> method, kind of the hybrid, what its models have above ``HITS``."""
     found = []
-    for label, (method, memory, bonus) in kinds.items():
-        folders = [finished(tmp_path, label, method, seed, memory, bonus) for seed in range(2)]
+    for label, (method, hybrid, bonus) in kinds.items():
+        folders = [finished(tmp_path, label, method, seed, hybrid, bonus) for seed in range(2)]
         kind = "central" if METHODS[method].pooled else "local" if method == "local" else "federated"
         cells = [cell_of(label, method, folder) for folder in folders]
         found.append(Row(Entry(label, method, kind, ["strict"], never), {}, [], cells))
@@ -87,36 +94,36 @@ def table_of(config, rows) -> Table:
 @pytest.fixture
 def config(tmp_path):
     rows = {"ours": {"method": "fedecider"}, "local": {}}
-    against = ["ours + memory"]
+    against = ["ours + hybrid"]
     return CompareConfig(rows=rows, seeds=2, baselines=BASELINES, against=against, data=str(tmp_path))
 
 
-def test_a_row_with_a_memory_is_shown_tested_and_chosen(tmp_path, config):
+def test_a_row_with_a_hybrid_is_shown_tested_and_chosen(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), local=("local", "mixture", 0.1))
     table = table_of(config, methods)
     found = table.results["strict"]
-    assert [row.label for row in found.rows] == ["ours", "ours + memory", "local", "local + memory", *BASELINES]
-    assert {row.label: row.kind for row in found.rows}["memory"] == "baseline"
+    assert [row.label for row in found.rows] == ["ours", "ours + hybrid", "local", "local + hybrid", *BASELINES]
+    assert {row.label: row.kind for row in found.rows}["hybrid without a model"] == "baseline"
     assert found.views == []
     means = {row.label: row.values["macro"]["hit@10"].mean for row in found.rows}
     assert means["ours"] == pytest.approx(0.3)
-    assert means["ours + memory"] == pytest.approx(0.6)
-    assert means["local + memory"] == pytest.approx(0.7)
-    assert means["memory"] == pytest.approx(0.4)
-    assert found.valid == pytest.approx({"ours": 0.3, "ours + memory": 0.6, "local": 0.4, "local + memory": 0.7})
+    assert means["ours + hybrid"] == pytest.approx(0.6)
+    assert means["local + hybrid"] == pytest.approx(0.7)
+    assert means["hybrid without a model"] == pytest.approx(0.4)
+    assert found.valid == pytest.approx({"ours": 0.3, "ours + hybrid": 0.6, "local": 0.4, "local + hybrid": 0.7})
     tested = {(one.first, one.second) for one in found.tests}
-    others = ("ours", "local", "local + memory", "zero-shot student", "popularity", "memory")
-    assert tested == {("ours + memory", other) for other in others}
-    assert set(found.costs) == {"ours", "local"}, "a memory costs no round"
+    others = ("ours", "local", "local + hybrid", "zero-shot student", "popularity", "hybrid without a model")
+    assert tested == {("ours + hybrid", other) for other in others}
+    assert set(found.costs) == {"ours", "local"}, "a hybrid costs no round"
 
-    assert chosen_row(table) == ("strict", "local + memory")
-    turned = table._replace(results={"strict": found._replace(valid={**found.valid, "ours + memory": 0.9})})
-    assert chosen_row(turned) == ("strict", "ours + memory")
-    said = evidence(turned, "strict", "ours + memory")
-    assert said.beside["ours"] == "the model without its memory"
-    assert said.beside["memory"] == "the memory without a model"
-    assert list(said.without_exchange) == ["local", "local + memory"]
-    assert said.valid["ours + memory"] == pytest.approx(0.6)
+    assert chosen_row(table) == ("strict", "local + hybrid")
+    turned = table._replace(results={"strict": found._replace(valid={**found.valid, "ours + hybrid": 0.9})})
+    assert chosen_row(turned) == ("strict", "ours + hybrid")
+    said = evidence(turned, "strict", "ours + hybrid")
+    assert said.beside["ours"] == "the model without its private part"
+    assert said.beside["hybrid without a model"] == "the hybrid without a model"
+    assert list(said.without_exchange) == ["local", "local + hybrid"]
+    assert said.valid["ours + hybrid"] == pytest.approx(0.6)
     assert said.valid["ours"] == pytest.approx(0.3)
 
 
@@ -143,42 +150,44 @@ def test_settings_are_chosen_by_the_model_that_is_reported(tmp_path):
     assert valid() == pytest.approx([0.4, 0.2]), "runs of before"
 
 
-def test_pooled_data_with_a_memory_are_no_choice_either(tmp_path, config):
+def test_pooled_data_with_a_hybrid_are_no_choice_either(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), pool=("centralised", "mixture", 0.3))
     table = table_of(config, methods)
     found = table.results["strict"]
-    assert chosen_row(table) == ("strict", "ours + memory")
-    said = evidence(table, "strict", "ours + memory")
-    assert said.beside["pool + memory"] == "pool + memory with all data in one place"
-    assert found.kinds["pool + memory"] == "central"
+    assert chosen_row(table) == ("strict", "ours + hybrid")
+    said = evidence(table, "strict", "ours + hybrid")
+    assert said.beside["pool + hybrid"] == "pool + hybrid with all data in one place"
+    assert found.kinds["pool + hybrid"] == "central"
 
 
-def test_rows_without_a_memory_are_as_they_were(tmp_path, config):
+def test_rows_without_a_hybrid_are_as_they_were(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "none", 0.0), local=("local", "mixture", 0.1))
-    assert [row.labels for row in methods] == [["ours"], ["local", "local + memory"]]
+    assert [row.labels for row in methods] == [["ours"], ["local", "local + hybrid"]]
     table = table_of(config, methods)
     found = table.results["strict"]
     labels = [row.label for row in found.rows]
-    assert labels == ["ours", "local", "local + memory", *BASELINES], "the memory of the first row that has one"
+    assert labels == ["ours", "local", "local + hybrid", *BASELINES], "the hybrid of the first row that has one"
     none = rows_of(tmp_path, bare=("fedecider", "none", 0.0))
     assert [row.label for row in table_of(config, none).results["strict"].rows] == [
         "bare",
-        *(label for label in BASELINES if label != "memory"),
+        *(label for label in BASELINES if label != "hybrid without a model"),
     ]
 
 
 def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "silos", 0.0), local=("local", "silos", 0.0))
-    config = dataclasses.replace(config, baselines=[*BASELINES, "own memory"], against=["ours + own memory"])
+    config = dataclasses.replace(
+        config, baselines=[*BASELINES, "own hybrid without a model"], against=["ours + own hybrid"]
+    )
     table = table_of(config, methods)
     found = table.results["strict"]
     means = {row.label: row.values["macro"]["hit@10"].mean for row in found.rows}
-    expected = {"ours": 0.3, "ours + memory": 0.6, "ours + own memory": 0.5, "own memory": 0.35}
+    expected = {"ours": 0.3, "ours + hybrid": 0.6, "ours + own hybrid": 0.5, "own hybrid without a model": 0.35}
     assert {label: means[label] for label in expected} == pytest.approx(expected)
-    assert found.valid["ours + own memory"] == pytest.approx(0.5)
-    assert {one.first for one in found.tests} == {"ours + own memory"}
-    said = evidence(table, "strict", "ours + memory")
-    assert list(said.without_exchange) == ["local", "local + own memory"], "a sum of counts is an exchange"
+    assert found.valid["ours + own hybrid"] == pytest.approx(0.5)
+    assert {one.first for one in found.tests} == {"ours + own hybrid"}
+    said = evidence(table, "strict", "ours + hybrid")
+    assert list(said.without_exchange) == ["local", "local + own hybrid"], "a sum of counts is an exchange"
 
 
 def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, monkeypatch):
@@ -196,19 +205,19 @@ def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, mo
     (tmp_path / "runs" / "compare").mkdir(parents=True)
     write_table(table_of(config, methods))
     text = Path("runs/compare/compare.html").read_text(encoding="utf-8")
-    assert "Would one switch ours + memory on?" in text
+    assert "Would one switch ours + hybrid on?" in text
     assert "took “Wanted” next: ours: found at place 1; local: found at place 1" in text
 
 
-def test_a_test_against_a_memory_that_no_row_has_is_refused(tmp_path, monkeypatch):
+def test_a_test_against_a_hybrid_that_no_row_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"domains": "crime,comics", "num_rounds": 1}))
     rows = {"fedavg": {"hybrid.kind": "none"}, "local": {}}
-    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + memory"])
-    with pytest.raises(ValueError, match=r"got 'fedavg \+ memory' in against, but fedavg is run with hybrid.kind none"):
+    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + hybrid"])
+    with pytest.raises(ValueError, match=r"got 'fedavg \+ hybrid' in against, but fedavg is run with hybrid.kind none"):
         plan(config)
-    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + own memory"])
-    with pytest.raises(ValueError, match=r"got 'fedavg \+ own memory' in against, but fedavg is run with hybrid.kind"):
+    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + own hybrid"])
+    with pytest.raises(ValueError, match=r"got 'fedavg \+ own hybrid' in against, but fedavg is run with hybrid.kind"):
         plan(config)
     with pytest.raises(ValueError, match="got against"):
-        CompareConfig(rows=rows, seeds=1, against=["other + memory"])
+        CompareConfig(rows=rows, seeds=1, against=["other + hybrid"])

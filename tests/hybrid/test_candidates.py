@@ -1,17 +1,17 @@
-"""Lists as long as they are asked for, where item IDs have several tokens and the memory is asked about candidates."""
+"""Lists as long as they are asked for, where item IDs have several tokens and the hybrid is asked about candidates."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from memory_toys import NUM_ITEMS, sequences, toy_model, vectors
+from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
 
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models import loaded as asking
 from fedecider.models.counts import count_events, training_contexts
-from fedecider.models.hybrid import HybridConfig, fit_memory
+from fedecider.models.hybrid import HybridConfig, fit_hybrid
 from fedecider.models.loaded import mix
 from idgen.ranking_config import RankingConfig
 
@@ -24,8 +24,8 @@ def test_a_list_has_as_many_items_as_were_asked_for(k, monkeypatch):
     users, model = sequences(12), toy_model(num_beams=2)
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
     unit = experts.unit_vectors(vectors())
-    memory = fit_memory(counts, unit, training_contexts(users, stream(0, "toy")), model, HybridConfig("mixture"))
-    for history, found in zip(HISTORIES, mix(memory, model, HISTORIES, k), strict=True):
+    hybrid = fit_hybrid(counts, unit, training_contexts(users, stream(0, "toy")), model, HybridConfig("mixture"))
+    for history, found in zip(HISTORIES, mix(hybrid, model, HISTORIES, k), strict=True):
         items = [one.item for one in found]
         assert len(items) == len(set(items)) == min(k, NUM_ITEMS - len(set(history)))
         assert not set(items) & set(history)

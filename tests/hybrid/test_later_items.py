@@ -1,15 +1,15 @@
-"""Items that came after a memory's counts: their texts and the model speak for them."""
+"""Items that came after a hybrid's counts: their texts and the model speak for them."""
 
 import numpy as np
 import pytest
 import torch
-from memory_toys import NUM_ITEMS, sequences, toy_model, vectors
+from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
 
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models.counts import count_events, new_contexts, training_contexts
-from fedecider.models.hybrid import COUNTING, HybridConfig, ModelScores, alone_probs, fit_memory, rank, with_items
+from fedecider.models.hybrid import COUNTING, HybridConfig, ModelScores, alone_probs, fit_hybrid, rank, with_items
 
 USERS = sequences(12)
 VECTORS = vectors()
@@ -35,28 +35,28 @@ def fitted():
     """With weights of its own: a toy's texts say nothing."""
     counts = count_events([train_part(sequence) for sequence in USERS], NUM_ITEMS)
     contexts = training_contexts(USERS, stream(0, "toy"))
-    memory = fit_memory(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), HybridConfig("mixture"))
-    alone = memory.alone._replace(
+    hybrid = fit_hybrid(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), HybridConfig("mixture"))
+    alone = hybrid.alone._replace(
         weight_QE=np.array([[0.4, 0.3, 0.1, 0.2], [0.1, 0.4, 0.3, 0.2], [0.2, 0.2, 0.3, 0.3]])
     )
     weight_QE = np.array([[0.3, 0.2, 0.1, 0.15, 0.15, 0.1], [0.1, 0.2, 0.1, 0.3, 0.2, 0.1], [0.2] * 4 + [0.1] * 2])
-    return memory._replace(alone=alone, beside_model=memory.beside_model._replace(weight_QE=weight_QE))
+    return hybrid._replace(alone=alone, beside_model=hybrid.beside_model._replace(weight_QE=weight_QE))
 
 
-MEMORY = fitted()
-LONGER = with_items(MEMORY, experts.unit_vectors(LATER, VECTORS.mean(0)))
+HYBRID = fitted()
+LONGER = with_items(HYBRID, experts.unit_vectors(LATER, VECTORS.mean(0)))
 
 
-def every_part(memory, histories, model):
-    (ranked,) = rank(memory, new_contexts(histories), model)
-    return ranked.prob_BM, ranked.parts(torch.arange(memory.counts.num_items).expand(len(histories), -1))
+def every_part(hybrid, histories, model):
+    (ranked,) = rank(hybrid, new_contexts(histories), model)
+    return ranked.prob_BM, ranked.parts(torch.arange(hybrid.counts.num_items).expand(len(histories), -1))
 
 
 def test_a_text_that_comes_later_has_the_vector_that_it_would_have_had():
-    assert np.array_equal(LONGER.unit_ID[:NUM_ITEMS], MEMORY.unit_ID)
-    assert np.array_equal(LONGER.unit_ID[TWIN], MEMORY.unit_ID[5])
+    assert np.array_equal(LONGER.unit_ID[:NUM_ITEMS], HYBRID.unit_ID)
+    assert np.array_equal(LONGER.unit_ID[TWIN], HYBRID.unit_ID[5])
     assert LONGER.counts.event_I[NUM_ITEMS:].tolist() == [0, 0]
-    assert (LONGER.counts.pair_II[:NUM_ITEMS, :NUM_ITEMS] != MEMORY.counts.pair_II).nnz == 0
+    assert (LONGER.counts.pair_II[:NUM_ITEMS, :NUM_ITEMS] != HYBRID.counts.pair_II).nnz == 0
 
 
 @pytest.mark.parametrize("model", [None, longer_model()], ids=["alone", "beside the model"])
@@ -85,11 +85,11 @@ def test_the_others_share_the_weights_of_those_that_count():
 
 def test_items_may_come_one_after_the_other():
     unit_ND = experts.unit_vectors(LATER, VECTORS.mean(0))
-    twice = with_items(with_items(MEMORY, unit_ND[:1]), unit_ND[1:])
+    twice = with_items(with_items(HYBRID, unit_ND[:1]), unit_ND[1:])
     for model in (None, longer_model()):
         assert torch.equal(every_part(twice, HISTORIES, model)[0], every_part(LONGER, HISTORIES, model)[0])
 
 
 def test_vectors_of_another_width_are_refused():
     with pytest.raises(ValueError, match=r"shape \(1, 5\), expected width 6"):
-        with_items(MEMORY, np.ones((1, 5), np.float32))
+        with_items(HYBRID, np.ones((1, 5), np.float32))

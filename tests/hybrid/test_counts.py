@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from memory_toys import NUM_ITEMS, sequences, vectors
+from hybrid_toys import NUM_ITEMS, sequences, vectors
 
 from fedecider.baselines.counts import cooccurrence_matrix, text_neighbour_scores, train_counts
 from fedecider.evaluation.protocols import train_part

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from memory_toys import NUM_ITEMS, sequences
+from hybrid_toys import NUM_ITEMS, sequences
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.protocols import train_part
-from fedecider.experiment import rows as memories
+from fedecider.experiment import rows as hybrids
 from fedecider.experiment.prepare import calibration
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models.counts import calibration_users, count_events
@@ -38,7 +38,7 @@ def public(name: str):
 
 
 def counted(sources: str, shops=SHOPS):
-    return memories.client_counts(shops, HybridConfig(sources=sources), seed=1)
+    return hybrids.client_counts(shops, HybridConfig(sources=sources), seed=1)
 
 
 def same(one, other) -> bool:
@@ -77,10 +77,10 @@ def test_events_held_out_by_other_clients_are_not_in_the_sum():
         users = domain.clients
         cut = [[*train_part(sequence), 0, 1] for sequence in users.sequences]
         changed[name] = replace(domain, clients=users._replace(sequences=cut))
-    after = memories.client_counts(changed, HybridConfig(), seed=1)[0]
+    after = hybrids.client_counts(changed, HybridConfig(), seed=1)[0]
     assert all(same(before[name], after[name]) for name in SHOPS)
     for name in SHOPS:
-        contexts = [memories.memory_contexts(one[name], 3) for one in (SHOPS, changed)]
+        contexts = [hybrids.hybrid_contexts(one[name], 3) for one in (SHOPS, changed)]
         assert contexts[0] == contexts[1]
 
 
@@ -101,5 +101,5 @@ def test_weights_are_fitted_on_the_users_who_train_no_adapter():
     kept = calibration(domain, 5)
     assert kept == calibration(domain, 5)
     parts = [list(train_part(domain.clients.sequences[user])) for user in kept]
-    contexts = memories.memory_contexts(domain, 5)
+    contexts = hybrids.hybrid_contexts(domain, 5)
     assert {tuple(part) for part in contexts.left_out} == {tuple(part) for part in parts}

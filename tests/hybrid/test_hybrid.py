@@ -1,4 +1,4 @@
-"""A memory as a whole: fitting, ranking, positions, leakage, the files."""
+"""A hybrid as a whole: fitting, ranking, positions, leakage, the files."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from memory_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
+from hybrid_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
 from safetensors.numpy import load_file, save_file
 
 from fedecider.evaluation.metrics import NOT_RANKED
@@ -20,12 +20,12 @@ from fedecider.models.hybrid import (
     SETTINGS_FILE,
     TENSOR_FILE,
     HybridConfig,
-    fit_memory,
-    load_memory,
+    fit_hybrid,
+    load_hybrid,
     model_probs,
     positions,
     rank,
-    save_memory,
+    save_hybrid,
 )
 
 USERS = sequences(12)
@@ -36,10 +36,10 @@ KEYS = [f"item{n:02d}" for n in range(NUM_ITEMS)]
 def fitted(users=USERS, model=None):
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
     contexts = training_contexts(users, stream(0, "toy"))
-    return fit_memory(counts, UNIT, contexts, toy_model() if model is None else model, HybridConfig("mixture"))
+    return fit_hybrid(counts, UNIT, contexts, toy_model() if model is None else model, HybridConfig("mixture"))
 
 
-MEMORY = fitted()
+HYBRID = fitted()
 ASKED = held_out_contexts(USERS, "test")
 HISTORIES = ASKED.histories
 
@@ -50,25 +50,25 @@ def all_of(ranked):
 
 def test_the_mixture_sums_to_one_over_unseen_items():
     for model in (None, toy_model()):
-        prob_BI = all_of(rank(MEMORY, ASKED, model))
+        prob_BI = all_of(rank(HYBRID, ASKED, model))
         assert prob_BI.shape == (len(USERS), NUM_ITEMS)
         assert torch.allclose(prob_BI.sum(1), torch.ones(len(USERS), dtype=torch.float64))
         assert all((prob_BI[row, items] == 0).all() for row, items in enumerate(HISTORIES))
 
 
 def test_batches_change_nothing(monkeypatch):
-    whole = all_of(rank(MEMORY, ASKED, toy_model()))
+    whole = all_of(rank(HYBRID, ASKED, toy_model()))
     monkeypatch.setattr("fedecider.models.hybrid.MAX_NUMBERS", 2 * NUM_ITEMS)
-    assert torch.equal(all_of(rank(MEMORY, ASKED, toy_model())), whole)
+    assert torch.equal(all_of(rank(HYBRID, ASKED, toy_model())), whole)
     again = fitted()
-    assert np.array_equal(again.beside_model.weight_QE, MEMORY.beside_model.weight_QE)
+    assert np.array_equal(again.beside_model.weight_QE, HYBRID.beside_model.weight_QE)
 
 
 def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
-    mixture = MEMORY.beside_model
+    mixture = HYBRID.beside_model
     only = np.eye(len(mixture.experts))[mixture.experts.index("model")]
-    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
-    found = positions(memory, held_out_contexts(USERS, "test"), toy_model())
+    hybrid = HYBRID._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
+    found = positions(hybrid, held_out_contexts(USERS, "test"), toy_model())
     score = rank_held_out(
         lambda user_B: scores_of([HISTORIES[user] for user in user_B.tolist()]), USERS, NUM_ITEMS, "test"
     )
@@ -77,12 +77,12 @@ def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
 
 
 def test_the_consensus_is_the_root_of_what_both_find_likely():
-    mixture = MEMORY.beside_model
+    mixture = HYBRID.beside_model
     assert mixture.experts == ("counts", "text", "agreement", "model", "consensus", "uniform")
     assert mixture.mean_E[4] > 0
     only = np.eye(6)[4]
-    memory = MEMORY._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
-    alone_BI, found_BI = all_of(rank(MEMORY, ASKED, None)), all_of(rank(memory, ASKED, toy_model()))
+    hybrid = HYBRID._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
+    alone_BI, found_BI = all_of(rank(HYBRID, ASKED, None)), all_of(rank(hybrid, ASKED, toy_model()))
     unseen_BI = torch.ones(len(USERS), NUM_ITEMS, dtype=torch.bool)
     for row, items in enumerate(HISTORIES):
         unseen_BI[row, items] = False
@@ -92,18 +92,18 @@ def test_the_consensus_is_the_root_of_what_both_find_likely():
 
 
 def test_candidates_have_the_probabilities_of_the_whole_catalogue(monkeypatch):
-    """As for item IDs of several tokens: beams and the best of the memory, in place of every item."""
+    """As for item IDs of several tokens: beams and the best of the hybrid, in place of every item."""
     monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 2)
-    memory = fitted(model=toy_model(num_beams=3))
-    assert memory.beside_model.experts == (
+    hybrid = fitted(model=toy_model(num_beams=3))
+    assert hybrid.beside_model.experts == (
         "counts",
         "text",
         "agreement",
         "model",
         "uniform",
     )  # a sum over all is missing
-    whole = all_of(rank(memory, ASKED, toy_model()))
-    (some,) = rank(memory, ASKED, toy_model(num_beams=3))
+    whole = all_of(rank(hybrid, ASKED, toy_model()))
+    (some,) = rank(hybrid, ASKED, toy_model(num_beams=3))
     beams = scores_of(HISTORIES).topk(3).indices
     for row in range(len(USERS)):
         items = [item for item in some.item_BM[row].tolist() if item >= 0]
@@ -115,10 +115,10 @@ def test_candidates_have_the_probabilities_of_the_whole_catalogue(monkeypatch):
 
 def test_positions_by_hand_and_beyond_the_candidates(monkeypatch):
     monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 1)
-    memory = fitted(model=toy_model(num_beams=2))
+    hybrid = fitted(model=toy_model(num_beams=2))
     contexts = held_out_contexts(USERS, "test")
-    found = positions(memory, contexts, toy_model(num_beams=2))
-    (some,) = rank(memory, ASKED, toy_model(num_beams=2))
+    found = positions(hybrid, contexts, toy_model(num_beams=2))
+    (some,) = rank(hybrid, ASKED, toy_model(num_beams=2))
     for row, target in enumerate(contexts.targets):
         items, probs = some.item_BM[row].tolist(), some.prob_BM[row].tolist()
         if target in HISTORIES[row] or target not in items:
@@ -128,7 +128,7 @@ def test_positions_by_hand_and_beyond_the_candidates(monkeypatch):
     assert (found == NOT_RANKED).any()
     assert (found < NOT_RANKED).any()
     equal = positions(
-        MEMORY._replace(alone=MEMORY.alone._replace(weight_QE=np.array([[0, 0, 0, 1.0]] * NUM_BUCKETS))), contexts, None
+        HYBRID._replace(alone=HYBRID.alone._replace(weight_QE=np.array([[0, 0, 0, 1.0]] * NUM_BUCKETS))), contexts, None
     )
     unseen = [NUM_ITEMS - len(set(items)) for items in HISTORIES]
     ranked = [row for row, target in enumerate(contexts.targets) if target not in HISTORIES[row]]
@@ -148,24 +148,24 @@ def test_held_out_events_change_no_count_and_no_weight():
     changed = [[*train_part(sequence), 3, 5] for sequence in USERS]
     assert changed != USERS
     other = fitted(changed)
-    assert (other.counts.pair_II != MEMORY.counts.pair_II).nnz == 0
-    assert np.array_equal(other.counts.event_I, MEMORY.counts.event_I)
+    assert (other.counts.pair_II != HYBRID.counts.pair_II).nnz == 0
+    assert np.array_equal(other.counts.event_I, HYBRID.counts.event_I)
     for name in ("alone", "beside_model"):
-        one, two = getattr(other, name), getattr(MEMORY, name)
+        one, two = getattr(other, name), getattr(HYBRID, name)
         assert np.array_equal(one.weight_QE, two.weight_QE)
         assert np.array_equal(one.cut_Q, two.cut_Q)
 
 
 def test_train_events_do_change_them():
     changed = [[5, *sequence[1:]] for sequence in USERS]
-    assert not np.array_equal(fitted(changed).alone.weight_QE, MEMORY.alone.weight_QE)
+    assert not np.array_equal(fitted(changed).alone.weight_QE, HYBRID.alone.weight_QE)
 
 
 def test_what_cannot_be_fitted_or_ranked():
     with pytest.raises(ValueError, match="got no train event"):
         fitted([[1, 2, 3], [4, 5, 6]])
     with pytest.raises(ValueError, match="without a model"):
-        list(rank(MEMORY._replace(beside_model=None), ASKED, toy_model()))
+        list(rank(HYBRID._replace(beside_model=None), ASKED, toy_model()))
 
 
 @pytest.mark.parametrize("sources", ["", "own,own", "own,mine"])
@@ -174,14 +174,14 @@ def test_sources_that_are_none(sources):
         HybridConfig(sources=sources)
 
 
-@pytest.mark.parametrize("memory", [MEMORY, MEMORY._replace(beside_model=None)], ids=["with a model", "alone"])
-def test_a_saved_memory_ranks_alike(memory, tmp_path):
-    folder = save_memory(memory, KEYS, tmp_path / "one")
-    loaded = load_memory(folder, KEYS)
-    model = None if memory.beside_model is None else toy_model()
-    assert torch.equal(all_of(rank(loaded, ASKED, model)), all_of(rank(memory, ASKED, model)))
-    assert loaded.config == memory.config
-    save_memory(loaded, KEYS, tmp_path / "two")
+@pytest.mark.parametrize("hybrid", [HYBRID, HYBRID._replace(beside_model=None)], ids=["with a model", "alone"])
+def test_a_saved_hybrid_ranks_alike(hybrid, tmp_path):
+    folder = save_hybrid(hybrid, KEYS, tmp_path / "one")
+    loaded = load_hybrid(folder, KEYS)
+    model = None if hybrid.beside_model is None else toy_model()
+    assert torch.equal(all_of(rank(loaded, ASKED, model)), all_of(rank(hybrid, ASKED, model)))
+    assert loaded.config == hybrid.config
+    save_hybrid(loaded, KEYS, tmp_path / "two")
     for name in (TENSOR_FILE, SETTINGS_FILE):
         assert (tmp_path / "two" / name).read_bytes() == (folder / name).read_bytes()
     assert "Do not push" in json.loads((folder / SETTINGS_FILE).read_text())["private"]
@@ -239,7 +239,7 @@ DAMAGE = {
         spoil_json(lambda content: content["mixtures"]["alone"]["experts"].reverse()),
         "experts uniform, agreement, text, counts",
     ),
-    "a model in the memory alone": (
+    "a model in the hybrid without a model": (
         spoil_json(lambda content: content["mixtures"].update(alone=content["mixtures"]["beside_model"])),
         "not of counts, text, agreement, uniform",
     ),
@@ -266,29 +266,29 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_a_damaged_memory_is_refused_in_one_sentence(case, tmp_path):
+def test_a_damaged_hybrid_is_refused_in_one_sentence(case, tmp_path):
     spoil, expected = DAMAGE[case]
-    folder = save_memory(MEMORY, KEYS, tmp_path)
+    folder = save_hybrid(HYBRID, KEYS, tmp_path)
     spoil(folder)
     with pytest.raises(ValueError, match="expected") as caught:
-        load_memory(folder, KEYS)
+        load_hybrid(folder, KEYS)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_memory_of_another_catalogue_is_refused(tmp_path):
-    folder = save_memory(MEMORY, KEYS, tmp_path)
+def test_a_hybrid_of_another_catalogue_is_refused(tmp_path):
+    folder = save_hybrid(HYBRID, KEYS, tmp_path)
     with pytest.raises(ValueError, match="another catalogue"):
-        load_memory(folder, [*KEYS[:-1], "item99"])
+        load_hybrid(folder, [*KEYS[:-1], "item99"])
 
 
 def test_nobody_is_left_out_of_counts_that_nobody_is_in():
     public = count_events(sequences(5, seed=8), NUM_ITEMS)
     contexts = training_contexts(USERS, stream(0, "toy"), 50)
     config = HybridConfig(sources="public")
-    memory = fit_memory(public, UNIT, contexts, None, config)
-    kept = fit_memory(public, UNIT, contexts._replace(left_out=[[] for _ in contexts.targets]), None, config)
-    assert np.array_equal(memory.alone.weight_QE, kept.alone.weight_QE)
+    hybrid = fit_hybrid(public, UNIT, contexts, None, config)
+    kept = fit_hybrid(public, UNIT, contexts._replace(left_out=[[] for _ in contexts.targets]), None, config)
+    assert np.array_equal(hybrid.alone.weight_QE, kept.alone.weight_QE)
     assert torch.equal(
-        positions(memory, ASKED, None), positions(memory, ASKED._replace(left_out=[[] for _ in USERS]), None)
+        positions(hybrid, ASKED, None), positions(hybrid, ASKED._replace(left_out=[[] for _ in USERS]), None)
     )

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
-from provenance import heading, tell
+from provenance import heading, write_lines
 
 import fedecider as fd
 from fedecider.running.options import run
@@ -117,10 +117,10 @@ def main() -> None:
     args = parser.parse_args()
     foot = heading("chosen.py", 1)
     cases = make_tables(args.raw, args.work)
-    tell(["# Chosen for own tables", ""], args.output)
+    write_lines(["# Chosen for own tables", ""], args.output)
     for case, seconds in zip(args.cases.split(","), args.stages.split(","), strict=True):
-        tell(measured(case, cases[case], args.work, float(seconds)), args.output)
-    tell([*foot, ""], args.output)
+        write_lines(measured(case, cases[case], args.work, float(seconds)), args.output)
+    write_lines([*foot, ""], args.output)
 
 
 if __name__ == "__main__":

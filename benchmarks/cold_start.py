@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from paired_rows import table
-from provenance import heading, tell
+from provenance import heading, write_lines
 from torch import Tensor
 
 from fedecider.baselines.counts import text_neighbour_scores, train_counts
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further settings of the decoder")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    tell(chain(["# Cold start", "", *heading("cold_start.py", args.threads)], rows(args)), args.output)
+    write_lines(chain(["# Cold start", "", *heading("cold_start.py", args.threads)], rows(args)), args.output)
 
 
 if __name__ == "__main__":

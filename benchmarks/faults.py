@@ -376,19 +376,19 @@ def quick() -> list[Case]:
     return list(found.values())
 
 
-def run_all(chosen: Sequence[Case], tell: Callable[[str], None]) -> int:
+def run_all(chosen: Sequence[Case], log: Callable[[str], None]) -> int:
     """Plays all of them; the number of those that did what was not expected."""
     failed = 0
-    tell("| track | where | method | fault | expected | outcome |\n|---|---|---|---|---|---|")
+    log("| track | where | method | fault | expected | outcome |\n|---|---|---|---|---|---|")
     for case in chosen:
         try:
             outcome = verdict(case, play(case))
         except AssertionError as error:
             failed, outcome = failed + 1, f"**NOT AS EXPECTED**: {error}"
         short = outcome.replace("|", "/").replace("\n", " ")[:160]
-        tell(f"| {case.track} | {case.place} | {case.method} | {case.fault} | {case.expected} | {short} |")
+        log(f"| {case.track} | {case.place} | {case.method} | {case.fault} | {case.expected} | {short} |")
     counted = Counter(case.expected for case in chosen)
-    tell(f"\n{len(chosen)} faults, {failed} not as expected; " + ", ".join(f"{n} {e}" for e, n in counted.items()))
+    log(f"\n{len(chosen)} faults, {failed} not as expected; " + ", ".join(f"{n} {e}" for e, n in counted.items()))
     return failed
 
 

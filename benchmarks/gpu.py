@@ -528,7 +528,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started, failed = time.perf_counter(), False
     kept: dict[str, Any] = {}
 
-    def tell(row: Row) -> None:
+    def log(row: Row) -> None:
         lines.append("| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in row) + " |")
         print(lines[-1], flush=True)
         if arguments.output is not None:  # after every row, so that a killed command leaves what it found
@@ -540,12 +540,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for found in work():
                 if isinstance(found, Row):
-                    tell(found)
+                    log(found)
                 else:
                     kept["backbone"] = found
         except Exception as error:  # the other parts are worth having all the same
             failed = True
-            tell(Row(part, "FAILED", "-", "-", "-", f"{type(error).__name__}: {error}"[:400]))
+            log(Row(part, "FAILED", "-", "-", "-", f"{type(error).__name__}: {error}"[:400]))
 
     parts = set(arguments.parts)
     if "tests" in parts:

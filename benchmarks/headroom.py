@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from provenance import tell
+from provenance import write_lines
 from torch import Tensor, nn
 
 from fedecider.baselines.counts import decayed_cooccurrence
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file; lines are appended as they come")
     own, words = parser.parse_known_args()
     rates = [float(rate) for rate in own.rates.split(",")]
-    tell(report(words, rates, own.epochs, own.weights.split(","), own.scopes.split(",")), own.output)
+    write_lines(report(words, rates, own.epochs, own.weights.split(","), own.scopes.split(",")), own.output)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from cold_start import GROUPS, Split, all_texts, baseline_positions, hide
 from paired_rows import table
-from provenance import heading, tell
+from provenance import heading, write_lines
 from torch import Tensor
 
 from fedecider.cli import federate
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file")
     parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further settings of federate.py")
     args = parser.parse_args()
-    tell(chain(["# Items that come later", "", *heading("later_items.py", 1)], lines(args)), args.output)
+    write_lines(chain(["# Items that come later", "", *heading("later_items.py", 1)], lines(args)), args.output)
 
 
 if __name__ == "__main__":

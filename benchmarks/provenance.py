@@ -29,7 +29,7 @@ def heading(script: str, threads: int, commit: str = "") -> list[str]:
     ]
 
 
-def tell(lines: Iterable[str], output: Path | None) -> None:
+def write_lines(lines: Iterable[str], output: Path | None) -> None:
     """Print lines as they come, and append each to ``output``, so that a killed command leaves what it found."""
     for line in lines:
         print(line, flush=True)

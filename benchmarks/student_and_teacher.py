@@ -13,7 +13,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from provenance import heading, tell
+from provenance import heading, write_lines
 
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.experiment.command_line import parse_settings
@@ -46,15 +46,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file; lines are appended as they come")
     parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="options of federate.py")
     args = parser.parse_args()
-    tell(["# Student and teacher", "", *heading("student_and_teacher.py", 1), ""], args.output)
-    tell(["| seed | teacher | student | of the teacher |", "|---|---:|---:|---:|"], args.output)
+    write_lines(["# Student and teacher", "", *heading("student_and_teacher.py", 1), ""], args.output)
+    write_lines(["| seed | teacher | student | of the teacher |", "|---|---:|---:|---:|"], args.output)
     teachers, students = [], []
     for seed in args.seeds:
         found = scores(args.set, seed)
         teachers.append(found[TEACHER])
         students.append(found[STUDENT])
-        tell([line(str(seed), teachers[-1], students[-1])], args.output)
-    tell([line("mean", sum(teachers) / len(teachers), sum(students) / len(students))], args.output)
+        write_lines([line(str(seed), teachers[-1], students[-1])], args.output)
+    write_lines([line("mean", sum(teachers) / len(teachers), sum(students) / len(students))], args.output)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def simulated(settings: EmbeddingSettings, sites: str) -> Shared:
     """A project, and the interactions of all users; what a site would refuse is told before the first one starts."""
     _check_sites(sites)
     check_deployable(settings)
-    interactions = load_interactions(settings.data, tell=to_stderr)
+    interactions = load_interactions(settings.data, log=to_stderr)
     hosts, keys = share_out(interactions.users, sites, settings.run.seed), interactions.item_keys
     _population(settings, interactions.sequences, len(keys))
 

@@ -36,7 +36,7 @@ from fedecider.federation.record import read_json, write_json
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import CANARY, COMPARED
 from fedecider.running.options import from_plain
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import as_plain, cached_stage, check_output
 
 # What stands in the table.
@@ -263,7 +263,7 @@ def _cell(asked: Asked, line: Line, setting: Setting, seed: int) -> Cell:
     info = read_json(stage.folder / "info.json")
     if not stage.reused:
         text = f"{method} {setting or 'first setting'}, {'+'.join(line.group)}, seed {seed}: validation ndcg@10"
-        say(f"{text} {info['valid']:.4f}, {info['total_s']:.0f} s")
+        log_line(f"{text} {info['valid']:.4f}, {info['total_s']:.0f} s")
 
     def read() -> dict[str, dict[str, Positions]]:
         found = load_file(stage.folder / "positions.safetensors")

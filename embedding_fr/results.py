@@ -50,7 +50,7 @@ from fedecider.report.tables import (
 )
 from fedecider.report.verdict import Evidence, conclusion
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, say
+from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import RunFolder, damage_names, read_object, read_run
 
 # ``report.html`` of a run of the embedding track: read from its JSON files alone, so that it can be made again.
@@ -199,7 +199,7 @@ def write_embedding_results(
     title = f"Test of {setup.method.name} on {interactions.name}"
     console.print(rich_table(table, title=title))
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
-    say(f"run: {folder.root}")
+    log_line(f"run: {folder.root}")
 
 
 def method_positions(setup: Setup, state: RunState, protocol: Protocol, split: str, launch: Launch) -> Rows:
@@ -319,6 +319,6 @@ def _notes(
 def _write_page(folder: RunFolder) -> None:
     """Hours of training must not end in an error of their page; scripts/report.py says what was wrong."""
     try:
-        say(f"report: {embedding_run_page(folder)}")
+        log_line(f"report: {embedding_run_page(folder)}")
     except Exception as error:
-        say(f"no report: {error}")
+        log_line(f"no report: {error}")

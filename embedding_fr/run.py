@@ -45,8 +45,8 @@ def data_words(data: Any, cache: Path) -> list[str]:
 
 def load(settings: EmbeddingSettings, launch: Launch) -> Experiment:
     """The data of a run, and everything checked that can be before the method is built."""
-    tell = to_stderr if launch.is_main else lambda text: None
-    return experiment_on(load_interactions(settings.data, tell=tell), settings)
+    log = to_stderr if launch.is_main else lambda text: None
+    return experiment_on(load_interactions(settings.data, log=log), settings)
 
 
 def experiment_on(interactions: Interactions, settings: EmbeddingSettings) -> Experiment:
@@ -59,7 +59,7 @@ def experiment_on(interactions: Interactions, settings: EmbeddingSettings) -> Ex
 def tunable(settings: EmbeddingSettings, launch: Launch) -> Tunable:
     """Trials are runs on the same data."""
     entry = METHODS[settings.run.method]
-    interactions = load_interactions(settings.data, tell=to_stderr if launch.is_main else lambda text: None)
+    interactions = load_interactions(settings.data, log=to_stderr if launch.is_main else lambda text: None)
     return Tunable(entry.space, entry.grid, partial(experiment_on, interactions), file_settings)
 
 
@@ -80,8 +80,8 @@ def _prepare(
 ) -> Rounds:
     setup = set_up(settings, interactions, launch.device)
     privacy_text(settings, interactions.num_users)  # what cannot be accounted for is told before the first round
-    tell = to_stderr if launch.is_main else lambda text: None
-    check_server_memory(settings.run.method, settings.method, interactions.num_items, tell)
+    log = to_stderr if launch.is_main else lambda text: None
+    check_server_memory(settings.run.method, settings.method, interactions.num_items, log)
 
     def finish(state: RunState, folder: RunFolder) -> None:
         write_embedding_results(settings, setup, interactions, state, folder, launch)

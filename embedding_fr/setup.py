@@ -41,10 +41,8 @@ from fedecider.running.run_folder import RunFolder, as_plain, content_key
 # The memory of a server's step against what is available, before the first round.
 
 
-def check_server_memory(
-    name: str, config: Any, num_items: int, tell: Callable[[str], None] = lambda text: None
-) -> None:
-    """Compare what the server of the method ``name`` takes at its peak with what is there; ``tell`` hears of much.
+def check_server_memory(name: str, config: Any, num_items: int, log: Callable[[str], None] = lambda text: None) -> None:
+    """Compare what the server of the method ``name`` takes at its peak with what is there; ``log`` hears of much.
 
     It covers the CPU. With a GPU the sum is made on the CPU all the same, and the solution takes up to four squares
     on the GPU, about which torch speaks up itself.
@@ -55,7 +53,7 @@ def check_server_memory(
     server_bytes = METHODS[name].server_bytes
     if server_bytes is not None:
         needed, form = server_bytes(num_items, config), f"{name} with {num_items:,} items as it is set"
-        check_memory(needed, form, lambda: smaller_form(name, config, num_items), tell)
+        check_memory(needed, form, lambda: smaller_form(name, config, num_items), log)
 
 
 def smaller_form(name: str, config: Any, num_items: int) -> str:

@@ -96,7 +96,7 @@ def federate(
                 chosen = track.part("choose")(words, allow_long) if track.choose and config is None else {}
                 with config_file(chosen or config) as file:
                     parsed, _ = track.part("parse")(DESCRIPTION, [*([f"--config={file}"] if file else []), *words])
-                run_track(track, parsed, callbacks, chosen, tell_results=False)
+                run_track(track, parsed, callbacks, chosen, log_results=False)
     except BaseException:
         if temporary is not None:
             temporary.cleanup()

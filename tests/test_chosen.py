@@ -160,8 +160,8 @@ def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, caps
     monkeypatch.setattr("fedecider.experiment.auto.this_machine", lambda: CPU._replace(flops=1e6))
     said = []
     with pytest.raises(ValueError, match=r"got data that take about .* hours.*--yes true"):
-        chosen_settings(["--data=data"], tell=said.append)
-    assert chosen_settings(["--data=data"], True, tell=said.append)["method"] == "fedecider"
+        chosen_settings(["--data=data"], log=said.append)
+    assert chosen_settings(["--data=data"], True, log=said.append)["method"] == "fedecider"
     assert said[-1].startswith("estimate: ")
     assert main(["federate", "--data", "data"]) == 2
     assert "expected at most an hour" in capsys.readouterr().err
@@ -169,10 +169,10 @@ def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, caps
 
 def test_nothing_is_chosen_where_somebody_chose(prepared):
     said = []
-    assert chosen_settings([], tell=said.append) == {}
-    assert chosen_settings(["--data=data", "--config=mine.yaml"], tell=said.append) == {}
+    assert chosen_settings([], log=said.append) == {}
+    assert chosen_settings(["--data=data", "--config=mine.yaml"], log=said.append) == {}
     assert said == []
-    assert chosen_settings(["--data=data", "--pretrain.backbone.kind", "t5"], tell=said.append) == {}
+    assert chosen_settings(["--data=data", "--pretrain.backbone.kind", "t5"], log=said.append) == {}
     assert "pretrain.backbone.kind is t5" in said[0]
 
 

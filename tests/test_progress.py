@@ -14,10 +14,10 @@ def told(monkeypatch, terminal: bool, seconds: list[float]) -> str:
     monkeypatch.setattr(progress, "console", Console(file=text, force_terminal=terminal, width=80))
     if not terminal:
         monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress.round_progress(5) as tell:
-        tell(2, "training", 0, 4)
+    with progress.round_progress(5) as log:
+        log(2, "training", 0, 4)
         for number in range(len(seconds)):
-            tell(2, "training", number + 1, 4)
+            log(2, "training", number + 1, 4)
     return text.getvalue()
 
 
@@ -41,6 +41,6 @@ def test_a_terminal_has_a_bar_that_is_gone_at_the_end(monkeypatch):
 def test_other_processes_are_silent(monkeypatch):
     text = io.StringIO()
     monkeypatch.setattr(progress, "console", Console(file=text))
-    with progress.round_progress(5, enabled=False) as tell:
-        tell(1, "training", 1, 4)
+    with progress.round_progress(5, enabled=False) as log:
+        log(1, "training", 1, 4)
     assert text.getvalue() == ""

@@ -90,7 +90,7 @@ def _data_words(track: Track, words: Sequence[str]) -> list[str]:
 
     from fedecider.api import data_words
     from fedecider.data.frames import from_events
-    from fedecider.running.progress import say
+    from fedecider.running.progress import log_line
     from fedecider.running.run_folder import locked
 
     paths = [one.strip() for one in given["events"].split(",") if one.strip()]
@@ -105,7 +105,7 @@ def _data_words(track: Track, words: Sequence[str]) -> list[str]:
         data = from_events(tables, given["items"] or None, **options)
     if os.environ.get("RANK", "0") == "0":
         for note in data.notes:
-            say(note)
+            log_line(note)
     cache = Path(peek(words, "cache", ".cache"))
     with locked(cache / "data.lock"):  # processes of one launch write it once
         return data_words(track, peek(words, "method", DEFAULT), data, cache)

@@ -24,8 +24,8 @@ from fedecider.data.filtering import Sequences, compress, filter_core, first_occ
 from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
 from fedecider.data.readers.raw import (
     Columns,
+    Log,
     RawEvents,
-    Tell,
     describe_bad_lines,
     display_title,
     finer_than_seconds,
@@ -235,23 +235,23 @@ class Interactions:
         return digest.hexdigest()
 
 
-def load_interactions(config: InteractionsConfig, tell: Tell = to_stderr) -> Interactions:
+def load_interactions(config: InteractionsConfig, log: Log = to_stderr) -> Interactions:
     """Read the data set of ``config``, filter it, put each user's events in order, count each pair once.
 
     Order: the source's own where it gives one, else time, ties in file order. Filters, one after the other: the rating
     threshold, ``min_user_events`` and ``min_item_events`` on rows, repeats (the first event of a pair stays), users
     with fewer than ``MIN_EVENTS`` events. The items are those that are left; of prepared data the whole catalogue, so
-    that models of texts and of embeddings rank the same candidates. ``tell`` hears every few seconds how far a file is
+    that models of texts and of embeddings rank the same candidates. ``log`` hears every few seconds how far a file is
     read, and at the end what was left out.
     Differs from the papers: that last filter. LastFM-2K has 200 users of 1,600 whose 5 tags name 1 or 2 artists.
     Errors: ``ValueError`` for a missing folder or file, too many bad lines, fewer than two users or items.
     """
-    data = _from_prepared(config) if config.source == PREPARED else _from_files(config, tell)
-    tell(f"{data.name}: {Size(data.num_users, data.num_items, data.num_events)}; {Dropped(data.card['dropped'])}")
+    data = _from_prepared(config) if config.source == PREPARED else _from_files(config, log)
+    log(f"{data.name}: {Size(data.num_users, data.num_items, data.num_events)}; {Dropped(data.card['dropped'])}")
     return data
 
 
-def _from_files(config: InteractionsConfig, tell: Tell) -> Interactions:
+def _from_files(config: InteractionsConfig, log: Log) -> Interactions:
     plan = DATASETS.get(config.dataset) or DataSet(config.source, "", MIN_EVENTS)
     folder = _folder(config, plan)
     options = ReadOptions(
@@ -260,7 +260,7 @@ def _from_files(config: InteractionsConfig, tell: Tell) -> Interactions:
         duplicate_items="first",  # titles are for the reader of a report only
         texts_required=False,
         columns=config.columns,
-        tell=tell,
+        log=log,
     )
     raw = SOURCES[plan.source](folder, plan.domain or config.dataset, options)
     if not len(raw.events.user_E):

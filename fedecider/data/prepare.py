@@ -35,7 +35,7 @@ from fedecider.data.readers.raw import (
     OTHER_TEXT_FIELDS,
     Catalogue,
     ItemFields,
-    Tell,
+    Log,
     describe_bad_lines,
     display_title,
     item_text,
@@ -180,7 +180,7 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
 
 def prepare_domains(
     config: PrepareConfig,
-    tell: Tell | None = None,
+    log: Log | None = None,
     read: Read | None = None,
     share: Share | None = None,
     consent: Consent | None = None,
@@ -188,7 +188,7 @@ def prepare_domains(
     """The prepared domains in memory, silos in the place of those that are shared out.
 
     A user who is a client in any domain is public in none.
-    ``tell`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``,
+    ``log`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``,
     ``share`` for the dealing out among ``config.silos``, and ``consent`` for ``config.public_share``.
     """
     consent = consent or Consent(config.public_share, config.seed)
@@ -196,7 +196,7 @@ def prepare_domains(
         consent = consent.keeping(config.keep_split)
     read = read or SOURCES[config.source]
     names = [*config.domain_names, *config.public_names]
-    filtered = {name: _read_and_filter(config, name, read, tell) for name in names}
+    filtered = {name: _read_and_filter(config, name, read, log) for name in names}
     if config.keep_split:
         consent.check_known({user for one in filtered.values() for user in one.sequences.users}, config.keep_split)
     num_domains = Counter(user for one in filtered.values() for user in one.sequences.users)
@@ -232,8 +232,8 @@ class _Filtered(NamedTuple):
     dropped: Dropped
 
 
-def _read_and_filter(config: PrepareConfig, name: str, read: Read, tell: Tell | None) -> _Filtered:
-    options = ReadOptions(config.min_rating, config.max_bad_lines, config.duplicate_items, tell=tell)
+def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: Log | None) -> _Filtered:
+    options = ReadOptions(config.min_rating, config.max_bad_lines, config.duplicate_items, log=log)
     logger.info("reading %s (%s) in %s", name, config.source, config.raw)
     raw = read(Path(config.raw), name, options)
     min_user, min_item = max(config.k_core, config.min_length), max(config.k_core, 1)

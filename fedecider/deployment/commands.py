@@ -30,7 +30,7 @@ from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.experiment.track import track_of
 from fedecider.running.launch import start as launched
 from fedecider.running.options import peek
-from fedecider.running.progress import console, say
+from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
@@ -88,10 +88,10 @@ def provision(words: Sequence[str]) -> None:
     output = Path(own.output)
     check_output(output)
     flare, project = _flare(), public_project(rest, own.sites, output)
-    say(f"project {project.run}: {project.root}")
+    log_line(f"project {project.run}: {project.root}")
     for kit in flare.provision(project.names, own.host, (own.port, own.admin_port), output / KITS):
-        say(f"startup kit of {flare.kind_of(kit)} {kit.name}: {kit}")
-    say("send every party its kit and a copy of the project; next: docs/deploy.md")
+        log_line(f"startup kit of {flare.kind_of(kit)} {kit.name}: {kit}")
+    log_line("send every party its kit and a copy of the project; next: docs/deploy.md")
 
 
 def public_project(words: Sequence[str], sites: str, output: Path) -> Project:
@@ -165,7 +165,7 @@ def submit(words: Sequence[str]) -> None:
     parser.add_argument("--resume", choices=("true", "false"), default="false", help="go on with the server's run")
     own = parser.parse_args(words)
     flare, names = _flare(), read_project(Path(own.project)).names
-    say(f"job {flare.submit(Path(own.kit), names, own.resume == 'true', own.min_sites)}")
+    log_line(f"job {flare.submit(Path(own.kit), names, own.resume == 'true', own.min_sites)}")
 
 
 def status(words: Sequence[str]) -> None:
@@ -175,11 +175,11 @@ def status(words: Sequence[str]) -> None:
     own = parser.parse_args(words)
     with _flare().session(Path(own.kit)) as admin:
         system = admin.get_system_info()
-        say("server: up, no run" if system.server_info.status == "stopped" else "server: up, a run goes on")
+        log_line("server: up, no run" if system.server_info.status == "stopped" else "server: up, a run goes on")
         for client in system.client_info:
-            say(f"site {client.name}: last heard of {max(0.0, time.time() - client.last_connect_time):.0f} s ago")
+            log_line(f"site {client.name}: last heard of {max(0.0, time.time() - client.last_connect_time):.0f} s ago")
         for job in admin.list_jobs():
-            say(f"job {job['job_id']}: {job['status']}, submitted {job['submit_time']}")
+            log_line(f"job {job['job_id']}: {job['status']}, submitted {job['submit_time']}")
 
 
 def collect(words: Sequence[str]) -> None:
@@ -210,7 +210,7 @@ def collect(words: Sequence[str]) -> None:
     console.print(table)
     with damage_names(folder.root / WIRE_FILE):
         down, up = (sum(one[way] for one in wire["messages"]) for way in ("bytes_down", "bytes_up"))
-    say(f"messages: {len(wire['messages'])}, {down:,} bytes to the sites, {up:,} bytes from them")
+    log_line(f"messages: {len(wire['messages'])}, {down:,} bytes to the sites, {up:,} bytes from them")
 
 
 def _scopes(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def publish(words: Sequence[str]) -> None:
         missing_text=own.missing_text,
         **_columns(own),
     )
-    _tell(domains, own.output)
+    _log(domains, own.output)
 
 
 def prepare(words: Sequence[str]) -> None:
@@ -251,7 +251,7 @@ def prepare(words: Sequence[str]) -> None:
     _add_events(parser, "this company's users")
     own = parser.parse_args(words)
     domain = own_users(own.events, f"{own.project}/public", own.client, own.output, **_columns(own))
-    _tell({own.client: domain}, own.output)
+    _log({own.client: domain}, own.output)
 
 
 def _add_events(parser: ArgumentParser, whose: str, required: bool = True) -> None:
@@ -278,8 +278,8 @@ def _texts(words: str) -> dict[str, str] | None:
     return {field.strip(): column.strip() for field, _, column in pairs} or None
 
 
-def _tell(domains: dict[str, Domain], output: str) -> None:
-    say(summary(domains))
+def _log(domains: dict[str, Domain], output: str) -> None:
+    log_line(summary(domains))
     first = next(iter(domains.values()))
-    say(f"{first.catalogue}: {Dropped(first.card['dropped'])}")
-    say(f"written to {output}")
+    log_line(f"{first.catalogue}: {Dropped(first.card['dropped'])}")
+    log_line(f"written to {output}")

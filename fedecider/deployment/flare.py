@@ -92,8 +92,8 @@ class RoundsController(ModelController):
             return self._exchange({names[site]: (site, blob) for site, blob in sent.items()}, deadline_s)
 
         num_rounds = project.settings.run.num_rounds
-        tell = lambda record: self.info(round_text(record, num_rounds))  # noqa: E731
-        serve(project, party, exchange, torch.device("cpu"), resume=resume, on_round=tell)
+        log = lambda record: self.info(round_text(record, num_rounds))  # noqa: E731
+        serve(project, party, exchange, torch.device("cpu"), resume=resume, on_round=log)
 
     def _exchange(self, sent: Mapping[str, tuple[int, bytes]], deadline_s: float) -> dict[int, bytes]:
         answers: dict[int, bytes] = {}

@@ -36,7 +36,7 @@ from fedecider.experiment.prepare import (
     pretrain_stage,
     without_users,
 )
-from fedecider.experiment.results import Ended, check_privacy, privacy_data, say_results, write_models, write_table
+from fedecider.experiment.results import Ended, check_privacy, log_results, privacy_data, write_models, write_table
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod
@@ -270,7 +270,7 @@ class _End(NamedTuple):
         run = Ended(settings, method, [block], own.recommender, own.artifacts, ended, self.folder, self.launch)
         models = write_models(run, self.counts.found() if self.counts else {})
         assert models is not None, "a site is one process"
-        say_results(run, models)
+        log_results(run, models)
         write_table(run, models)
         return rows_data(models.rows, self.project.names[self.client])
 

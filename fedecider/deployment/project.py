@@ -28,7 +28,7 @@ from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState, check_sums, write_sums
 from fedecider.running.launch import Launch
 from fedecider.running.options import from_plain, load_yaml
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import check_output, content_key, damage_names, identity, read_object, recorded
 
 FORMAT = 2
@@ -167,7 +167,7 @@ def make_project(track: Track, shared: Shared, output: Path, device: torch.devic
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     for sentence in () if quiet else shared.notes:
-        say(sentence)
+        log_line(sentence)
     return read_project(output)
 
 

@@ -25,7 +25,7 @@ from fedecider.data.store import load_domains
 from fedecider.experiment.settings import RunConfig
 from fedecider.running.machine import available_bytes
 from fedecider.running.options import load_yaml, peek
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder
 from idgen.precision import PAYS, bf16_speedup, in_words
 
@@ -412,7 +412,7 @@ def _measured_flops(device: str, threads: int) -> float:
 
 
 def chosen_settings(
-    words: Sequence[str], allow_long: bool = False, tell: Callable[[str], None] = say
+    words: Sequence[str], allow_long: bool = False, log: Callable[[str], None] = log_line
 ) -> dict[str, Any]:
     """Settings for the data that ``words`` name, where neither ``--config`` nor a backbone of the user's decides.
 
@@ -430,15 +430,15 @@ def chosen_settings(
     asked = asked_of(words)
     for name in ("pretrain.backbone.name_or_path", "pretrain.backbone.kind"):
         if _asked(asked, name) not in (None, "decoder"):
-            tell(f"nothing is chosen for these data: {name} is {_asked(asked, name)}, the rest as it is by default")
+            log(f"nothing is chosen for these data: {name} is {_asked(asked, name)}, the rest as it is by default")
             return {}
     names = str(asked.get("domains", "")).split(",") + str(asked.get("public_domains", "")).split(",")
     wanted = [name.strip() for name in names if name.strip()] if asked.get("domains") else None
     choice = choose(facts_of(load_domains(str(asked["data"]), wanted)), this_machine(), asked)
     if os.environ.get("RANK", "0") == "0":
         for line in choice.reasons:
-            tell(f"chosen: {line}")
-        tell(in_sentence(choice))
+            log(f"chosen: {line}")
+        log(in_sentence(choice))
     if choice.seconds.expected > LONG_S and not allow_long:
         raise ValueError(
             f"got data that take about {_time(choice.seconds.expected)} on this machine, expected at most an hour "

@@ -132,9 +132,9 @@ def _with_precision(settings: Settings) -> Settings:
     chosen, speedup = fastest(device_type), bf16_speedup(device_type)
     words = in_words(speedup)
     if "auto" in asked:
-        _tell(f"precision auto is {chosen}: products of matrices are {words} in bf16 than in fp32 here")
+        _log(f"precision auto is {chosen}: products of matrices are {words} in bf16 than in fp32 here")
     if "bf16" in asked and speedup < 1:
-        _tell(f"warning: precision bf16 is {words} than fp32 on this machine; set it to fp32 or auto")
+        _log(f"warning: precision bf16 is {words} than fp32 on this machine; set it to fp32 or auto")
 
     def with_precision(config: Any) -> Any:
         return replace(config, precision=chosen) if config.precision == "auto" else config
@@ -145,7 +145,7 @@ def _with_precision(settings: Settings) -> Settings:
 
 
 @functools.cache
-def _tell(text: str) -> None:
+def _log(text: str) -> None:
     """On stderr, by the first process, once."""
     if os.environ.get("RANK", "0") == "0":
         print(text, file=sys.stderr)

@@ -41,7 +41,7 @@ from fedecider.federation.record import write_text
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import mean_bytes, near_round
 from fedecider.report.tables import CANARY, COMPARED, ResultRow, ResultTable, caption, result_rows, shown_domains
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_output, read_object, read_run
 
 Positions = dict[str, Tensor]
@@ -275,7 +275,7 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
                 drawn = proposal(entry.search, known)
                 settings = [] if drawn is None else [drawn]
                 if drawn is None and entry.search.is_tunable:
-                    say(f"{entry.label}: {shortfall(entry.search, known, entry.budget)}")
+                    log_line(f"{entry.label}: {shortfall(entry.search, known, entry.budget)}")
             if not settings:
                 open_places.remove(place)
             wave += [(place, setting) for setting in settings]
@@ -296,7 +296,7 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     left = {id(row.entry) for row in rows}
     for entry in entries:
         if id(entry) not in left:
-            say(f"left out: {entry.label} ({', '.join(entry.protocols)})")
+            log_line(f"left out: {entry.label} ({', '.join(entry.protocols)})")
     return rows
 
 
@@ -308,7 +308,7 @@ def _played(asked: Sequence[tuple[Entry, Setting, int]], jobs: int) -> list[Cell
         try:
             return entry.run(setting, seed)
         except ValueError as error:  # such as a run that diverged
-            say(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {error}")
+            log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {error}")
             return None
 
     if jobs == 1:

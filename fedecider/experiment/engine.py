@@ -24,8 +24,8 @@ from fedecider.running.launch import (
     Launch,
     checked_run,
     opened_together,
+    round_logger,
     round_recorder,
-    round_teller,
     start,
     track_results,
 )
@@ -133,12 +133,12 @@ def run_track(
     settings: Any,
     callbacks: Sequence[Callback] = (),
     chosen: Mapping[str, Any] = {},
-    tell_results: bool = True,
+    log_results: bool = True,
 ) -> Path:
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
     with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
         experiment = track.part("load")(launch.from_main(settings), launch)
-        return run(experiment, launch, callbacks, chosen, tell_results)
+        return run(experiment, launch, callbacks, chosen, log_results)
 
 
 def run(
@@ -146,11 +146,11 @@ def run(
     launch: Launch,
     callbacks: Sequence[Callback] = (),
     chosen: Mapping[str, Any] = {},
-    tell_results: bool = True,
+    log_results: bool = True,
 ) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
 
-    ``chosen``: the configuration, where it was chosen for the data; it is kept in the folder. ``tell_results``: print
+    ``chosen``: the configuration, where it was chosen for the data; it is kept in the folder. ``log_results``: print
     table and places of files at the end, as a command does.
 
     Raises:
@@ -176,7 +176,7 @@ def run(
                     checkpoints=folder.checkpoints,
                     key=fingerprint(record),
                     resume=config.resume,
-                    on_round=round_teller(launch, config.num_rounds),
+                    on_round=round_logger(launch, config.num_rounds),
                     on_clients=on_clients,
                     callbacks=callbacks,
                 )
@@ -184,7 +184,7 @@ def run(
             if launch.is_main:
                 forget_unstarted(folder)
             raise
-        with quiet(not tell_results):
+        with quiet(not log_results):
             rounds.finish(state, folder)
         track_results(folder, launch, state.round)
     return root

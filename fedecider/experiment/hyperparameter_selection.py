@@ -32,7 +32,7 @@ from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.launch import Launch
 from fedecider.running.options import from_plain
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, damage_names, read_object
 from idgen.backbone import known_width
 
@@ -119,7 +119,7 @@ def select(settings: Settings, artifacts: BaseArtifacts, launch: Launch, resumed
     tried = [{"changes": one, "valid": _macro(gain)} for one, gain in zip(changes, gains, strict=True)]
     selected = Selected(offered[taken], changes[taken], tried)
     if launch.is_main:
-        say(selection_text(selected.taken, tried))
+        log_line(selection_text(selected.taken, tried))
     return selected
 
 

@@ -73,7 +73,7 @@ from fedecider.report.figures import colours_of
 from fedecider.report.page import Section
 from fedecider.report.tables import CANARY, view_of
 from fedecider.running.options import PACKAGE
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import (
     RunFolder,
     as_plain,
@@ -306,7 +306,7 @@ def _build_stages(config: CompareConfig, runs: Sequence[Run]) -> None:
         for run, problem in zip(
             stages.values(), pool.map(partial(_call, config, "distill"), stages.values()), strict=True
         ):
-            say(f"shared stages, seed {run.seed}: {f'failed: {problem}' if problem else 'done'}")
+            log_line(f"shared stages, seed {run.seed}: {f'failed: {problem}' if problem else 'done'}")
 
 
 def _played(config: CompareConfig, run_of: Callable[[Setting, int], Run], setting: Setting, seed: int) -> Cell:
@@ -314,7 +314,7 @@ def _played(config: CompareConfig, run_of: Callable[[Setting, int], Run], settin
     if not run.finished:
         if problem := _call(config, "federate", run):
             raise ValueError(problem)
-        say(f"{', '.join([run.label, *_texts(run.options)])}, seed {run.seed}: done")
+        log_line(f"{', '.join([run.label, *_texts(run.options)])}, seed {run.seed}: done")
     return cell_of(run.label, run.settings.run.method, run.folder)
 
 
@@ -511,7 +511,7 @@ def _trained(shared: Shared, domain: Domain, config: SasrecConfig, seed: int, st
     if not stage.reused:
         label = SASREC if start is None else SASREC_TEXT
         valid_ndcg = read_json(stage.folder / "info.json")["valid"]
-        say(f"{label}, {domain.name}, seed {seed}: validation ndcg@10 {valid_ndcg:.4f}")
+        log_line(f"{label}, {domain.name}, seed {seed}: validation ndcg@10 {valid_ndcg:.4f}")
     return stage.folder
 
 

@@ -70,7 +70,7 @@ from fedecider.report.tables import (
     view_labels,
 )
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, say
+from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import RunFolder
 from idgen.ranking import ranks_all
 from idgen.samples import train_batches
@@ -306,12 +306,12 @@ def write_results(run: Ended) -> None:
     if models is None:
         return
     _write_rounds(run, models.hybrids)
-    say_results(run, models)
+    log_results(run, models)
     texts = {name: ids.clients.texts for name, ids in run.artifacts.ids.items() if ids.clients is not None}
     encoder = run.settings.run.pretrain.text_encoder
     page = finish_report(run.folder, run.artifacts.everyone, texts, models.examples, encoder)
     if page is not None:
-        say(f"report: {page}")
+        log_line(f"report: {page}")
     write_table(run, models)  # last: a run whose table stands there is finished
 
 
@@ -407,7 +407,7 @@ def paired_tests(
     return compare_table(positions, stream(0, "comparisons"), COMPARED, pairs, persons=persons, each_domain=False)
 
 
-def say_results(run: Ended, models: Models) -> None:
+def log_results(run: Ended, models: Models) -> None:
     """Print the table, and where the adapters lie."""
     table, rows = _table(run, models), models.rows
     shown = table._replace(
@@ -415,7 +415,7 @@ def say_results(run: Ended, models: Models) -> None:
     )
     console.print(rich_table(shown, title=f"Test results of {run.folder.root.name}, round {run.state.best_round}"))
     for name in run.artifacts.domains:
-        say(f"adapter: {run.folder.adapters / name}")
+        log_line(f"adapter: {run.folder.adapters / name}")
 
 
 def write_table(run: Ended, models: Models) -> None:

@@ -62,7 +62,7 @@ from fedecider.report.tables import (
     CANARY,
     number_text,
 )
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, damage_names, read_run
 
 # The hybrids of a run as a section of its page, from its JSON files alone.
@@ -574,12 +574,12 @@ def finish_report(
     try:
         sections = _analyse(folder, domains, user_texts, encoder)
     except Exception as error:  # see above: any error
-        say(f"report without analyses: {error}")
+        log_line(f"report without analyses: {error}")
         warnings = ["the analyses could not be made; see scripts/report.py"]
     try:
         return run_page(folder, sections, warnings)
     except Exception as error:
-        say(f"no report: {error}")
+        log_line(f"no report: {error}")
         return None
 
 

@@ -27,7 +27,7 @@ from fedecider.federation.record import CannotResume, Recorder, write_text
 from fedecider.federation.streams import derive_seed
 from fedecider.report.tables import markdown_grid
 from fedecider.running.launch import Launch, checked_run, opened_together
-from fedecider.running.progress import console, round_progress, say
+from fedecider.running.progress import console, log_line, round_progress
 from fedecider.running.run_folder import RunFolder, as_plain, default_name, fingerprint
 
 # Settings of a search.
@@ -553,20 +553,20 @@ def _all_trials(work: _Work, folder: RunFolder, journal: Journal | None) -> list
     is_main = work.launch.is_main
     trials = work.launch.from_main(journal.trials() if journal is not None else [])
     if trials and is_main:
-        say(f"{len(trials)} trials are there already")
+        log_line(f"{len(trials)} trials are there already")
     while len(trials) < work.trials:
         tried = [trial.tried for trial in trials]
         setting = proposal(work.search, tried)
         if setting is None:
             if is_main:
-                say(shortfall(work.search, tried, work.trials))
+                log_line(shortfall(work.search, tried, work.trials))
             break
         place = folder.root / "trials" / f"{len(trials) + 1:03d}"
         trials.append(_played(work, setting, place))
         if journal is not None:
             journal.add(trials[-1])
             shutil.rmtree(place / "checkpoints", ignore_errors=True)
-            _tell(trials, work.trials)
+            _log(trials, work.trials)
     return trials
 
 
@@ -587,11 +587,11 @@ def _played(work: _Work, setting: Setting, folder: Path) -> Trial:
     return Trial(setting, outcome, problem, time.perf_counter() - started)
 
 
-def _tell(trials: Sequence[Trial], num: int) -> None:
+def _log(trials: Sequence[Trial], num: int) -> None:
     last, best = trials[-1], best_of([trial.tried for trial in trials])
     result = f"failed: {last.problem}" if last.outcome is None else f"valid ndcg@10 {last.outcome.valid:.4f}"
     note = "" if best is None else f" | best so far: trial {best + 1}"
-    say(f"trial {len(trials)}/{num}: {setting_text(last.setting)} | {result} | {last.seconds:.1f} s{note}")
+    log_line(f"trial {len(trials)}/{num}: {setting_text(last.setting)} | {result} | {last.seconds:.1f} s{note}")
 
 
 def _write(
@@ -620,5 +620,5 @@ def _write(
     write_text(root / "tune.md", "\n".join([page, *(f"{note}\n" for note in notes)]))
     console.print(trial_table(trials, title))
     for note in notes:
-        say(note)
-    say(f"search: {root}")
+        log_line(note)
+    log_line(f"search: {root}")

@@ -53,7 +53,7 @@ from fedecider.report.tables import (
 )
 from fedecider.running.launch import Launch
 from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
-from fedecider.running.progress import console, say
+from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, check_output, damage_names, read_run
 
 # Settings of a run of an ID-based method that are not the method's own.
@@ -296,7 +296,9 @@ def _kept(settings: IdSettings, shared: Shared) -> Path:
     stage = cached_stage(shared.cache, method, inputs, build)
     if not stage.reused:
         info = read_json(stage.folder / "info.json")
-        say(f"{method}, seed {settings.run.seed}: validation ndcg@10 {info['valid']:.4f} in round {info['best_round']}")
+        log_line(
+            f"{method}, seed {settings.run.seed}: validation ndcg@10 {info['valid']:.4f} in round {info['best_round']}"
+        )
     return stage.folder
 
 
@@ -343,5 +345,5 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     title = f"Test of {settings.run.method}, round {state.best_round}"
     console.print(rich_table(table, title=title))
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
-    say(f"report: {write_run_page(folder, lambda files: Parts())}")
-    say(f"run: {folder.root}")
+    log_line(f"report: {write_run_page(folder, lambda files: Parts())}")
+    log_line(f"run: {folder.root}")

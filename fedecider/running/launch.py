@@ -25,7 +25,7 @@ import torch
 from fedecider.federation.parties import Placement, Processes
 from fedecider.federation.record import Recorder, plain, read_json, write_json
 from fedecider.federation.state import keep_newest
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import (
     RunFolder,
     check_run,
@@ -382,9 +382,9 @@ def valid_metrics(record: dict, names: Sequence[str] = ()) -> Iterator[tuple[str
                 yield metric_name("valid", view, name, metric), value
 
 
-def round_teller(launch: Launch, num_rounds: int) -> Callable[[dict], None]:
+def round_logger(launch: Launch, num_rounds: int) -> Callable[[dict], None]:
     """Print each round as it ends, once however many processes there are."""
-    return lambda record: say(round_text(record, num_rounds)) if launch.is_main else None
+    return lambda record: log_line(round_text(record, num_rounds)) if launch.is_main else None
 
 
 def round_text(record: dict, num_rounds: int) -> str:

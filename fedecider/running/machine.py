@@ -52,8 +52,8 @@ def has_room(needed: int) -> bool:
     return needed * _processes() <= available_bytes()
 
 
-def check_memory(needed: int, what: str, advice: Callable[[], str], tell: Callable[[str], None]) -> None:
-    """Compare what ``what`` needs with what there is, for each process of a launcher; ``tell`` hears both from 1 GB on.
+def check_memory(needed: int, what: str, advice: Callable[[], str], log: Callable[[str], None]) -> None:
+    """Compare what ``what`` needs with what there is, for each process of a launcher; ``log`` hears both from 1 GB on.
 
     Raises:
         ValueError: it is not there; ``advice`` says what would take less.
@@ -66,7 +66,7 @@ def check_memory(needed: int, what: str, advice: Callable[[], str], tell: Callab
             f"memory that are available: {advice()}"
         )
     if needed >= SAID_FROM:
-        tell(f"{what} takes {needed / 1e9:,.1f} GB{each} of the {available / 1e9:,.1f} GB of memory that are available")
+        log(f"{what} takes {needed / 1e9:,.1f} GB{each} of the {available / 1e9:,.1f} GB of memory that are available")
 
 
 def _processes() -> int:

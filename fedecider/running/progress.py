@@ -15,7 +15,7 @@ from fedecider.federation.rounds import OnClients, silent
 console = Console()
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """Print ``text`` as it is: not coloured, and broken by the terminal only."""
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
@@ -78,18 +78,18 @@ def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[OnClients]
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("", total=None)
 
-            def tell(round: int, what: str, done: int, total: int) -> None:
+            def log(round: int, what: str, done: int, total: int) -> None:
                 if done == 0:
                     bar.reset(task)
                 bar.update(task, description=f"round {round}/{num_rounds}, {what}", completed=done, total=total)
 
-            yield tell
+            yield log
 
 
 def _plain_rounds(num_rounds: int) -> OnClients:
     started = last = time.monotonic()
 
-    def tell(round: int, what: str, done: int, total: int) -> None:
+    def log(round: int, what: str, done: int, total: int) -> None:
         nonlocal started, last
         now = time.monotonic()
         if done == 0:
@@ -99,7 +99,7 @@ def _plain_rounds(num_rounds: int) -> OnClients:
             text = f"round {round}/{num_rounds}, {what}: {done}/{total} clients ({now - started:.0f} s)"
             console.print(text, highlight=False, soft_wrap=True)
 
-    return tell
+    return log
 
 
 def _plain_lines(title: str) -> Report:

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
-from fedecider.running.progress import say
+from fedecider.running.progress import log_line
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits, ServeConfig, api_key, is_local, known_hosts
 from fedecider.serve.service import Metrics, Service
@@ -137,10 +137,10 @@ def serve(config: ServeConfig, limits: Limits) -> None:
             )
         )
         listener.listen()
-        say(f"{config.run}: {', '.join(service.recommenders)}; {address(listener)}, {whom(config, key)}")
+        log_line(f"{config.run}: {', '.join(service.recommenders)}; {address(listener)}, {whom(config, key)}")
         with quiet_signals():
             server.run(sockets=[listener])
-        say("stopped")
+        log_line("stopped")
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def test_packed_values(tmp_path, name, value):
 def test_tables_of_ratings(tmp_path, blob):
     (tmp_path / "toy.csv").write_bytes(blob)
     words = {"dataset": "toy", "source": "csv", "raw": str(tmp_path), "time_column": "time"}
-    told(lambda: load_interactions(InteractionsConfig(**words), tell=lambda text: None))
+    told(lambda: load_interactions(InteractionsConfig(**words), log=lambda text: None))
 
 
 @given(damaged(AMAZON))

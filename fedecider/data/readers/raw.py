@@ -28,10 +28,10 @@ from fedecider.data.domain import UNKNOWN_TIME, Dropped, Size
 
 logger = logging.getLogger(__name__)
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 """Takes one line of news for who waits: how far a file is read, what was left out."""
 
-TELL_EVERY_S = 5.0
+LOG_EVERY_S = 5.0
 NUM_EXAMPLES = 20
 _LOOK_EVERY = 1 << 14
 """Lines between two looks at the clock: about 0.1 s."""
@@ -51,17 +51,17 @@ _OTHER_FORMATS = {
 
 
 def to_stderr(news: str) -> None:
-    """The ``Tell`` that is used where none is given."""
+    """The ``Log`` that is used where none is given."""
     print(news, file=sys.stderr, flush=True)
 
 
 class RawFile:
     """One raw file while it is read: blank and bad lines counted, bad ones named, an error beyond ``max_bad_lines``."""
 
-    def __init__(self, path: Path, max_bad_lines: int, tell: Tell | None = None) -> None:
+    def __init__(self, path: Path, max_bad_lines: int, log: Log | None = None) -> None:
         self.path = path
         self.max_bad_lines = max_bad_lines
-        self.tell = tell
+        self.log = log
         self.num_blank = 0
         self.num_bad = 0
         self.bad_lines: list[str] = []
@@ -101,9 +101,9 @@ class RawFile:
                         self.num_blank += 1
                     else:
                         yield number, line
-                    if not number % _LOOK_EVERY and self.tell and time.monotonic() - told >= TELL_EVERY_S:
+                    if not number % _LOOK_EVERY and self.log and time.monotonic() - told >= LOG_EVERY_S:
                         told = time.monotonic()
-                        self.tell(f"{self.path.name}: {number:,} lines read ({self._share(raw):.0%} of the file)")
+                        self.log(f"{self.path.name}: {number:,} lines read ({self._share(raw):.0%} of the file)")
         except EOFError as error:
             raise ValueError(
                 f"{self.path} is a truncated gzip file (it ends after line {number}); expected a whole one. "
@@ -370,12 +370,12 @@ class ReadOptions(NamedTuple):
     """A missing file of item texts is an error; False: the items have no texts then (MovieLens and Last.fm)."""
     columns: Columns = Columns()
     """Columns of source csv."""
-    tell: Tell | None = None
+    log: Log | None = None
     """Hears every few seconds how far a file is read."""
 
     def file(self, path: Path) -> RawFile:
         """``path`` as a file to read under these options."""
-        return RawFile(path, self.max_bad_lines, self.tell)
+        return RawFile(path, self.max_bad_lines, self.log)
 
 
 class RawEvents(NamedTuple):

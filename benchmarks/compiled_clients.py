@@ -74,13 +74,13 @@ class Side:
         return seconds, time.process_time() - started - seconds
 
     def evaluation(self, number: int) -> float:
-        """CPU seconds of ranking every user's validation item in the method's first view."""
+        """CPU seconds of ranking every user's validation item in the method's first variant."""
         method, seconds = self.setup.method, 0.0
         for block in self.setup.validated:
             own = {name: tensor[block.clients] for name, tensor in self.local.items()}
             download = method.broadcast(number, self.server, block.clients)
             started = time.process_time()
-            method.positions(method.views[0], download, own, block, "valid")
+            method.positions(method.variants[0], download, own, block, "valid")
             seconds += time.process_time() - started
         return seconds
 

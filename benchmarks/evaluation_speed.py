@@ -1,5 +1,5 @@
 """CPU seconds of a validation on a large catalogue: whole, and its parts against the plain way, in turns; and of all
-views of a method at once against one view after the other.
+variants of a method at once against one variant after the other.
 
     python benchmarks/evaluation_speed.py --users 50547 --items 16860 --output FILE.md
 
@@ -31,7 +31,7 @@ from embedding_fr.methods.fedrecgel import neumf_model
 from embedding_fr.setup import Setup, set_up
 from fedecider.data.interactions import Interactions
 from fedecider.federation.method import Block, Download, Tree
-from fedecider.federation.rounds import evaluate, evaluate_views
+from fedecider.federation.rounds import evaluate, evaluate_variants
 from fedecider.running.options import run
 
 Way = Callable[[Block], Tensor]
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=50, help="mean events of a user")
     parser.add_argument("--timed_users", type=int, default=2_000, help="users that the ways of a pair go over")
     parser.add_argument("--eval_users", type=int, default=10_000, help="for the row with num_eval_users")
-    parser.add_argument("--views_users", type=int, default=943, help="users of the methods with several views")
+    parser.add_argument("--views_users", type=int, default=943, help="users of the methods with several variants")
     parser.add_argument("--views_items", type=int, default=1_682)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--output", default="")
@@ -72,13 +72,13 @@ def main() -> None:
     lines += [pair_row(name, interactions, args.timed_users, args.turns) for name in ("fedmf", "fedncf", "fedrecgel")]
     lines += [
         "",
-        f"All views of a method in a round, on {args.views_users:,} users and {args.views_items:,} items.",
+        f"All variants of a method in a round, on {args.views_users:,} users and {args.views_items:,} items.",
         "",
-        "| method | views | one after the other, CPU s | together, CPU s | ratio |",
+        "| method | variants | one after the other, CPU s | together, CPU s | ratio |",
         "|---|---|---:|---:|---:|",
     ]
     smaller = synthetic(args.views_users, args.views_items, args.events)
-    lines += [views_row(name, smaller, args.turns) for name in ("perfedrec", "cofedrec", "pfedrec")]
+    lines += [variants_row(name, smaller, args.turns) for name in ("perfedrec", "cofedrec", "pfedrec")]
     text = "\n".join(lines)
     print(text)
     if args.output:
@@ -92,7 +92,7 @@ def whole_seconds(interactions: Interactions, num_users: int, turns: int) -> str
     seconds = []
     for _ in range(turns + 1):
         started = time.process_time()
-        evaluate(setup.method, 1, setup.method.views[0], "valid", server, local, setup.validated)
+        evaluate(setup.method, 1, setup.method.variants[0], "valid", server, local, setup.validated)
         seconds.append(time.process_time() - started)
     return spread(seconds[1:])
 
@@ -118,14 +118,14 @@ def pair_row(name: str, interactions: Interactions, num_users: int, turns: int) 
     return f"| {name} | {part} | {milli[0]} | {milli[1]} | {spread(ratios)} | {changed} of {len(places[0]):,} |"
 
 
-def views_row(name: str, interactions: Interactions, turns: int) -> str:
-    """One line of the table of views: what is sent to the clients of a block is made once, or once a view."""
+def variants_row(name: str, interactions: Interactions, turns: int) -> str:
+    """One line of the table of variants: what is sent to the clients of a block is made once, or once a variant."""
     setup = drawn_setup(name, interactions, 0)
     method, (server, local) = setup.method, setup.method.init()
     asked = ("valid", server, local, setup.validated)
     ways: tuple[Callable[[], dict[str, list[Tensor]]], ...] = (
-        lambda: {view: evaluate(method, 1, view, *asked) for view in method.views},
-        lambda: evaluate_views(method, 1, method.views, *asked),
+        lambda: {variant: evaluate(method, 1, variant, *asked) for variant in method.variants},
+        lambda: evaluate_variants(method, 1, method.variants, *asked),
     )
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 1):
@@ -135,9 +135,11 @@ def views_row(name: str, interactions: Interactions, turns: int) -> str:
             places.append(ways[number]())
             if turn:
                 seconds[number].append(time.process_time() - started)
-        assert all(torch.equal(torch.cat(places[0][view]), torch.cat(places[1][view])) for view in method.views)
+        assert all(
+            torch.equal(torch.cat(places[0][variant]), torch.cat(places[1][variant])) for variant in method.variants
+        )
     ratios = [alone / together for alone, together in zip(*seconds, strict=True)]
-    return f"| {name} | {', '.join(method.views)} | {spread(seconds[0])} | {spread(seconds[1])} | {spread(ratios)} |"
+    return f"| {name} | {', '.join(method.variants)} | {spread(seconds[0])} | {spread(seconds[1])} | {spread(ratios)} |"
 
 
 def pair(name: str, setup: Setup) -> tuple[str, Way, Way]:

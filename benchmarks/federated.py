@@ -44,12 +44,12 @@ def seeds_of(runs: Path, label: str) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.rsplit("-", 1)[1]))
 
 
-def positions(folders: Sequence[Path], view: str | None = None) -> Positions:
+def positions(folders: Sequence[Path], variant: str | None = None) -> Positions:
     """Test positions of the reported model (or of one row of the table), seeds stacked."""
     per_seed = []
     for folder in folders:
-        wanted = view or json.loads((folder / "metrics.json").read_text())["reported"]
-        records = [record for record in read_per_user(folder / "per_user.parquet") if record.view == wanted]
+        wanted = variant or json.loads((folder / "metrics.json").read_text())["reported"]
+        records = [record for record in read_per_user(folder / "per_user.parquet") if record.variant == wanted]
         per_seed.append({record.domain: record.position_U for record in records})
     return {domain: torch.stack([one[domain] for one in per_seed]) for domain in per_seed[0]}
 
@@ -59,14 +59,14 @@ def shock_rows(label: str, folders: Sequence[Path]) -> list[str]:
     records = [read_records(folder / "rounds.jsonl") for folder in folders]
     rows = []
     for number in range(min(map(len, records))):
-        views: dict[str, list[float]] = {}
+        variants: dict[str, list[float]] = {}
         norms = []
         for of_seed in records:
             record = of_seed[number]
-            for view, clients in record["valid"].items():
-                views.setdefault(view, []).append(statistics.mean(client["ndcg@10"] for client in clients))
+            for variant, clients in record["valid"].items():
+                variants.setdefault(variant, []).append(statistics.mean(client["ndcg@10"] for client in clients))
             norms += [client["norm_geometric_mean"] for client in record["clients"]]
-        before, after = (statistics.mean(views[view]) for view in ("pre_upload", "post_broadcast"))
+        before, after = (statistics.mean(variants[variant]) for variant in ("pre_upload", "post_broadcast"))
         shock = f"{before:.4f} | {after:.4f} | {after - before:+.4f}"
         rows.append(f"| {label} | {number + 1} | {shock} | {statistics.mean(norms):.2f} |")
     return rows

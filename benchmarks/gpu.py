@@ -273,7 +273,7 @@ def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
         loop = 100 * (record["wall_s"] / record["train_s"] - 1)
         remark = f"loss {first:.3f} to {last:.3f}; the round loop adds {loop:.2f} %"
         yield Row("fusion", what, per_s, seconds, peak, remark)
-    ranked = len(built.views) * sum(len(task.sequences) for task in tasks)
+    ranked = len(built.variants) * sum(len(task.sequences) for task in tasks)
     seconds = records[-1]["evaluate_s"]
     what = f"validation of that round, {size.num_beams} beams, batch {size.decode_batches[-1]}"
     yield Row("fusion", what, f"{ranked / seconds:,.0f} users", f"{seconds:.1f}", memory[-1], "student, K directions")

@@ -63,7 +63,7 @@ def rows_of(settings: list[list[Path]], called: list[str]) -> tuple[Positions, d
                     raise ValueError(
                         f"got other users of {record.domain} in {folder}, expected those of {settings[0][0]}"
                     )
-                found.setdefault(record.view, {}).setdefault(record.domain, []).append(record.position_U)
+                found.setdefault(record.variant, {}).setdefault(record.domain, []).append(record.position_U)
         for row, seeds in found.items():
             positions = {domain: torch.stack(position_SU) for domain, position_SU in seeds.items()}
             known = number > 0 and row in rows and all(torch.equal(rows[row][d], positions[d]) for d in positions)

@@ -49,10 +49,10 @@ def main() -> None:
     interactions = load_interactions(InteractionsConfig())
     lines = ["# What moves the figures of the `paper` protocol", "", *heading("paper_causes.py", args.threads), ""]
     lines += [
-        f"ML-100K, seed {args.seed}, {args.rounds} rounds; hit@10 / ndcg@10 of each way to score (view), after the",
+        f"ML-100K, seed {args.seed}, {args.rounds} rounds; hit@10 / ndcg@10 of each way to score (variant), after the",
         "last round and in the round with the best validation score. The protocol leaks the held-out item.",
         "",
-        "| method | changed | view | last round | best validation round |",
+        "| method | changed | variant | last round | best validation round |",
         "|---|---|---|---:|---:|",
     ]
     for method, changes in CASES:
@@ -65,17 +65,17 @@ def main() -> None:
 
 
 def rows(interactions: Interactions, method: str, changes: dict[str, Any], rounds: int, seed: int) -> list[str]:
-    """One row for each view of the method."""
+    """One row for each variant of the method."""
     data = InteractionsConfig()
     settings = run_settings(LeaderboardConfig(num_rounds=rounds), data, method, "paper", changes, seed, 0)
     setup = set_up(settings, interactions, torch.device("cpu"))
     state = train(settings, setup)
     named = ", ".join(f"{name} {value}" for name, value in changes.items()) or "-"
     found = []
-    for view in setup.method.views:
-        last, best = (mean_metrics(user_positions(setup, state, view, "test", last=last)) for last in (True, False))
+    for variant in setup.method.variants:
+        last, best = (mean_metrics(user_positions(setup, state, variant, "test", last=last)) for last in (True, False))
         found.append(
-            f"| {method} | {named} | {view} | {last['hit@10']:.3f} / {last['ndcg@10']:.3f} | "
+            f"| {method} | {named} | {variant} | {last['hit@10']:.3f} / {last['ndcg@10']:.3f} | "
             f"{best['hit@10']:.3f} / {best['ndcg@10']:.3f} (round {state.best_round}) |"
         )
     return found

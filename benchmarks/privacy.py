@@ -80,7 +80,7 @@ def positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch, stud
         protect=protector(method, run.privacy, run.seed),
         on_round=lambda record: print(record["round"], [one["loss"] for one in record["clients"]], flush=True),
     )
-    return evaluate(last, state.round, last.views[0], "test", state.server, state.local, blocks)
+    return evaluate(last, state.round, last.variants[0], "test", state.server, state.local, blocks)
 
 
 def _glance(settings: Settings) -> Settings:

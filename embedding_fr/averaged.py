@@ -64,7 +64,7 @@ def averaged(
 
     ``groups`` are updated one after the other on every batch (default: everything at once); ``uniform`` weighs
     clients alike instead of by train items; ``kernel`` is the compiled form of the plain objective; ``penalty`` makes
-    a regulariser from the parameters at the start of the round. The optimiser's state is fresh in every round. View
+    a regulariser from the parameters at the start of the round. The optimiser's state is fresh in every round. Variant
     ``global``: the shared tensors after aggregation with the private ones of the client.
     """
     names = [*model.shared, *model.private]
@@ -100,7 +100,7 @@ def averaged(
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return weighted_mean(uploads, fallback=server, uniform=uniform)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
     return FederatedMethod(

@@ -47,7 +47,7 @@ from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import median_seconds, total_bytes
-from fedecider.report.tables import ResultTable, markdown_table, result_rows, rows_data, view_labels
+from fedecider.report.tables import ResultTable, markdown_table, result_rows, rows_data, variant_labels
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
 from fedecider.running.run_folder import RunFolder, read_object
@@ -325,8 +325,10 @@ class _End(NamedTuple):
 
         def found(split: str) -> dict[str, Tensor]:
             return {
-                label: self.hosted.positions(self.method, view, download, state.best_local, self.hosted.clients, split)
-                for view, label in view_labels(self.method.name, self.method.views).items()
+                label: self.hosted.positions(
+                    self.method, variant, download, state.best_local, self.hosted.clients, split
+                )
+                for variant, label in variant_labels(self.method.name, self.method.variants).items()
             }
 
         test, valid = found("test"), found("valid")
@@ -354,7 +356,7 @@ def _head(project: Project, method: FederatedMethod, state: RunState) -> dict[st
         **project.head(state),
         "dataset": project.more["dataset"],
         "num_items": len(project.more["items"]),
-        "reported": view_labels(method.name, method.views)[method.views[0]],
+        "reported": variant_labels(method.name, method.variants)[method.variants[0]],
         "last_round": state.round,
         "privacy": privacy_text(project.settings, project.num_clients),
     }

@@ -42,7 +42,7 @@ def triangle_size(num_items: int) -> int:
 
 
 def triangle_rows(triangle_L: Tensor, num_items: int) -> Iterator[Tensor]:
-    """Row by row the entries i <= j of row i, (I - i,) each. Views."""
+    """Row by row the entries i <= j of row i, (I - i,) each. Variants."""
     return iter(triangle_L.split(list(range(num_items, 0, -1))))
 
 

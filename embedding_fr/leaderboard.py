@@ -325,7 +325,7 @@ def _federated(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[d
     setup = set_up(settings, interactions, device)
     records: list[dict] = []
     state = train(settings, setup, on_round=records.append)
-    view = setup.method.views[0]
+    variant = setup.method.variants[0]
     info = {
         "valid": records[-1]["score"] if last else state.best_score,  # of the reported round
         "best_round": state.best_round,
@@ -338,9 +338,9 @@ def _federated(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[d
     positions: dict[str, Tensor] = {}
     for protocol in line.group:
         counted = set_up(settings, interactions, device, protocol)
-        positions[protocol] = user_positions(counted, state, view, "test", last=last)
+        positions[protocol] = user_positions(counted, state, variant, "test", last=last)
         if last:
-            best = user_positions(counted, state, view, "test")
+            best = user_positions(counted, state, variant, "test")
             info["best_round_test"] = mean_metrics(best, (10,))
     return info, positions
 

@@ -118,7 +118,7 @@ def start_merging(merging: Merging, start_ID: Tensor, federation: Federation) ->
 
 
 def adapter_layers(adapter_CP: Tensor, sizes: Sequence[int]) -> Tree:
-    """Views of the flat adapters as the layers of :mod:`embedding_fr.mlp`; flat, since an optimiser steps one tensor
+    """Variants of the flat adapters as the layers of :mod:`embedding_fr.mlp`; flat, since an optimiser steps one tensor
     faster than six."""
     tree, start = {}, 0
     for layer, (size_in, size_out) in enumerate(pairwise(sizes)):

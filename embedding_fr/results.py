@@ -46,7 +46,7 @@ from fedecider.report.tables import (
     result_rows,
     rich_table,
     rows_data,
-    view_labels,
+    variant_labels,
 )
 from fedecider.report.verdict import Evidence, conclusion
 from fedecider.running.launch import Launch
@@ -203,15 +203,15 @@ def write_embedding_results(
 
 
 def method_positions(setup: Setup, state: RunState, protocol: Protocol, split: str, launch: Launch) -> Rows:
-    """Every view under the round that the protocol reports; where that is the last one, the best round beside it."""
+    """Every variant under the round that the protocol reports; where that is the last one, the best round beside it."""
     rows: Rows = {}
-    for view, name in view_labels(setup.method.name, setup.method.views).items():
+    for variant, name in variant_labels(setup.method.name, setup.method.variants).items():
         label = name
         if protocol.selection == "last":
-            positions = user_positions(setup, state, view, split, last=True, processes=launch.processes)
+            positions = user_positions(setup, state, variant, split, last=True, processes=launch.processes)
             rows[f"{name}{LAST}"] = positions
             label = f"{name}, best validation round"
-        rows[label] = user_positions(setup, state, view, split, processes=launch.processes)
+        rows[label] = user_positions(setup, state, variant, split, processes=launch.processes)
     return rows
 
 
@@ -309,7 +309,7 @@ def _notes(
         *federation,
         *broken,
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
-        f"{setup.method.views[0]}",
+        f"{setup.method.variants[0]}",
         f"{time['wall_s']:.2f} s a round (median), {time['evaluate_s']:.2f} s for its validation; per client and round "
         f"{size['up'] // clients:,} bytes up, {size['down'] // clients:,} down",
         f"privacy: {privacy_text(settings, setup.population.num_clients)}",

@@ -122,10 +122,10 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return server
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         mine, kept = _split(own)
         kept = {name: tensor.to(federation.device) for name, tensor in kept.items()}
-        return method.positions(view, Download({}, kept), mine, block, split)
+        return method.positions(variant, Download({}, kept), mine, block, split)
 
     return method._replace(
         name=f"{method.name}, federation off",
@@ -512,10 +512,10 @@ def mean_logs(logs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def user_positions(
-    setup: Setup, state: RunState, view: str, split: str, *, last: bool = False, processes: Processes | None = None
+    setup: Setup, state: RunState, variant: str, split: str, *, last: bool = False, processes: Processes | None = None
 ) -> Tensor:
     """(U,) positions under the best validation round, or the last one."""
     round, server, local = (
         (state.round, state.server, state.local) if last else (state.best_round, state.best_server, state.best_local)
     )
-    return torch.cat(evaluate(setup.method, round, view, split, server, local, setup.blocks, processes))
+    return torch.cat(evaluate(setup.method, round, variant, split, server, local, setup.blocks, processes))

@@ -37,8 +37,8 @@ def normal(federation: Federation, training: EmbeddingTraining, purpose: str, *s
 def personal_table(start_ID: Tensor, num_clients: int, max_bytes: int) -> Tensor:
     """(N, I, D) one item table per client, all of them ``start_ID`` at first, for the local state.
 
-    Above ``max_bytes`` it is kept in a file (on the CPU, whatever the device of ``start_ID``), else it is a view that
-    takes memory only when it is copied; numbers are the same either way.
+    Above ``max_bytes`` it is kept in a file (on the CPU, whatever the device of ``start_ID``), else it is a variant
+    that takes memory only when it is copied; numbers are the same either way.
     """
     if _fits(start_ID, num_clients, max_bytes):
         return start_ID.expand(num_clients, *start_ID.shape)
@@ -210,9 +210,9 @@ PERSONAL_TABLE = "personal_table"
 """Local state (N, I, D): the table as the client uploaded it, or the start table while it has not taken part."""
 
 
-def with_personal_view(method: FederatedMethod, federation: Federation) -> FederatedMethod:
-    """``method`` with the view ``personal`` before its own: its client scores with its ``item_table`` as it was before
-    the averaging.
+def with_personal_variant(method: FederatedMethod, federation: Federation) -> FederatedMethod:
+    """``method`` with the variant ``personal`` before its own: its client scores with its ``item_table`` as it was
+    before the averaging.
 
     The table is kept in full, N I D numbers: rows that the client did not touch are those of the download it started
     from, which the server has replaced since then.
@@ -230,16 +230,18 @@ def with_personal_view(method: FederatedMethod, federation: Federation) -> Feder
             return upload, {**mine, PERSONAL_TABLE: RowUpdate(rows, values, download.shared["item_table"])}, logs
         return upload, {**mine, PERSONAL_TABLE: dense(upload, download).tensors["item_table"]}, logs
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        if view == "personal":
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        if variant == "personal":
             table_CID = own[PERSONAL_TABLE].to(federation.device)  # a table in a file is read into memory
             download = download._replace(per_client={**download.per_client, "item_table": table_CID})
-            view = method.views[0]
-        return method.positions(view, download, _without_table(own), block, split)
+            variant = method.variants[0]
+        return method.positions(variant, download, _without_table(own), block, split)
 
-    views = ("personal", *method.views)
+    variants = ("personal", *method.variants)
     unread = (*method.unread, PERSONAL_TABLE)
-    return method._replace(init=init, client_update=client_update, positions=positions, views=views, unread=unread)
+    return method._replace(
+        init=init, client_update=client_update, positions=positions, variants=variants, unread=unread
+    )
 
 
 def _without_table(own: Tree) -> Tree:

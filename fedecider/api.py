@@ -232,22 +232,22 @@ class Result:
 
     @cached_property
     def per_user(self) -> Any:
-        """A frame: domain, user, split, view, round, position of the held-out item (0 is first), metrics."""
+        """A frame: domain, user, split, variant, round, position of the held-out item (0 is first), metrics."""
         import pandas as pd
 
         return pd.read_parquet(self.folder.per_user)
 
     @cached_property
     def rounds(self) -> Any:
-        """A frame: round, client, view and validation metrics, with the client's training loss where it has one."""
+        """A frame: round, client, variant and validation metrics, with the client's training loss where it has one."""
         import pandas as pd
 
         rows = []
         for record in read_records(self.folder.rounds):
             losses = {log.get("client", 0): log.get("loss") for log in record["clients"]}
-            for view, scores in record["valid"].items():
+            for variant, scores in record["valid"].items():
                 for number, (client, found) in enumerate(zip(self.clients, scores, strict=True)):
-                    rows.append({"round": record["round"], "client": client, "view": view, **found})
+                    rows.append({"round": record["round"], "client": client, "variant": variant, **found})
                     rows[-1]["loss"] = losses.get(number)
         return pd.DataFrame(rows)
 

@@ -11,7 +11,7 @@ import fedecider as fd
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.federation.record import read_json
-from fedecider.methods.fedavg import FedavgConfig, fedavg, load_view, scalars
+from fedecider.methods.fedavg import FedavgConfig, fedavg, load_variant, scalars
 
 pytestmark = pytest.mark.whole
 
@@ -55,14 +55,14 @@ def test_callbacks_see_every_round(result, seen):
         (2, ["crime", "comics"], 2),
     ]
     assert [score for *_, score, _, _ in seen] == [
-        result.rounds.query("round == @number and view == 'post_broadcast'")["ndcg@10"].mean() for number in (1, 2)
+        result.rounds.query("round == @number and variant == 'post_broadcast'")["ndcg@10"].mean() for number in (1, 2)
     ]
     assert seen[0][-1]
 
 
 def test_frames(result):
     test = result.metrics.query("client == 'crime' and split == 'test' and metric == 'hit@10'").set_index("entry")
-    of_user = result.per_user.query("domain == 'crime' and split == 'test' and view == 'popularity'")["hit@10"]
+    of_user = result.per_user.query("domain == 'crime' and split == 'test' and variant == 'popularity'")["hit@10"]
     assert test.loc["popularity", "mean"] == pytest.approx(of_user.mean())
     assert test.loc["popularity", "low"] < test.loc["popularity", "mean"] < test.loc["popularity", "high"]
     assert result.table.loc["popularity", "hit@10"] == pytest.approx(
@@ -161,7 +161,7 @@ def test_a_method_of_ones_own_beside_built_in_ones(place):
     class AverageConfig(FedavgConfig):
         pass
 
-    mine = Method(AverageConfig, fedavg, load_view, scalars)
+    mine = Method(AverageConfig, fedavg, load_variant, scalars)
     found = fd.compare(["fedavg", mine], config={**SETTINGS, "num_rounds": 1}, seeds=1, output="runs/compared")
     assert list(found.table.index) == ["fedavg", "average"]
     assert found.table.iloc[0]["ndcg@10"] == found.table.iloc[1]["ndcg@10"]

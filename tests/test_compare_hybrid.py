@@ -104,7 +104,7 @@ def test_a_row_with_a_hybrid_is_shown_tested_and_chosen(tmp_path, config):
     found = table.results["strict"]
     assert [row.label for row in found.rows] == ["ours", "ours + hybrid", "local", "local + hybrid", *BASELINES]
     assert {row.label: row.kind for row in found.rows}["hybrid without a model"] == "baseline"
-    assert found.views == []
+    assert found.variants == []
     means = {row.label: row.values["macro"]["hit@10"].mean for row in found.rows}
     assert means["ours"] == pytest.approx(0.3)
     assert means["ours + hybrid"] == pytest.approx(0.6)

@@ -75,7 +75,7 @@ def table(tmp_path):
     kinds = dict(zip(MEANS, ("federated", "local", "baseline", "baseline", "baseline"), strict=True))
     results = Results(
         rows=[result(label, mean) for label, mean in MEANS.items()],
-        views=[],
+        variants=[],
         tests=[
             comparison("ours", "local", -0.02, 0.4),
             comparison("ours", "popularity", 0.1, 0.01),

@@ -20,10 +20,10 @@ def run(root, seed, first, users=USERS, protocol="strict", data="a"):
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "metrics.json").write_text(json.dumps({"reported": "mine (own)", "protocol": protocol}))
     places = {name: torch.where(torch.arange(len(users[name])) < first[name], 0, 50) for name in users}
-    views = {"mine (own)": places, "popularity": {name: torch.zeros(len(users[name])) for name in users}}
+    variants = {"mine (own)": places, "popularity": {name: torch.zeros(len(users[name])) for name in users}}
     write_per_user(
         folder / "per_user.parquet",
-        [UserPositions(n, users[n], "test", view, 1, p) for view, of in views.items() for n, p in of.items()],
+        [UserPositions(n, users[n], "test", variant, 1, p) for variant, of in variants.items() for n, p in of.items()],
     )
     (folder / "results.md").touch()
     return folder

@@ -308,8 +308,8 @@ def wrong_entries():
     """Parts that look at the entry itself: (part, what is wrong) -> entry, pattern."""
     llm, embedding = interpolated.METHOD, fedbias.METHOD
 
-    def load_local(models, config, view, download, own, client):
-        interpolated.load_view(models, config, "local", download, own, client)
+    def load_local(models, config, variant, download, own, client):
+        interpolated.load_variant(models, config, "local", download, own, client)
 
     def build_without_seed(federation, training, config):
         return fedbias.fedbias(federation._replace(seed=0), training, config)
@@ -338,7 +338,10 @@ def wrong_entries():
             ),
             r"scalars says \d+ bytes down of client 1 in round 1, and \d+ travel",
         ),
-        ("load_view", "other model"): (llm._replace(load_view=load_local), "load_view of mixed gives client 0 another"),
+        ("load_variant", "other model"): (
+            llm._replace(load_variant=load_local),
+            "load_variant of mixed gives client 0 another",
+        ),
         ("same_seed_same_bits", "no seed"): (
             embedding._replace(build=build_without_seed),
             "another seed changes nothing",
@@ -400,7 +403,7 @@ def test_check_method_says_which_contract_is_broken(track, part, what):
 
 def test_what_a_method_raises_is_a_breach_too():
     def build(federation, training, config):
-        return fedbias.fedbias(federation, training, config)._replace(views=lambda: None)
+        return fedbias.fedbias(federation, training, config)._replace(variants=lambda: None)
 
     with pytest.raises(AssertionError, match=r"trees: it raises TypeError: .*The contract: What the run starts from"):
         check_method(fedbias.METHOD._replace(build=build))

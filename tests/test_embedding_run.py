@@ -65,7 +65,7 @@ def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, cap
     records = read_records(tmp_path / "run" / "rounds.jsonl")
     assert [record["round"] for record in records] == [1, 2, 3]
     assert records[0]["clients"][0]["clients"] == clients
-    assert {record.view for record in read_per_user(tmp_path / "run" / "per_user.parquet")} == set(metrics["test"])
+    assert {record.variant for record in read_per_user(tmp_path / "run" / "per_user.parquet")} == set(metrics["test"])
     assert {(one["first"], one["second"]) for one in metrics["comparisons"]} == {("fedmf", "popularity")}
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "Would one switch fedmf on?" in page

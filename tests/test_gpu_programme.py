@@ -193,4 +193,4 @@ def test_all_stages_run_on_the_device(name, tmp_path, monkeypatch):
     assert all(client["finite"] for record in records for client in record["clients"])
     assert all(value != 2.0 for client in records[1]["clients"] for value in client["alpha"])
     assert all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in state.server.values())
-    assert all(0 <= one["hit@10"] <= 1 for record in records for view in record["valid"].values() for one in view)
+    assert all(0 <= one["hit@10"] <= 1 for record in records for variant in record["valid"].values() for one in variant)

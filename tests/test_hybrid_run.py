@@ -55,7 +55,7 @@ def read_json_lines(path: Path) -> list[dict]:
 def test_rows_weights_and_files(playground):
     run = playground / "runs" / "whole"
     metrics = read(run / "metrics.json")
-    views = {(one.view, one.domain) for one in read_per_user(run / "per_user.parquet")}
+    variants = {(one.variant, one.domain) for one in read_per_user(run / "per_user.parquet")}
     for name, domain in metrics["domains"].items():
         for split in ("valid", "test"):
             assert {"fedecider + hybrid", "hybrid without a model", metrics["reported"]} <= set(domain[split])
@@ -63,7 +63,7 @@ def test_rows_weights_and_files(playground):
             domain["test"]["hybrid without a model"]["ndcg@10"]["mean"]
             > domain["test"]["popularity"]["ndcg@10"]["mean"]
         )
-        assert {("hybrid without a model", name), ("fedecider + hybrid", name)} <= views
+        assert {("hybrid without a model", name), ("fedecider + hybrid", name)} <= variants
         weights = metrics["hybrid"][name]["beside_model"]
         one_token = playground.name.startswith("decoder")
         names = ["counts", "text", "agreement", "model", *["consensus"] * one_token, "uniform"]
@@ -100,9 +100,9 @@ def test_intervals_of_the_mean_over_domains_take_a_reader_of_two_domains_as_one(
     run = playground / "runs" / "whole"
     metrics, found = read(run / "metrics.json"), read_per_user(run / "per_user.parquet")
     row = metrics["reported"]
-    users = {one.domain: one.users for one in found if one.view == row}
+    users = {one.domain: one.users for one in found if one.variant == row}
     assert len(set().union(*users.values())) < sum(map(len, users.values()))
-    positions = {one.domain: one.position_U for one in found if one.view == row}
+    positions = {one.domain: one.position_U for one in found if one.variant == row}
     by_person, by_user = (
         metric_intervals(positions, stream(0, "bootstrap"), persons=persons)["macro"]["hit@10"]._asdict()
         for persons in (users, None)

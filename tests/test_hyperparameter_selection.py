@@ -54,7 +54,8 @@ def run(folder, monkeypatch):
 
 def places(root: Path) -> list:
     return [
-        (row.domain, row.split, row.view, row.position_U.tolist()) for row in read_per_user(root / "per_user.parquet")
+        (row.domain, row.split, row.variant, row.position_U.tolist())
+        for row in read_per_user(root / "per_user.parquet")
     ]
 
 

@@ -84,8 +84,8 @@ def test_a_run_leaves_everything_behind(playground):
     weights = json.loads((run / "fusion_weights.json").read_text())
     assert torch.tensor(weights["alpha"]).shape == (3, 3, 3)
     assert (torch.tensor(weights["alpha"])[-1] != 2).all()
-    views = {one.view for one in read_per_user(run / "per_user.parquet")}
-    assert views == set(crime)
+    variants = {one.variant for one in read_per_user(run / "per_user.parquet")}
+    assert variants == set(crime)
     printed = (playground / "stdout.txt").read_text()
     assert "strict" in printed
     page = re.sub(r'<span class="tip".*?</span>|</?dfn[^>]*>', "", (run / "report.html").read_text())

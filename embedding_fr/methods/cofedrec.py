@@ -107,7 +107,7 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
     goes on with what the server holds: its own table as it arrived, with the noise of an upload, and the one of before
     where an upload was late or refused.
 
-    Views: ``personal`` scores with the user's table from before the aggregation, as PFedRec's public code does;
+    Variants: ``personal`` scores with the user's table from before the aggregation, as PFedRec's public code does;
     ``group`` with the one it goes on with.
 
     Differs from the paper: its text and code were not at hand. Steps and settings are those of others' notes and
@@ -177,8 +177,8 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
         table_NID[group_G] = mean_table(table_NID, group_G).to(table_NID.dtype)
         return {"item_table": table_NID, "category": found.label_N.int()}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        if view == "personal":
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        if variant == "personal":
             table_CID = own[PERSONAL].to(federation.device)  # a table in a file is read into memory
             download = Download({}, {"item_table": table_CID})
         scored = Model({"item_table": start_ID}, {}, model.logits)
@@ -191,7 +191,7 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
         client_update,
         server_aggregate,
         positions,
-        views=("personal", "group"),
+        variants=("personal", "group"),
         unread=(PERSONAL,),
         upload_like=lambda round, server: {"item_table": server["item_table"][0]},
     )

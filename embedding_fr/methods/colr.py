@@ -81,7 +81,7 @@ def colr(federation: Federation, training: EmbeddingTraining, config: ColrConfig
     gradients of A_u are multiplied by (K / D)^1/2. ``weight_decay`` w adds ``w / 2 (||p_u||^2 + ||q_i||^2)`` to the
     loss of every example, q_i with its correction. One step then moves a row by the projection of its gradient on the
     rows of B times (D / K)^1/2: on average over B (K / D)^1/2 of the step of FedMF, so small ranks want larger rates.
-    With K = D it is FedMF with SGD and means over touchers. View ``global``.
+    With K = D it is FedMF with SGD and means over touchers. Variant ``global``.
 
     Differs from the paper, whose text was not at hand (its abstract and its public code were): the public code samples
     60 of 6,040 clients a round for 1,000 rounds; here ``participation`` 1 is the default. It counts A alone as
@@ -150,7 +150,7 @@ def colr(federation: Federation, training: EmbeddingTraining, config: ColrConfig
         start_CRD = take(kept["item_table"], row_CR.clamp(min=0))
         return {"item_table": RowUpdate(row_CR, start_CRD + upload.tensors["factor"] @ basis(round))}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         if "item_table" in download.shared:
             score_CI = own["user"] @ download.shared["item_table"].T
         else:

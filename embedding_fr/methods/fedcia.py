@@ -74,7 +74,7 @@ def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaCo
     Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of F is counted too. An
     upload is the matrix, 4 I^2 bytes, and so is the download; ``encoding items`` counts 4 |x| bytes up. The server
     takes a plain mean, which ``--secure_sum`` hides; without it one upload tells the client's whole history. Nothing is
-    drawn, and ``training`` is not used. No state stays with the clients but their history. View ``global``. With
+    drawn, and ``training`` is not used. No state stays with the clients but their history. Variant ``global``. With
     participation below 1 only the cohort of round 1 counts. Memory: I^2 numbers at the server, T I for a client (I^2
     under a secure sum, clip or noise).
 
@@ -115,7 +115,7 @@ def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaCo
             return mean
         return {"similarity": with_low_pass(mean["similarity"], config.low_pass_weight, config.num_vectors)}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         similarity_II = download.shared["similarity"]
         history_CI = train_items(block.data, federation.num_items).to(similarity_II.dtype)
         return rank_users(history_CI @ similarity_II, block.data, split, federation.protocol)

@@ -88,8 +88,8 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
     (:func:`fitted_tables`), trains p_k and Q_k on its examples and uploads ``Q_k Q_k^T``, 4 I^2 bytes, or Q_k itself,
     4 I D bytes, from which the server makes the same mean. The mean comes back as its ``num_vectors`` leading
     :func:`eigenpairs`, 4 R (I + 1) bytes; R = I is the whole matrix. Before the first mean nothing comes and nothing
-    is fitted. Score ``p_k . q_i`` after the fit (view ``global``). With federation off there is no fit, as a client's
-    own similarities are those of its table.
+    is fitted. Score ``p_k . q_i`` after the fit (variant ``global``). With federation off there is no fit, as a
+    client's own similarities are those of its table.
 
     ``weight_decay`` w adds ``w / 2 (||p||^2 + ||q_i||^2)`` to the loss of every example. What is logged as loss is the
     cross-entropy under either variant.
@@ -158,7 +158,7 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
     def upload_like(round: int, server: Tree) -> Tree:
         return {name: torch.zeros((), device=federation.device).expand(num_items, sent_size)}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         score_CI = inner_products(fitted(own, download), own["user"])
         return rank_users(score_CI, block.data, split, federation.protocol)
 

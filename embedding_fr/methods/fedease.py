@@ -131,7 +131,7 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
       trusted with the plain items. :func:`guarantee` says what it is worth. :func:`embedding_fr.gram.denoise` cleans G.
 
     Download forms: B; its ``top_k`` entries a column; ``rank`` eigenpairs of G, from which a client makes x_u B itself.
-    ``training`` is not used. View ``global``. With participation below 1 only the cohort of round 1 counts, and
+    ``training`` is not used. Variant ``global``. With participation below 1 only the cohort of round 1 counts, and
     ``secure`` is an error, as is a bound under which a client counts nothing, at a resolution of 2^-16. Memory:
     :func:`server_bytes`, checked before the first round; :func:`client_bytes` for a client of a block. Time: I^3 for
     the solution, and the squares of the lengths of histories for the sum.
@@ -174,7 +174,7 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
         gram_of = secure_gram if config.secure else plain_gram
         return model_of(gram_of(round, uploads, federation, config), federation, config)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         history_CI = train_items(block.data, federation.num_items)
         if config.history == "known" and split == "test":
             history_CI.scatter_(1, block.data.valid_C[:, None], True)

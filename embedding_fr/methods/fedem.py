@@ -123,8 +123,8 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
     steps)``. The adapter sees the loss at this Q_m; its input stays that of the round's start. So rho = 1 is FedMF and
     rho = 0 is training alone.
 
-    Views: ``merged`` is the paper's (its output is p_u, Q_l and the adapter): the own last table merged with what the
-    server would send next, by the last adapter; ``local`` is Q_l. With SR the only view is ``global``.
+    Variants: ``merged`` is the paper's (its output is p_u, Q_l and the adapter): the own last table merged with what
+    the server would send next, by the last adapter; ``local`` is Q_l. With SR the only variant is ``global``.
 
     Differs from the paper: Q_l starts as the common table, so that the first round merges nothing; adapter and
     embeddings take Adam with fresh moments in every round (equations 11 and 12 print SGD, Appendix D says Adam); both
@@ -179,10 +179,10 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return weighted_mean(uploads, fallback=server)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         sent_CID = received(download, TABLE, len(block.clients))
         merged = (merging, own, sent_CID, training.compiled)
-        table_CID = own[LAST].to(sent_CID.device) if view == "local" else merged_table(*merged)[0]
+        table_CID = own[LAST].to(sent_CID.device) if variant == "local" else merged_table(*merged)[0]
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 

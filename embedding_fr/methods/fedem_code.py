@@ -47,8 +47,8 @@ def code_method(
 
     In each round the server mixes the tables of a random ``mixed_share`` of the cohort among themselves
     (:func:`embedding_fr.similarity.code_weights` on the distances of first principal components). Only these clients
-    have a mix in the next round: all others, and everybody in the first round, train on alone. View ``merged`` is the
-    code's.
+    have a mix in the next round: all others, and everybody in the first round, train on alone. Variant ``merged`` is
+    the code's.
 
     Differs from the public code: clients do not stop early when their loss stalls (relative change below 1e-4);
     everybody draws an own user embedding and adapter, where the code starts all alike; start values are N(0, 1) with
@@ -98,10 +98,10 @@ def code_method(
         has_mix_N[few.client_V] = True
         return {TABLE: tables_NF.view(-1, *shape), PERSONAL: has_mix_N}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         last_CID = own[LAST].to(federation.device)
         current = (merging, download, own, training.compiled)
-        table_CID = last_CID if view == "local" else current_table(*current)[0]
+        table_CID = last_CID if variant == "local" else current_table(*current)[0]
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 

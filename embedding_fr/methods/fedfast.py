@@ -95,8 +95,8 @@ def fedfast(federation: Federation, training: EmbeddingTraining, config: Fedfast
     - Present users: p_k as uploaded, and the clusters are found anew. Absent users of a cluster with present ones:
       ``p_s += gamma_t mean_k (p_k - p_k0)`` over these; ``gamma_t = follow exp(-follow_decay t)``, t from 0.
 
-    Upload: p_u, Q, w and b, 4 (I D + 2 D + 1) bytes; download: the same. The view ``global`` scores with what the next
-    round starts from. With ``participation 1`` nobody is absent and nothing is drawn: the item rule alone is left.
+    Upload: p_u, Q, w and b, 4 (I D + 2 D + 1) bytes; download: the same. The variant ``global`` scores with what the
+    next round starts from. With ``participation 1`` nobody is absent and nothing is drawn: the item rule alone is left.
 
     Differs from the paper: its text and code were not at hand. The equations are those that two independent
     descriptions of it agree on; the L1 norm and exp(-t) are from one of them. Ours: users are clustered by their

@@ -151,7 +151,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
     summing, and what the server learns, are those of :func:`embedding_fr.methods.fedease.fedease`: plain (the item
     numbers of a client in order, 4 bytes each), ``secure`` (P planes of L masked numbers of 4 or 8 bytes), with
     ``noise_scale`` (Gaussian noise on the sum; a contribution is scaled into its bound; direction must be 0). Nothing
-    is drawn without noise or masks; ``training`` is not used. View ``global``. No state stays with the clients but
+    is drawn without noise or masks; ``training`` is not used. Variant ``global``. No state stays with the clients but
     their history. Memory: :func:`server_bytes`, one square for both planes, checked before the first round;
     :func:`client_bytes` for a client of a block. Time: I^3 for the solution, 3 I^3 with direction.
 
@@ -191,7 +191,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         sum_of = secure_sum_of if config.secure else plain_sum_of
         return model_of(sum_of(round, uploads, federation, config), federation, config)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         with_valid = config.history == "known" and split == "test"
         history_CI = weighted_history(block.data, federation.num_items, config.history_reach, with_valid)
         model = download.shared

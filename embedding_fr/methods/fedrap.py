@@ -125,8 +125,8 @@ class FedrapConfig:
             applies the one it computes.
         grad_clip: The bound on the Frobenius norm of the gradient of the common table in every local step (Eq. 4).
         encoding: How the common table is sent: plain as it is, sparse without its zeros.
-        keep_uploaded: If true, each client keeps its own trained common table and scores with it (view personal, line
-            7 of Algorithm 1), which doubles the local state.
+        keep_uploaded: If true, each client keeps its own trained common table and scores with it (variant personal,
+            line 7 of Algorithm 1), which doubles the local state.
     """
 
     variant: Literal["paper", "code"] = "paper"
@@ -194,7 +194,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
     every step; the compiled code once a round, since rows without examples follow a recurrence
     (:mod:`embedding_fr.compiled.additive`), but for ``grad_clip``, which joins all rows in every step.
 
-    View ``global``: the averaged C with the client's D and u.
+    Variant ``global``: the averaged C with the client's D and u.
 
     Differs from the paper: it prints the distance with two signs, the one of Eq. 3 (tables apart) holds; it names no
     learning rate and no theta; D starts at zero (the paper does not say); it scores with the client's C before
@@ -232,15 +232,15 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return weighted_mean(uploads, fallback=server, uniform=True)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         params = {name: tensor.to(federation.device) for name, tensor in own.items()}
-        if view == "personal":
+        if variant == "personal":
             params[COMMON] = params[UPLOADED]
         elif config.tables != "personal":
             params[COMMON] = received(download, COMMON, len(block.clients))
         return rank_users(logits(params, None)[0], block.data, split, federation.protocol)
 
-    views = ("personal", "global") if config.keep_uploaded else ("global",)
+    variants = ("personal", "global") if config.keep_uploaded else ("global",)
     unread = (UPLOADED,) if config.keep_uploaded else ()
     return FederatedMethod(
         "fedrap",
@@ -249,7 +249,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         client_update,
         server_aggregate,
         positions,
-        views,
+        variants,
         unread,
         upload_like=lambda round, server: dict(server),
         takes_mean=config.tables != "personal",

@@ -349,7 +349,7 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
         apply_step(shared_step, stacked, {name: mean[f"{name}.gradient"][None] for name in model.shared}, new)
         return new
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
     return FederatedMethod(

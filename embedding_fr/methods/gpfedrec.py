@@ -30,7 +30,15 @@ from embedding_fr.methods.fedncf import ncf_kernel, ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.similarity import cosines
-from embedding_fr.tables import Cohort, collect, gram_matrix, mixed_table, next_tables, shared_mix, with_personal_view
+from embedding_fr.tables import (
+    Cohort,
+    collect,
+    gram_matrix,
+    mixed_table,
+    next_tables,
+    shared_mix,
+    with_personal_variant,
+)
 from fedecider.bounds import Depth, NotNegative, Real, Space, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -87,8 +95,8 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
     1,682 items and 16 dims; 1.4 GB for 6,040 clients and 3,706 items), and as many again while it makes the next
     ones in the place of the uploads. An absent client keeps its r_u.
 
-    Views: ``personal`` scores with the client's own last table, as the public code does (another N I D numbers, at the
-    clients); ``global`` with q; ``graph`` with r_u.
+    Variants: ``personal`` scores with the client's own last table, as the public code does (another N I D numbers, at
+    the clients); ``global`` with q; ``graph`` with r_u.
 
     Differs from the paper: its text was not at hand; model, plain SGD with the rates of the public code (network:
     learning_rate, user: x 79, table: x (80 items - 1) unless item_learning_rate is given), start values N(0, 1) and the
@@ -150,14 +158,14 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         mean_ID = mixed_table(cohort, graph_VV.mean(0)).view(server["item_table"].shape)
         return {"item_table": mean_ID, "graph_table": next_tables(server["graph_table"], cohort, shared_mix(graph_VV))}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        if view == "graph":
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        if variant == "graph":
             table_CID = received(download, "item_table", len(block.clients)) + download.per_client["graph_offset"]
             download = Download({}, {"item_table": table_CID})
         scored = Model({"item_table": model.shared["item_table"]}, {}, model.logits)
         return rank_users(score_all(scored, download, own), block.data, split, federation.protocol)
 
-    views = ("global", "graph")
+    variants = ("global", "graph")
     method = FederatedMethod(
         "gpfedrec",
         init,
@@ -165,10 +173,10 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         client_update,
         server_aggregate,
         positions,
-        views,
+        variants,
         upload_like=lambda round, server: {"item_table": server["item_table"]},
     )
-    return with_personal_view(method, federation)
+    return with_personal_variant(method, federation)
 
 
 def user_graph(similarity_UU: Tensor, config: GpfedrecConfig) -> Tensor:

@@ -117,8 +117,8 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
     cluster.
 
     Upload: Q_u and p_u, 4 (I + 1) D bytes; download: Q, Q_k, p_u and whether the user was heard in the last round,
-    4 (2 I + 1) D + 1. Views: ``personal`` is the mean of the three, of Q and Q_k for users that were not heard in the
-    last round; ``cluster`` and ``global`` score with one table alone.
+    4 (2 I + 1) D + 1. Variants: ``personal`` is the mean of the three, of Q and Q_k for users that were not heard in
+    the last round; ``cluster`` and ``global`` score with one table alone.
 
     The server sees the embedding of every user and, in the clear, the table of each one that takes part, which shows
     its history: both the clusters and the means within them need single uploads, so there is no secure sum.
@@ -207,21 +207,21 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
         neighbour_CI.scatter_(1, block.data.train_CT, 1.0)
         return graph_scores(user_CD, table_CID, neighbour_CI[:, :-1].to(user_CD), config)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         num_clients = len(block.clients)
         user_CD = received(download, "user", num_clients)
 
         def with_table(table_CID: Tensor) -> Tensor:
             return scored(user_CD, table_CID.to(user_CD.device), block)
 
-        if view == "personal":
+        if variant == "personal":
             sum_CI = with_table(received(download, "global_table", num_clients)) + with_table(
                 received(download, "item_table", num_clients)
             )
             heard_C1 = received(download, "heard", num_clients)[:, None]
             score_CI = torch.where(heard_C1, (sum_CI + with_table(own[PERSONAL])) / 3.0, sum_CI / 2.0)
         else:
-            score_CI = with_table(received(download, TABLE_OF[view], num_clients))
+            score_CI = with_table(received(download, TABLE_OF[variant], num_clients))
         return rank_users(score_CI, block.data, split, federation.protocol)
 
     def alone(round: int, before: Tree, upload: Upload) -> NewRows:
@@ -236,7 +236,7 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
         client_update,
         server_aggregate,
         positions,
-        views=("personal", *TABLE_OF),
+        variants=("personal", *TABLE_OF),
         unread=(PERSONAL,),
         upload_like=lambda round, server: {"item_table": server["global_table"], "user": server["user"][0]},
         alone=alone,
@@ -245,7 +245,7 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
 
 
 TABLE_OF = {"cluster": "item_table", "global": "global_table"}
-"""view -> the downloaded table that it scores with."""
+"""variant -> the downloaded table that it scores with."""
 
 
 class Mixing(NamedTuple):

@@ -35,7 +35,7 @@ from embedding_fr.local_training import (
     train_epochs,
     weighted_sum,
 )
-from embedding_fr.tables import normal, personal_table, with_personal_view
+from embedding_fr.tables import normal, personal_table, with_personal_variant
 from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
@@ -85,8 +85,8 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
     ``p_u, A_u, B_u <- min L(p_u, Q_u + A_u B_u)`` (equations 6, 10, 11; algorithm 1). A_u starts at 0, B_u normal.
 
     ``cf`` has W_u (I, D), from 0, in place of A_u B_u; ``af`` trains p_u, Q_u and W_u at once, and then uploads Q_u.
-    The buffer is kept from round to round, as in algorithm 1. View ``personal``: the client's own last Q_u and buffer,
-    which is what algorithm 1 returns; ``global``: the table of the next download and the buffer.
+    The buffer is kept from round to round, as in algorithm 1. Variant ``personal``: the client's own last Q_u and
+    buffer, which is what algorithm 1 returns; ``global``: the table of the next download and the buffer.
 
     Differs from the paper: the start of B_u has ``init_std`` (the paper gives none); both steps share the round's
     negatives; af is not spelled out there, it is read as the additive personal table of the methods it stands for.
@@ -130,7 +130,7 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return weighted_mean(uploads, fallback=server)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         params = {name: tensor.to(federation.device) for name, tensor in own.items()}
         params["item_table"] = received(download, "item_table", len(block.clients))
         with torch.no_grad():
@@ -148,7 +148,7 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
         upload_like=lambda round, server: dict(server),
         takes_mean=True,
     )
-    return with_personal_view(method, federation)
+    return with_personal_variant(method, federation)
 
 
 def start_buffer(federation: Federation, training: EmbeddingTraining, config: PfedclrConfig) -> Tree:

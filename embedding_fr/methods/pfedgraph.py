@@ -96,8 +96,8 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
     so whole tables train, and z_u is a second table in the download. Where a mix is the client's own table alone, the
     term has no gradient at the start of a round, and Adam takes steps of rounding errors.
 
-    View ``mixed``: the client's mix with its p_u. Absent clients keep their older mix, those that never took part get
-    the plain mean of the last round. The server holds the tables of all clients in the clear (see
+    Variant ``mixed``: the client's mix with its p_u. Absent clients keep their older mix, those that never took part
+    get the plain mean of the last round. The server holds the tables of all clients in the clear (see
     :mod:`embedding_fr.tables`), so there is no secure sum.
 
     Source: the public code, which is for images and text; the text of the paper was not at hand. Of the recommender
@@ -150,7 +150,7 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         broadcast=broadcast,
         client_update=whole_update if signed else method.client_update,
         server_aggregate=server_aggregate,
-        views=("mixed",),
+        variants=("mixed",),
         upload_like=lambda round, server: {TABLE: server[TABLE][0]},
         takes_mean=False,
     )

@@ -25,7 +25,7 @@ from embedding_fr.local_training import (
     weighted_sum,
 )
 from embedding_fr.mlp import start_mlp
-from embedding_fr.tables import normal, with_personal_view
+from embedding_fr.tables import normal, with_personal_variant
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree
 
@@ -63,7 +63,7 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
     """Score ``w_u . q_i + b_u``: the score function (w_u, b_u) stays; the item table is averaged, every client alike,
     and tuned by each client in the next round. On every mini-batch the score function takes a step, then the table.
 
-    Views: ``personal`` scores with the client's own table from before the averaging, as the public code does;
+    Variants: ``personal`` scores with the client's own table from before the averaging, as the public code does;
     ``global`` with the averaged one. For the first the local state holds whole tables, (N, I, D).
 
     Differs from the paper: its text was not at hand. Alternation, uniform mean and evaluation are those of the public
@@ -101,7 +101,7 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
             alternates=True,
         ),
     )
-    return with_personal_view(method, federation)
+    return with_personal_variant(method, federation)
 
 
 def linear_model(federation: Federation, training: EmbeddingTraining) -> Model:

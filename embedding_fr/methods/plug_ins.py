@@ -50,14 +50,14 @@ def elastic(
     """``method`` whose clients merge the table that they receive with their own last one, and then train as before.
 
     ``offsets`` names tensors of the download that are differences from the table; they are changed so that the sums
-    stay what the server meant. Uploads are whole tables. Views: ``merged``, with the last adapter; ``local``, the
-    client's own last table. What the wrapped method keeps for views of its own and does not train on (``unread``) is
+    stay what the server meant. Uploads are whole tables. Variants: ``merged``, with the last adapter; ``local``, the
+    client's own last table. What the wrapped method keeps for variants of its own and does not train on (``unread``) is
     left out.
 
     Differs from Algorithm 1: the adapter has all of its epochs before the method's own training, which is not taken
     apart (the text on Table 3 has merging follow the download). :func:`embedding_fr.methods.fedem.fedem` alternates.
     """
-    assert "global" in method.views, "the wrapped method must be able to score with the table it would receive"
+    assert "global" in method.variants, "the wrapped method must be able to score with the table it would receive"
 
     def init() -> tuple[Tree, Tree]:
         server, local = method.init()
@@ -76,11 +76,11 @@ def elastic(
         read = {name: new for name, new in mine.items() if name not in method.unread}
         return upload, {**read, **added, LAST: upload.tensors[scorer.table]}, logs
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         received_CID = received(download, scorer.table, len(block.clients))
         local_CID = own[LAST].to(received_CID.device)
         merged = (merging, own, received_CID, training.compiled)
-        scored_CID = local_CID if view == "local" else merged_table(*merged)[0]
+        scored_CID = local_CID if variant == "local" else merged_table(*merged)[0]
         chosen = replaced(download, scorer.table, scored_CID, offsets)
         return method.positions("global", chosen, without_merging(own), block, split)
 
@@ -89,7 +89,7 @@ def elastic(
         init=init,
         client_update=client_update,
         positions=positions,
-        views=("merged", "local"),
+        variants=("merged", "local"),
         unread=(),
     )
 

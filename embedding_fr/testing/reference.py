@@ -1016,7 +1016,7 @@ def elastic(
                     step(optimiser, bce(scores(frozen, merged_ID[item_B], item_B), label_B))
         merged_ID = merge(merging, adapter, last_ID, sent_ID).detach()
         upload, mine = reference.client(user, {**received, table: merged_ID}, own)
-        mine = {name: mine[name] for name in own}  # nothing for views of the method without merging
+        mine = {name: mine[name] for name in own}  # nothing for variants of the method without merging
         return upload, {**mine, **adapter, "last_table": upload[table].detach().clone()}
 
     return reference._replace(client=client)

@@ -265,7 +265,7 @@ class _End(NamedTuple):
         }
         method = own.method._replace(broadcast=lambda round, server, clients: download)
         block = Block(torch.tensor([self.client]), None)
-        (position_U,) = own.method.positions(own.method.views[0], download, state.best_local, block, "valid")
+        (position_U,) = own.method.positions(own.method.variants[0], download, state.best_local, block, "valid")
         ended = state._replace(best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
         run = Ended(settings, method, [block], own.recommender, own.artifacts, ended, self.folder, self.launch)
         models = write_models(run, self.counts.found() if self.counts else {})

@@ -5,7 +5,7 @@
 sees no position of any item: sites answer a validation with their mean scores, and keep everything else. A site hosts
 one client or many; it is known by its number here, which is the client's where each site is one.
 
-Shape legend: C clients of a cohort, V views, S scores.
+Shape legend: C clients of a cohort, V variants, S scores.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def remote(
 
     ``positions`` are each client's mean validation ``scores`` (S,) float64, for `summary_of`; clients of one site have
     its mean over those of them that are scored. A site that does not answer has the scores of its last answer, or
-    those of ``answered_before`` (site -> view -> (S,)) where this server has not heard of it yet. ``best_round`` says
-    which round has the best score so far: sites keep their own part of it. A download travels once, also when a
+    those of ``answered_before`` (site -> variant -> (S,)) where this server has not heard of it yet. ``best_round``
+    says which round has the best score so far: sites keep their own part of it. A download travels once, also when a
     validation and the next training need it.
 
     Raises:
@@ -107,7 +107,7 @@ def remote(
             )
         return upload, {}, [{"examples": None} for _ in upload.clients]
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         assert split == "valid", "sites read their test items themselves"
         round, clients = answered["round"], block.clients.tolist()
         if answered["scores"].get("round") != round:
@@ -115,12 +115,12 @@ def remote(
             last.update(
                 channel.read(
                     ask("validate", round, download, clients, None),
-                    lambda site, answer: _read_scores(answer, round, method.views, scores, len(rows[site])),
+                    lambda site, answer: _read_scores(answer, round, method.variants, scores, len(rows[site])),
                 )
             )
             answered["scores"] = {"round": round}
-        nothing = {one: [0.0] * len(scores) for one in method.views}
-        found = [last.get(channel.site_of[client], nothing)[view] for client in clients]
+        nothing = {one: [0.0] * len(scores) for one in method.variants}
+        found = [last.get(channel.site_of[client], nothing)[variant] for client in clients]
         return [torch.tensor(score_S, dtype=torch.float64) for score_S in found]
 
     return method._replace(init=init, broadcast=broadcast, client_update=client_update, positions=positions)
@@ -145,7 +145,7 @@ def recorded_scores(
     scores: Sequence[str],
     validated: Sequence[int] | None = None,
 ) -> dict[int, dict[str, list[float]]]:
-    """site -> view -> (S,) of the last record with a validation, for a server that goes on.
+    """site -> variant -> (S,) of the last record with a validation, for a server that goes on.
 
     Where clients were scored together (:func:`summary_of`) every site has the mean of all: its own is not kept. A score
     that an earlier version did not record is 0.
@@ -154,10 +154,10 @@ def recorded_scores(
     valid: Mapping[str, list[dict[str, float]]] = next(validations, {})
     clients = range(len(channel.site_of)) if validated is None else validated
     found: dict[int, dict[str, list[float]]] = {}
-    for view, groups in valid.items():
+    for variant, groups in valid.items():
         each = groups if len(groups) == len(clients) else groups * len(clients)
         for client, group in zip(clients, each, strict=True):
-            found.setdefault(channel.site_of[client], {})[view] = [group.get(name, 0.0) for name in scores]
+            found.setdefault(channel.site_of[client], {})[variant] = [group.get(name, 0.0) for name in scores]
     return found
 
 
@@ -187,7 +187,7 @@ def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _read_scores(
-    answer: Message, round: int, views: Sequence[str], scores: Sequence[str], num_clients: int
+    answer: Message, round: int, variants: Sequence[str], scores: Sequence[str], num_clients: int
 ) -> dict[str, list[float]]:
     if (answer.kind, answer.round) != ("scores", round):
         raise ValueError(f"got {answer.kind!r} of round {answer.round}, expected the scores of round {round}")
@@ -195,12 +195,12 @@ def _read_scores(
         count = str(answer.facts.get("num_clients"))[:40]
         raise ValueError(f"got scores over {count} clients, expected those over {num_clients}")
     found, told = {}, answer.facts.get("scores")
-    for view in views:
-        given = told.get(view) if isinstance(told, dict) else None
+    for variant in variants:
+        given = told.get(variant) if isinstance(told, dict) else None
         values: list[Any] = [given.get(name) if isinstance(given, dict) else None for name in scores]
         if not all(_is_figure(value) and 0.0 <= value <= 1.0 for value in values):
-            raise ValueError(f"got the scores {str(values)[:200]} of {view}, expected numbers from 0 to 1")
-        found[view] = [float(value) for value in values]
+            raise ValueError(f"got the scores {str(values)[:200]} of {variant}, expected numbers from 0 to 1")
+        found[variant] = [float(value) for value in values]
     return found
 
 

@@ -92,12 +92,12 @@ class Hosted(NamedTuple):
         return {name: tensor[host_H.to(tensor.device)] for name, tensor in local.items()}
 
     def positions(
-        self, method: FederatedMethod, view: str, download: Download, local: Tree, clients: Sequence[int], split: str
+        self, method: FederatedMethod, variant: str, download: Download, local: Tree, clients: Sequence[int], split: str
     ) -> Tensor:
         """(U,) positions of these clients' held-out items, in client order."""
         found: dict[int, Tensor] = {}
         for block, own, row_C in self.parts(clients, download):
-            positions = method.positions(view, own, rows_of(local, row_C), block, split)
+            positions = method.positions(variant, own, rows_of(local, row_C), block, split)
             found |= zip(block.clients.tolist(), positions, strict=True)
         return torch.cat([found[client] for client in sorted(found)])
 
@@ -288,8 +288,8 @@ def _validate(site: Site, asked: Message) -> Message:
         )
     download = _download(site, asked)
     found = {
-        view: dict(site.scores(site.hosted.positions(site.method, view, download, state.local, clients, "valid")))
-        for view in site.method.views
+        variant: dict(site.scores(site.hosted.positions(site.method, variant, download, state.local, clients, "valid")))
+        for variant in site.method.variants
     }
     return Message("scores", asked.round, {}, {"scores": found, "num_clients": len(clients)})
 

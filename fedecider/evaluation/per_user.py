@@ -1,7 +1,7 @@
 """Per-user results in one Parquet file, from which every table can be computed again.
 
-One row per user, split, view and round. ``view`` is the evaluated model (a view of the method) or a baseline's name.
-``position`` is null for a held-out item that was not ranked.
+One row per user, split, variant and round. ``variant`` is the evaluated model (a variant of the method) or a baseline's
+name. ``position`` is null for a held-out item that was not ranked.
 
 Shape legend: U users.
 """
@@ -22,18 +22,18 @@ from fedecider.evaluation.metrics import CUTOFFS, MACRO, NOT_RANKED, macro_mean,
 
 
 class UserPositions(NamedTuple):
-    """Positions of the users of one domain, for one split, view and round."""
+    """Positions of the users of one domain, for one split, variant and round."""
 
     domain: str
     users: Sequence[str]
     split: str
-    view: str
+    variant: str
     round: int
     position_U: Tensor
 
 
 def write_per_user(path: Path, records: Iterable[UserPositions], cutoffs: Sequence[int] = CUTOFFS) -> None:
-    """Write domain, user, split, view, round, position and the metrics of each user; beside ``path``, then rename.
+    """Write domain, user, split, variant, round, position and the metrics of each user; beside ``path``, then rename.
 
     Takes the records as a stream. ``ValueError`` when users and positions differ in number or a record comes twice.
     """
@@ -44,14 +44,14 @@ def write_per_user(path: Path, records: Iterable[UserPositions], cutoffs: Sequen
     try:
         with pq.ParquetWriter(scratch, schema, compression="zstd") as writer:
             for record in records:
-                key = (record.domain, record.split, record.view, record.round)
+                key = (record.domain, record.split, record.variant, record.round)
                 if len(record.users) != len(record.position_U) or len(set(record.users)) != len(record.users):
                     raise ValueError(
                         f"got {len(set(record.users))} users and {len(record.position_U)} positions for {key}, "
                         "expected one position for each user"
                     )
                 if key in seen:
-                    raise ValueError(f"got {key} twice, expected one record per domain, split, view and round")
+                    raise ValueError(f"got {key} twice, expected one record per domain, split, variant and round")
                 seen.add(key)
                 writer.write_table(_table(record, schema, cutoffs))
         os.replace(scratch, path)
@@ -65,27 +65,28 @@ def read_per_user(path: Path) -> list[UserPositions]:
     if not path.is_file():
         raise FileNotFoundError(f"got no file {path}, expected per_user.parquet of a finished run")
     groups: dict[tuple, tuple[list[str], list[float]]] = {}
-    columns = pq.read_table(path, columns=["domain", "split", "view", "round", "user", "position"]).to_pydict()
-    for domain, split, view, round, user, position in zip(*columns.values(), strict=True):
-        users, places = groups.setdefault((domain, split, view, round), ([], []))
+    columns = pq.read_table(path, columns=["domain", "split", "variant", "round", "user", "position"]).to_pydict()
+    for domain, split, variant, round, user, position in zip(*columns.values(), strict=True):
+        users, places = groups.setdefault((domain, split, variant, round), ([], []))
         users.append(user)
         places.append(float(NOT_RANKED) if position is None else position)
     return [
-        UserPositions(domain, users, split, view, round, torch.tensor(places, dtype=torch.float64))
-        for (domain, split, view, round), (users, places) in groups.items()
+        UserPositions(domain, users, split, variant, round, torch.tensor(places, dtype=torch.float64))
+        for (domain, split, variant, round), (users, places) in groups.items()
     ]
 
 
 def mean_table(records: Iterable[UserPositions], cutoffs: Sequence[int] = CUTOFFS) -> list[dict]:
-    """Means of every record and, for each (split, view, round), the macro mean over its domains.
+    """Means of every record and, for each (split, variant, round), the macro mean over its domains.
 
-    Rows: ``domain`` ("macro" for the mean over domains), ``split``, ``view``, ``round``, ``num_users`` and the metrics.
+    Rows: ``domain`` ("macro" for the mean over domains), ``split``, ``variant``, ``round``, ``num_users`` and the
+        metrics.
     """
     rows: list[dict] = []
     groups: dict[tuple, dict[str, dict[str, float]]] = {}
     sizes: dict[tuple, int] = {}
     for record in records:
-        key = (record.split, record.view, record.round)
+        key = (record.split, record.variant, record.round)
         metrics = mean_metrics(record.position_U, cutoffs)
         groups.setdefault(key, {})[record.domain] = metrics
         sizes[key] = sizes.get(key, 0) + len(record.users)
@@ -94,13 +95,13 @@ def mean_table(records: Iterable[UserPositions], cutoffs: Sequence[int] = CUTOFF
 
 
 def _row(domain: str, key: tuple, num_users: int, metrics: dict[str, float]) -> dict:
-    return {"domain": domain, "split": key[0], "view": key[1], "round": key[2], "num_users": num_users, **metrics}
+    return {"domain": domain, "split": key[0], "variant": key[1], "round": key[2], "num_users": num_users, **metrics}
 
 
 def _schema(cutoffs: Sequence[int]) -> pa.Schema:
     word = pa.dictionary(pa.int32(), pa.string())
     names = list(user_metrics(torch.zeros(1), cutoffs))
-    fields = [("domain", word), ("user", pa.string()), ("split", word), ("view", word), ("round", pa.int32())]
+    fields = [("domain", word), ("user", pa.string()), ("split", word), ("variant", word), ("round", pa.int32())]
     return pa.schema([*fields, ("position", pa.float64()), *((name, pa.float64()) for name in names)])
 
 
@@ -111,7 +112,7 @@ def _table(record: UserPositions, schema: pa.Schema, cutoffs: Sequence[int]) -> 
         "domain": [record.domain] * num,
         "user": list(record.users),
         "split": [record.split] * num,
-        "view": [record.view] * num,
+        "variant": [record.variant] * num,
         "round": [record.round] * num,
         "position": [place if place < NOT_RANKED else None for place in place_U.tolist()],
     }

@@ -348,7 +348,7 @@ SHARED, LOCAL, RANKED = 0.85, 2.0, 5.0
 those of users, and a ranking has little but what lies beside its products."""
 START_S = 15.0
 """Libraries, data, tables and page."""
-NUM_VIEWS = 2
+NUM_VARIANTS = 2
 """How often a user is ranked in the validation of a round."""
 NUM_TEST_ROWS = 8
 """How often after the last one: rows of the table, shares of the update, both splits, the hybrid."""
@@ -384,7 +384,7 @@ def estimate(facts: DataFacts, settings: Mapping[str, Any], machine: Machine) ->
     tried = 2 * (1 + blocks) if blocks else 0  # rounds of every client alone
     local = 3 * student * targets * epochs * (rounds + tried)
     in_round = min(facts.num_users, settings.get("num_eval_users", 0) * len(facts.names) or facts.num_users)
-    ranked = student * length * (in_round * (rounds + tried) * NUM_VIEWS + facts.num_users * NUM_TEST_ROWS)
+    ranked = student * length * (in_round * (rounds + tried) * NUM_VARIANTS + facts.num_users * NUM_TEST_ROWS)
     expected = START_S + (encoded + SHARED * shared + LOCAL * local + RANKED * ranked) / machine.flops
     table = 4 * width * facts.num_all_items  # teacher and student, each with gradients and two moments
     return Estimate(expected, expected / FACTOR, expected * FACTOR), BASE_GB + 8 * table / 1e9

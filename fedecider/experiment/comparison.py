@@ -69,7 +69,7 @@ class Cell(NamedTuple):
     valid: Mapping[str, float]
     """Validation ndcg@10 of every row that the cell gives; by that of the entry's own label settings are chosen."""
     positions: Callable[[], Mapping[str, Mapping[str, Positions]]]
-    """Protocol -> model -> client -> (U,) test positions: the rows of ``valid``; ``label: view`` of what is not
+    """Protocol -> model -> client -> (U,) test positions: the rows of ``valid``; ``label: variant`` of what is not
     reported; baselines that stand in the cell."""
     course: Callable[[], Course] | None = None
     """Of a federated run."""
@@ -187,7 +187,7 @@ class Results(NamedTuple):
 
     rows: list[ResultRow]
     """Those of ``kinds``: entries first, then baselines; in a ranking by ndcg@10."""
-    views: list[ResultRow]
+    variants: list[ResultRow]
     """Other models of the entries."""
     tests: list[PairedTest]
     kinds: dict[str, str]
@@ -331,7 +331,7 @@ def collect(plan: Plan, rows: Sequence[Row], beside: Sequence[Row] = ()) -> Tabl
 
 def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Row]) -> Results:
     own: dict[str, Positions] = {}
-    views: dict[str, Positions] = {}
+    variants: dict[str, Positions] = {}
     standing: dict[str, Positions] = {}
     entries: dict[str, Row] = {}
     for row in (*rows, *beside):
@@ -341,7 +341,7 @@ def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Ro
                 own[label] = position
                 entries[label] = row
             elif label.startswith(f"{row.entry.label}: "):
-                views[label] = position
+                variants[label] = position
             elif label in plan.baselines:
                 standing.setdefault(label, position)  # in every cell that has it it is the same
     baselines = {label: standing[label] for label in plan.baselines if label in standing}
@@ -356,7 +356,7 @@ def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Ro
     courses = {label: [cell.course() for cell in row.cells if cell.course is not None] for label, row in costed.items()}
     return Results(
         rows=shown,
-        views=result_rows(views, persons=persons) if views else [],
+        variants=result_rows(variants, persons=persons) if variants else [],
         tests=_tests(plan, list(own), {**own, **baselines}, persons),
         kinds=kinds,
         entries=entries,
@@ -547,7 +547,7 @@ def _finished(root: Path) -> _Finished:
     if not folder.results.is_file():
         raise ValueError(f"got {root}, a run that did not finish, expected finished ones: go on with it (resume)")
     content = read_object(folder.metrics, {"reported": str, "protocol": str})
-    reported = [one for one in read_per_user(folder.per_user) if one.view == content["reported"]]
+    reported = [one for one in read_per_user(folder.per_user) if one.variant == content["reported"]]
     if not reported:
         raise ValueError(f"got no users of {content['reported']} in {folder.per_user}, expected those of the run")
     return _Finished(

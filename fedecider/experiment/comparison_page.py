@@ -217,8 +217,8 @@ def _result_section(table: Table, protocol: str, marks: bool) -> Section:
             others = [number_text(results.further.get(row.label, {}).get(name), 4) for name in further]
             cells.append([row.label, results.kinds[row.label], *shown, *verdicts, *others])
         tables.append(PageTable(header, cells, MEAN if scope == MACRO else scope))
-    if results.views:
-        cells = [[row.label, *(interval_text(row.values[whole][name]) for name in METRICS)] for row in results.views]
+    if results.variants:
+        cells = [[row.label, *(interval_text(row.values[whole][name]) for name in METRICS)] for row in results.variants]
         tables.append(PageTable(["row", *METRICS], cells, "Models that are not reported"))
     tested = [one for one in results.tests if one.domain == whole]
     for real, caption in ((True, "More than chance"), (False, "Not distinguishable from chance")):
@@ -351,7 +351,7 @@ def _data(table: Table) -> dict[str, Any]:
             "notes": _notes(table, protocol),
             "bold": sorted(list(key) for key in _winners(table, protocol)),
             "missing": results.missing,
-            "not_reported": {row.label: _values(row) for row in results.views},
+            "not_reported": {row.label: _values(row) for row in results.variants},
             "costs": {label: cost._asdict() for label, cost in results.costs.items()},
             "curves": results.curves,
         }
@@ -384,8 +384,8 @@ def _records(table: Table) -> Iterator[UserPositions]:
             for label, of_label in positions_of(row, protocol).items():
                 for name, position_SU in of_label.items() if label in row.labels else ():
                     for seed, position_U in enumerate(position_SU):
-                        view, users = f"{label}, {protocol}, seed {seed}", table.plan.users[name]
-                        yield UserPositions(name, users, "test", view, rounds[seed], position_U)
+                        variant, users = f"{label}, {protocol}, seed {seed}", table.plan.users[name]
+                        yield UserPositions(name, users, "test", variant, rounds[seed], position_U)
 
 
 def latex_table(rows: Sequence[ResultRow], metrics: Sequence[str] = METRICS) -> str:

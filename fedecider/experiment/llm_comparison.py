@@ -71,7 +71,7 @@ from fedecider.models.item_texts import encoded_texts, encoder_digest
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of
 from fedecider.report.page import Section
-from fedecider.report.tables import CANARY, view_of
+from fedecider.report.tables import CANARY, variant_of
 from fedecider.running.options import PACKAGE
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import (
@@ -337,7 +337,9 @@ def cell_of(label: str, method: str, folder: RunFolder) -> Cell:
     def positions() -> dict[str, dict[str, Positions]]:
         found: dict[str, Positions] = {}
         for one in read_per_user(folder.per_user):
-            name = shown.get(one.view) or (one.view if one.view in BASELINES else f"{label}: {view_of(one.view)}")
+            name = shown.get(one.variant) or (
+                one.variant if one.variant in BASELINES else f"{label}: {variant_of(one.variant)}"
+            )
             found.setdefault(name, {})[one.domain] = one.position_U
         return {protocol: found}
 
@@ -353,9 +355,9 @@ def cell_of(label: str, method: str, folder: RunFolder) -> Cell:
 
 def shown_as(label: str, method: str, content: Mapping[str, Any]) -> dict[str, str]:
     """What ``metrics.json`` calls the models of a run, alone and with hybrids -> the rows of the table."""
-    views = next(iter(content["domains"].values()))["test"]
+    variants = next(iter(content["domains"].values()))["test"]
     hybrids = {with_hybrid(method, one): with_hybrid(label, one) for one in (HYBRID_ROW, OWN_HYBRID_ROW)}
-    return {content["reported"]: label, **{name: one for name, one in hybrids.items() if name in views}}
+    return {content["reported"]: label, **{name: one for name, one in hybrids.items() if name in variants}}
 
 
 def _parsed(config: CompareConfig, label: str, options: Mapping[str, Any]) -> Settings:

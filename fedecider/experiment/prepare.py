@@ -752,7 +752,7 @@ def load_reported(
     download = received(method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client])), 0)
     own = take_row(state.best_local, client)
     entry = METHODS[settings.run.method]
-    loaded = entry.load_view(recommender, settings.method, method.views[0], download, own, client)
+    loaded = entry.load_variant(recommender, settings.method, method.variants[0], download, own, client)
     scale_update(recommender.model, share)
     return own if loaded is None else loaded
 

@@ -24,7 +24,7 @@ from fedecider.report.tables import (
     csv_text,
     interval_text,
     number_text,
-    view_labels,
+    variant_labels,
 )
 from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_object, read_run
 
@@ -148,8 +148,8 @@ def groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def page_colours(files: RunFiles) -> dict[str, str]:
     """The colour of every entry of the results, and of the method's model variants, which are the first entries."""
     colours = colours_of(list(next(iter(groups(files.metrics).values()))["test"]))
-    labels = view_labels(files.metrics["method"], list(_validated(files)[0]["valid"]))
-    return {**colours, **{view: colours[label] for view, label in labels.items() if label in colours}}
+    labels = variant_labels(files.metrics["method"], list(_validated(files)[0]["valid"]))
+    return {**colours, **{variant: colours[label] for variant, label in labels.items() if label in colours}}
 
 
 def results_csv(metrics: Mapping[str, Any]) -> str:
@@ -239,8 +239,8 @@ def _convergence(files: RunFiles) -> Section:
     records, names = _validated(files), [name for name in groups(files.metrics) if name != MACRO]
     rounds = [record["round"] for record in records]
     scores = {
-        view: {name: [r["valid"][view][client]["ndcg@10"] for r in records] for client, name in enumerate(names)}
-        for view in records[0]["valid"]
+        variant: {name: [r["valid"][variant][client]["ndcg@10"] for r in records] for client, name in enumerate(names)}
+        for variant in records[0]["valid"]
     }
     best = files.metrics["best_round"]
     paragraph = (
@@ -249,12 +249,12 @@ def _convergence(files: RunFiles) -> Section:
     )
     figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(files))
     points = (
-        [view, name, number, value]
-        for view, of_view in scores.items()
-        for name, values in of_view.items()
+        [variant, name, number, value]
+        for variant, of_variant in scores.items()
+        for name, values in of_variant.items()
         for number, value in zip(rounds, values, strict=True)
     )
-    file = Download("validation.csv", csv_text(["view", "domain", "round", "ndcg@10"], points))
+    file = Download("validation.csv", csv_text(["variant", "domain", "round", "ndcg@10"], points))
     return Section("Convergence", [paragraph], figures=[figure], downloads=[file])
 
 

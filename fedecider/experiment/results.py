@@ -67,7 +67,7 @@ from fedecider.report.tables import (
     rich_table,
     rows_data,
     shown_domains,
-    view_labels,
+    variant_labels,
 )
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line
@@ -347,8 +347,8 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     ]
     methods, valid_methods = (
         {
-            label: dict(zip(names, _evaluate(run, view, split), strict=True))
-            for view, label in view_labels(method.name, method.views).items()
+            label: dict(zip(names, _evaluate(run, variant, split), strict=True))
+            for variant, label in variant_labels(method.name, method.variants).items()
         }
         for split in ("test", "valid")
     )
@@ -357,7 +357,7 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     recommender = recommender.by_itself()
     run = run._replace(recommender=recommender)
     shares = chosen_shares(settings, method, recommender, state, artifacts.domains)
-    reported = view_labels(method.name, method.views)[method.views[0]]
+    reported = variant_labels(method.name, method.variants)[method.variants[0]]
     for split, found in (("test", methods), ("valid", valid_methods)):
         for name in names:
             client = recommender.names.index(name)
@@ -431,14 +431,14 @@ def _table(run: Ended, models: Models) -> ResultTable:
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """At most eight rows for a terminal, in their order, with the macro mean alone where there are several domains.
 
-    Of the counting rows the one with the best ndcg@10 stands for all; the method's other views and the teacher are
+    Of the counting rows the one with the best ndcg@10 stands for all; the method's other variants and the teacher are
     left out.
     """
     scope = shown_domains(rows)[-1]
     counts = [row for row in rows if row.label in COUNTS]
     best = max(counts, key=lambda row: row.values[scope]["ndcg@10"].mean)
-    views = f"{rows[0].label.partition(' (')[0]} ("
-    others = {row.label for row in rows[1:] if row.label.startswith(views)} | {*COUNTS, TEACHER} - {best.label}
+    variants = f"{rows[0].label.partition(' (')[0]} ("
+    others = {row.label for row in rows[1:] if row.label.startswith(variants)} | {*COUNTS, TEACHER} - {best.label}
     kept = {scope, MACRO}
     return [
         row._replace(values={domain: values for domain, values in row.values.items() if domain in kept})
@@ -447,10 +447,10 @@ def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
     ]
 
 
-def _evaluate(run: Ended, view: str, split: str) -> list[Tensor]:
+def _evaluate(run: Ended, variant: str, split: str) -> list[Tensor]:
     state = run.state
     server, local = state.best_server, state.best_local
-    return evaluate(run.method, state.best_round, view, split, server, local, run.blocks, run.launch.processes)
+    return evaluate(run.method, state.best_round, variant, split, server, local, run.blocks, run.launch.processes)
 
 
 def _write_metrics(
@@ -503,10 +503,11 @@ def _write_rounds(run: Ended, hybrids: Hybrids | None) -> None:
     figures = folder.root / "figures"
     figures.mkdir(exist_ok=True)
     scores = {
-        view: {
-            name: [record["valid"][view][client]["ndcg@10"] for record in records] for client, name in enumerate(names)
+        variant: {
+            name: [record["valid"][variant][client]["ndcg@10"] for record in records]
+            for client, name in enumerate(names)
         }
-        for view in method.views
+        for variant in method.variants
     }
     save_figure(validation_curves(scores, rounds, selected_round=state.best_round), figures / "validation")
     fusion = METHODS[settings.run.method].fusion_weights
@@ -578,7 +579,7 @@ def _notes(run: Ended, models: Models) -> list[str]:
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
     return [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
-        f"({state.best_score:.4f}) of {run.method.views[0]}",
+        f"({state.best_score:.4f}) of {run.method.variants[0]}",
         *selection_notes(run.folder),
         "every item is scored, as its ID is one token"
         if models.num_beams is None

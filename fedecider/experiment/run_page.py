@@ -520,7 +520,7 @@ def _test_rows(path: Path) -> dict[str, dict[str, UserPositions]]:
     rows: dict[str, dict[str, UserPositions]] = {}
     for record in read_per_user(path):
         if record.split == "test":
-            rows.setdefault(record.view, {})[record.domain] = record
+            rows.setdefault(record.variant, {})[record.domain] = record
     return rows
 
 

@@ -105,9 +105,9 @@ class FederatedMethod(NamedTuple):
     """round, server, uploads in client order -> new server tree. Reads the uploads once, as a stream, as far as it
     wants: clients whose uploads it does not read train all the same."""
     positions: Callable[[str, Download, Tree, Block, str], list[Tensor]]
-    """view, download, own rows, block, split ("valid" | "test") -> per client, the 0-based place of each
+    """variant, download, own rows, block, split ("valid" | "test") -> per client, the 0-based place of each
     held-out item (``NOT_RANKED`` when it was not returned)."""
-    views: tuple[str, ...]
+    variants: tuple[str, ...]
     """Models that are evaluated and logged each round; the first one is the reported one."""
     unread: tuple[str, ...] = ()
     """Local tensors that ``client_update`` replaces without a look: it is not given them, which saves their copy."""

@@ -128,10 +128,10 @@ def run_rounds(
 ) -> RunState:
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
-    After each round, or each ``eval_every``-th and the last one, every view of the method is evaluated on the
+    After each round, or each ``eval_every``-th and the last one, every variant of the method is evaluated on the
     validation split; of other rounds the record has no scores. ``summarise`` turns the positions of all clients (in
     client order) into the metrics of each reported group: one per domain, or one for a thousand users. The round with
-    the best mean ``select_by`` of the first view (earliest on ties) is kept.
+    the best mean ``select_by`` of the first variant (earliest on ties) is kept.
     ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
     ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
     a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
@@ -175,10 +175,12 @@ def run_rounds(
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
         server, local, done = _train(method, round, state, present, protect, deliver, gathering, processes, on_clients)
         trained = time.perf_counter()
-        views = method.views if settings.validates(round) else ()
-        found = evaluate_views(method, round, views, "valid", server, local, validated or blocks, processes, on_clients)
-        scores = {view: summarise(positions) for view, positions in found.items()}
-        groups = scores.get(method.views[0], [])
+        variants = method.variants if settings.validates(round) else ()
+        found = evaluate_variants(
+            method, round, variants, "valid", server, local, validated or blocks, processes, on_clients
+        )
+        scores = {variant: summarise(positions) for variant, positions in found.items()}
+        groups = scores.get(method.variants[0], [])
         score = sum(group[settings.select_by] for group in groups) / len(groups) if groups else None
         if score is not None and score > state.best_score:
             best_local = snapshot(local, state.best_local)
@@ -214,7 +216,7 @@ def run_rounds(
 def evaluate(
     method: FederatedMethod,
     round: int,
-    view: str,
+    variant: str,
     split: str,
     server: Tree,
     local: Tree,
@@ -223,13 +225,13 @@ def evaluate(
     on_clients: OnClients = silent,
 ) -> list[Tensor]:
     """Positions of every client in client order: one tensor per client."""
-    return evaluate_views(method, round, (view,), split, server, local, blocks, processes, on_clients)[view]
+    return evaluate_variants(method, round, (variant,), split, server, local, blocks, processes, on_clients)[variant]
 
 
-def evaluate_views(
+def evaluate_variants(
     method: FederatedMethod,
     round: int,
-    views: Sequence[str],
+    variants: Sequence[str],
     split: str,
     server: Tree,
     local: Tree,
@@ -237,14 +239,14 @@ def evaluate_views(
     processes: Processes | None = None,
     on_clients: OnClients = silent,
 ) -> dict[str, list[Tensor]]:
-    """View -> :func:`evaluate`; what a client receives and holds is read once for all views."""
-    if not views:
+    """Variant -> :func:`evaluate`; what a client receives and holds is read once for all variants."""
+    if not variants:
         return {}
 
     def work(block: Block) -> list[dict[str, Tensor]]:
         download, own = method.broadcast(round + 1, server, block.clients), _own(local, block)
-        found = {view: method.positions(view, download, own, block, split) for view in views}
-        return [{view: found[view][place] for view in views} for place in range(len(block.clients))]
+        found = {variant: method.positions(variant, download, own, block, split) for variant in variants}
+        return [{variant: found[variant][place] for variant in variants} for place in range(len(block.clients))]
 
     positions: list[tuple[int, dict[str, Tensor]]] = []
     total = sum(len(block.clients) for block in blocks)
@@ -253,7 +255,7 @@ def evaluate_views(
         positions += zip(block.clients.tolist(), clients, strict=True)
         on_clients(round, "validation", len(positions), total)
     positions.sort(key=itemgetter(0))
-    return {view: [client[view] for _, client in positions] for view in views}
+    return {variant: [client[variant] for _, client in positions] for variant in variants}
 
 
 class _Done(NamedTuple):

@@ -427,10 +427,10 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
 
         return {**weighted_mean(noted(), fallback=server), KNOWN: known_R}
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         places = []
         for row, number in enumerate(block.clients.tolist()):
-            model = loaded(take_row(own, row), number, download.shared if view == "global" else {})
+            model = loaded(take_row(own, row), number, download.shared if variant == "global" else {})
             score = _scores(model, data[number].graph_II, clients.clients[number], config.max_length, split)
             places.append(clients.rank(number, score, split))
         return places

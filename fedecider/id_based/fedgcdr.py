@@ -541,7 +541,7 @@ class _Rounds(NamedTuple):
                 new["served"][numbers] = True
         return new
 
-    def positions(self, view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(self, variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         places = []
         for row, number in enumerate(block.clients.tolist()):
             one, client = take_row(own, row), self.clients.clients[number]

@@ -123,7 +123,7 @@ SPACE: Space = {
 }
 SIGN = {"high": -1.0, "low": 1.0}
 """Parts of the model: high, what a domain has alone, and low, what is shared."""
-VIEWS = {"both": ("high", "low"), "shared": ("low",), "exclusive": ("high",)}
+VARIANTS = {"both": ("high", "low"), "shared": ("low",), "exclusive": ("high",)}
 MODEL, SHARED = "model.", "low.user_filter."
 
 
@@ -252,8 +252,8 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
     A round sends the low-pass filter of users and ``u_s`` of the own users: ``4 (D^2 + D + 1 + U D)`` bytes up, and as
     many down. The server averages with numbers of train pairs as weights, a person over the domains that have it. So a
     person must have one key in all domains; the server sees whom a domain has and a vector of each, and of two domains
-    each can take its own vectors away from the mean. Public users are trained on, and nothing of them is sent. Views:
-    ``both``, ``shared`` and ``exclusive`` parts, with the filter as the client ended its training.
+    each can take its own vectors away from the mean. Public users are trained on, and nothing of them is sent.
+    Variants: ``both``, ``shared`` and ``exclusive`` parts, with the filter as the client ended its training.
 
     Source: the public code (the paper's abstract; its text was not at hand). Differs: dot product, as its linear layer
     on ``[u, v]`` ranks alike for all users (``variant code`` keeps that); its score ``f(u_e + u_s, v_e + v_s)`` is the
@@ -270,7 +270,7 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
         rounds.client_update,
         lambda round, server, uploads: weighted_mean(uploads, fallback=server),
         rounds.positions,
-        tuple(VIEWS),
+        tuple(VARIANTS),
         upload_like=lambda round, server: server,
         takes_mean=True,
     )
@@ -442,11 +442,11 @@ class _Rounds(NamedTuple):
             _part(model, f"{kind}.user"), graph, user_UD, SIGN[kind], _mask(user_UD, self.config.dropout, draws)
         )
 
-    def positions(self, view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(self, variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         places = []
         for row, number in enumerate(block.clients.tolist()):
             model = self.model_of(take_row(own, row), number)
-            parts = [self.vectors(model, number, kind) for kind in VIEWS[view]]
+            parts = [self.vectors(model, number, kind) for kind in VARIANTS[variant]]
             places.append(self.clients.rank(number, partial(score_parts, model, parts), split))
         return places
 

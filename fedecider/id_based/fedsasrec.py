@@ -124,9 +124,10 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
     """``theta <- sum_i n_i theta_i / sum_i n_i`` over the clients that hold a parameter, ``theta_i`` trained from it.
 
     All catalogues lie in one table of R rows; a client receives, trains and sends the rows of its own catalogue, so the
-    mean of a row is over those who hold it. Layers are (K, ...): one set for all, or one a catalogue. Views: ``global``
-    (after the aggregation, reported) and ``local`` (as the client ended its training). A client trains on its own
-    users' train parts and on the public users of its catalogue, as the centralised row does. ``n_i`` counts both.
+    mean of a row is over those who hold it. Layers are (K, ...): one set for all, or one a catalogue. Variants:
+    ``global`` (after the aggregation, reported) and ``local`` (as the client ended its training). A client trains on
+    its own users' train parts and on the public users of its catalogue, as the centralised row does. ``n_i`` counts
+    both.
 
     Source: the model is SASRec (Kang and McAuley, ICDM 2018), with the deviations of the centralised row; the
     federation is FedAvg. Differs: clients step with Adam, whose moments they keep; rows are averaged over holders.
@@ -243,11 +244,11 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return weighted_mean(uploads, fallback=server)
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         places = []
         for row, number in enumerate(block.clients.tolist()):
             client = clients.clients[number]
-            if view == "global":
+            if variant == "global":
                 parameters = known(download, own, row, number)
             else:
                 parameters = {name: own[local.format(name)][row] for name in starts[0]}

@@ -37,7 +37,7 @@ from fedecider.federation.record import (
     write_json,
     write_text,
 )
-from fedecider.federation.rounds import RoundSettings, evaluate_views
+from fedecider.federation.rounds import RoundSettings, evaluate_variants
 from fedecider.federation.state import RunState
 from fedecider.id_based.clients import IdClients, id_clients
 from fedecider.id_based.methods import METHODS
@@ -49,7 +49,7 @@ from fedecider.report.tables import (
     rich_table,
     rows_data,
     shown_domains,
-    view_labels,
+    variant_labels,
 )
 from fedecider.running.launch import Launch
 from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
@@ -160,7 +160,7 @@ def page(config: Any) -> Path:
 
 
 Positions = dict[str, dict[str, Tensor]]
-"""Label of a view -> client -> (U,) positions."""
+"""Label of a variant -> client -> (U,) positions."""
 
 
 class Trained(NamedTuple):
@@ -171,14 +171,14 @@ class Trained(NamedTuple):
     state: RunState
 
     def positions(self, split: str) -> Positions:
-        """Of every view in the best round, the reported one first."""
+        """Of every variant in the best round, the reported one first."""
         method, state = self.method, self.state
-        found = evaluate_views(
-            method, state.best_round, method.views, split, state.best_server, state.best_local, self.clients.blocks()
+        found = evaluate_variants(
+            method, state.best_round, method.variants, split, state.best_server, state.best_local, self.clients.blocks()
         )
         names = [client.name for client in self.clients]
-        labels = view_labels(method.name, method.views)
-        return {label: dict(zip(names, found[view], strict=True)) for view, label in labels.items()}
+        labels = variant_labels(method.name, method.variants)
+        return {label: dict(zip(names, found[variant], strict=True)) for variant, label in labels.items()}
 
 
 def load(settings: IdSettings, launch: Launch) -> Experiment:
@@ -283,7 +283,9 @@ def _kept(settings: IdSettings, shared: Shared) -> Path:
     def build(folder: Path) -> None:
         recorder = Recorder(folder / "rounds.jsonl")
         trained = train_rounds(settings, shared.domains, torch.device(shared.device), recorder=recorder)
-        save_file(next(iter(trained.positions("test").values())), folder / "positions.safetensors")  # the reported view
+        save_file(
+            next(iter(trained.positions("test").values())), folder / "positions.safetensors"
+        )  # the reported variant
         state = trained.state
         write_json(folder / "info.json", {"valid": state.best_score, "best_round": state.best_round})
 
@@ -317,7 +319,7 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     broken = [line] if (line := non_finite_line(records)) else []
     notes = [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
-        f"{trained.method.views[0]}",
+        f"{trained.method.variants[0]}",
         f"{time['wall_s']:.2f} s a round (median); per client and round {each['up']:,} bytes up, {each['down']:,} down",
         *broken,
     ]

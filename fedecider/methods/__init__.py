@@ -34,10 +34,10 @@ class Method(NamedTuple):
     """Frozen dataclass of the method's own settings."""
     algorithm: Callable[..., FederatedMethod]
     """(recommender, config) -> the method, over whole adapters; :meth:`build` is what runs."""
-    load_view: Callable[..., Any]
-    """(recommender, config, view, download, own row, client): put that client's model into ``recommender.model``. The
-    download is what the client knows (`fedecider.federation.wire.received`). A method with fusion weights returns the
-    row with those that it loaded."""
+    load_variant: Callable[..., Any]
+    """(recommender, config, variant, download, own row, client): put that client's model into ``recommender.model``.
+    The download is what the client knows (`fedecider.federation.wire.received`). A method with fusion weights returns
+    the row with those that it loaded."""
     scalars: Callable[[Shapes, Sequence[Shapes], int], tuple[int, int]]
     """(shapes, peers, round) -> scalars that one client receives and sends, by the formula. ``shapes`` are those of its
     own adapters, ``peers[j]`` those of what it reads of client j's; they differ where only rows of catalogues travel
@@ -72,22 +72,22 @@ BUILT_IN = {
     "fedecider": Method(
         fedecider.FedeciderConfig,
         fedecider.fedecider,
-        fedecider.load_view,
+        fedecider.load_variant,
         fedecider.scalars,
         fedecider.GRID,
         fedecider.SPACE,
         fusion_weights=fedecider.FUSION_WEIGHTS,
         takes_mean=False,
     ),
-    "local": Method(local.LocalConfig, local.local, local.load_view, local.scalars, takes_mean=False),
-    "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_view, fedavg.scalars),
+    "local": Method(local.LocalConfig, local.local, local.load_variant, local.scalars, takes_mean=False),
+    "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_variant, fedavg.scalars),
     "ditto": Method(
-        ditto.DittoConfig, ditto.ditto, ditto.load_view, ditto.scalars, ditto.GRID, ditto.SPACE, beside_training=PULL
+        ditto.DittoConfig, ditto.ditto, ditto.load_variant, ditto.scalars, ditto.GRID, ditto.SPACE, beside_training=PULL
     ),
     "fdlora": Method(
         fdlora.FdloraConfig,
         fdlora.fdlora,
-        fdlora.load_view,
+        fdlora.load_variant,
         fdlora.scalars,
         fdlora.GRID,
         fdlora.SPACE,
@@ -96,19 +96,19 @@ BUILT_IN = {
     "fedprox": Method(
         fedprox.FedproxConfig,
         fedprox.fedprox,
-        fedprox.load_view,
+        fedprox.load_variant,
         fedprox.scalars,
         fedprox.GRID,
         fedprox.SPACE,
         beside_training=PULL,
     ),
-    "pfedavg": Method(pfedavg.PfedavgConfig, pfedavg.pfedavg, pfedavg.load_view, pfedavg.scalars),
-    "ffa_lora": Method(ffa_lora.FfaLoraConfig, ffa_lora.ffa_lora, ffa_lora.load_view, ffa_lora.scalars),
-    "rolora": Method(rolora.RoloraConfig, rolora.rolora, rolora.load_view, rolora.scalars),
+    "pfedavg": Method(pfedavg.PfedavgConfig, pfedavg.pfedavg, pfedavg.load_variant, pfedavg.scalars),
+    "ffa_lora": Method(ffa_lora.FfaLoraConfig, ffa_lora.ffa_lora, ffa_lora.load_variant, ffa_lora.scalars),
+    "rolora": Method(rolora.RoloraConfig, rolora.rolora, rolora.load_variant, rolora.scalars),
     "fellrec": Method(
         fellrec.FellrecConfig,
         fellrec.fellrec,
-        fellrec.load_view,
+        fellrec.load_variant,
         fellrec.scalars,
         fellrec.GRID,
         fellrec.SPACE,
@@ -118,7 +118,7 @@ BUILT_IN = {
     "lora_sim": Method(
         lora_sim.LoraSimConfig,
         lora_sim.lora_sim,
-        lora_sim.load_view,
+        lora_sim.load_variant,
         lora_sim.scalars,
         lora_sim.GRID,
         lora_sim.SPACE,
@@ -127,7 +127,7 @@ BUILT_IN = {
     "centralised": Method(
         centralised.CentralisedConfig,
         centralised.centralised,
-        centralised.load_view,
+        centralised.load_variant,
         centralised.scalars,
         pooled=True,
         beside_training="the data of all clients are pooled",

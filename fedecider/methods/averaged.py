@@ -1,7 +1,7 @@
 """What FedAvg and its kin share: every client gets one pair of adapters, sends one back, the server takes the mean.
 
 State. Server: one client's adapters. Local: ``own.*``, one pair per client, whatever the method keeps there. A method
-is its ``TrainClient`` and what its views mean; whoever aggregates otherwise replaces ``server_aggregate``.
+is its ``TrainClient`` and what its variants mean; whoever aggregates otherwise replaces ``server_aggregate``.
 
 State. Server: the last usable upload of every client (K rows), ``weights`` (K, K) float64 of the last aggregation,
 ``uploaded`` (K,) bool and, where losses are sent, ``loss`` (K,). Local: ``own.*``, the pair as the client trained it.
@@ -50,11 +50,16 @@ TrainClient = Callable[[int, Tree, Tree, int], tuple[Tree, Tree, dict[str, Any]]
 """round, downloaded adapters, own row (``own.*``), client -> adapters to send, new own row, log."""
 
 Load = Callable[[str, Download, Tree, int], Any]
-"""view, download, own row, client: put that client's model into the recommender."""
+"""variant, download, own row, client: put that client's model into the recommender."""
 
 
 def averaged(
-    recommender: ClientModels, name: str, views: tuple[str, ...], update: TrainClient, load: Load, weighting: Weighting
+    recommender: ClientModels,
+    name: str,
+    variants: tuple[str, ...],
+    update: TrainClient,
+    load: Load,
+    weighting: Weighting,
 ) -> FederatedMethod:
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` what ``update`` sends for client i.
 
@@ -90,7 +95,7 @@ def averaged(
         client_update,
         server_aggregate,
         positions,
-        views,
+        variants,
         upload_like=_like_server,
         takes_mean=True,
     )
@@ -122,7 +127,7 @@ def scalars_both_ways(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tu
 
 # Shared by methods whose server gives every client its own weighted average of all clients' LoRA factors.
 
-VIEWS = ("aggregated", "local")
+VARIANTS = ("aggregated", "local")
 WEIGHTS, UPLOADED, LOSS = "weights", "uploaded", "loss"
 
 Weigh = Callable[[int, Tree], Tensor]
@@ -135,8 +140,8 @@ def personal_average(
     """``theta_i <- sum_j weights_ij theta_j`` for all clients, from the uploads as they arrived.
 
     A client that is absent, or whose upload is not finite, stands in the averages with its last upload; one that has
-    never uploaded is left out and keeps the common start. Views: ``aggregated`` (reported) and ``local`` (the client's
-    model before the upload).
+    never uploaded is left out and keeps the common start. Variants: ``aggregated`` (reported) and ``local`` (the
+    client's model before the upload).
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
     num_clients = recommender.num_clients
@@ -187,14 +192,21 @@ def personal_average(
     positions = _row_by_row(recommender)
     like = {**start, **({LOSS: torch.zeros(())} if sends_loss else {})}
     return FederatedMethod(
-        name, init, broadcast, client_update, server_aggregate, positions, VIEWS, upload_like=lambda round, server: like
+        name,
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        VARIANTS,
+        upload_like=lambda round, server: like,
     )
 
 
-def load_row(recommender: ClientModels, view: str, download: Download, own: Tree, client: int) -> None:
+def load_row(recommender: ClientModels, variant: str, download: Download, own: Tree, client: int) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
-    assert view in VIEWS, view
-    load_plain(recommender.model, message(download, 0) if view == "aggregated" else without_prefix(own, "own"))
+    assert variant in VARIANTS, variant
+    load_plain(recommender.model, message(download, 0) if variant == "aggregated" else without_prefix(own, "own"))
 
 
 def module_products(adapters: Tree) -> Tensor:
@@ -249,12 +261,12 @@ def _row_by_row(recommender: ClientModels) -> Callable[[str, Download, Tree, Blo
     """``client_positions`` for downloads that hold one row per client."""
     single = client_positions(recommender, partial(load_row, recommender))
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         found = []
         for row in range(len(block.clients)):
             here = slice(row, row + 1)
             own_row = {key: tensor[here] for key, tensor in own.items()}
-            found += single(view, download_of(download, row), own_row, Block(block.clients[here], None), split)
+            found += single(variant, download_of(download, row), own_row, Block(block.clients[here], None), split)
         return found
 
     return positions

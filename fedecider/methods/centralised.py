@@ -62,7 +62,7 @@ def centralised(recommender: ClientModels, config: CentralisedConfig) -> Federat
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return {}
 
-    positions = client_positions(recommender, partial(load_view, recommender, config))
+    positions = client_positions(recommender, partial(load_variant, recommender, config))
     return FederatedMethod("centralised", init, broadcast, client_update, server_aggregate, positions, ("pooled",))
 
 
@@ -93,11 +93,11 @@ def pooled_recommender(recommender: ClientModels) -> ClientModels:
     )
 
 
-def load_view(
-    recommender: ClientModels, config: CentralisedConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: CentralisedConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the one adapter."""
-    assert view == "pooled", view
+    assert variant == "pooled", variant
     load_plain(recommender.model, without_prefix(own, "own"))
 
 

@@ -13,7 +13,7 @@ from fedecider.methods.local_training import Pull, train_locally
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
 
-VIEWS = ("personal", "global")
+VARIANTS = ("personal", "global")
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"personal_pull": 0.1}, {"personal_pull": 2.0})
 SPACE: Space = {"personal_pull": Real(0.01, 10.0, log=True)}
@@ -44,20 +44,20 @@ def ditto(recommender: ClientModels, config: DittoConfig) -> FederatedMethod:
     ``w`` is what the client received at the start of the round (Algorithm 1). ``v`` goes on from the last round and
     never touches ``w``, so that ``w`` is FedAvg's and, with lambda 0, ``v`` is local training's, both bit for bit: the
     two trainings of a round see the same batches and the same dropout, as they would alone. A round costs twice the
-    training of the other methods. Views: ``personal`` (``v``, reported) and ``global``. Logs are those of ``v``, with
-    ``global_loss`` for ``w``; ``seconds`` and ``finite`` are of both. Differs from the paper: AdamW, and as many epochs
-    for ``v`` as for ``w``.
+    training of the other methods. Variants: ``personal`` (``v``, reported) and ``global``. Logs are those of ``v``,
+    with ``global_loss`` for ``w``; ``seconds`` and ``finite`` are of both. Differs from the paper: AdamW, and as many
+    epochs for ``v`` as for ``w``.
     """
-    update, load = partial(_update, recommender, config), partial(load_view, recommender, config)
-    return averaged(recommender, "ditto", VIEWS, update, load, config.weighting)
+    update, load = partial(_update, recommender, config), partial(load_variant, recommender, config)
+    return averaged(recommender, "ditto", VARIANTS, update, load, config.weighting)
 
 
-def load_view(
-    recommender: ClientModels, config: DittoConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: DittoConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's personal adapters, or the global ones."""
-    assert view in VIEWS, view
-    load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))
+    assert variant in VARIANTS, variant
+    load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))
 
 
 def _update(

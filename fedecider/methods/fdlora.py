@@ -28,7 +28,7 @@ from idgen.backbones.family import num_targets
 from idgen.precision import autocast
 from idgen.training import sequence_loss
 
-VIEWS = ("fused", "global", "personal")
+VARIANTS = ("fused", "global", "personal")
 
 GRID: tuple[dict[str, Any], ...] = (
     {},
@@ -79,7 +79,7 @@ def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
     Stage 1 (round 1): ``theta_p`` is trained from the common start, ``theta_s`` becomes the mean of all. Stage 2: the
     client trains from ``theta_s`` and sends the result; the server moves ``theta_s`` along the mean change
     (:func:`outer_step`). In rounds t with t % H = 0 ``theta_p`` becomes the client's own trained copy. Stage 3:
-    :func:`fusion_weights`. Views: ``fused`` (reported), ``global``, ``personal``.
+    :func:`fusion_weights`. Variants: ``fused`` (reported), ``global``, ``personal``.
 
     A client that missed round 1 has no ``theta_p`` yet and takes its first trained copy. A synchronisation in the last
     round is done like any other: the method does not know which round is the last or will be chosen, and the copy is
@@ -89,8 +89,8 @@ def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
     DiLoCo's (Douillard et al., 2023); H, the weight of L1 and the size of the search are ours, as is reading the test
     for a synchronisation as t % H = 0. ``theta_s`` of the fusion is the server's, after the aggregation.
     """
-    update, load = partial(_update, recommender, config), partial(load_view, recommender, config)
-    base = averaged(recommender, "fdlora", VIEWS, update, load, config.weighting)
+    update, load = partial(_update, recommender, config), partial(load_variant, recommender, config)
+    base = averaged(recommender, "fdlora", VARIANTS, update, load, config.weighting)
 
     def init() -> tuple[Tree, Tree]:
         start, local = base.init()
@@ -115,20 +115,20 @@ def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
     )
 
 
-def load_view(
-    recommender: ClientModels, config: FdloraConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: FdloraConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the fused adapters, the global or the client's personal ones.
 
     The search for ``fused`` is done here, not in training: only here ``theta_s`` is the one that is reported, that
     after the aggregation. It always finds the same weights for the same models.
     """
-    assert view in VIEWS, view
+    assert variant in VARIANTS, variant
     theta_p, theta_s = without_prefix(own, "own"), download.shared
-    if view == "fused":
+    if variant == "fused":
         load_plain(recommender.model, fuse(theta_p, theta_s, fusion_weights(recommender, config, own, theta_s, client)))
     else:
-        load_plain(recommender.model, theta_s if view == "global" else theta_p)
+        load_plain(recommender.model, theta_s if variant == "global" else theta_p)
 
 
 def outer_step(

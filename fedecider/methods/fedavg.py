@@ -11,7 +11,7 @@ from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, t
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
-VIEWS = ("global", "local")
+VARIANTS = ("global", "local")
 
 scalars = scalars_both_ways
 
@@ -33,17 +33,17 @@ class FedavgConfig:
 def fedavg(recommender: ClientModels, config: FedavgConfig) -> FederatedMethod:
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` trained from ``theta``.
 
-    The mean of the factors is not the mean of the products. Views: ``global`` (after aggregation, reported) and
+    The mean of the factors is not the mean of the products. Variants: ``global`` (after aggregation, reported) and
     ``local`` (the client's model before the upload). Differs from the paper: nothing; FeDecider's comparison does not
     name the weights, the default is uniform.
     """
-    update, load = partial(train_from_global, recommender), partial(load_view, recommender, config)
-    return averaged(recommender, "fedavg", VIEWS, update, load, config.weighting)
+    update, load = partial(train_from_global, recommender), partial(load_variant, recommender, config)
+    return averaged(recommender, "fedavg", VARIANTS, update, load, config.weighting)
 
 
-def load_view(
-    recommender: ClientModels, config: FedavgConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: FedavgConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global adapters, or the client's before its upload."""
-    assert view in VIEWS, view
-    load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))
+    assert variant in VARIANTS, variant
+    load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))

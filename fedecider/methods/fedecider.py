@@ -289,7 +289,7 @@ def absorbed(alpha: Tensor, norm_M: Tensor, client: int) -> Tensor:
 
 # FeDecider (WWW 2026): share the directions of LoRA updates, let every client learn how to weigh them.
 
-VIEWS = ("post_broadcast", "pre_upload")
+VARIANTS = ("post_broadcast", "pre_upload")
 NORMS = "norms"
 """With ``merge``, at the server and in a download: (K, M) what the directions were divided by; float32."""
 GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": "auto"}, {"alpha_init": "auto", "alpha_peers": 0.3})
@@ -305,7 +305,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
     """Round 1 trains plain LoRA; later rounds train own pair and weights over all clients' directions.
 
     ``dW_i = sum_j alpha_ij B_j A_j`` with ``||B_j A_j||_F = 1`` per module (section 3.1). Upload: the own pair only (P
-    scalars). Download: K directions, of tables only rows of the own catalogue; in round 1 the common start. Views:
+    scalars). Download: K directions, of tables only rows of the own catalogue; in round 1 the common start. Variants:
     ``post_broadcast`` (the paper's final model) and ``pre_upload``, the model as it was trained. Differs from the
     paper: untrained and non-finite updates are handled; with ``absorb`` and ``raw`` the own weight starts at 1, so that
     the first broadcast changes nothing there; ``alpha_init auto``, ``initial_fusion``, ``merge`` and ``alpha_per`` are
@@ -357,7 +357,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
                 directions[key][upload.clients[kept_C]] = tensor
         return directions
 
-    positions = client_positions(recommender, partial(load_view, recommender, config))
+    positions = client_positions(recommender, partial(load_variant, recommender, config))
     return FederatedMethod(
         "fedecider",
         init,
@@ -365,14 +365,14 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         client_update,
         server_aggregate,
         positions,
-        VIEWS,
+        VARIANTS,
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
     )
 
 
-def load_view(
-    recommender: ClientModels, config: FedeciderConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: FedeciderConfig, variant: str, download: Download, own: Tree, client: int
 ) -> Tree:
     """Load what client ``client`` recommends with; ``own`` is its row of the local state.
 
@@ -380,8 +380,8 @@ def load_view(
     the peers and the weights in one. Returns the row with the weights that were loaded: those that ``merge`` and
     ``initial_fusion`` make for what was received.
     """
-    assert view in VIEWS, view
-    if view == "pre_upload":
+    assert variant in VARIANTS, variant
+    if variant == "pre_upload":
         load_factors(recommender.model, without_prefix(own, "whole"))
     else:
         own = _fitted(recommender, config, download, own, client)

@@ -12,7 +12,7 @@ from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, t
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
-VIEWS = ("local", "global")
+VARIANTS = ("local", "global")
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"mu": 0.001}, {"mu": 0.1}, {"mu": 1.0})
 SPACE: Space = {"mu": Real(0.0001, 1.0, log=True)}
@@ -39,18 +39,18 @@ class FedproxConfig:
 def fedprox(recommender: ClientModels, config: FedproxConfig) -> FederatedMethod:
     """``theta_i = argmin F_i(theta) + mu / 2 ||theta - w||^2`` by local training from ``w``, then ``w`` is their mean.
 
-    ``w`` is what the client received; the distance is over all A and B. Views: ``local`` (the client's model before the
-    upload, reported: FeDecider counts FedProx among the personalised methods) and ``global``. Differs from the paper:
-    AdamW (Eq. 2 leaves the solver open) and equal work for all clients, so there are no partial solutions.
+    ``w`` is what the client received; the distance is over all A and B. Variants: ``local`` (the client's model before
+    the upload, reported: FeDecider counts FedProx among the personalised methods) and ``global``. Differs from the
+    paper: AdamW (Eq. 2 leaves the solver open) and equal work for all clients, so there are no partial solutions.
     """
     update = partial(train_from_global, recommender, pull_strength=config.mu)
-    load = partial(load_view, recommender, config)
-    return averaged(recommender, "fedprox", VIEWS, update, load, config.weighting)
+    load = partial(load_variant, recommender, config)
+    return averaged(recommender, "fedprox", VARIANTS, update, load, config.weighting)
 
 
-def load_view(
-    recommender: ClientModels, config: FedproxConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: FedproxConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's adapters before its upload, or the global ones."""
-    assert view in VIEWS, view
-    load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))
+    assert variant in VARIANTS, variant
+    load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))

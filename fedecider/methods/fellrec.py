@@ -51,7 +51,7 @@ SPACE: Space = {
 def fellrec(recommender: ClientModels, config: FellrecConfig) -> FederatedMethod:
     """Personal averages of all adapters by :func:`mixing_weights`, with the cosine of all factors laid flat.
 
-    Every client uploads its adapters and its last training loss. Views: ``aggregated`` (reported) and ``local``.
+    Every client uploads its adapters and its last training loss. Variants: ``aggregated`` (reported) and ``local``.
     Differs from the paper: the whole adapter is trained by the client and sent, while the paper leaves middle layers to
     the server, which changes who computes and what travels, not the result. Differs from the public code: all averages
     come from the uploads, while the code overwrites clients that later ones still read; and the warm-up is used at
@@ -83,11 +83,11 @@ def mixing_weights(cosine_KK: Tensor, loss_K: Tensor, round: int, config: Fellre
     return weight_KK / exact_sum(weight_KK)[:, None]
 
 
-def load_view(
-    recommender: ClientModels, config: FellrecConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: FellrecConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
-    load_row(recommender, view, download, own, client)
+    load_row(recommender, variant, download, own, client)
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:

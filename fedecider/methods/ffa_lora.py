@@ -23,7 +23,7 @@ from fedecider.models.adapters import (
     without_prefix,
 )
 
-VIEWS = ("global", "local")
+VARIANTS = ("global", "local")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def ffa_lora(recommender: ClientModels, config: FfaLoraConfig) -> FederatedMetho
     """``B <- sum_i p_i B_i`` with A as it was drawn: ``sum_i p_i B_i A = (sum_i p_i B_i) A``, without cross terms.
 
     A follows from the seed of the run, which all parties know: it is never sent, and neither server nor local state
-    holds it. Views: ``global`` (after aggregation, reported) and ``local`` (the client's model before the upload).
+    holds it. Variants: ``global`` (after aggregation, reported) and ``local`` (the client's model before the upload).
     Differs from the paper: AdamW for some epochs a round where it takes steps of SGD; with ``user_privacy`` bounds are
     those of a user, not of a sample.
     """
@@ -60,17 +60,17 @@ def ffa_lora(recommender: ClientModels, config: FfaLoraConfig) -> FederatedMetho
         trained_b = _only_b(trained.adapters)
         return trained_b, with_prefix(trained_b, "own") if trained.log["finite"] else own, trained.log
 
-    load = partial(load_view, recommender, config)
-    return averaged(recommender, "ffa_lora", VIEWS, update, load, config.weighting)._replace(init=init)
+    load = partial(load_variant, recommender, config)
+    return averaged(recommender, "ffa_lora", VARIANTS, update, load, config.weighting)._replace(init=init)
 
 
-def load_view(
-    recommender: ClientModels, config: FfaLoraConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: FfaLoraConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global B, or the client's before its upload, beside the common A."""
-    assert view in VIEWS, view
+    assert variant in VARIANTS, variant
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
-    load_plain(recommender.model, {**start, **(download.shared if view == "global" else without_prefix(own, "own"))})
+    load_plain(recommender.model, {**start, **(download.shared if variant == "global" else without_prefix(own, "own"))})
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def local(recommender: ClientModels, config: LocalConfig) -> FederatedMethod:
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return {}
 
-    positions = client_positions(recommender, partial(load_view, recommender, config))
+    positions = client_positions(recommender, partial(load_variant, recommender, config))
     return FederatedMethod(
         "local",
         init,
@@ -65,11 +65,11 @@ def local(recommender: ClientModels, config: LocalConfig) -> FederatedMethod:
     )
 
 
-def load_view(
-    recommender: ClientModels, config: LocalConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: LocalConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's own adapters."""
-    assert view == "local", view
+    assert variant == "local", variant
     load_plain(recommender.model, without_prefix(own, "own"))
 
 

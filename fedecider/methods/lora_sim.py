@@ -54,8 +54,8 @@ SPACE: Space = {"similarity": OneOf(("shifted", "softmax")), "temperature": Real
 def lora_sim(recommender: ClientModels, config: LoraSimConfig) -> FederatedMethod:
     """Personal averages of all adapters by :func:`mixing_weights`, with the mean over modules of the cosine of factors.
 
-    Views: ``aggregated`` (reported) and ``local``. Differs from the paper: it names layer-wise cosines and client-wise
-    weights only; how one becomes the other is ours.
+    Variants: ``aggregated`` (reported) and ``local``. Differs from the paper: it names layer-wise cosines and
+    client-wise weights only; how one becomes the other is ours.
     """
 
     def weigh(round: int, rows: Tree) -> Tensor:
@@ -74,8 +74,8 @@ def mixing_weights(cosine_KK: Tensor, config: LoraSimConfig) -> Tensor:
     return weight_KK / exact_sum(weight_KK)[:, None]
 
 
-def load_view(
-    recommender: ClientModels, config: LoraSimConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: LoraSimConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
-    load_row(recommender, view, download, own, client)
+    load_row(recommender, variant, download, own, client)

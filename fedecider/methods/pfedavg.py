@@ -11,7 +11,7 @@ from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, t
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
-VIEWS = ("fine_tuned", "global")
+VARIANTS = ("fine_tuned", "global")
 
 scalars = scalars_both_ways
 
@@ -35,17 +35,17 @@ def pfedavg(recommender: ClientModels, config: PfedavgConfig) -> FederatedMethod
 
     A client's adapters before its upload in round t are ``w`` of round t - 1, fine-tuned. They are kept and reported
     as ``fine_tuned``, so a run of T rounds is T - 1 rounds of FedAvg and the fine-tuning, as many epochs per client as
-    every other method gets, and validation chooses T. The other view is ``global``. This is not Per-FedAvg (Fallah et
-    al., 2020), which trains for a good start of fine-tuning. Differs from the paper: nothing that it states; FeDecider
-    names neither the length of the fine-tuning nor the weights.
+    every other method gets, and validation chooses T. The other variant is ``global``. This is not Per-FedAvg (Fallah
+    et al., 2020), which trains for a good start of fine-tuning. Differs from the paper: nothing that it states;
+    FeDecider names neither the length of the fine-tuning nor the weights.
     """
-    update, load = partial(train_from_global, recommender), partial(load_view, recommender, config)
-    return averaged(recommender, "pfedavg", VIEWS, update, load, config.weighting)
+    update, load = partial(train_from_global, recommender), partial(load_variant, recommender, config)
+    return averaged(recommender, "pfedavg", VARIANTS, update, load, config.weighting)
 
 
-def load_view(
-    recommender: ClientModels, config: PfedavgConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: PfedavgConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global adapters, or those that the client made of the last ones it received."""
-    assert view in VIEWS, view
-    load_plain(recommender.model, download.shared if view == "global" else without_prefix(own, "own"))
+    assert variant in VARIANTS, variant
+    load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))

@@ -103,10 +103,10 @@ def sends_own_rows(method: FederatedMethod, own_rows: Tree) -> FederatedMethod:
         weight_C = torch.cat([upload.weights for upload in uploads])
         return Upload(block.clients, weight_C, tensors, sent_rows=marks), _joined(rows), logs
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         found = []
         for row in range(len(block.clients)):
-            found += method.positions(view, *_alone(download, own, block, row), split)
+            found += method.positions(variant, *_alone(download, own, block, row), split)
         return found
 
     return method._replace(broadcast=broadcast, client_update=client_update, positions=positions)
@@ -355,12 +355,13 @@ def build_recommender(
 def client_positions(
     recommender: ClientModels, load: Callable[[str, Download, Tree, int], Any]
 ) -> Callable[[str, Download, Tree, Block, str], list[Tensor]]:
-    """The ``positions`` of a method whose ``load(view, download, own row, client)`` puts a client's model in place."""
+    """The ``positions`` of a method whose ``load(variant, download, own row, client)`` puts a client's model in
+    place."""
 
-    def positions(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         found = []
         for row, client in enumerate(block.clients.tolist()):
-            load(view, download, take_row(own, row), client)
+            load(variant, download, take_row(own, row), client)
             found.append(recommender.positions(client, split))
         return found
 

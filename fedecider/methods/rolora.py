@@ -57,8 +57,8 @@ def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
     Up goes the trained factor. Down comes the frozen one, averaged in the round before; the other one the client was
     sent in the round before. A client that missed that round, or whose upload then was not finite, is sent both, and so
     are all clients of its block (blocks of the LLM track hold one client). Where uploads are bounded all are sent both:
-    the trained factor is bounded around that of the download. Views: ``local`` (the client's model before the upload,
-    reported) and ``global``. Differs from the paper: uniform weights by default; absent clients.
+    the trained factor is bounded around that of the download. Variants: ``local`` (the client's model before the
+    upload, reported) and ``global``. Differs from the paper: uniform weights by default; absent clients.
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
 
@@ -99,8 +99,8 @@ def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
         mean = weighted_mean(noted(), fallback=fallback, uniform=config.weighting == "uniform")
         return {**server, **mean, LAST_ROUND: last_round_K}
 
-    positions = client_positions(recommender, partial(load_view, recommender, config))
-    views = ("local", "global")
+    positions = client_positions(recommender, partial(load_variant, recommender, config))
+    variants = ("local", "global")
     return FederatedMethod(
         "rolora",
         init,
@@ -108,18 +108,18 @@ def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
         client_update,
         server_aggregate,
         positions,
-        views,
+        variants,
         upload_like=lambda round, server: only(server, trained_factor(round)),
         takes_mean=True,
     )
 
 
-def load_view(
-    recommender: ClientModels, config: RoloraConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: RoloraConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's adapters before its upload, or the global ones: the download over what the client has."""
-    assert view in ("local", "global"), view
-    load_plain(recommender.model, {**without_prefix(own, "own"), **(download.shared if view == "global" else {})})
+    assert variant in ("local", "global"), variant
+    load_plain(recommender.model, {**without_prefix(own, "own"), **(download.shared if variant == "global" else {})})
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:

@@ -354,18 +354,18 @@ def logged_rows(record: dict, key: str, num_clients: int) -> list[list[float] | 
 
 
 def boundary_shock(records: Sequence[dict], names: Sequence[str], metric: str = "ndcg@10") -> dict[str, Any] | None:
-    """Validation ``metric`` before the upload and after the broadcast: view -> domain -> one value per round.
+    """Validation ``metric`` before the upload and after the broadcast: variant -> domain -> one value per round.
 
-    ``change``: domain -> after minus before. None for methods without these two views. The
+    ``change``: domain -> after minus before. None for methods without these two variants. The
     broadcast resets norms that training had adapted to, and the final model is the one after it.
     """
-    views = ("pre_upload", "post_broadcast")
-    if any(view not in record["valid"] for record in records for view in views):
+    variants = ("pre_upload", "post_broadcast")
+    if any(variant not in record["valid"] for record in records for variant in variants):
         return None
     scores = {
-        view: {name: [record["valid"][view][k][metric] for record in records] for k, name in enumerate(names)}
-        for view in views
+        variant: {name: [record["valid"][variant][k][metric] for record in records] for k, name in enumerate(names)}
+        for variant in variants
     }
-    before, after = (scores[view] for view in views)
+    before, after = (scores[variant] for variant in variants)
     change = {name: [late - early for early, late in zip(before[name], after[name], strict=True)] for name in names}
     return {"metric": metric, "rounds": [record["round"] for record in records], "scores": scores, "change": change}

@@ -31,7 +31,7 @@ INTERVALS = "Brackets and whiskers: 95 % bootstrap over the users of the group."
 def sections_of(analysis: Mapping[str, Any], colours: Mapping[str, str] | None = None) -> list[Section]:
     """The sections of what ``run_analysis`` returned, but for the fusion weights; what does not apply is left out.
 
-    ``colours``: of views and rows, as the other figures of the page show them.
+    ``colours``: of variants and rows, as the other figures of the page show them.
     """
     colours = colours or {}
     sections = [

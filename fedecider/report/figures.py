@@ -122,14 +122,14 @@ def validation_curves(
     selected_round: int | None = None,
     colours: Mapping[str, str] | None = None,
 ) -> PlotFigure:
-    """Validation ``metric`` over the rounds: one panel per domain with equal axes, one curve per view (or method).
+    """Validation ``metric`` over the rounds: one panel per domain with equal axes, one curve per variant (or method).
 
-    ``scores``: view -> domain -> one value per round. ``selected_round`` is marked when given. ``colours``: of the
-    views, where the page has given them one.
+    ``scores``: variant -> domain -> one value per round. ``selected_round`` is marked when given. ``colours``: of the
+    variants, where the page has given them one.
     """
     domains = list(next(iter(scores.values()), {}))
     if not domains:
-        raise ValueError("got no scores, expected at least one view with one domain")
+        raise ValueError("got no scores, expected at least one variant with one domain")
     figure = make_subplots(rows=1, cols=len(domains), shared_yaxes=True, subplot_titles=domains)
     colours = {**colours_of(list(scores)), **(colours or {})}
     for label, per_domain in scores.items():

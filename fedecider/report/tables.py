@@ -64,12 +64,12 @@ def comparisons_data(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
     return [{**one._asdict(), "difference": one.difference._asdict()} for one in comparisons]
 
 
-def view_labels(method: str, views: Sequence[str]) -> dict[str, str]:
-    """View -> label of its row: the method's name, with the view where it has several."""
-    return {view: f"{method} ({view})" if len(views) > 1 else method for view in views}
+def variant_labels(method: str, variants: Sequence[str]) -> dict[str, str]:
+    """Variant -> label of its row: the method's name, with the variant where it has several."""
+    return {variant: f"{method} ({variant})" if len(variants) > 1 else method for variant in variants}
 
 
-def view_of(label: str) -> str:
+def variant_of(label: str) -> str:
     """``global`` of ``fedavg (global)``."""
     return label.rpartition("(")[2].rstrip(")")
 

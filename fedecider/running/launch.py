@@ -376,10 +376,10 @@ def track_results(folder: RunFolder, launch: Launch, step: int) -> None:
 
 def valid_metrics(record: dict, names: Sequence[str] = ()) -> Iterator[tuple[str, float]]:
     """``valid/VIEW/CLIENT/METRIC`` with its value, without the client where all are scored together."""
-    for view, groups in record["valid"].items():
+    for variant, groups in record["valid"].items():
         for name, metrics in zip(names or [""], groups, strict=True):
             for metric, value in metrics.items():
-                yield metric_name("valid", view, name, metric), value
+                yield metric_name("valid", variant, name, metric), value
 
 
 def round_logger(launch: Launch, num_rounds: int) -> Callable[[dict], None]:
@@ -388,8 +388,8 @@ def round_logger(launch: Launch, num_rounds: int) -> Callable[[dict], None]:
 
 
 def round_text(record: dict, num_rounds: int) -> str:
-    """Validation ndcg@10 of every view, if the round was validated, losses and seconds."""
-    scores = ", ".join(f"{view} {_mean(groups):.4f}" for view, groups in record["valid"].items())
+    """Validation ndcg@10 of every variant, if the round was validated, losses and seconds."""
+    scores = ", ".join(f"{variant} {_mean(groups):.4f}" for variant, groups in record["valid"].items())
     valid = f"valid ndcg@10 {scores}" if scores else "not validated"
     losses = [f"{client['loss']:.4g}" for client in record["clients"] if client.get("loss") is not None]
     parts = [

@@ -93,5 +93,5 @@ def _left(folder: Path, limit: str, use: str, cache: str) -> Iterator[int]:
             fields = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
             inactive = next((int(value) for name, value in fields if name == cache), 0)
             yield int(most) - int((folder / use).read_text()) + inactive
-    except (OSError, ValueError):  # no such group in this view of the file system, or not ours to read
+    except (OSError, ValueError):  # no such group in this variant of the file system, or not ours to read
         return

@@ -87,7 +87,7 @@ class Bench:
     def trained(self) -> RunState:
         """The state after one round of the real loop in which nobody was ranked: the places are made up."""
 
-        def places(view: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        def places(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
             return [torch.zeros(self.num_places(client), dtype=torch.int64) for client in block.clients.tolist()]
 
         return self.run(self.build()._replace(positions=places), 1)[0]

@@ -187,9 +187,9 @@ def run(
     return state, records
 
 
-def positions_of(method: FederatedMethod, state: RunState, view: str, num_clients: int) -> list[Tensor]:
-    """Validation places of every client under one view."""
-    return evaluate(method, state.round, view, "valid", state.server, state.local, blocks(num_clients))
+def positions_of(method: FederatedMethod, state: RunState, variant: str, num_clients: int) -> list[Tensor]:
+    """Validation places of every client under one variant."""
+    return evaluate(method, state.round, variant, "valid", state.server, state.local, blocks(num_clients))
 
 
 # What a method of the LLM track owes to the runner beside what both tracks owe.
@@ -227,11 +227,11 @@ class LlmBench(Bench):
         built: FederatedMethod = self.entry.build(models, self.config)
         return built
 
-    def load(self, models: ClientModels, method: FederatedMethod, ran: Ran, view: str, client: int) -> None:
+    def load(self, models: ClientModels, method: FederatedMethod, ran: Ran, variant: str, client: int) -> None:
         """Put one client's model after a run into ``models.model``, as the export does."""
         state, _ = ran
         download = method.broadcast(state.round + 1, state.server, torch.tensor([client]))
-        self.entry.load_view(models, self.config, view, download, take_row(state.local, client), client)
+        self.entry.load_variant(models, self.config, variant, download, take_row(state.local, client), client)
 
     def run(self, method: FederatedMethod, rounds: int, *, block_size: int = 1, **options: Any) -> Ran:
         return run(method, self.num_clients, rounds, block_size=block_size, **options)
@@ -283,16 +283,16 @@ def _require_scalars(bench: LlmBench, models: ClientModels, records: Sequence[di
                     require(4 * told == sent, f"scalars says {4 * told} bytes {way} of {where}, and {sent} travel")
 
 
-def load_view(bench: LlmBench) -> None:
-    """``load_view`` loads what ``positions`` ranks, so that what is exported is what was scored."""
+def load_variant(bench: LlmBench) -> None:
+    """``load_variant`` loads what ``positions`` ranks, so that what is exported is what was scored."""
     models = bench.models()
     method, ran = bench.over(models), bench.reference(2)
-    for view in method.views:
-        found = positions_of(method, ran[0], view, bench.num_clients)
+    for variant in method.variants:
+        found = positions_of(method, ran[0], variant, bench.num_clients)
         for client in range(bench.num_clients):
-            bench.load(models, method, ran, view, client)
+            bench.load(models, method, ran, variant, client)
             same = torch.equal(models.positions(client, "valid"), found[client])
-            require(same, f"load_view of {view} gives client {client} another model than positions ranks")
+            require(same, f"load_variant of {variant} gives client {client} another model than positions ranks")
 
 
 def diverged_training(bench: LlmBench) -> None:
@@ -333,17 +333,17 @@ def order_of_clients(bench: LlmBench) -> None:
         ran = run(method, 2, 3)
         loaded = {}
         for client, domain in enumerate(names):
-            for view in method.views:
-                bench.load(models, method, ran, view, client)
-                loaded[domain, view] = fused_factors(models.model)
+            for variant in method.variants:
+                bench.load(models, method, ran, variant, client)
+                loaded[domain, variant] = fused_factors(models.model)
         found.append(loaded)
     first, second = found
-    for (domain, view), factors in first.items():
-        wrong = differing(factors, second[domain, view])
+    for (domain, variant), factors in first.items():
+        wrong = differing(factors, second[domain, variant])
         require(
             not wrong,
-            f"the {view} model of {domain} depends on its place among the clients: draw from streams that are keyed by "
-            "the domain's name, and give no client a part of its own by its number",
+            f"the {variant} model of {domain} depends on its place among the clients: draw from streams that are "
+            "keyed by the domain's name, and give no client a part of its own by its number",
         )
 
 
@@ -352,7 +352,7 @@ LLM_CONTRACT: tuple[Callable[[LlmBench], None], ...] = (
     base_stays,
     scalars,
     scalars_of_silos,
-    load_view,
+    load_variant,
     diverged_training,
     another_rank,
     order_of_clients,

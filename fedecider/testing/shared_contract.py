@@ -116,7 +116,10 @@ Contract = Callable[[Bench], None]
 def trees(bench: Bench) -> None:
     """What the run starts from are two flat dicts of tensors, and every local one leads with a row per client."""
     method = bench.build()
-    require(bool(method.views) and len({*method.views}) == len(method.views), "views must be names, each one once")
+    require(
+        bool(method.variants) and len({*method.variants}) == len(method.variants),
+        "variants must be names, each one once",
+    )
     server, local = method.init()
     for side, tree in (("server", server), ("local", local)):
         wrong = [name for name, tensor in tree.items() if not isinstance(tensor, Tensor)]
@@ -302,8 +305,8 @@ def arguments_stay(bench: Bench) -> None:
     require(not differing(upload.tensors, sent), "server_aggregate writes into an upload")
     own = {name: tensor[block.clients] for name, tensor in state.local.items()}
     before = {name: tensor.clone() for name, tensor in own.items()}
-    for view in method.views:
-        method.positions(view, method.broadcast(2, server, block.clients), own, block, "valid")
+    for variant in method.variants:
+        method.positions(variant, method.broadcast(2, server, block.clients), own, block, "valid")
     require(not differing(own, before), "positions writes into the own rows that it is given")
     wrong = differing(server, state.server)
     require(not wrong, f"the server's {wrong} are written in place, expected new tensors from server_aggregate")
@@ -406,28 +409,29 @@ def _plain(tree: Tree) -> Tree:
 
 
 def positions(bench: Bench) -> None:
-    """Every view gives, for each client, the 0-based place of each of its held-out items, on both splits."""
+    """Every variant gives, for each client, the 0-based place of each of its held-out items, on both splits."""
     method, state = bench.build(), bench.trained()
-    places: dict[str, set[int]] = {view: set() for view in method.views}
+    places: dict[str, set[int]] = {variant: set() for variant in method.variants}
     for size in (1, bench.num_clients):
         for block in bench.blocks(size):
             download = method.broadcast(2, state.server, block.clients)
             own = {name: tensor[block.clients] for name, tensor in state.local.items()}
-            for view in method.views:
+            for variant in method.variants:
                 for split in ("valid", "test"):
-                    found = method.positions(view, download, own, block, split)
-                    require(len(found) == len(block.clients), f"{view}: {len(found)} lists for {len(block.clients)}")
+                    found = method.positions(variant, download, own, block, split)
+                    require(len(found) == len(block.clients), f"{variant}: {len(found)} lists for {len(block.clients)}")
                     for place_U, client in zip(found, block.clients.tolist(), strict=True):
                         expected = bench.num_places(client)
                         shape = tuple(place_U.shape)
                         require(
                             shape == (expected,),
-                            f"{view}, client {client}, {split}: places have the shape {shape}, expected ({expected},)",
+                            f"{variant}, client {client}, {split}: places have the shape {shape}, expected "
+                            f"({expected},)",
                         )
-                        require(bool((place_U >= 0).all()), f"{view}, client {client}: a place below 0, or NaN")
-                        places[view].update(place_U.tolist())
-    for view, seen in places.items():  # after one round of the tiny setting no model is so good that all are first
-        sentence = f"{view} gives every held-out item of every client the place {min(seen)}"
+                        require(bool((place_U >= 0).all()), f"{variant}, client {client}: a place below 0, or NaN")
+                        places[variant].update(place_U.tolist())
+    for variant, seen in places.items():  # after one round of the tiny setting no model is so good that all are first
+        sentence = f"{variant} gives every held-out item of every client the place {min(seen)}"
         require(len(seen) > 1, f"{sentence}: count the items that score higher")
 
 

@@ -373,7 +373,7 @@ def test_a_site_lives_on_whatever_it_is_sent(tmp_path):
 
 def test_scores_out_of_range_are_not_believed(tmp_path):
     def boast(client, asked, blob):
-        lies = {"scores": {view: {"ndcg@10": 2.0} for view in ("global", "local")}}
+        lies = {"scores": {variant: {"ndcg@10": 2.0} for variant in ("global", "local")}}
         return changed(blob, facts=lies) if client == 0 and asked.kind == "validate" and asked.round == 2 else blob
 
     sites = [site_of("fedavg", client, tmp_path) for client in range(3)]

@@ -29,7 +29,7 @@ from fedecider.federation.parties import sample_cohort
 from fedecider.federation.record import read_records
 from fedecider.federation.state import load_state, write_sums
 from fedecider.federation.wire import dense
-from fedecider.report.tables import view_labels
+from fedecider.report.tables import variant_labels
 from fedecider.running import machine as memory
 
 pytestmark = pytest.mark.whole
@@ -165,10 +165,10 @@ def test_the_figures_are_those_of_the_simulated_run(case, tmp_path):
     for record, twin in zip(records, expected_records, strict=True):
         assert record["traffic"] == twin["traffic"] or name in ENCODED
         assert record["refused_uploads"] == []
-        for view, (scores,) in twin["valid"].items():
-            assert record["valid"][view][0] == pytest.approx(scores, abs=1e-9)
-    for view, label in view_labels(setup.method.name, setup.method.views).items():
-        means = mean_metrics(user_positions(setup, expected, view, "test"))
+        for variant, (scores,) in twin["valid"].items():
+            assert record["valid"][variant][0] == pytest.approx(scores, abs=1e-9)
+    for variant, label in variant_labels(setup.method.name, setup.method.variants).items():
+        means = mean_metrics(user_positions(setup, expected, variant, "test"))
         assert {name: value["mean"] for name, value in metrics["test"][label].items()} == pytest.approx(means, abs=1e-6)
     for site, users in HOSTS.items():
         kept = load_state(tmp_path / "out" / site / "checkpoints", project.run)

@@ -64,7 +64,7 @@ def test_blocks_start_from_the_first_of_their_teacher_blocks():
         assert equal(block_state(student, pair.stack, pair.student), wanted)
     assert equal(block_state(student, "encoder", 2), block_state(teacher, "encoder", 4))  # the odd one is copied
     names = [name for name in student.state_dict() if ".block." not in name or "relative_attention_bias" in name]
-    assert len(names) == 4 + 2 + 2 - 0  # shared, two stacks' views of it, lm_head; two final norms; two biases
+    assert len(names) == 4 + 2 + 2 - 0  # shared, two stacks' variants of it, lm_head; two final norms; two biases
     assert all(torch.equal(student.state_dict()[name], teacher.state_dict()[name]) for name in names)
     assert student.lm_head.weight.data_ptr() == student.shared.weight.data_ptr()
     assert student.shared.weight.data_ptr() != teacher.shared.weight.data_ptr()

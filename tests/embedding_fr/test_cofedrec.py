@@ -178,20 +178,20 @@ def test_anchors_are_drawn_anew_in_every_round():
     assert len(anchors(federation, CofedrecConfig(), 1)) == NUM_ITEMS  # all 14, where 128 are asked for
 
 
-def test_views_use_the_table_from_before_and_after_the_aggregation():
+def test_variants_use_the_table_from_before_and_after_the_aggregation():
     federation, population = toy_federation(), toy_population()
     method = toy_method("cofedrec")
-    assert method.views == ("personal", "group")
+    assert method.variants == ("personal", "group")
     state, _ = run(method, population, rounds=1)
     block = make_block(population, [6, 2, 0, 5, 4, 3, 1])
     own = {name: tensor[block.clients] for name, tensor in state.local.items()}
     server = {**state.server, "item_table": state.server["item_table"].flip(0)}
     download = method.broadcast(2, server, block.clients)
     found = {}
-    for view, table in (("personal", own["personal_table"]), ("group", server["item_table"][block.clients])):
-        found[view] = torch.cat(method.positions(view, download, own, block, "valid"))
+    for variant, table in (("personal", own["personal_table"]), ("group", server["item_table"][block.clients])):
+        found[variant] = torch.cat(method.positions(variant, download, own, block, "valid"))
         score_CI = linear_logits({**own, "item_table": table}, None)
-        assert torch.equal(found[view], torch.cat(rank_users(score_CI, block.data, "valid", federation.protocol)))
+        assert torch.equal(found[variant], torch.cat(rank_users(score_CI, block.data, "valid", federation.protocol)))
     assert not torch.equal(found["personal"], found["group"])
 
 

@@ -156,7 +156,7 @@ def test_checkerboard(name):
     training = toy_training(name, embedding_size=8, batch_size=64, **changes)
     method = toy_method(name, federation, training, **CHECKERBOARD_CONFIG.get(name, {}))
     _, records = run(method, population, CHECKERBOARD_ROUNDS.get(base, 12), block_clients=8)
-    best = max(record["valid"][view][0]["ndcg@10"] for record in records for view in record["valid"])
+    best = max(record["valid"][variant][0]["ndcg@10"] for record in records for variant in record["valid"])
     assert best > 0.75, best  # the two held-out items share the first two places; chance is 0.34
 
 

@@ -1,4 +1,4 @@
-"""FedEM as a whole: what its settings come to at their ends, its ablations, views and the public code's way."""
+"""FedEM as a whole: what its settings come to at their ends, its ablations, variants and the public code's way."""
 
 import pytest
 import torch
@@ -102,15 +102,15 @@ def test_the_first_round_merges_nothing_and_adapters_stay():
     assert all(0.0 < client["rho"] < 1.0 for client in records[1]["clients"])
 
 
-def test_views_score_the_merge_and_the_own_table():
-    """The merge lies between the own table and the received one: with rho 0 the views agree, with 1 they do not."""
+def test_variants_score_the_merge_and_the_own_table():
+    """The merge lies between the own table and the received one: with rho 0 the variants agree, with 1 they do not."""
     for rho, agree in ((0.0, True), (1.0, False)):
         method = toy_method("fedem", merging="SM", rho=rho)
-        assert method.views == ("merged", "local")
+        assert method.variants == ("merged", "local")
         _, records = run(method)
         valid = records[-1]["valid"]
         assert (valid["merged"] == valid["local"]) == agree
-    assert toy_method("fedem", merging="SR").views == ("global",)
+    assert toy_method("fedem", merging="SR").variants == ("global",)
 
 
 def test_uploads_are_whole_tables_and_adapters_stay_at_home():

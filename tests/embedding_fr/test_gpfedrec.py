@@ -185,10 +185,10 @@ def test_two_tables_come_one_goes_and_the_rest_stays():
     assert not torch.equal(state.local["scorer.1.weight"][0], state.local["scorer.1.weight"][1])
 
 
-def test_views_use_the_own_the_mean_and_the_neighbourhood_table():
+def test_variants_use_the_own_the_mean_and_the_neighbourhood_table():
     federation, population = toy_federation(), toy_population()
     method = toy_method("gpfedrec", threshold=1.3)
-    assert method.views == ("personal", "global", "graph")
+    assert method.variants == ("personal", "global", "graph")
     state, _ = run(method, population)
     block = make_block(population, [6, 2, 0, 5, 4, 3, 1])
     own = {name: tensor[block.clients] for name, tensor in state.local.items()}
@@ -200,11 +200,11 @@ def test_views_use_the_own_the_mean_and_the_neighbourhood_table():
         "graph": server["graph_table"][block.clients],
     }
     found = {}
-    for view, table in tables.items():
+    for variant, table in tables.items():
         score_CI = ncf_logits({**own, "item_table": table}, None)
-        found[view] = torch.cat(method.positions(view, download, own, block, "valid"))
+        found[variant] = torch.cat(method.positions(variant, download, own, block, "valid"))
         expected = torch.cat(rank_users(score_CI, block.data, "valid", federation.protocol))
-        assert torch.equal(found[view], expected), view
+        assert torch.equal(found[variant], expected), variant
     assert len({tuple(position.tolist()) for position in found.values()}) == 3
 
 

@@ -196,7 +196,7 @@ def test_in_the_public_code_numbers_are_given_anew_after_the_tables_are_made():
 def test_the_personal_score_is_the_mean_of_three_models_or_of_two(scores):
     federation, population = toy_federation(), toy_population()
     method = toy_method("perfedrec", num_clusters=3, scores=scores)
-    assert method.views == ("personal", "cluster", "global")
+    assert method.variants == ("personal", "cluster", "global")
     state, records = run(method, population, rounds=2, participation=0.5)
     present = sorted(log["client"] for log in records[-1]["clients"])
     assert state.server["heard"].nonzero()[:, 0].tolist() == present
@@ -219,9 +219,9 @@ def test_the_personal_score_is_the_mean_of_three_models_or_of_two(scores):
     heard = state.server["heard"][block.clients][:, None]
     both = score["global"] + score["cluster"]
     score["personal"] = torch.where(heard, (both + score["own"]) / 3.0, both / 2.0)
-    for view in method.views:
-        found = torch.cat(method.positions(view, download, own, block, "valid"))
-        assert torch.equal(found, torch.cat(rank_users(score[view], block.data, "valid", federation.protocol)))
+    for variant in method.variants:
+        found = torch.cat(method.positions(variant, download, own, block, "valid"))
+        assert torch.equal(found, torch.cat(rank_users(score[variant], block.data, "valid", federation.protocol)))
     assert not torch.equal(score["personal"], both / 2.0)
 
 

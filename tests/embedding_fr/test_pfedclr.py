@@ -147,9 +147,9 @@ def test_the_buffer_is_kept_from_round_to_round():
     assert bool((untouched.all(2) & before).any())  # rows of round 1 that round 2 did not touch
 
 
-def test_personal_view_is_the_own_table_global_the_next_download():
+def test_personal_variant_is_the_own_table_global_the_next_download():
     method = toy_method("pfedclr")
-    assert method.views == ("personal", "global")
+    assert method.variants == ("personal", "global")
     _, local = method.init()
     block = make_block(toy_population(), [6, 0])
     own = {name: torch.zeros_like(tensor[block.clients]) for name, tensor in local.items()}

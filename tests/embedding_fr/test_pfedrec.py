@@ -94,19 +94,19 @@ def test_who_never_took_part_has_the_start_table():
         assert torch.equal(state.local["personal_table"][client], start) == (client not in present)
 
 
-def test_views_use_the_own_and_the_next_table():
+def test_variants_use_the_own_and_the_next_table():
     method, population, federation = toy_method("pfedrec"), toy_population(), toy_federation()
-    assert method.views == ("personal", "global")
+    assert method.variants == ("personal", "global")
     state, _ = run(method, population)
     block = make_block(population, [6, 2, 0])
     own = {name: tensor[block.clients] for name, tensor in state.local.items()}
     download = method.broadcast(4, state.server, block.clients)
     tables = {"personal": own["personal_table"], "global": state.server["item_table"].expand(3, -1, -1)}
-    found = {view: torch.cat(method.positions(view, download, own, block, "test")) for view in tables}
-    for view, table in tables.items():
+    found = {variant: torch.cat(method.positions(variant, download, own, block, "test")) for variant in tables}
+    for variant, table in tables.items():
         score_CI = linear_logits({**own, "item_table": table}, None)
         expected = torch.cat(rank_users(score_CI, block.data, "test", federation.protocol))
-        assert torch.equal(found[view], expected), view
+        assert torch.equal(found[variant], expected), variant
     assert not torch.equal(found["personal"], found["global"])
 
 

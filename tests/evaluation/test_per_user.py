@@ -31,7 +31,7 @@ def test_columns_are_plain_for_others(tmp_path):
     path = tmp_path / "per_user.parquet"
     write_per_user(path, records())
     rows = pq.read_table(path).to_pylist()
-    assert list(rows[0])[:8] == ["domain", "user", "split", "view", "round", "position", "hit@5", "ndcg@5"]
+    assert list(rows[0])[:8] == ["domain", "user", "split", "variant", "round", "position", "hit@5", "ndcg@5"]
     assert rows[0]["ndcg@5"] == pytest.approx(1 / math.log2(6))
     assert rows[1]["position"] is None
     assert rows[1]["hit@20"] == 0
@@ -40,7 +40,7 @@ def test_columns_are_plain_for_others(tmp_path):
 def test_tables_can_be_computed_again(tmp_path):
     path = tmp_path / "per_user.parquet"
     write_per_user(path, records())
-    rows = {(row["domain"], row["split"], row["view"]): row for row in mean_table(read_per_user(path))}
+    rows = {(row["domain"], row["split"], row["variant"]): row for row in mean_table(read_per_user(path))}
     expected = mean_metrics(torch.tensor([4, NOT_RANKED, 0]))
     crime = rows["crime", "test", "own"]
     assert {name: crime[name] for name in expected} == expected

@@ -11,7 +11,7 @@ import torch
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Upload
 from fedecider.federation.record import Recorder, non_finite_line, non_finite_uploads, read_records
-from fedecider.federation.rounds import RoundSettings, evaluate, evaluate_views, run_rounds
+from fedecider.federation.rounds import RoundSettings, evaluate, evaluate_variants, run_rounds
 from fedecider.federation.state import load_state
 from fedecider.federation.streams import stream
 
@@ -30,8 +30,8 @@ def toy(noise: float = 0.0) -> FederatedMethod:
         logs = [{"points": len(y)} for y in block.data]
         return Upload(block.clients, weight_C, {"mean": new_C}), {"seen": own["seen"] + 1}, logs
 
-    def positions(view, download, own, block, split):
-        assert view == "global"
+    def positions(variant, download, own, block, split):
+        assert variant == "global"
         return [(y - download.shared["mean"]).abs().round().long() for y in block.data]
 
     return FederatedMethod(
@@ -41,7 +41,7 @@ def toy(noise: float = 0.0) -> FederatedMethod:
         client_update=client_update,
         server_aggregate=lambda round, server, uploads: weighted_mean(uploads, server),
         positions=positions,
-        views=("global",),
+        variants=("global",),
     )
 
 
@@ -358,26 +358,26 @@ def test_rounds_can_be_scored_on_some_blocks_only(tmp_path):
     assert scored.best_round < 2 or scored.best_score == pytest.approx(best)
 
 
-def test_all_views_of_a_client_are_read_from_one_download():
-    """As many downloads for two views as for one, and the places of each are those of asking for it alone."""
+def test_all_variants_of_a_client_are_read_from_one_download():
+    """As many downloads for two variants as for one, and the places of each are those of asking for it alone."""
     asked, inner = [], toy()
 
     def broadcast(round, server, clients):
         asked.append(clients.tolist())
         return inner.broadcast(round, server, clients)
 
-    def positions(view, download, own, block, split):
+    def positions(variant, download, own, block, split):
         found = inner.positions("global", download, own, block, split)
-        return [place + 7 for place in found] if view == "later" else found
+        return [place + 7 for place in found] if variant == "later" else found
 
-    method = inner._replace(broadcast=broadcast, positions=positions, views=("global", "later"))
+    method = inner._replace(broadcast=broadcast, positions=positions, variants=("global", "later"))
     server, local = inner.init()
     groups = blocks((0, 2), (1,))
-    both = evaluate_views(method, 1, ("later", "global"), "valid", server, local, groups)
+    both = evaluate_variants(method, 1, ("later", "global"), "valid", server, local, groups)
     assert asked == [[0, 2], [1]]
     assert list(both) == ["later", "global"]
-    for view, found in both.items():
-        alone = evaluate(method, 1, view, "valid", server, local, groups)
+    for variant, found in both.items():
+        alone = evaluate(method, 1, variant, "valid", server, local, groups)
         assert [place.tolist() for place in found] == [place.tolist() for place in alone]
     assert [place.tolist() for place in both["later"]] == [(place + 7).tolist() for place in both["global"]]
-    assert evaluate_views(method, 1, (), "valid", server, local, groups) == {}
+    assert evaluate_variants(method, 1, (), "valid", server, local, groups) == {}

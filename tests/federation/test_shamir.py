@@ -33,15 +33,15 @@ def test_any_t_shares_give_the_secret_back(secret, sizes, seed, order):
 def test_one_share_less_says_nothing_at_all(secret, threshold, order):
     """Over a field of 13 numbers: what t - 1 holders see is seen equally often with every secret."""
     holders = order.sample(range(1, 13), threshold)
-    views = {
+    variants = {
         other: Counter(
             tuple(list(split(other, holders, coefficients, prime=13).values())[:-1])
             for coefficients in itertools.product(range(13), repeat=threshold - 1)
         )
         for other in range(13)
     }
-    assert len(views[secret]) == 13 ** (threshold - 1)
-    assert all(view == views[secret] for view in views.values())
+    assert len(variants[secret]) == 13 ** (threshold - 1)
+    assert all(variant == variants[secret] for variant in variants.values())
     full = {tuple(split(secret, holders, c, 13).values()) for c in itertools.product(range(13), repeat=threshold - 1)}
     other = {
         tuple(split(secret + 1, holders, c, 13).values()) for c in itertools.product(range(13), repeat=threshold - 1)

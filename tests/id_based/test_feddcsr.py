@@ -75,9 +75,9 @@ def test_pull_by_hand():
 
 
 def test_contrast_by_hand():
-    views = torch.tensor([[2.0, 0.0], [0.0, 5.0]])
-    assert contrast(views, views).item() == pytest.approx(math.log(math.e + 1.0) - 1.0)
-    assert contrast(views[:1], -views[:1]).item() == 0.0  # there is nobody to be told from
+    variants = torch.tensor([[2.0, 0.0], [0.0, 5.0]])
+    assert contrast(variants, variants).item() == pytest.approx(math.log(math.e + 1.0) - 1.0)
+    assert contrast(variants[:1], -variants[:1]).item() == 0.0  # there is nobody to be told from
 
 
 def test_successors_by_hand():
@@ -130,7 +130,7 @@ def test_the_loss_and_its_gradients_are_those_of_its_terms(variant, sampled):
     shared, exclusive = (kind.drawn(sampled) for kind in kinds)
     mixed = model.exclusive(data.graph_II, shuffled(item_BL, length_B), length_B)
     last = (torch.arange(3), length_B - 1)
-    views = exclusive[last], mixed.at(last).drawn(sampled)
+    variants = exclusive[last], mixed.at(last).drawn(sampled)
     again = kinds[1].at(last).drawn(sampled)
     events = [(row, place) for row, items in enumerate(inputs) for place in range(len(items))]
     total = torch.zeros(())
@@ -145,7 +145,7 @@ def test_the_loss_and_its_gradients_are_those_of_its_terms(variant, sampled):
         near, far = (model.discriminator(torch.cat([z, reference])) for z in (shared[last][row], again[row]))
         total = total + 0.7 * (0.3 - near.sigmoid() + far.sigmoid()).relu()[0] / 2
     for row in range(3):
-        cosines = torch.stack([functional.cosine_similarity(views[0][row], one, dim=0) for one in views[1]])
+        cosines = torch.stack([functional.cosine_similarity(variants[0][row], one, dim=0) for one in variants[1]])
         total = total - 0.3 * cosines.log_softmax(0)[row] / 3
     total.backward()
     torch.testing.assert_close(found, total.detach())

@@ -201,8 +201,8 @@ def rankings(variant):
     state, _ = run(method, clients, 3)
     own = {name: tensor[:1] for name, tensor in state.local.items()}
     found = {}
-    for view in method.views:
-        (found[view],) = method.positions(view, Download({}), own, clients.blocks()[0], "test")
+    for one in method.variants:
+        (found[one],) = method.positions(one, Download({}), own, clients.blocks()[0], "test")
     model = {name.removeprefix("model."): tensor[0] for name, tensor in own.items()}
     return score_all(model, model["high.user"][:7], model["high.item"]).argsort(1), found
 
@@ -236,8 +236,8 @@ def test_scores_of_pairs_are_those_of_all_items():
         torch.testing.assert_close(score_all(model, user_BD, item_ID), pairs)
 
 
-@pytest.mark.parametrize(("share", "view"), [("all", "both"), slow("nothing", "exclusive")])
-def test_it_learns_the_taste_of_users(monkeypatch, share, view):
+@pytest.mark.parametrize(("share", "variant"), [("all", "both"), slow("nothing", "exclusive")])
+def test_it_learns_the_taste_of_users(monkeypatch, share, variant):
     """Half of the users take even films, half odd ones; of 31 candidates 11 are of a user's taste."""
     monkeypatch.setitem(ITEMS, "films", 40)
     draws = torch.Generator().manual_seed(0)
@@ -247,7 +247,7 @@ def test_it_learns_the_taste_of_users(monkeypatch, share, view):
     method = fedhcdr(clients, replace(CONFIG, share=share, learning_rate=0.03, batch_size=64, local_epochs=5))
     state, _ = run(method, clients, 4)
     own = {name: tensor[:1] for name, tensor in state.local.items()}
-    (place_U,) = method.positions(view, Download({}), own, clients.blocks()[0], "test")
+    (place_U,) = method.positions(variant, Download({}), own, clients.blocks()[0], "test")
     assert (place_U < 11).double().mean() > 0.9
 
 

@@ -41,8 +41,8 @@ def test_a_run_leaves_what_a_comparison_reads(data, tmp_path, capsys):
     folder = RunFolder(tmp_path / "run")
     metrics = json.loads(folder.metrics.read_text())
     assert metrics["reported"] == "fedsasrec (global)"
-    rows = {(one.view, one.domain): one for one in read_per_user(folder.per_user)}
-    assert {view for view, _ in rows} == {"fedsasrec (global)", "fedsasrec (local)"}
+    rows = {(one.variant, one.domain): one for one in read_per_user(folder.per_user)}
+    assert {variant for variant, _ in rows} == {"fedsasrec (global)", "fedsasrec (local)"}
     for name, users in HISTORIES.items():
         found = rows["fedsasrec (global)", name]
         assert list(found.users) == list(users)

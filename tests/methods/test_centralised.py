@@ -11,7 +11,7 @@ from fedecider.federation.rounds import evaluate
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.centralised import CentralisedConfig, centralised, load_view, pooled_recommender, scalars
+from fedecider.methods.centralised import CentralisedConfig, centralised, load_variant, pooled_recommender, scalars
 from fedecider.methods.local import LocalConfig, local
 from fedecider.models.adapters import read_adapters, without_prefix
 
@@ -73,7 +73,7 @@ def test_all_clients_hold_the_one_adapter_and_nothing_is_sent():
     for client, found in enumerate(positions_of(method, state, "pooled", 3)):
         assert torch.equal(found, together[client])
         download = method.broadcast(3, state.server, torch.tensor([client]))
-        load_view(recommender, config, "pooled", download, take_row(state.local, client), client)
+        load_variant(recommender, config, "pooled", download, take_row(state.local, client), client)
         assert same(read_adapters(recommender.model), take_row(without_prefix(state.local, "own"), client))
         assert torch.equal(recommender.positions(client, "valid"), found)
 

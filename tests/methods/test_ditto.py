@@ -7,7 +7,7 @@ from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.ditto import GRID, DittoConfig, ditto, load_view
+from fedecider.methods.ditto import GRID, DittoConfig, ditto, load_variant
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import Pull, train_locally
@@ -68,13 +68,13 @@ def initial(recommender):
     return fedavg(recommender, FedavgConfig()).init()[0]
 
 
-def test_what_is_loaded_for_each_view_and_a_broken_v_leaves_w_alone():
+def test_what_is_loaded_for_each_variant_and_a_broken_v_leaves_w_alone():
     recommender = toy_recommender()
     method = ditto(recommender, DittoConfig(weighting="examples"))
     state, records = run(method, 3, 2)
-    assert method.views == ("personal", "global")
+    assert method.variants == ("personal", "global")
     assert records[1]["valid"]["personal"] != records[1]["valid"]["global"]
-    load_view(recommender, DittoConfig(), "personal", Download(state.server), take_row(state.local, 2), 2)
+    load_variant(recommender, DittoConfig(), "personal", Download(state.server), take_row(state.local, 2), 2)
     assert same(read_adapters(recommender.model), take_row(without_prefix(state.local, "own"), 2))
 
     broken = {key: torch.full_like(tensor[2:3], float("nan")) for key, tensor in state.local.items()}

@@ -15,7 +15,7 @@ from fedecider.methods.fdlora import (
     fdlora,
     fuse,
     fusion_weights,
-    load_view,
+    load_variant,
     outer_step,
 )
 from fedecider.methods.fedavg import FedavgConfig, fedavg
@@ -196,17 +196,17 @@ def test_the_search_keeps_to_its_budget(pair_of_models, monkeypatch):
     assert sizes == [2, 2] * 3
 
 
-def test_what_is_loaded_for_each_view(pair_of_models):
+def test_what_is_loaded_for_each_variant(pair_of_models):
     recommender, good, bad = pair_of_models
     own, config = with_prefix(good, "own"), FdloraConfig()
-    for view, expected in {
+    for variant, expected in {
         "personal": good,
         "global": bad,
         "fused": fuse(good, bad, fusion_weights(recommender, config, own, bad, 0)),
     }.items():
-        load_view(recommender, config, view, Download(bad), own, 0)
+        load_variant(recommender, config, variant, Download(bad), own, 0)
         assert same(read_adapters(recommender.model), expected)
-    assert fdlora(recommender, config).views[0] == "fused"
+    assert fdlora(recommender, config).variants[0] == "fused"
 
 
 def test_settings():

@@ -6,7 +6,7 @@ from toy_recommender import blocks, positions_of, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.fedecider import FedeciderConfig, fedecider, load_view
+from fedecider.methods.fedecider import FedeciderConfig, fedecider, load_variant
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
@@ -142,9 +142,9 @@ def test_pre_upload_is_the_model_that_was_trained():
     trained = fused_factors(recommender.model)
     second, _ = run(method, 3, 2)
     later = method.broadcast(3, second.server, torch.tensor([1]))
-    load_view(recommender, FedeciderConfig(), "pre_upload", later, take_row(second.local, 1), 1)
+    load_variant(recommender, FedeciderConfig(), "pre_upload", later, take_row(second.local, 1), 1)
     assert same(trained, fused_factors(recommender.model))
-    load_view(recommender, FedeciderConfig(), "post_broadcast", later, take_row(second.local, 1), 1)
+    load_variant(recommender, FedeciderConfig(), "post_broadcast", later, take_row(second.local, 1), 1)
     assert not same(trained, fused_factors(recommender.model))
 
 
@@ -159,7 +159,7 @@ def test_what_was_trained_is_held_at_the_width_of_the_layers():
     own = {key: tensor[5:6] for key, tensor in before.local.items()}
     method.client_update(2, method.broadcast(2, before.server, torch.tensor([5])), own, blocks(12)[5])
     trained = dense_updates(fused_factors(recommender.model))
-    load_view(recommender, FedeciderConfig(), "pre_upload", Download(state.server), take_row(state.local, 5), 5)
+    load_variant(recommender, FedeciderConfig(), "pre_upload", Download(state.server), take_row(state.local, 5), 5)
     close(dense_updates(fused_factors(recommender.model)), trained, rtol=0, atol=1e-5)
     assert min(float(update.norm()) for update in trained.values()) > 0.1
 
@@ -188,7 +188,7 @@ def test_keeping_the_own_size(self_term):
         scale = geometric_mean_norm(norm_CM[client]) if self_term == "absorb" else 1.0
         assert float(own["alpha"][client]) == pytest.approx(scale, rel=1e-6)
         assert own["alpha"].tolist().count(2.0) == 2
-        load_view(recommender, config, "post_broadcast", Download(state.server), own, client)
+        load_variant(recommender, config, "post_broadcast", Download(state.server), own, client)
         factors = fused_factors(recommender.model)
         for module, name in enumerate(module_names(raw)):
             found = factors[f"{name}.lora_b"][:, :2] @ factors[f"{name}.lora_a"][:2]  # the own slot comes first
@@ -237,7 +237,7 @@ def test_without_separation_uses_raw_factors_and_the_product_of_sums():
     config = FedeciderConfig(ablation="wo_sep")
     state, _ = run(fedecider(recommender, config), 3, 2)
     assert same(state.server, without_prefix(state.local, "own"))
-    load_view(recommender, config, "post_broadcast", Download(state.server), take_row(state.local, 1), 1)
+    load_variant(recommender, config, "post_broadcast", Download(state.server), take_row(state.local, 1), 1)
     alpha_K = state.local["alpha"][1]
     for key, tensor in fused_factors(recommender.model).items():
         torch.testing.assert_close(tensor, torch.tensordot(alpha_K, state.server[key], 1), rtol=1e-4, atol=1e-6)

@@ -9,7 +9,7 @@ from toy_recommender import blocks, catalogue_recommender, run, toy_recommender
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.fedecider import FUSION_WEIGHTS, NORMS, FedeciderConfig, fedecider, load_view
+from fedecider.methods.fedecider import FUSION_WEIGHTS, NORMS, FedeciderConfig, fedecider, load_variant
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
     client_order,
@@ -43,9 +43,9 @@ def products(factors):
     return {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in module_names(factors)}
 
 
-def loaded(recommender, state, view, client, **settings):
+def loaded(recommender, state, variant, client, **settings):
     config = FedeciderConfig(**MERGE, **settings)
-    load_view(recommender, config, view, Download(state.server), take_row(state.local, client), client)
+    load_variant(recommender, config, variant, Download(state.server), take_row(state.local, client), client)
     return products(fused_factors(recommender.model))
 
 
@@ -129,7 +129,7 @@ def test_projected_is_as_large_as_the_own_update_along_every_direction(alpha_per
     names = module_names(without_prefix(state.local, "own"))
     norm_KM = update_norms(without_prefix(state.local, "own"))
     for client in range(3):
-        load_view(
+        load_variant(
             recommender,
             FedeciderConfig(**settings),
             "post_broadcast",
@@ -166,7 +166,7 @@ def test_with_norms_a_mean_of_directions_is_that_of_the_updates(alpha_per):
         norm_KM = norm_KM.log().mean(1, keepdim=True).exp().expand_as(norm_KM)
     for client in range(3):
         row = take_row(state.local, client)
-        load_view(recommender, config, "post_broadcast", Download(state.server), row, client)
+        load_variant(recommender, config, "post_broadcast", Download(state.server), row, client)
         found = products(fused_factors(recommender.model))
         below = products(without_prefix(row, "merged"))
         for module, name in enumerate(module_names(own)):
@@ -182,14 +182,14 @@ def test_the_weights_that_are_told_are_those_of_the_loaded_model():
     recommender = toy_recommender()
     state, _ = run(build(recommender), 3, 1)
     row, config = take_row(state.local, 1), FedeciderConfig(**MERGE)
-    told = FUSION_WEIGHTS.read(load_view(recommender, config, "post_broadcast", Download(state.server), row, 1))
+    told = FUSION_WEIGHTS.read(load_variant(recommender, config, "post_broadcast", Download(state.server), row, 1))
     used = next(iter(fused_layers(recommender.model).values())).bank.alpha.detach()
     torch.testing.assert_close(told, client_order(used, 1))
     assert not torch.equal(told, row["alpha"])
 
 
-def test_every_broadcast_is_chosen_anew_and_seen_by_the_view():
-    """With a taste for the mean first and for nobody else later, the choice follows, and the view shows it."""
+def test_every_broadcast_is_chosen_anew_and_seen_by_the_variant():
+    """With a taste for the mean first and for nobody else later, the choice follows, and the variant shows it."""
     liked = {"weight": 0.0}
 
     def positions(client: int, split: str) -> torch.Tensor:

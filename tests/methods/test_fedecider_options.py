@@ -10,7 +10,7 @@ from fedecider.experiment.results import fusion_over_rounds
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.wire import measure, message, take_row
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, FedeciderConfig, fedecider, load_view
+from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, FedeciderConfig, fedecider, load_variant
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
     client_order,
@@ -85,8 +85,8 @@ def test_absorbing_per_module_changes_nothing_of_the_own_part():
     state, records = run(fedecider(recommender, config), 3, 2)
     for client in range(3):
         products = []
-        for view in ("pre_upload", "post_broadcast"):
-            load_view(recommender, config, view, Download(state.server), take_row(state.local, client), client)
+        for variant in ("pre_upload", "post_broadcast"):
+            load_variant(recommender, config, variant, Download(state.server), take_row(state.local, client), client)
             factors = fused_factors(recommender.model)
             names = module_names(factors)
             products.append([factors[f"{name}.lora_b"][:, :2] @ factors[f"{name}.lora_a"][:2] for name in names])

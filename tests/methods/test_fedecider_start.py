@@ -15,7 +15,7 @@ from fedecider.methods.fedecider import (
     _fitted,
     fedecider,
     fused_start,
-    load_view,
+    load_variant,
     started,
 )
 from fedecider.methods.local import LocalConfig, local
@@ -44,13 +44,13 @@ def build(recommender=None, **settings):
 
 
 def updates(recommender, config, state, client):
-    """View -> module -> what the loaded model adds to its base there."""
+    """Variant -> module -> what the loaded model adds to its base there."""
     found = {}
-    for view in ("pre_upload", "post_broadcast"):
-        load_view(recommender, config, view, Download(state.server), take_row(state.local, client), client)
+    for variant in ("pre_upload", "post_broadcast"):
+        load_variant(recommender, config, variant, Download(state.server), take_row(state.local, client), client)
         factors = fused_factors(recommender.model)
         names = module_names(factors)
-        found[view] = {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in names}
+        found[variant] = {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in names}
     return found
 
 
@@ -102,7 +102,7 @@ def test_the_first_broadcast_leaves_the_model_as_it_is(settings):
         for name, before in found["pre_upload"].items():
             torch.testing.assert_close(found["post_broadcast"][name], before, rtol=1e-4, atol=1e-6)
             assert before.abs().max() > 1e-3
-    for before, after in zip(*(positions_of(method, state, view, 3) for view in method.views), strict=True):
+    for before, after in zip(*(positions_of(method, state, variant, 3) for variant in method.variants), strict=True):
         assert torch.equal(before, after)
 
 
@@ -120,11 +120,13 @@ def test_with_one_weight_the_first_broadcast_hurts_less_than_with_two():
         recommender, config = toy_recommender(local_epochs=8), FedeciderConfig(alpha_init=alpha_init)
         state, _ = run(fedecider(recommender, config), 3, 1)
         losses = {}
-        for view in ("pre_upload", "post_broadcast"):
+        for variant in ("pre_upload", "post_broadcast"):
             for client, name in enumerate(NAMES):
-                load_view(recommender, config, view, Download(state.server), take_row(state.local, client), client)
+                load_variant(
+                    recommender, config, variant, Download(state.server), take_row(state.local, client), client
+                )
                 with torch.no_grad():
-                    losses[view, name] = float(recommender.model(**fresh_data(name)).loss)
+                    losses[variant, name] = float(recommender.model(**fresh_data(name)).loss)
         change[alpha_init] = [losses["post_broadcast", name] - losses["pre_upload", name] for name in NAMES]
     for auto, two in zip(change["auto"], change[2.0], strict=True):
         assert abs(auto) < 0.3 * abs(two)
@@ -142,7 +144,7 @@ def test_who_comes_later_starts_from_its_own_norm():
     before, _ = run(method, 2, 1)  # clients 0 and 1; client 2 has not been there
     assert before.local["alpha"][2].tolist() == [0.0, 0.0, 1.0]
     download, own = method.broadcast(2, before.server, torch.tensor([2])), {k: v[2:] for k, v in before.local.items()}
-    load_view(recommender, FedeciderConfig(**AUTO), "post_broadcast", download, take_row(own, 0), 2)
+    load_variant(recommender, FedeciderConfig(**AUTO), "post_broadcast", download, take_row(own, 0), 2)
     factors = fused_factors(recommender.model)
     assert not any((factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"]).any() for name in module_names(factors))
     upload, new_own, logs = method.client_update(2, download, own, blocks(3)[2])
@@ -153,7 +155,7 @@ def test_who_comes_later_starts_from_its_own_norm():
     assert new_own["alpha"][0].tolist() == pytest.approx([0.25 * mean, 0.25 * mean, mean])
     assert len(logs[0]["cosine"]) == 3
     after = method.server_aggregate(2, before.server, iter([upload]))
-    load_view(recommender, FedeciderConfig(**AUTO), "pre_upload", Download(after), take_row(new_own, 0), 2)
+    load_variant(recommender, FedeciderConfig(**AUTO), "pre_upload", Download(after), take_row(new_own, 0), 2)
     for key, factor in fused_factors(recommender.model).items():  # nothing but the own pair
         own_part = factor[:2] if key.endswith("lora_a") else factor[:, :2]
         assert torch.equal(own_part, trained.adapters[key])
@@ -235,7 +237,7 @@ def test_one_entry_is_taken_unseen(frozen):
     before, _ = run(fedecider(recommender, config), 3, 1)
     own = take_row(before.local, 1)
     fitted = _fitted(recommender, config, Download(before.server), own, 1)
-    load_view(recommender, config, "post_broadcast", Download(before.server), fitted, 1)
+    load_variant(recommender, config, "post_broadcast", Download(before.server), fitted, 1)
     found, norm_M = fused_factors(recommender.model), update_norms(without_prefix(before.local, "own"))[1]
     for norm, name in zip(norm_M, module_names(found), strict=True):
         products = before.server[f"{name}.lora_b"] @ before.server[f"{name}.lora_a"]  # of norm 1

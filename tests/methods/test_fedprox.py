@@ -62,7 +62,7 @@ def test_large_mu_stays_at_what_was_received():
 def test_local_is_reported_and_weights_may_be_examples():
     method = fedprox(toy_recommender(), FedproxConfig(weighting="examples"))
     state, records = run(method, 3, 2)
-    assert method.views == ("local", "global")
+    assert method.variants == ("local", "global")
     assert records[1]["valid"]["local"] != records[1]["valid"]["global"]
     share_C = torch.tensor([7.0, 5.0, 9.0]) / 21.0
     own = without_prefix(state.local, "own")

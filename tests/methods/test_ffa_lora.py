@@ -5,7 +5,7 @@ import torch
 from toy_recommender import run, toy_recommender
 
 from fedecider.federation.wire import take_row
-from fedecider.methods.ffa_lora import FfaLoraConfig, ffa_lora, load_view
+from fedecider.methods.ffa_lora import FfaLoraConfig, ffa_lora, load_variant
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
     adapter_shapes,
@@ -29,9 +29,9 @@ def test_a_is_bit_equal_over_rounds_and_clients_and_never_leaves():
         names = {*state.server, *state.local, *records[-1]["traffic"][0]["down"], *records[-1]["traffic"][0]["up"]}
         assert all(name.endswith(".lora_b") for name in names)
         for client in range(3):
-            for view in method.views:
+            for variant in method.variants:
                 download = method.broadcast(num_rounds + 1, state.server, torch.tensor([client]))
-                load_view(recommender, config, view, download, take_row(state.local, client), client)
+                load_variant(recommender, config, variant, download, take_row(state.local, client), client)
                 loaded = read_adapters(recommender.model)
                 for name in module_names(start):
                     assert torch.equal(loaded[f"{name}.lora_a"], start[f"{name}.lora_a"])

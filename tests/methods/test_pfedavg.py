@@ -9,7 +9,7 @@ from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.fedavg import FedavgConfig, fedavg
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.pfedavg import PfedavgConfig, load_view, pfedavg
+from fedecider.methods.pfedavg import PfedavgConfig, load_variant, pfedavg
 from fedecider.models.adapters import load_plain, read_adapters, without_prefix
 
 pytestmark = pytest.mark.whole
@@ -27,11 +27,11 @@ def test_the_fine_tuned_model_is_the_last_global_one_after_local_training():
     for client in range(3):
         load_plain(recommender.model, before.server)
         expected = train_locally(recommender, client, 3).adapters
-        load_view(
+        load_variant(
             recommender, PfedavgConfig(), "fine_tuned", Download(after.server), take_row(after.local, client), client
         )
         assert same(read_adapters(recommender.model), expected)
-    load_view(recommender, PfedavgConfig(), "global", Download(after.server), take_row(after.local, 0), 0)
+    load_variant(recommender, PfedavgConfig(), "global", Download(after.server), take_row(after.local, 0), 0)
     assert same(read_adapters(recommender.model), after.server)
 
 
@@ -40,7 +40,7 @@ def test_the_global_model_is_that_of_fedavg_but_another_one_is_reported():
     state, records = run(method, 3, 3)
     plain, plain_records = run(fedavg(toy_recommender(), FedavgConfig()), 3, 3)
     assert same(state.server, plain.server)
-    assert method.views[0] == "fine_tuned"
+    assert method.variants[0] == "fine_tuned"
     assert records[2]["valid"]["fine_tuned"] == plain_records[2]["valid"]["local"]
     assert records[2]["score"] != plain_records[2]["score"]
 

@@ -11,7 +11,7 @@ from fedecider.methods.rolora import (
     LAST_ROUND,
     RoloraConfig,
     frozen_factor,
-    load_view,
+    load_variant,
     only,
     rolora,
     trained_factor,
@@ -117,9 +117,9 @@ def test_every_client_can_load_the_global_model_whenever_it_was_there_last():
         for client in range(3):
             download = method.broadcast(round + 1, server, torch.tensor([client]))
             assert LAST_ROUND not in download.shared
-            load_view(recommender, config, "global", download, take_row(local, client), client)
+            load_variant(recommender, config, "global", download, take_row(local, client), client)
             assert equal(read_adapters(recommender.model), factors(server))
-            load_view(recommender, config, "local", download, take_row(local, client), client)
+            load_variant(recommender, config, "local", download, take_row(local, client), client)
             assert equal(read_adapters(recommender.model), take_row(without_prefix(local, "own"), client))
 
 

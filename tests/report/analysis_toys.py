@@ -34,15 +34,15 @@ def toy_domains():
 def toy_run(root, method="fedecider"):
     """A finished run of two rounds, rank 2; the users of ``per_user.parquet`` stand in reverse order."""
     folder = RunFolder(root)
-    views = ["post_broadcast", "pre_upload"] if method == "fedecider" else ["global", "local"]
-    reported = f"{method} ({views[0]})"
+    variants = ["post_broadcast", "pre_upload"] if method == "fedecider" else ["global", "local"]
+    reported = f"{method} ({variants[0]})"
     folder.adapters.mkdir(parents=True)
     write_json(folder.record, {"config": {"run": {"method": method, "lora_rank": 2, "seed": 0}}, "data": {}})
     write_json(
         folder.metrics,
         {"method": method, "reported": reported, "best_round": 2, "domains": {name: {} for name in DOMAINS}},
     )
-    lines = [_record(round, views, method) for round in (1, 2)]
+    lines = [_record(round, variants, method) for round in (1, 2)]
     folder.rounds.write_text("".join(json.dumps(line) + "\n" for line in lines))
     if method == "fedecider":
         alpha = [[[2.0, 2.0], [2.0, 2.0]], [[2.5, -0.5], [0.25, 1.5]]]
@@ -58,7 +58,7 @@ def toy_run(root, method="fedecider"):
     return folder
 
 
-def _record(round, views, method):
+def _record(round, variants, method):
     up = {}
     for name, (num_in, num_out) in SIZES.items():
         up[f"{name}.lora_a"], up[f"{name}.lora_b"] = 4 * 2 * num_in, 4 * 2 * num_out
@@ -71,11 +71,11 @@ def _record(round, views, method):
         "round": round,
         "score": 0.1 * round,
         "valid": {
-            view: [
-                {"ndcg@10": 0.1 * round + 0.01 * client + (0.05 if view == "post_broadcast" else 0.0)}
+            variant: [
+                {"ndcg@10": 0.1 * round + 0.01 * client + (0.05 if variant == "post_broadcast" else 0.0)}
                 for client in range(2)
             ]
-            for view in views
+            for variant in variants
         },
         "clients": clients,
         "traffic": [

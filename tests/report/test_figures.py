@@ -45,7 +45,7 @@ def test_curves_draw_what_was_logged_and_mark_the_selected_round():
     assert sum(trace.showlegend for trace in traces) == 3
 
 
-def test_validation_curves_draw_every_view():
+def test_validation_curves_draw_every_variant():
     scores = {"own": {"crime": [0.1, 0.2], "comics": [0.3, 0.1]}, "before": {"crime": [0.0, 0.1], "comics": [0.2, 0.2]}}
     drawn = validation_curves(scores, [1, 2], selected_round=2)
     assert [(t.name, list(t.y)) for t in drawn.figure.data] == [

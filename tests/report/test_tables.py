@@ -18,8 +18,8 @@ from fedecider.report.tables import (
     rich_table,
     rows_data,
     table_data,
-    view_labels,
-    view_of,
+    variant_labels,
+    variant_of,
 )
 
 POOR = {"crime": [40, 2, 30, 44, 66], "comics": [41, 50, 3]}
@@ -110,11 +110,11 @@ def test_rows_have_kinds_and_the_intervals_they_get_alone():
     assert rows_data([alone], "macro")["popularity"] == rows_data(found, "macro")["popularity"]
 
 
-def test_labels_of_views():
-    assert view_labels("local", ["local"]) == {"local": "local"}
-    labels = view_labels("fedavg", ["global", "fine_tuned"])
+def test_labels_of_variants():
+    assert variant_labels("local", ["local"]) == {"local": "local"}
+    labels = variant_labels("fedavg", ["global", "fine_tuned"])
     assert labels == {"global": "fedavg (global)", "fine_tuned": "fedavg (fine_tuned)"}
-    assert view_of(labels["fine_tuned"]) == "fine_tuned"
+    assert variant_of(labels["fine_tuned"]) == "fine_tuned"
 
 
 def test_grid_interval_and_csv():

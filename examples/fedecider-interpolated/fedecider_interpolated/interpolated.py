@@ -56,7 +56,7 @@ def interpolated(recommender: ClientModels, config: InterpolatedConfig) -> Feder
         uploads, rows, logs = [], [], []
         for row, client in enumerate(block.clients.tolist()):
             before = take_row(own, row)
-            load_view(recommender, config, "mixed", download, before, client)
+            load_variant(recommender, config, "mixed", download, before, client)
             trained = train_locally(recommender, client, round)
             uploads.append(trained.adapters)
             rows.append(with_prefix(trained.adapters, "own") if trained.log["finite"] else before)
@@ -67,7 +67,7 @@ def interpolated(recommender: ClientModels, config: InterpolatedConfig) -> Feder
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return weighted_mean(uploads, fallback=server, uniform=True)
 
-    positions = client_positions(recommender, partial(load_view, recommender, config))
+    positions = client_positions(recommender, partial(load_variant, recommender, config))
     return FederatedMethod(
         "interpolated",
         init,
@@ -75,17 +75,17 @@ def interpolated(recommender: ClientModels, config: InterpolatedConfig) -> Feder
         client_update,
         server_aggregate,
         positions,
-        views=("mixed", "local"),
+        variants=("mixed", "local"),
         upload_like=lambda round, server: server,
     )
 
 
-def load_view(
-    recommender: ClientModels, config: InterpolatedConfig, view: str, download: Download, own: Tree, client: int
+def load_variant(
+    recommender: ClientModels, config: InterpolatedConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the mixture, from which the next round starts, or the client's adapters before the upload."""
-    assert view in ("mixed", "local"), view
-    share = config.share if view == "mixed" else 0.0
+    assert variant in ("mixed", "local"), variant
+    share = config.share if variant == "mixed" else 0.0
     pair = without_prefix(own, "own")
     load_plain(recommender.model, {key: share * download.shared[key] + (1.0 - share) * pair[key] for key in pair})
 
@@ -96,4 +96,4 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
     return num_scalars, num_scalars
 
 
-METHOD = Method(InterpolatedConfig, interpolated, load_view, scalars, grid=({}, {"share": 0.3}, {"share": 0.8}))
+METHOD = Method(InterpolatedConfig, interpolated, load_variant, scalars, grid=({}, {"share": 0.3}, {"share": 0.8}))

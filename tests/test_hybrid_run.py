@@ -126,7 +126,7 @@ def test_evaluate_sees_another_hybrid(playground, monkeypatch, capsys):
     content["mixtures"]["alone"]["weight_QE"] = [[0.0, 1.0, 0.0, 0.0]] * 3
     path.write_text(json.dumps(content))
     assert main("evaluate", "--run", "runs/other") == 2
-    assert "hybrid of crime" in capsys.readouterr().err
+    assert "hybrid without a model of crime" in capsys.readouterr().err
 
 
 def test_recommendations_are_those_of_the_mixture_while_the_hybrid_is_there(playground, monkeypatch, capsys):

@@ -182,7 +182,7 @@ SOURCES = {
     "another folder": (lambda run: (run.parent, None), FileNotFoundError, "no run in"),
     "a path that is none": (lambda run: (run / "../../x", None), FileNotFoundError, "no run in"),
     "a name that is not in the cache": (lambda run: ("us/nothing", None), FileNotFoundError, "no model of that name"),
-    "an adapter of others": (lambda run: (run / "strange", None), ValueError, r"without recommender\.json"),
+    "an adapter of others": (lambda run: (run / "strange", None), ValueError, r"without inference_config\.json"),
 }
 
 
@@ -329,10 +329,10 @@ def test_a_saved_folder_is_refused_where_it_was_changed(rec, tmp_path):
     content = json.loads((saved / "inference_config.json").read_text())
     (saved / "inference_config.json").write_text(json.dumps({**content, "facts": {"method": "fedecider"}}))
     (saved / MANIFEST_FILE).unlink()  # then nothing is compared
-    with pytest.raises(ValueError, match=r"recommender\.json"):
+    with pytest.raises(ValueError, match=r"inference_config\.json"):
         Recommender.from_pretrained(saved).save_pretrained(tmp_path / "again")
     (saved / "inference_config.json").write_text(json.dumps({**content, "samples": {"templates": "none"}}))
-    with pytest.raises(ValueError, match=r"samples in .*recommender\.json"):
+    with pytest.raises(ValueError, match=r"samples in .*inference_config\.json"):
         Recommender.from_pretrained(saved)
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import provenance
 import torch
 
+from fedecider.baselines.counts import COUNTS
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
-from fedecider.experiment.rows import COUNTS
 from fedecider.federation.record import read_json
 from fedecider.running.options import run
 from idgen.backbone import load_backbone

@@ -23,10 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedecider.baselines.counts import UNTRAINED
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import compare_table, distinguishable_winners, verdict
-from fedecider.experiment.rows import STUDENT, TEACHER, UNTRAINED
+from fedecider.experiment.rows import STUDENT, TEACHER
 from fedecider.federation.record import read_records
 from fedecider.federation.streams import stream
 from fedecider.report.tables import CANARY, ResultTable, markdown_table, result_rows

@@ -246,19 +246,86 @@ def rank_task(
     ``share`` (p, P): every P-th batch from p on alone; users of the others are not ranked.
     """
     position_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
+    asked = (split, users, ranking, precision, device, share)
+    if ranks_all(trie):
+        for block in catalogue_blocks(model, task, trie, *asked):
+            seen = [history(task.sequences[user], split) for user in block.user_B.tolist()] if drop_seen else None
+            position_U[block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen)
+    else:
+        for user_B, prompt, target_B in _prompts(task, *asked):
+            seen = [history(task.sequences[user], split) if drop_seen else [] for user in user_B.tolist()]
+            with autocast(device, precision):
+                item_BK, _ = constrained_beam_search(model, *prompt, trie, num_beams=ranking.num_beams)
+            position_U[user_B] = item_positions(item_BK.cpu(), target_B, seen).double()
+    return position_U if users is None else position_U[users]
+
+
+class ScoredUsers(NamedTuple):
+    """Some users with the scores of all items, where every ID is one token."""
+
+    user_B: Tensor
+    target_B: Tensor
+    score_BI: Tensor
+    """On the model's device: log-probabilities, but for a constant of each user."""
+
+
+def catalogue_blocks(
+    model: Any,
+    task: Task,
+    trie: Trie,
+    split: Split,
+    users: Tensor | None,
+    ranking: RankingConfig,
+    precision: Precision,
+    device: torch.device,
+    share: tuple[int, int] = (0, 1),
+) -> Iterator[ScoredUsers]:
+    """The users of `rank_task`, a block after the other, each read once; at most `MAX_LOGITS` scores at a time."""
+    for user_B, prompt, target_B in _prompts(task, split, users, ranking, precision, device, share):
+        for rows_B, score_BI in catalogue_scores(model, *prompt, trie, precision):
+            yield ScoredUsers(user_B[rows_B], target_B[rows_B], score_BI)
+
+
+def catalogue_scores(
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, precision: Precision = "fp32"
+) -> Iterator[tuple[slice, Tensor]]:
+    """Rows of a batch and their scores of all items, as of `ScoredUsers`; at most `MAX_LOGITS` at a time.
+
+    What `trie_log_probs` gives of every item, less its sum over the catalogue: places need no softmax.
+    """
+    assert ranks_all(trie), "IDs of one token"
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
+    family, token_I = family_of(model), trie.label_IT[:, 0]
+    nobody_B1 = torch.zeros(len(input_ids_BS), 1, dtype=torch.long, device=trie.device)
+    rows_at_once = max(1, MAX_LOGITS // len(token_I))
+    with evaluating(model), autocast(trie.device, precision):
+        state = family.start(model, input_ids_BS, attention_mask_BS)
+        hidden_BKD, _ = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
+        parts = [
+            (slice(start, start + rows_at_once), hidden_BKD[start : start + rows_at_once, 0])
+            for start in range(0, len(hidden_BKD), rows_at_once)
+        ]
+    for rows, hidden_RD in parts:
+        with evaluating(model), autocast(trie.device, precision):
+            score_RI = family.token_logits(model, hidden_RD, token_I)
+        if trie.score_N is not None:
+            score_RI = score_RI.double() + trie.score_N[trie.advance(torch.zeros_like(token_I), token_I)]
+        yield rows, score_RI
+
+
+def _prompts(
+    task: Task,
+    split: Split,
+    users: Tensor | None,
+    ranking: RankingConfig,
+    precision: Precision,
+    device: torch.device,
+    share: tuple[int, int],
+) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]:
+    """Numbers of users, their prompts on ``device``, their targets."""
     batches = eval_batches(task, split, ranking.eval_batch_size, users)
     for user_B, input_ids, attention_mask, target_B in islice(batches, share[0], None, share[1]):
-        seen = [history(task.sequences[user], split) if drop_seen else [] for user in user_B.tolist()]
-        prompt = (input_ids.to(device), attention_mask.to(device), trie)
-        with autocast(device, precision):
-            if ranks_all(trie):
-                item_BI = torch.arange(len(trie), device=device).expand(len(user_B), -1)
-                found_B = _exact_positions(trie_log_probs(model, *prompt, item_BI).cpu(), target_B.cpu(), seen)
-            else:
-                item_BK, _ = constrained_beam_search(model, *prompt, num_beams=ranking.num_beams)
-                found_B = item_positions(item_BK.cpu(), target_B.cpu(), seen).double()
-        position_U[user_B] = found_B
-    return position_U if users is None else position_U[users]
+        yield user_B, (input_ids.to(device), attention_mask.to(device)), target_B
 
 
 def ranks_all(trie: Trie) -> bool:
@@ -266,11 +333,31 @@ def ranks_all(trie: Trie) -> bool:
     return trie.max_length == 1
 
 
-def _exact_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]]) -> Tensor:
-    candidate_BI = torch.ones_like(score_BI, dtype=torch.bool)
-    for row, items in enumerate(seen):
-        candidate_BI[row, torch.tensor(items, dtype=torch.long)] = False
-    return positions_from_scores(score_BI, target_B, candidate_BI)
+def catalogue_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None) -> Tensor:
+    """`positions_from_scores` of all items but those of each user's ``seen``, float64 (B,) on the CPU.
+
+    No sorting and no mask of candidates: what is larger and what is equal is counted, and seen items are taken off.
+
+    Raises:
+        ValueError: a score is not a number.
+    """
+    seen = [()] * len(target_B) if seen is None else seen
+    row_N = torch.repeat_interleave(torch.tensor([len(set(items)) for items in seen]))
+    item_N = torch.tensor([item for items in seen for item in set(items)], dtype=torch.long)
+    place_N = (row_N * score_BI.shape[1] + item_N).to(score_BI.device)
+    row_N, target_there_B = row_N.to(score_BI.device), target_B.to(score_BI.device)
+    own_B1 = score_BI.gather(1, target_there_B[:, None])
+    if bool(score_BI.sum(1).isnan().any()):
+        candidate_BI = torch.ones_like(score_BI, dtype=torch.bool)
+        candidate_BI.view(-1)[place_N] = False
+        return positions_from_scores(score_BI, target_there_B, candidate_BI).cpu()  # says so, if it is a candidate
+    seen_N = score_BI.view(-1)[place_N]
+    own_N = own_B1[row_N, 0]
+    above_B = torch.count_nonzero(score_BI > own_B1, 1).index_add(0, row_N, (seen_N > own_N).long(), alpha=-1)
+    equal_B = torch.count_nonzero(score_BI == own_B1, 1).index_add(0, row_N, (seen_N == own_N).long(), alpha=-1)
+    position_B = (above_B.double() + 0.5 * (equal_B.double() - 1.0)).cpu()
+    is_seen_B = torch.tensor([target in items for target, items in zip(target_B.tolist(), seen, strict=True)])
+    return position_B.masked_fill_(is_seen_B, float(NOT_RANKED))
 
 
 def eval_users(task: Task, split: str, count: int, generator: torch.Generator) -> Tensor | None:

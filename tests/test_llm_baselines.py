@@ -7,7 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedecider.baselines.counts import text_and_count_scores, text_neighbour_scores
+from fedecider.baselines.counts import (
+    COUNTS,
+    TEXT,
+    TEXT_AND_COUNTS,
+    UNTRAINED,
+    text_and_count_scores,
+    text_neighbour_scores,
+)
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.evaluation.protocols import rank_held_out
@@ -18,7 +25,7 @@ from fedecider.experiment.comparison import Positions, Shared, fill, positions_o
 from fedecider.experiment.llm_comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
 from fedecider.experiment.prepare import BaseArtifacts
 from fedecider.experiment.results import printed_rows
-from fedecider.experiment.rows import COUNTS, STUDENT, TEACHER, TEXT, TEXT_AND_COUNTS, UNTRAINED, counting_positions
+from fedecider.experiment.rows import STUDENT, TEACHER, counting_positions, item_texts_of
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import CANARY, ResultRow, shown_domains
 from fedecider.running.run_folder import Stage
@@ -51,7 +58,8 @@ def artifacts(domains):
 
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_text_rows_stand_in_every_run(domains, tmp_path, split):
-    found = counting_positions(settings_of(tmp_path), artifacts(domains), split)
+    settings, asked = settings_of(tmp_path), artifacts(domains)
+    found = counting_positions(settings, asked, item_texts_of(settings, asked), (split,))[split]
     assert list(found) == [*COUNTS, TEXT, TEXT_AND_COUNTS, CANARY]
     vectors = encoded_texts(domains, "tfidf", str(tmp_path))
     for name, domain in domains.items():
@@ -76,7 +84,10 @@ def with_other_ends(domain):
 def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
     settings = settings_of(tmp_path)
     other = {name: with_other_ends(domain) for name, domain in domains.items()}
-    before, after = (counting_positions(settings, artifacts(one), split) for one in (domains, other))
+    before, after = (
+        counting_positions(settings, artifacts(one), item_texts_of(settings, artifacts(one)), (split,))[split]
+        for one in (domains, other)
+    )
     for label in UNTRAINED:
         for name in NAMES:
             assert before[label][name][0] == after[label][name][0]

@@ -11,15 +11,27 @@ of a history.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from fedecider.evaluation.protocols import STRICT, Protocol, ScoreUsers, Sequences, history, rank_held_out, train_part
+from fedecider.data.encoders import nearest_texts, unit_vectors
+from fedecider.evaluation.metrics import SparseScores, sparse_positions
+from fedecider.evaluation.protocols import (
+    STRICT,
+    Protocol,
+    ScoreUsers,
+    Sequences,
+    check_sequences,
+    held_out,
+    history,
+    rank_held_out,
+    train_part,
+)
 
 # Baselines that stand in every table: popularity and item co-occurrence.
 
@@ -63,6 +75,47 @@ def popularity_scores(sequences: Sequences, num_items: int, extra: Sequences = (
     return lambda user_B: count_I.expand(len(user_B), -1)
 
 
+class Votes(NamedTuple):
+    """What items give to all others, and what all items have without them."""
+
+    vote_II: scipy.sparse.csr_array
+    """What an item of the history gives to each item."""
+    other_I: np.ndarray
+
+
+def cooccurrence_votes(
+    sequences: Sequences, num_items: int, extra: Sequences = (), *, window: int | None = 1, directed: bool = True
+) -> Votes:
+    """M[a, b] / (1 + sum_c M[a, c]), M from :func:`cooccurrence_matrix`, and the popularity that orders ties."""
+    matrix = cooccurrence_matrix(sequences, num_items, extra, window=window, directed=directed)
+    scale = 1.0 / (1.0 + np.asarray(matrix.sum(1)).ravel())
+    rows = scipy.sparse.csr_array(scipy.sparse.diags_array(scale) @ matrix)
+    count_I = train_counts(sequences, num_items, extra).numpy()
+    return Votes(rows, 1e-9 * count_I / (1.0 + count_I.max(initial=0.0)))
+
+
+def newest_weights(
+    sequences: Sequences, user_B: Tensor, split: str, num_items: int, num_context: int
+) -> scipy.sparse.csr_array:
+    """1, 1/2, 1/3, ... for the newest ``num_context`` items of each history, (B, I)."""
+    contexts = [list(history(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
+    row_T = np.repeat(np.arange(len(contexts)), [len(context) for context in contexts])
+    item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
+    weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
+    return scipy.sparse.coo_array((weight_T, (row_T, item_T)), shape=(len(contexts), num_items)).tocsr()
+
+
+def voted(context_BI: scipy.sparse.csr_array, votes: Votes) -> SparseScores:
+    """The sum of what the items of each history give."""
+    return with_others(scipy.sparse.csr_array(context_BI @ votes.vote_II), votes.other_I)
+
+
+def with_others(vote_BI: scipy.sparse.csr_array, other_I: np.ndarray) -> SparseScores:
+    """Votes on top of what every item has."""
+    data = vote_BI.data + other_I[vote_BI.indices]
+    return SparseScores(scipy.sparse.csr_array((data, vote_BI.indices, vote_BI.indptr), vote_BI.shape), other_I)
+
+
 def cooccurrence_scores(
     sequences: Sequences,
     num_items: int,
@@ -79,22 +132,8 @@ def cooccurrence_scores(
     :func:`cooccurrence_matrix`. Ties, and items that never co-occurred, are ordered by popularity (a term too small
     to overturn a count), as a plain implementation with a fill-up list does.
     """
-    matrix = cooccurrence_matrix(sequences, num_items, extra, window=window, directed=directed)
-    scale = 1.0 / (1.0 + np.asarray(matrix.sum(1)).ravel())
-    rows = scipy.sparse.csr_array(scipy.sparse.diags_array(scale) @ matrix)
-    count_I = train_counts(sequences, num_items, extra).numpy()
-    fallback_I = 1e-9 * count_I / (1.0 + count_I.max(initial=0.0))
-
-    def score(user_B: Tensor) -> Tensor:
-        contexts = [list(history(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
-        row_T = np.repeat(np.arange(len(contexts)), [len(context) for context in contexts])
-        item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
-        weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
-        context_BI = scipy.sparse.coo_array((weight_T, (row_T, item_T)), shape=(len(contexts), num_items)).tocsr()
-        dense_BI = scipy.sparse.csr_array(context_BI @ rows).toarray()
-        return torch.from_numpy(dense_BI + fallback_I)
-
-    return score
+    votes = cooccurrence_votes(sequences, num_items, extra, window=window, directed=directed)
+    return lambda user_B: voted(newest_weights(sequences, user_B, split, num_items, num_context), votes).dense()
 
 
 def popularity(
@@ -167,29 +206,23 @@ TEXT_WEIGHT = 0.3
 """Weight of the text scores beside co-occurrence, fixed for every data set."""
 
 
+def text_votes(cos_II: scipy.sparse.csr_array, power: int = POWER) -> Votes:
+    """max(0, cos(e_a, e_b))^power of the texts nearest to each (`fedecider.data.encoders.nearest_texts`)."""
+    data = cos_II.data**power
+    return Votes(scipy.sparse.csr_array((data, cos_II.indices, cos_II.indptr), cos_II.shape), np.zeros(cos_II.shape[0]))
+
+
 def text_neighbour_scores(
     vector_ID: Tensor, sequences: Sequences, split: str, *, power: int = POWER, num_context: int = NUM_CONTEXT
 ) -> ScoreUsers:
     """s(b | h) = sum_k max(0, cos(e_{h_k}, e_b))^power / (k + 1), h_0 the newest item, e centred over the catalogue.
 
-    ``vector_ID``: one vector per item text, of any length. Products are taken per batch of users, so that no (I, I)
-    matrix is held. Source: nearest neighbours in text space, as in content-based recommendation; the exponent and the
-    decay are ours, chosen on the validation items of three Amazon domains (movies, CDs, video games).
+    ``vector_ID``: one vector per item text, of any length. An item votes for the texts nearest to its own alone.
+    Source: nearest neighbours in text space, as in content-based recommendation; the exponent and the decay are ours,
+    chosen on the validation items of three Amazon domains (movies, CDs, video games).
     """
-    unit_ID = normalize((vector_ID - vector_ID.mean(0)).double(), dim=1)
-
-    def score(user_B: Tensor) -> Tensor:
-        context = [list(history(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
-        item_C = torch.tensor([item for items in context for item in items], dtype=torch.int64)
-        row_C = torch.repeat_interleave(torch.tensor([len(items) for items in context]))
-        age_C = torch.tensor([age for items in context for age in range(len(items))], dtype=torch.float64)
-        known_I, place_C = item_C.unique(return_inverse=True)
-        near_KI = (unit_ID[known_I] @ unit_ID.T).clamp(min=0.0).pow(power)
-        weight_BK = torch.zeros(len(context), len(known_I), dtype=torch.float64)
-        weight_BK.index_put_((row_C, place_C), 1.0 / (age_C + 1.0), accumulate=True)
-        return weight_BK @ near_KI
-
-    return score
+    votes = text_votes(nearest_texts(unit_vectors(vector_ID.numpy())), power)
+    return lambda user_B: voted(newest_weights(sequences, user_B, split, len(vector_ID), num_context), votes).dense()
 
 
 def text_and_count_scores(
@@ -209,3 +242,57 @@ def text_and_count_scores(
         sequences, len(vector_ID), split, extra, window=None, directed=False, num_context=NUM_CONTEXT
     )
     return lambda user_B: counts(user_B) + text_weight * text(user_B)
+
+
+# All of them together: what a rule needs of a user is worked out once for every rule that reads it.
+
+POPULARITY, LAST_ITEM, DECAYED = "popularity", "last-item co-occurrence", "decayed co-occurrence"
+COUNTS = (POPULARITY, LAST_ITEM, DECAYED)
+"""Rows of the rules that count."""
+TEXT, TEXT_AND_COUNTS = "text neighbours", "text neighbours + counts"
+UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
+USERS_AT_ONCE = 1024
+
+
+def heuristic_positions(
+    sequences: Sequences,
+    num_items: int,
+    splits: Sequence[str],
+    text: Votes,
+    *,
+    extra: Sequences = (),
+    drop_seen: bool = True,
+) -> dict[str, dict[str, Tensor]]:
+    """Split -> row -> positions (U,) as of `rank_held_out`, for all of ``UNTRAINED``.
+
+    Scores are those of :func:`popularity_scores`, :func:`cooccurrence_scores` (direct successors of the newest item,
+    and the whole context), ``text`` and :func:`text_and_count_scores`; no (U, I) or (B, I) scores are held.
+    """
+    check_sequences(sequences, num_items)
+    count_I = train_counts(sequences, num_items, extra).numpy()
+    last = cooccurrence_votes(sequences, num_items, extra)
+    decayed = cooccurrence_votes(sequences, num_items, extra, window=None, directed=False)
+    found: dict[str, dict[str, list[Tensor]]] = {split: {row: [] for row in UNTRAINED} for split in splits}
+    for split in splits:
+        for user_B in torch.arange(len(sequences)).split(USERS_AT_ONCE):
+            newest_BI = newest_weights(sequences, user_B, split, num_items, 1)
+            context_BI = newest_weights(sequences, user_B, split, num_items, NUM_CONTEXT)
+            counted_BI = scipy.sparse.csr_array(context_BI @ decayed.vote_II)
+            text_BI = scipy.sparse.csr_array(context_BI @ text.vote_II)
+            scores = {
+                POPULARITY: SparseScores(scipy.sparse.csr_array(newest_BI.shape), count_I),
+                LAST_ITEM: voted(newest_BI, last),
+                DECAYED: with_others(counted_BI, decayed.other_I),
+                TEXT: with_others(text_BI, text.other_I),
+                TEXT_AND_COUNTS: with_others(
+                    scipy.sparse.csr_array(counted_BI + TEXT_WEIGHT * text_BI), decayed.other_I
+                ),
+            }
+            batch = [sequences[user] for user in user_B.tolist()]
+            histories = [history(sequence, split) if drop_seen else [] for sequence in batch]
+            row_N = np.repeat(np.arange(len(batch)), [len(items) for items in histories])
+            item_N = np.fromiter((item for items in histories for item in items), np.int64)
+            target_B = held_out(batch, split).numpy()
+            for row, score in scores.items():
+                found[split][row].append(sparse_positions(score, target_B, row_N, item_N))
+    return {split: {row: torch.cat(parts) for row, parts in rows.items()} for split, rows in found.items()}

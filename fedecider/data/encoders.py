@@ -1,6 +1,6 @@
-"""Text encoders, chosen by name: sentence-transformers models, or TF-IDF with SVD without any model.
+"""Text encoders, chosen by name: sentence-transformers models, or TF-IDF with SVD without any model; near texts.
 
-Shape legend: N texts, D dimensions.
+Shape legend: N texts, D dimensions, I items, K of them whose neighbours are asked for, T rows of a block.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -117,3 +118,51 @@ def _sentence_encoder(source: str) -> Callable[[Sequence[str]], Tensor]:
         return torch.as_tensor(vectors).double()
 
     return encode
+
+
+# Which texts of a catalogue are near: a sparse table, since what is far says nothing.
+
+NUM_NEAREST = 100
+"""Neighbours of each item that are kept, itself among them."""
+MAX_COSINES = 2**24
+"""Cosines at a time: bounds memory, changes no result."""
+
+
+def unit_vectors(vector_ID: np.ndarray, mean_D: np.ndarray | None = None) -> np.ndarray:
+    """Vectors of the item texts, centred over the catalogue, of length 1 (0 stays 0), float32.
+
+    ``mean_D``: the mean of the catalogue, for texts that came later.
+    """
+    centred_ID = vector_ID.astype(np.float64) - (vector_ID.astype(np.float64).mean(0) if mean_D is None else mean_D)
+    length_I1 = np.linalg.norm(centred_ID, axis=1, keepdims=True)
+    return (centred_ID / np.maximum(length_I1, 1e-12)).astype(np.float32)
+
+
+def nearest_texts(
+    unit_ID: np.ndarray,
+    item_K: np.ndarray | None = None,
+    num_nearest: int = NUM_NEAREST,
+    device: torch.device | str = "cpu",
+) -> scipy.sparse.csr_array:
+    """Cosines above 0 of each item with its ``num_nearest`` nearest, (I, I) float64, columns rising.
+
+    ``item_K``: the items whose rows are filled, all without it. Cost: one product of the vectors with each other, in
+    blocks.
+    """
+    num_items = len(unit_ID)
+    item_K = np.arange(num_items) if item_K is None else np.unique(item_K)
+    unit_ID_there = torch.from_numpy(unit_ID).to(device)
+    values, items = [], []
+    for item_T in torch.from_numpy(item_K).split(max(1, MAX_COSINES // max(1, num_items))):
+        cosine_TI = unit_ID_there[item_T.to(device)] @ unit_ID_there.T
+        top_TN, place_TN = cosine_TI.topk(min(num_nearest, num_items), dim=1, sorted=False)
+        place_TN, order_TN = place_TN.sort(1)
+        items.append(place_TN.cpu())
+        values.append(top_TN.gather(1, order_TN).cpu())
+    if not items:
+        return scipy.sparse.csr_array((num_items, num_items))
+    value_KN, item_KN = torch.cat(values).double().numpy(), torch.cat(items).numpy()
+    kept_KN = value_KN > 0.0
+    start_I1 = np.zeros(num_items + 1, np.int64)
+    start_I1[item_K + 1] = kept_KN.sum(1)
+    return scipy.sparse.csr_array((value_KN[kept_KN], item_KN[kept_KN], start_I1.cumsum()), (num_items, num_items))

@@ -5,17 +5,22 @@ Shape legend: B users of a batch, P items that may be negatives, I items.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedecider.evaluation.metrics import positions_from_scores
 from fedecider.evaluation.protocols import (
     STRICT,
     Protocol,
     ScoreUsers,
     Sequences,
+    candidate_mask,
+    check_sequences,
     draw_negatives,
+    held_out,
     negative_pool,
     rank_held_out,
 )
@@ -69,3 +74,23 @@ def memoriser(
     """Positions of the memoriser canary: chance under a sound protocol, near the top under a leaking one."""
     score = memoriser_scores(sequences, num_items, protocol, generator, num_rounds, num_negatives, random_ties)
     return rank_held_out(score, sequences, num_items, split, protocol, **ranking)
+
+
+def memoriser_positions(
+    sequences: Sequences,
+    num_items: int,
+    splits: Sequence[str],
+    protocol: Protocol = STRICT,
+    *,
+    generator: torch.Generator,
+    batch_size: int = 64,
+) -> dict[str, Tensor]:
+    """Split -> what :func:`memoriser` gives with a generator of this state; every user is drawn once."""
+    check_sequences(sequences, num_items)
+    score, found = memoriser_scores(sequences, num_items, protocol, generator), {split: [] for split in splits}
+    for user_B in torch.arange(len(sequences)).split(batch_size):
+        score_BI, batch = score(user_B), [sequences[user] for user in user_B.tolist()]
+        for split, parts in found.items():
+            candidate_BI = candidate_mask(batch, num_items, split, protocol.drop_seen)
+            parts.append(positions_from_scores(score_BI, held_out(batch, split), candidate_BI))
+    return {split: torch.cat(parts) for split, parts in found.items()}

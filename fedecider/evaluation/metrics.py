@@ -2,15 +2,18 @@
 
 A method hands over one thing only: the 0-based place of each user's held-out item. Everything else is computed here.
 
-Shape legend: B users of a batch, U users, I columns of a score matrix (items or sampled candidates), G groups.
+Shape legend: B users of a batch, U users, I columns of a score matrix (items or sampled candidates), G groups, S scores
+that are stored, N seen items of all users.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
@@ -121,6 +124,59 @@ def positions_from_scores(
     share = {"expected": 0.5, "best": 0.0, "worst": 1.0}[ties]
     is_candidate_B = candidate_BI.gather(1, target_B[:, None])[:, 0]
     return torch.where(is_candidate_B, above_B + share * tied_B, float(NOT_RANKED))
+
+
+class SparseScores(NamedTuple):
+    """Scores of a whole catalogue of which most are alike for all users."""
+
+    value_BI: scipy.sparse.csr_array
+    """Float64; each item once a user. What is stored, also a 0, is the score."""
+    other_I: np.ndarray
+    """Float64: the score of an item that is not stored."""
+
+    def dense(self) -> Tensor:
+        """Float64 (B, I)."""
+        num_rows = self.value_BI.shape[0]
+        score_BI = np.tile(self.other_I, (num_rows, 1))
+        row_S = np.repeat(np.arange(num_rows), np.diff(self.value_BI.indptr))
+        score_BI[row_S, self.value_BI.indices] = self.value_BI.data
+        return torch.from_numpy(score_BI)
+
+
+def sparse_positions(score: SparseScores, target_B: np.ndarray, row_N: np.ndarray, item_N: np.ndarray) -> Tensor:
+    """What :func:`positions_from_scores` gives of ``score.dense()``, without the (B, I) scores.
+
+    ``row_N``, ``item_N``: items that are no candidates of their row; a pair may come twice. Above a target are the
+    stored items with a larger score, and of the others as many as in the sorted ``other_I`` less those that are stored
+    or no candidates.
+    """
+    value_BI, other_I = score
+    num_rows, num_items = value_BI.shape
+    row_S = np.repeat(np.arange(num_rows), np.diff(value_BI.indptr))
+    item_S, value_S = value_BI.indices, value_BI.data
+    seen_BI = np.zeros((num_rows, num_items), bool)
+    seen_BI[row_N, item_N] = True
+    row_N, item_N = np.divmod(np.unique(row_N * num_items + item_N), num_items)
+    open_S = ~seen_BI[row_S, item_S]
+    if np.isnan(value_S[open_S]).any() or np.isnan(other_I).any():
+        raise ValueError("got NaN scores, expected numbers: the vectors or counts behind them are none")
+    row_S, item_S, value_S = row_S[open_S], item_S[open_S], value_S[open_S]
+    own_B = other_I[target_B].astype(np.float64)
+    hit_S = item_S == target_B[row_S]
+    own_B[row_S[hit_S]] = value_S[hit_S]
+
+    def counted(compare: np.ufunc, found_B: np.ndarray) -> np.ndarray:
+        """Candidates whose score compares so with the target's; ``found_B``: of all items were none stored."""
+        for row_M, item_M in ((row_N, item_N), (row_S, item_S)):
+            found_B = found_B - np.bincount(row_M[compare(other_I[item_M], own_B[row_M])], minlength=num_rows)
+        return found_B + np.bincount(row_S[compare(value_S, own_B[row_S])], minlength=num_rows)
+
+    sorted_I = np.sort(other_I)
+    first_B, last_B = (np.searchsorted(sorted_I, own_B, side) for side in ("left", "right"))
+    above_B = counted(np.greater, num_items - last_B)
+    tied_B = counted(np.equal, last_B - first_B) - 1.0
+    position_B = np.where(seen_BI[np.arange(num_rows), target_B], float(NOT_RANKED), above_B + 0.5 * tied_B)
+    return torch.from_numpy(position_B)
 
 
 def activity_buckets(num_train_U: Sequence[int] | Tensor, users: Sequence[str], num_buckets: int = 5) -> Tensor:

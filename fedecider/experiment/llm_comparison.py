@@ -26,6 +26,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, UNTRAINED
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
 from fedecider.bounds import OneOrMore, Setting, ZeroOrMore, at_least, check
@@ -56,9 +57,6 @@ from fedecider.experiment.rows import (
     OWN_HYBRID_ROW,
     STUDENT,
     TEACHER,
-    TEXT,
-    TEXT_AND_COUNTS,
-    UNTRAINED,
     valid_means,
     with_hybrid,
 )

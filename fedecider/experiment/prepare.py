@@ -768,6 +768,9 @@ def chosen_shares(
     found = {}
     for name in names:
         client, scores = recommender.names.index(name), {}
+        if len(settings.run.share_grid) == 1:
+            found[name] = settings.run.share_grid[0]
+            continue
         for share in settings.run.share_grid:
             load_reported(settings, method, recommender, state, client, share)
             scores[share] = mean_metrics(recommender.positions(client, "valid"))["ndcg@10"]

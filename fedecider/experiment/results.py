@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.baselines.counts import COUNTS, UNTRAINED
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.metrics import MACRO, ranked_share
@@ -19,18 +20,16 @@ from fedecider.evaluation.statistics import Comparison, compare_table, shared_pe
 from fedecider.experiment.hyperparameter_selection import selection_notes
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, load_reported
 from fedecider.experiment.rows import (
-    COUNTS,
     HYBRID_ROW,
     TEACHER,
-    UNTRAINED,
     Hybrids,
     Positions,
     beside,
     counting_positions,
     decode_examples,
     every_hybrid,
-    hybrid_rows,
     hybrids_data,
+    item_texts_of,
     save_hybrids,
     switched_on,
     with_hybrid,
@@ -345,39 +344,39 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     names = [
         recommender.names[client] for client in sorted(torch.cat([block.clients for block in run.blocks]).tolist())
     ]
-    methods, valid_methods = (
-        {
-            label: dict(zip(names, _evaluate(run, variant, split), strict=True))
-            for variant, label in variant_labels(method.name, method.variants).items()
-        }
-        for split in ("test", "valid")
-    )
+    variants = variant_labels(method.name, method.variants)
+    reported, mixes = variants[method.variants[0]], settings.run.hybrid.kind != "none"
+    methods: dict[str, Positions] = {reported: {}}
+    valid_methods: dict[str, Positions] = {reported: {}}
+    for split, found in (("test", methods), ("valid", valid_methods)):
+        for variant, label in variants.items():
+            if label != reported or not mixes:  # else it is ranked with the mixture, which reads the same scores
+                found[label] = dict(zip(names, _evaluate(run, variant, split), strict=True))
     if not run.launch.is_main:
         return None
     recommender = recommender.by_itself()
     run = run._replace(recommender=recommender)
     shares = chosen_shares(settings, method, recommender, state, artifacts.domains)
-    reported = variant_labels(method.name, method.variants)[method.variants[0]]
-    for split, found in (("test", methods), ("valid", valid_methods)):
-        for name in names:
-            client = recommender.names.index(name)
-            if shares[name] != 1.0:
-                load_reported(settings, method, recommender, state, client, shares[name])
-                found[reported][name] = recommender.positions(client, split)
-    hybrids = None
-    if settings.run.hybrid.kind != "none":
-        every = every_hybrid(settings, method, artifacts, recommender, state, shares, others)
-        hybrids = every[HYBRID_ROW]
+    hybrids, texts = None, item_texts_of(settings, artifacts, run.launch.device)
+    if mixes:
+        mixed = every_hybrid(settings, method, artifacts, recommender, state, shares, texts, others)
+        hybrids = mixed.hybrids[HYBRID_ROW]
         save_hybrids(hybrids, artifacts.domains, run.folder)
-        for row, one in every.items():
-            asked = (settings, method, recommender, state, one, shares)
-            methods |= hybrid_rows(*asked, "test", row)
-            valid_methods |= hybrid_rows(*asked, "valid", row)
+        for split, found in (("test", methods), ("valid", valid_methods)):
+            found[reported] = {name: mixed.reported[split][name] for name in names}
+            found |= mixed.rows[split]
+    else:
+        for name in (name for name in names if shares[name] != 1.0):
+            client = recommender.names.index(name)
+            load_reported(settings, method, recommender, state, client, shares[name])
+            for split, found in (("test", methods), ("valid", valid_methods)):
+                found[reported][name] = recommender.positions(client, split)
     models = {**methods, **zero_shot(settings, artifacts, recommender, run.launch.device)}
-    counts = counting_positions(settings, artifacts)
+    rules = counting_positions(settings, artifacts, texts, ("test", "valid"))
+    counts = rules["test"]
     users = {name: domain.clients.users for name, domain in artifacts.domains.items()}
     rows = result_rows(models, counts, shared_persons(users))
-    valid_rows = result_rows(valid_methods, counting_positions(settings, artifacts, "valid"))
+    valid_rows = result_rows(valid_methods, rules["valid"])
     promised = privacy_data(settings, recommender.num_clients)
     examples = export_models(run, rows, shares, promised)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)

@@ -11,21 +11,19 @@ from functools import partial, reduce
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+import scipy
 import torch
 from torch import Tensor
 
-from fedecider.baselines.counts import (
-    decayed_cooccurrence,
-    last_item_cooccurrence,
-    popularity,
-    text_and_count_scores,
-    text_neighbour_scores,
-)
+from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
+from fedecider.bounds import Precision
 from fedecider.data.domain import Domain
+from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.data.sample import SOURCE as SAMPLE
-from fedecider.evaluation.canary import memoriser
+from fedecider.evaluation.canary import memoriser_positions
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED
-from fedecider.evaluation.protocols import get_protocol, history, rank_held_out, train_part
+from fedecider.evaluation.protocols import get_protocol, history, train_part
 from fedecider.evaluation.protocols import target as held_out
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, calibration, load_reported, load_student
 from fedecider.federation.method import FederatedMethod
@@ -35,24 +33,30 @@ from fedecider.methods.recommender import ClientModels
 from fedecider.models.counts import (
     Contexts,
     Counts,
+    Near,
     count_events,
     held_out_contexts,
+    near_powers,
     no_counts,
     securely_summed,
     training_contexts,
-    unit_vectors,
     without,
 )
 from fedecider.models.hybrid import (
+    MODEL,
     Choice,
     Hybrid,
     HybridConfig,
+    Mixture,
     ModelScores,
+    beside_model_of,
+    block_positions,
     choose_weights,
     fit_hybrid,
     mixture_data,
     positions,
     save_hybrid,
+    sides_of,
 )
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.loaded import model_scores
@@ -63,8 +67,9 @@ from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.precision import autocast
-from idgen.ranking import eval_users, rank_task, ranks_all
-from idgen.samples import Split, eval_batches
+from idgen.ranking import catalogue_blocks, catalogue_positions, eval_users, rank_task, ranks_all
+from idgen.ranking_config import RankingConfig
+from idgen.samples import Split, Task, eval_batches
 
 # The baselines that stand in every run of the LLM track: models without any adapter, counts, item texts, the
 # canary.
@@ -72,15 +77,6 @@ from idgen.samples import Split, eval_batches
 Positions = dict[str, Tensor]
 """domain -> (U,) positions of the held-out items."""
 TEACHER, STUDENT = "zero-shot teacher", "zero-shot student"
-COUNTS = {
-    "popularity": popularity,
-    "last-item co-occurrence": last_item_cooccurrence,
-    "decayed co-occurrence": decayed_cooccurrence,
-}
-"""Counting baselines by the name of their row."""
-TEXT, TEXT_AND_COUNTS = "text neighbours", "text neighbours + counts"
-UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
-"""Rows that need no training: a model that is not above them has learnt nothing that is worth its training."""
 
 
 def zero_shot(
@@ -111,26 +107,54 @@ def zero_shot(
     }
 
 
-def counting_positions(settings: Settings, artifacts: BaseArtifacts, split: str = "test") -> dict[str, Positions]:
-    """Positions of the rows that need no training and of the canary.
+class ItemTexts(NamedTuple):
+    """What rules and hybrids read of the item texts of a catalogue."""
 
-    Counts are those of the public pool and of the clients' train parts of the domain; item texts are vectors of
-    ``pretrain.text_encoder``, and texts and counts are added up with one weight for all data.
+    unit_ID: np.ndarray
+    near_II: scipy.sparse.csr_array
+    """Cosines with the nearest (`nearest_texts`)."""
+
+
+def item_texts_of(
+    settings: Settings, artifacts: BaseArtifacts, device: torch.device | str = "cpu"
+) -> dict[str, ItemTexts]:
+    """Domain -> its item texts as vectors of ``pretrain.text_encoder``, worked out once a catalogue."""
+    vectors = encoded_texts(artifacts.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    found: dict[str, ItemTexts] = {}
+    for name, domain in artifacts.domains.items():
+        if domain.catalogue not in found:
+            unit_ID = unit_vectors(vectors[name].numpy())
+            found[domain.catalogue] = ItemTexts(unit_ID, nearest_texts(unit_ID, device=device))
+    return {name: found[domain.catalogue] for name, domain in artifacts.domains.items()}
+
+
+def counting_positions(
+    settings: Settings,
+    artifacts: BaseArtifacts,
+    texts: Mapping[str, ItemTexts],
+    splits: Sequence[str] = ("test",),
+) -> dict[str, dict[str, Positions]]:
+    """Split -> positions of the rows that need no training and of the canary.
+
+    Counts are those of the public pool and of the clients' train parts of the domain; texts and counts are added up
+    with one weight for all data.
+
+    Raises:
+        ValueError: a protocol that samples candidates.
     """
     protocol = get_protocol(settings.run.protocol)
-    found: dict[str, Positions] = {name: {} for name in (*UNTRAINED, CANARY)}
-    vectors = encoded_texts(artifacts.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    if protocol.num_sampled is not None:
+        raise ValueError(f"got protocol {protocol.name}, expected one whose candidates are the whole catalogue")
+    found: dict[str, dict[str, Positions]] = {split: {name: {} for name in (*UNTRAINED, CANARY)} for split in splits}
     for name, domain in artifacts.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
-        for label, count in COUNTS.items():
-            found[label][name] = count(sequences, num_items, split, protocol, extra=domain.public.sequences)
-        for label, score in {
-            TEXT: text_neighbour_scores(vectors[name], sequences, split),
-            TEXT_AND_COUNTS: text_and_count_scores(vectors[name], sequences, split, domain.public.sequences),
-        }.items():
-            found[label][name] = rank_held_out(score, sequences, num_items, split, protocol)
-        generator = stream(settings.run.seed, CANARY, name)
-        found[CANARY][name] = memoriser(sequences, num_items, split, protocol, generator=generator)
+        text, extra = text_votes(texts[name].near_II), domain.public.sequences
+        asked = (sequences, num_items, splits)
+        rules = heuristic_positions(*asked, text, extra=extra, drop_seen=protocol.drop_seen)
+        canary = memoriser_positions(*asked, protocol, generator=stream(settings.run.seed, CANARY, name))
+        for split in splits:
+            for label, position_U in {**rules[split], CANARY: canary[split]}.items():
+                found[split][label][name] = position_U
     return found
 
 
@@ -154,6 +178,18 @@ class Hybrids(NamedTuple):
     """Domain -> bytes up and down of the secure sum; clients with a catalogue of their own are left out."""
 
 
+class Mixed(NamedTuple):
+    """The hybrids of all clients, and how they rank."""
+
+    hybrids: dict[str, Hybrids]
+    """Row of the hybrid alone -> the hybrids: those that are handed over, and what clients would have who keep their
+    counts, where some get counts of others."""
+    reported: dict[str, Positions]
+    """Positions of the reported model, which were worked out on the way."""
+    rows: dict[str, dict[str, Positions]]
+    """Positions of each hybrid with the model and alone; of the users that the model ranks."""
+
+
 def with_hybrid(method: str, row: str = HYBRID_ROW) -> str:
     """Name of the row of the hybrid whose private part is alone in ``row``."""
     return f"{method} + {row.removesuffix(' without a model')}"
@@ -166,47 +202,116 @@ def every_hybrid(
     recommender: ClientModels,
     state: RunState,
     shares: Shares,
+    texts: Mapping[str, ItemTexts],
     others: Mapping[str, Counts] | None = None,
-) -> dict[str, Hybrids]:
-    """Row of the hybrid without a model -> the hybrids: those that are handed over, and what clients would have who
-    keep their counts, where some get counts of others. ``others``: see `client_counts`."""
-    config, asked = settings.run.hybrid, (method, artifacts, recommender, state, shares)
-    found = {HYBRID_ROW: build_hybrids(settings, *asked, others)}
-    kept = [name for name in config.source_names if name != "others"]
-    if kept and (others if others is not None else catalogue_groups(artifacts.domains, config)):
-        alone = dataclasses.replace(config, sources=",".join(kept))
-        own_settings = settings._replace(run=dataclasses.replace(settings.run, hybrid=alone))
-        found[OWN_HYBRID_ROW] = build_hybrids(own_settings, *asked, {})
-    return found
+) -> Mixed:
+    """Fit every client's hybrid beside its reported model, choose its weights, and rank both splits.
 
-
-def build_hybrids(
-    settings: Settings,
-    method: FederatedMethod,
-    artifacts: BaseArtifacts,
-    recommender: ClientModels,
-    state: RunState,
-    shares: Shares,
-    others: Mapping[str, Counts] | None = None,
-) -> Hybrids:
-    """Fit every client's hybrid beside its reported model, on train events of users whom no adapter has seen.
-
-    Fitted on users who trained the adapters, nearly all weight would go to the model. ``others``: see `client_counts`.
+    Fitted on train events of users whom no adapter has seen: on users who trained the adapters, nearly all weight would
+    go to the model. A client's weights are loaded once, and its users are scored once a split, for the model and for
+    all hybrids. ``others``: see `client_counts`.
     """
     config, domains = settings.run.hybrid, artifacts.domains
-    counts, traffic = client_counts(domains, config, settings.run.seed, others)
-    vectors = encoded_texts(artifacts.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
-    clients, choices = {}, {}
+    configs = {HYBRID_ROW: config}
+    kept = [name for name in config.source_names if name != "others"]
+    if kept and (others if others is not None else catalogue_groups(domains, config)):
+        configs[OWN_HYBRID_ROW] = dataclasses.replace(config, sources=",".join(kept))
+    counted = {
+        row: client_counts(domains, one, settings.run.seed, others if row == HYBRID_ROW else {})
+        for row, one in configs.items()
+    }
+    hybrids = {row: Hybrids({}, {}, traffic) for row, (_, traffic) in counted.items()}
+    reported: dict[str, Positions] = {"test": {}, "valid": {}}
+    rows: dict[str, dict[str, Positions]] = {"test": {}, "valid": {}}
     for name, domain in domains.items():
         client = recommender.names.index(name)
         contexts = hybrid_contexts(domain, settings.run.seed)
         load_reported(settings, method, recommender, state, client, shares[name])
-        unit_ID, scores = unit_vectors(vectors[name].numpy()), scores_of(recommender, client)
-        clients[name] = fit_hybrid(counts[name], unit_ID, contexts, scores, config)
-        asked = held_out_contexts(ranked_sequences(recommender, client, "valid"), "valid")
-        ranked = partial(positions, contexts=asked, model=scores)
-        clients[name], choices[name] = choose_weights(clients[name], ranked)
-    return Hybrids(clients, choices, traffic)
+        scores, near = scores_of(recommender, client), near_powers(texts[name].near_II)
+        fitted = {
+            row: fit_hybrid(counts[name], texts[name].unit_ID, contexts, scores, configs[row], near)
+            for row, (counts, _) in counted.items()
+        }
+        sides = {row: (hybrid, {**sides_of(hybrid), "alone": hybrid.alone}) for row, hybrid in fitted.items()}
+        ranked = partial(_ranked, settings, recommender, client, near)
+        model_valid, valid = ranked("valid", sides)
+        taken = {}
+        for row, hybrid in fitted.items():
+            chosen, choice = choose_weights(hybrid, {side: valid[row][side] for side in sides_of(hybrid)})
+            hybrids[row].clients[name], hybrids[row].choices[name] = chosen, choice
+            taken[row] = (chosen, {"both": beside_model_of(chosen), "alone": chosen.alone})
+            valid[row]["both"] = valid[row][choice.weights]
+        for split, (model_U, places) in {
+            "valid": (model_valid, valid),
+            "test": ranked("test", taken),
+        }.items():
+            reported[split][name] = model_U
+            for row, of_row in places.items():
+                rows[split].setdefault(with_hybrid(method.name, row), {})[name] = of_row["both"]
+                rows[split].setdefault(row, {})[name] = of_row["alone"]
+    return Mixed(hybrids, reported, rows)
+
+
+def _ranked(
+    settings: Settings,
+    recommender: ClientModels,
+    client: int,
+    near: Near | None,
+    split: Split,
+    asked: Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]],
+) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+    """Of the client whose model is loaded now, and of the users that it ranks."""
+    task, ranking = recommender.tasks[client], recommender.ranking
+    users = eval_users(task, split, ranking.num_eval_users, stream(recommender.seed, "eval_users", task.name))
+    drop_seen = get_protocol(settings.run.protocol).drop_seen
+    parts = (ranking, drop_seen, recommender.training.precision, recommender.device)
+    return rank_mixtures(recommender.model, task, split, users, *parts, asked, near)
+
+
+def rank_mixtures(
+    model: Any,
+    task: Task,
+    split: Split,
+    users: Tensor | None,
+    ranking: RankingConfig,
+    drop_seen: bool,
+    precision: Precision,
+    device: torch.device,
+    asked: Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]],
+    near: Near | None,
+) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
+    """What `rank_task` gives, and the same of mixtures of hybrids with the model or without it.
+
+    ``asked``: row -> a hybrid and name -> mixture; the answer is row -> name -> (U,). ``near`` is of all items. Where
+    every ID is one token, users come in blocks whose items the model scores once, and everything else reads these
+    scores.
+    """
+    trie, parts = task.trie.to(device), (ranking, precision, device)
+    users = torch.arange(len(task.sequences)) if users is None else users
+    if not ranks_all(trie):
+        contexts = held_out_contexts([task.sequences[user] for user in users.tolist()], split)
+        scores = model_scores(model, task, *parts)
+        return rank_task(model, task, trie, split, users, ranking, drop_seen, precision, device), {
+            row: {name: _positions_of(hybrid, mixture, contexts, scores) for name, mixture in mixtures.items()}
+            for row, (hybrid, mixtures) in asked.items()
+        }
+    model_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
+    found = {row: {name: model_U.clone() for name in mixtures} for row, (_, mixtures) in asked.items()}
+    for user_B, target_B, score_BI in catalogue_blocks(model, task, trie, split, users, *parts):
+        contexts = held_out_contexts([task.sequences[user] for user in user_B.tolist()], split)
+        model_U[user_B] = catalogue_positions(score_BI, target_B, contexts.histories if drop_seen else None)
+        for row, (hybrid, mixtures) in asked.items():
+            assert near is not None
+            places = block_positions(hybrid, near, contexts, list(mixtures.values()), score_BI)
+            for name, position_B in zip(mixtures, places, strict=True):
+                found[row][name][user_B] = position_B
+    return model_U[users], {row: {name: one[users] for name, one in of_row.items()} for row, of_row in found.items()}
+
+
+def _positions_of(hybrid: Hybrid, mixture: Mixture, contexts: Contexts, scores: ModelScores) -> Tensor:
+    if MODEL in mixture.experts:
+        return positions(hybrid._replace(beside_model=mixture), contexts, scores)
+    return positions(hybrid._replace(alone=mixture), contexts, None)
 
 
 def hybrid_contexts(domain: Domain, seed: int) -> Contexts:
@@ -262,44 +367,6 @@ def scores_of(recommender: ClientModels, client: int) -> ModelScores:
     return model_scores(recommender.model, task, recommender.ranking, precision, recommender.device)
 
 
-def hybrid_rows(
-    settings: Settings,
-    method: FederatedMethod,
-    recommender: ClientModels,
-    state: RunState,
-    hybrids: Hybrids,
-    shares: Shares,
-    split: Split,
-    row: str = HYBRID_ROW,
-) -> dict[str, Positions]:
-    """Positions of the reported model with the private part, and of the hybrid without a model (``row``); of the users
-    that the model ranks."""
-    both: dict[str, Tensor] = {}
-    alone: dict[str, Tensor] = {}
-    for name, hybrid in hybrids.clients.items():
-        client = recommender.names.index(name)
-        load_reported(settings, method, recommender, state, client, shares[name])
-        asked = ranked_sequences(recommender, client, split)
-        both[name], alone[name] = hybrid_positions(hybrid, asked, split, scores_of(recommender, client))
-    return {with_hybrid(method.name, row): both, row: alone}
-
-
-def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> list[Sequence[int]]:
-    """The users whose held-out items the client's model ranks."""
-    task = recommender.tasks[client]
-    generator = stream(recommender.seed, "eval_users", task.name)
-    users = eval_users(task, split, recommender.ranking.num_eval_users, generator)
-    return [task.sequences[user] for user in (range(len(task.sequences)) if users is None else users.tolist())]
-
-
-def hybrid_positions(
-    hybrid: Hybrid, sequences: Sequence[Sequence[int]], split: Split, scores: ModelScores
-) -> tuple[Tensor, Tensor]:
-    """Places of the held-out items with the model and without it, (U,) each."""
-    contexts = held_out_contexts(sequences, split)
-    return positions(hybrid, contexts, scores), positions(hybrid, contexts, None)
-
-
 def save_hybrids(hybrids: Hybrids, domains: Mapping[str, Domain], folder: RunFolder) -> None:
     """Write every client's hybrid into its own folder below private/."""
     for name, hybrid in hybrids.clients.items():
@@ -310,8 +377,7 @@ def hybrids_data(hybrids: Hybrids) -> dict[str, Any]:
     """Weights of every client as plain data, for ``metrics.json``."""
     found = {}
     for name, hybrid in hybrids.clients.items():
-        assert hybrid.beside_model is not None  # fitted beside the reported model
-        sides = {"alone": mixture_data(hybrid.alone), "beside_model": mixture_data(hybrid.beside_model)}
+        sides = {"alone": mixture_data(hybrid.alone), "beside_model": mixture_data(beside_model_of(hybrid))}
         found[name] = {**sides, "choice": hybrids.choices[name]._asdict()}
     return found
 

@@ -12,18 +12,19 @@ import torch
 
 from fedecider.bounds import NotNegative, check
 from fedecider.data.domain import clients_of
+from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
-from fedecider.experiment.rows import HYBRID_ROW, hybrid_positions, with_hybrid
+from fedecider.experiment.rows import HYBRID_ROW, rank_mixtures, with_hybrid
+from fedecider.models.counts import near_powers
 from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
-from fedecider.models.hybrid import load_hybrid
+from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
-from fedecider.models.loaded import model_scores
 from fedecider.running.run_folder import RunFolder, damage_names, read_object
 from idgen.backbone import load_backbone
-from idgen.ranking import rank_task, with_prior
+from idgen.ranking import with_prior
 from idgen.samples import Split
 from idgen.tokenizer import load_tokenizer
 
@@ -90,18 +91,17 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         task = with_prior(task, base.to(device), settings.ranking.prior_correction, device, settings.training.precision)
         model = load_adapter(base, adapter).to(device).eval()
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
-        position_U = rank_task(
-            model, task, task.trie.to(device), split, None, settings.ranking, drop_seen, precision, device
-        )
+        parts = (settings.ranking, drop_seen, precision, device)
+        private, asked, near = folder.private / task.name, {}, None
+        if settings.run.hybrid.kind != "none" and private.is_dir():  # a run may be shown without what is private in it
+            hybrid = load_hybrid(private, domains[task.name].item_keys)
+            rows = {with_hybrid(settings.run.method): beside_model_of(hybrid), HYBRID_ROW: hybrid.alone}
+            asked = {HYBRID_ROW: (hybrid, rows)}
+            near = near_powers(nearest_texts(hybrid.unit_ID, device=device))
+        position_U, mixed = rank_mixtures(model, task, split, None, *parts, asked, near)
         metrics = mean_metrics(position_U)
         found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
-        private = folder.private / task.name
-        if settings.run.hybrid.kind == "none" or not private.is_dir():
-            continue  # a run may be shown without what is private in it
-        hybrid = load_hybrid(private, domains[task.name].item_keys)
-        scores = model_scores(model, task, settings.ranking, precision, device)
-        rows = (with_hybrid(settings.run.method), HYBRID_ROW)
-        for row, place_U in zip(rows, hybrid_positions(hybrid, task.sequences, split, scores), strict=True):
+        for row, place_U in mixed.get(HYBRID_ROW, {}).items():
             wanted = _row_means(folder, task.name, row) if split == "test" else {}
             found.append(Verified(task.name, row, mean_metrics(place_U), wanted))
     return found

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from fedecider.bounds import check
+from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import NOT_RANKED, user_metrics
 from fedecider.evaluation.statistics import clearly_best
 from fedecider.federation.record import write_json
@@ -153,24 +154,20 @@ def fit_mixture(
 
 # A client's hybrid: fitted once on its train events, then asked for the items that a history leads to.
 
-EXPERTS = ("counts", "text", "agreement")
 MODEL, CONSENSUS = "model", "consensus"
 """Consensus is proportional to the root of the model times the mixture without it. It sums over the whole catalogue, so
 there is none where IDs have several tokens."""
 COUNTING = ("counts", "agreement")
 """Experts that have nothing to say of an item that came after the counts."""
-FLOOR = "uniform"
-ALONE = (*EXPERTS, FLOOR)
+ALONE = experts.EXPERTS
 """Experts of a mixture without a model, in their order."""
+EXPERTS, FLOOR = ALONE[:-1], ALONE[-1]
 BESIDE_MODEL = ((*EXPERTS, MODEL, FLOOR), (*EXPERTS, MODEL, CONSENSUS, FLOOR))
 """Those of one beside a model, where IDs have several tokens and where they have one."""
-COUNT_EXPONENT, TEXT_POWER = 1.5, 6.0
-"""Of counts before they become probabilities, and of the cosine of two texts: chosen on validation items of two Amazon
-pools and of the sample."""
 NUM_BEST = 50
 """Best items of the hybrid that join the model's beams as candidates: enough for every metric's list."""
 MAX_NUMBERS = 2**21
-"""Entries of a (B, I) matrix: bounds memory, changes no result."""
+"""Entries of a (B, I) matrix on a CPU: bounds memory, changes no result."""
 
 Histories = Sequence[Sequence[int]]
 
@@ -178,8 +175,9 @@ Histories = Sequence[Sequence[int]]
 class ModelScores(NamedTuple):
     """What the hybrid asks of the model that it stands beside."""
 
-    log_probs: Callable[[Histories, Tensor], Tensor]
-    """histories, items (B, M) with -1 as padding -> log-probabilities (B, M) over the catalogue."""
+    log_probs: Callable[[Histories, Tensor | None], Tensor]
+    """histories, items (B, M) with -1 as padding -> log-probabilities (B, M) over the catalogue. With None those of all
+    items (B, I), but for a constant of each history, on the model's device; only where there are no beams."""
     beams: Callable[[Histories, int], Tensor] | None
     """histories, k -> items (B, K), -1 as padding, with room for k beside those of the history; k 0: as many as the
     evaluation has. None where asking for every item is cheap."""
@@ -213,26 +211,32 @@ class Ranked(NamedTuple):
 
 
 def fit_hybrid(
-    counts: Counts, unit_ID: np.ndarray, contexts: Contexts, model: ModelScores | None, config: HybridConfig
+    counts: Counts,
+    unit_ID: np.ndarray,
+    contexts: Contexts,
+    model: ModelScores | None,
+    config: HybridConfig,
+    near: experts.Near | None = None,
 ) -> Hybrid:
     """The hybrid of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
 
     ``model`` must not have been trained on these events, or it would be overrated: fitted with adapters that know
-    them, all weight goes to the model.
+    them, all weight goes to the model. ``near``: where it is known, of all items.
     """
-    known_parts: list[np.ndarray] = []
-    parts: list[dict[str, np.ndarray]] = []
-    for batch in _batches(contexts, counts.num_items, config):
+    own = "own" in config.source_names
+    near = near or _near(unit_ID, contexts)
+    blocks = []
+    for batch in _batches(contexts, counts.num_items, own):
         found = experts.evidence(counts, batch)
-        known_parts.append(experts.known(found))
-        parts.append(_target_probs(found, unit_ID, batch, model))
-    if not parts:
+        blocks.append(Block(batch, experts.known(found), experts.expert_probs(found, near)))
+    if not blocks:
         raise ValueError(
             "got no train event with one before it, expected some to fit the weights of the hybrid: prepare the data "
             "with a larger min_length, or set hybrid.kind to none"
         )
+    parts = [_target_probs(block, model) for block in blocks]
     probs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    known_N = np.concatenate(known_parts)
+    known_N = np.concatenate([block.known_B for block in blocks])
 
     def fitted(names: Sequence[str]) -> Mixture:
         prob_NE = np.stack([probs[name] for name in names], 1)
@@ -243,7 +247,8 @@ def fit_hybrid(
         return hybrid
     if model.beams is None:
         floor_N = probs.pop(FLOOR)
-        probs |= {CONSENSUS: _consensus_of_targets(hybrid, contexts, model), FLOOR: floor_N}
+        consensus_N = np.concatenate([_consensus_of_targets(hybrid, block, model) for block in blocks])
+        probs |= {CONSENSUS: consensus_N, FLOOR: floor_N}
     return hybrid._replace(beside_model=fitted(list(probs)))
 
 
@@ -277,146 +282,210 @@ def rank(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None, k: int =
     mixture = hybrid.alone if model is None else hybrid.beside_model
     if mixture is None:
         raise ValueError("got a hybrid that was fitted without a model, expected one fitted beside it: fit it again")
-    num_items = hybrid.counts.num_items
-    for batch in _batches(contexts, num_items, hybrid.config):
+    near = _near(hybrid.unit_ID, contexts)
+    for block in blocks_of(hybrid, contexts, near):
+        if model is None or model.beams is None:
+            model_BI = (
+                None if model is None else catalogue_probs(model.log_probs(block.contexts.histories, None), block)
+            )
+            yield _rank_catalogue(hybrid, mixture, block.to(model_BI), model_BI)
+        else:
+            yield _rank_candidates(mixture, block, model, k)
+
+
+class Block(NamedTuple):
+    """Some contexts, and what the experts that know no language model say of them."""
+
+    contexts: Contexts
+    known_B: np.ndarray
+    own: experts.ExpertProbs
+
+    def to(self, other: Tensor | None) -> Block:
+        """The same on the device of ``other``."""
+        return self if other is None else self._replace(own=self.own.to(other.device))
+
+
+def blocks_of(hybrid: Hybrid, contexts: Contexts, near: experts.Near) -> Iterator[Block]:
+    """The contexts, some after the other; ``near`` holds the neighbours of all items that vote there."""
+    for batch in _batches(contexts, hybrid.counts.num_items, "own" in hybrid.config.source_names):
         found = experts.evidence(hybrid.counts, batch)
-        own = alone_probs(found, hybrid.unit_ID)
-        own_parts = _parts(mixture, found, own, hybrid.num_new)
-        prob_BI = _total(own_parts)
-        item_BM = torch.arange(num_items).expand(len(batch.targets), -1)
-        if model is None:
-            own_parts = _to_one(own_parts) if hybrid.num_new else own_parts
-            yield Ranked(item_BM, torch.from_numpy(_total(own_parts)), _at_places(item_BM, own_parts, {}))
-            continue
-        if model.beams is not None:
-            num_best = max(NUM_BEST, k)
-            if not prob_BI.any():  # the model alone has weights: no item of the hybrid is better than another
-                num_best = 0
-            item_BM = _candidates(torch.from_numpy(prob_BI), model.beams(batch.histories, k), num_best)
-        model_BM = model_probs(model, found.newest.unseen_BI, batch.histories, item_BM)
-        asking = {MODEL: model_BM.numpy()}
-        if CONSENSUS in mixture.experts:  # then the candidates are the catalogue
-            alone_BI = _total(_parts(hybrid.alone, found, own, hybrid.num_new))
-            asking[CONSENSUS] = consensus_probs(model_BM.numpy(), alone_BI, found.newest)
-        model_parts = _parts(mixture, found, asking, hybrid.num_new)
-        if hybrid.num_new:  # then IDs have one token, and the candidates are the catalogue
-            both = _to_one({**own_parts, **model_parts})
-            own_parts, model_parts = ({name: both[name] for name in parts} for parts in (own_parts, model_parts))
-            prob_BI = _total(own_parts)
-        given_BM = torch.from_numpy(prob_BI).gather(1, item_BM.clamp(min=0)) + torch.from_numpy(_total(model_parts))
-        unseen_BM = torch.from_numpy(found.newest.unseen_BI).gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
-        yield Ranked(item_BM, given_BM * unseen_BM, _at_places(item_BM, own_parts, model_parts))
+        yield Block(batch, experts.known(found), experts.expert_probs(found, near))
 
 
-def alone_probs(found: experts.Evidence, unit_ID: np.ndarray) -> dict[str, np.ndarray]:
-    """Expert that needs no model -> (B, I), in the order of ``ALONE``."""
-    near = experts.near_texts(unit_ID, found.newest)
-    return {
-        "counts": experts.count_probs(found, COUNT_EXPONENT),
-        "text": experts.text_probs(near, found.newest, TEXT_POWER),
-        "agreement": experts.agreement_probs(found, near),
-        FLOOR: experts.uniform_probs(found.newest),
-    }
+def _near(unit_ID: np.ndarray, contexts: Contexts) -> experts.Near:
+    """Of the items that vote in ``contexts``."""
+    newest = {item for items in contexts.histories for item in items[: -experts.NUM_CONTEXT - 1 : -1]}
+    return experts.near_powers(nearest_texts(unit_ID, np.array(sorted(newest), np.int64)))
 
 
-def model_probs(model: ModelScores, unseen_BI: np.ndarray, histories: Histories, item_BM: Tensor) -> Tensor:
-    """p(item | history, not seen before) under the model, (B, M) float64; 0 for seen items and padding."""
-    unseen = torch.from_numpy(unseen_BI)
-    keep_BM = unseen.gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
-    if model.beams is None:
-        every_BI = torch.arange(unseen.shape[1]).expand(len(unseen), -1)
-        prob_BI = model.log_probs(histories, every_BI).cpu().double().exp() * unseen
-        rest_B1 = prob_BI.sum(1, keepdim=True)
-        prob_BM = prob_BI.gather(1, item_BM.clamp(min=0))
-    else:
-        seen_BS = _padded([sorted(set(items)) for items in histories])
-        asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1)).cpu().double().exp()
-        prob_BM, seen_prob_BS = asked.split([item_BM.shape[1], seen_BS.shape[1]], 1)
-        rest_B1 = 1.0 - seen_prob_BS.sum(1, keepdim=True)
-    found_BM = prob_BM * keep_BM / rest_B1.clamp(min=1e-12)
+def _rank_catalogue(hybrid: Hybrid, mixture: Mixture, block: Block, model_BI: Tensor | None) -> Ranked:
+    """Every item is a candidate."""
+    prob_BI, consensus_BI = mixed(hybrid, mixture, block, model_BI)
+    item_BI = torch.arange(prob_BI.shape[1]).expand(len(prob_BI), -1)
+    total_B1 = prob_BI.sum(1, keepdim=True).clamp(min=np.finfo(np.float64).tiny) if hybrid.num_new else None
+    if total_B1 is not None:
+        prob_BI = prob_BI / total_B1
+
+    def parts(place_BN: Tensor) -> dict[str, Tensor]:
+        own = block.own.each()
+        given = own if model_BI is None else {**own, MODEL: model_BI}
+        given = given if consensus_BI is None else {**given, CONSENSUS: consensus_BI}
+        found = {}
+        for name in mixture.experts:
+            part_BI = _weighted(mixture, block, hybrid.num_new, name, given[name])
+            part_BI = part_BI if total_B1 is None else part_BI / total_B1
+            found[name] = part_BI.cpu().gather(1, place_BN)
+        return found
+
+    return Ranked(item_BI, prob_BI.cpu(), parts)
+
+
+def mixed(hybrid: Hybrid, mixture: Mixture, block: Block, model_BI: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The sum of all experts, and their consensus where it is one of them; (B, I) on the device of the block.
+
+    Over a catalogue with new items rows do not sum to 1 yet.
+    """
+    num_new = hybrid.num_new
+    total_BI = _own_total(mixture, block, num_new)
+    if model_BI is None:
+        return total_BI, None
+    weight = _weights(mixture, block)
+    consensus_BI = None
+    if MODEL in weight and bool(weight[MODEL].any()):
+        total_BI += _weighted(mixture, block, num_new, MODEL, model_BI)
+    if CONSENSUS in weight and bool(weight[CONSENSUS].any()):
+        consensus_BI = consensus_probs(model_BI, _own_total(hybrid.alone, block, num_new), block)
+        total_BI += _weighted(mixture, block, num_new, CONSENSUS, consensus_BI)
+    elif CONSENSUS in weight:
+        consensus_BI = torch.zeros_like(model_BI)
+    return total_BI, consensus_BI
+
+
+def _weights(mixture: Mixture, block: Block, new: bool = False) -> dict[str, Tensor]:
+    """Expert -> (B,) its weights; for ``new`` items those that count have none, and the others what makes up for it."""
+    weight_BE = mixture.weights(block.known_B)
+    if new:
+        weight_BE = weight_BE * np.array([name not in COUNTING for name in mixture.experts])
+        weight_BE = weight_BE / np.maximum(weight_BE.sum(1, keepdims=True), np.finfo(np.float64).tiny)
+    weight_EB = torch.from_numpy(np.ascontiguousarray(weight_BE.T)).to(block.own.base_BE.device)
+    return dict(zip(mixture.experts, weight_EB, strict=True))
+
+
+def _own_total(mixture: Mixture, block: Block, num_new: int) -> Tensor:
+    """What the experts without the model give to ``mixture``, (B, I)."""
+
+    def total(new: bool) -> Tensor:
+        weight = _weights(mixture, block, new)
+        return block.own.mixture(torch.stack([weight[name] for name in ALONE], 1))
+
+    total_BI = total(new=False)
+    if num_new:
+        total_BI[:, -num_new:] = total(new=True)[:, -num_new:]
+    return total_BI
+
+
+def _weighted(mixture: Mixture, block: Block, num_new: int, name: str, prob_BI: Tensor) -> Tensor:
+    """What the expert ``name`` gives to the mixture, (B, I)."""
+    part_BI = _weights(mixture, block)[name][:, None] * prob_BI
+    if num_new:
+        part_BI[:, -num_new:] = _weights(mixture, block, new=True)[name][:, None] * prob_BI[:, -num_new:]
+    return part_BI
+
+
+def catalogue_probs(score_BI: Tensor, block: Block) -> Tensor:
+    """p(item | history, not seen before) under the model, (B, I) float64; 0 for seen items."""
+    prob_BI = score_BI.double()  # a copy, of float32
+    prob_BI = prob_BI.clone() if prob_BI is score_BI else prob_BI
+    seen_N = block.own.seen_N.to(prob_BI.device)
+    prob_BI.view(-1)[seen_N] = -torch.inf
+    prob_BI = torch.softmax(prob_BI, 1)
+    num_seen_B = torch.bincount(seen_N // prob_BI.shape[1], minlength=len(prob_BI))
+    prob_BI[num_seen_B == prob_BI.shape[1]] = 0.0
+    if bool(prob_BI.sum(1).isnan().any()):
+        raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
+    return prob_BI
+
+
+def consensus_probs(model_BI: Tensor, alone_BI: Tensor, block: Block) -> Tensor:
+    """p(b | h) proportional to sqrt(p_model(b | h) p_hybrid(b | h)): what both find likely. (B, I).
+
+    ``alone_BI`` is written over.
+    """
+    found_BI = alone_BI.mul_(model_BI).sqrt_()
+    total_B1 = found_BI.sum(1, keepdim=True)
+    found_BI /= total_B1.clamp(min=np.finfo(np.float64).tiny)
+    if not bool((total_B1 > 0.0).all()):
+        found_BI = torch.where(total_B1 > 0.0, found_BI, block.own.each()[FLOOR])
+    return found_BI
+
+
+def _rank_candidates(mixture: Mixture, block: Block, model: ModelScores, k: int) -> Ranked:
+    """The model's beams and the best items of the hybrid."""
+    assert model.beams is not None
+    prob_BI, histories = _own_total(mixture, block, 0), block.contexts.histories
+    num_best = max(NUM_BEST, k)
+    if not prob_BI.any():  # the model alone has weights: no item of the hybrid is better than another
+        num_best = 0
+    item_BM = _candidates(prob_BI, model.beams(histories, k), num_best)
+    unseen = torch.ones_like(prob_BI, dtype=torch.bool)
+    unseen.view(-1)[block.own.seen_N] = False
+    unseen_BM = unseen.gather(1, item_BM.clamp(min=0)) & (item_BM >= 0)
+    model_BM = _weighted(mixture, block, 0, MODEL, candidate_probs(model, histories, item_BM, unseen_BM))
+    given_BM = (prob_BI.gather(1, item_BM.clamp(min=0)) + model_BM) * unseen_BM
+
+    def parts(place_BN: Tensor) -> dict[str, Tensor]:
+        item_BN = item_BM.gather(1, place_BN).clamp(min=0)
+        own = {name: _weighted(mixture, block, 0, name, part_BI) for name, part_BI in block.own.each().items()}
+        return {
+            **{name: part_BI.gather(1, item_BN) for name, part_BI in own.items()},
+            MODEL: model_BM.gather(1, place_BN),
+        }
+
+    return Ranked(item_BM, given_BM, parts)
+
+
+def candidate_probs(model: ModelScores, histories: Histories, item_BM: Tensor, unseen_BM: Tensor) -> Tensor:
+    """p(item | history, not seen before) under the model, (B, M) float64; 0 where not ``unseen_BM``."""
+    seen_BS = _padded([sorted(set(items)) for items in histories])
+    asked = model.log_probs(histories, torch.cat([item_BM, seen_BS], 1)).cpu().double().exp()
+    prob_BM, seen_prob_BS = asked.split([item_BM.shape[1], seen_BS.shape[1]], 1)
+    found_BM = prob_BM * unseen_BM / (1.0 - seen_prob_BS.sum(1, keepdim=True)).clamp(min=1e-12)
     if bool(found_BM.isnan().any()):
         raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
     return found_BM
 
 
-def consensus_probs(model_BI: np.ndarray, alone_BI: np.ndarray, newest: experts.Newest) -> np.ndarray:
-    """p(b | h) proportional to sqrt(p_model(b | h) p_hybrid(b | h)): what both find likely. (B, I)."""
-    return experts.normalised(np.sqrt(model_BI * alone_BI), newest)
+def _consensus_of_targets(hybrid: Hybrid, block: Block, model: ModelScores) -> np.ndarray:
+    """(B,) of the targets."""
+    model_BI = catalogue_probs(model.log_probs(block.contexts.histories, None), block)
+    block = block.to(model_BI)
+    found_BI = consensus_probs(model_BI, _own_total(hybrid.alone, block, 0), block)
+    return _of_targets(found_BI, block)
 
 
-def _parts(
-    mixture: Mixture, found: experts.Evidence, probs: dict[str, np.ndarray], num_new: int = 0
-) -> dict[str, np.ndarray]:
-    """What each expert of ``probs``, expert -> (B, M), gives to the mixture. (B, M) each.
-
-    For the last ``num_new`` items those that count give nothing, and the others what makes up for it.
-    """
-    weight_BE = mixture.weights(experts.known(found))
-    parts = {name: weight_BE[:, mixture.experts.index(name), None] * prob_BM for name, prob_BM in probs.items()}
-    if num_new:
-        others_B1 = weight_BE[:, [name not in COUNTING for name in mixture.experts]].sum(1, keepdims=True)
-        for name, part_BM in parts.items():
-            share_B1 = 0.0 if name in COUNTING else 1.0 / np.maximum(others_B1, np.finfo(np.float64).tiny)
-            part_BM[:, -num_new:] *= share_B1
-    return parts
+def _of_targets(prob_BI: Tensor, block: Block) -> np.ndarray:
+    target_B1 = torch.tensor(block.contexts.targets, device=prob_BI.device)[:, None]
+    return prob_BI.gather(1, target_B1)[:, 0].cpu().numpy()
 
 
-def _to_one(parts: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Parts over the whole catalogue, divided by their sum over all experts and items."""
-    total_B1 = _total(parts).sum(1, keepdims=True)
-    return {name: part_BI / np.maximum(total_B1, np.finfo(np.float64).tiny) for name, part_BI in parts.items()}
-
-
-def _total(parts: dict[str, np.ndarray]) -> np.ndarray:
-    return np.sum(list(parts.values()), axis=0)
-
-
-def _at_places(
-    item_BM: Tensor, own_parts: dict[str, np.ndarray], model_parts: dict[str, np.ndarray]
-) -> Callable[[Tensor], dict[str, Tensor]]:
-    """`Ranked.parts` of experts over all items and of those over the candidates."""
-
-    def parts(place_BN: Tensor) -> dict[str, Tensor]:
-        item_BN = item_BM.gather(1, place_BN).clamp(min=0)
-        of_items = {name: torch.from_numpy(part_BI).gather(1, item_BN) for name, part_BI in own_parts.items()}
-        of_places = {name: torch.from_numpy(part_BM).gather(1, place_BN) for name, part_BM in model_parts.items()}
-        return {**of_items, **of_places}
-
-    return parts
-
-
-def _consensus_of_targets(hybrid: Hybrid, contexts: Contexts, model: ModelScores) -> np.ndarray:
-    """(N,) of the targets."""
-    found_N = []
-    for batch in _batches(contexts, hybrid.counts.num_items, hybrid.config):
-        found = experts.evidence(hybrid.counts, batch)
-        own = alone_probs(found, hybrid.unit_ID)
-        alone_BI, every_BI = _total(_parts(hybrid.alone, found, own)), torch.arange(hybrid.counts.num_items)
-        asked = (found.newest.unseen_BI, batch.histories, every_BI.expand(len(alone_BI), -1))
-        model_BI = model_probs(model, *asked).numpy()
-        found_N.append(consensus_probs(model_BI, alone_BI, found.newest)[np.arange(len(alone_BI)), batch.targets])
-    return np.concatenate(found_N)
-
-
-def _batches(contexts: Contexts, num_items: int, config: HybridConfig) -> Iterator[Contexts]:
-    """Nobody is left out of counts that nobody's own events are in."""
-    own = "own" in config.source_names
+def _batches(contexts: Contexts, num_items: int, own: bool) -> Iterator[Contexts]:
+    """Nobody is left out of counts that nobody's ``own`` events are in."""
     size = max(1, MAX_NUMBERS // num_items)
     for start in range(0, len(contexts.targets), size):
         part = slice(start, start + size)
         yield Contexts(contexts.histories[part], contexts.targets[part], contexts.left_out[part] if own else [])
 
 
-def _target_probs(
-    found: experts.Evidence, unit_ID: np.ndarray, batch: Contexts, model: ModelScores | None
-) -> dict[str, np.ndarray]:
+def _target_probs(block: Block, model: ModelScores | None) -> dict[str, np.ndarray]:
     """Expert -> probabilities of the targets, (B,)."""
-    row_B, target_B = np.arange(len(batch.targets)), np.array(batch.targets)
-    alone = {name: prob_BI[row_B, target_B] for name, prob_BI in alone_probs(found, unit_ID).items()}
+    alone = {name: _of_targets(prob_BI, block) for name, prob_BI in block.own.each().items()}
     probs = {name: alone[name] for name in EXPERTS}
-    if model is not None:
-        asked = (found.newest.unseen_BI, batch.histories, torch.from_numpy(target_B)[:, None])
-        probs[MODEL] = model_probs(model, *asked)[:, 0].numpy()
+    if model is not None and model.beams is None:
+        probs[MODEL] = _of_targets(catalogue_probs(model.log_probs(block.contexts.histories, None), block), block)
+    elif model is not None:
+        target_B1 = torch.tensor(block.contexts.targets)[:, None]
+        one_B1 = torch.ones_like(target_B1, dtype=torch.bool)  # a target is never a seen item
+        probs[MODEL] = candidate_probs(model, block.contexts.histories, target_B1, one_B1)[:, 0].numpy()
     return {**probs, FLOOR: alone[FLOOR]}
 
 
@@ -444,6 +513,35 @@ def positions(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None) -> 
     return torch.cat(parts)
 
 
+def block_positions(
+    hybrid: Hybrid, near: experts.Near, contexts: Contexts, mixtures: Sequence[Mixture], score_BI: Tensor | None
+) -> list[Tensor]:
+    """Of each mixture what `positions` gives, for contexts whose items the model has scored, (B, I).
+
+    A mixture without the model does not read ``score_BI``. ``near`` is of all items.
+    """
+    found: list[list[Tensor]] = [[torch.zeros(0, dtype=torch.float64)] for _ in mixtures]
+    start = 0
+    for block in blocks_of(hybrid, contexts, near):
+        model_BI = None
+        if score_BI is not None:
+            model_BI = catalogue_probs(score_BI[start : start + len(block.known_B)], block)
+            block = block.to(model_BI)
+        start += len(block.known_B)
+        for parts, mixture in zip(found, mixtures, strict=True):
+            prob_BI, _ = mixed(hybrid, mixture, block, model_BI if MODEL in mixture.experts else None)
+            parts.append(_places(prob_BI, block))
+    return [torch.cat(parts) for parts in found]
+
+
+def _places(prob_BI: Tensor, block: Block) -> Tensor:
+    """`positions` of all items."""
+    own_B1 = prob_BI.gather(1, torch.tensor(block.contexts.targets, device=prob_BI.device)[:, None])
+    above_B = torch.count_nonzero(prob_BI > own_B1, 1).double()
+    tied_B = torch.count_nonzero(prob_BI == own_B1, 1).double() - 1.0
+    return torch.where(own_B1[:, 0] > 0, above_B + tied_B / 2, float(NOT_RANKED)).cpu()
+
+
 # Which weights a client takes: those of the mixture, unless one side of it ranks its validation items better.
 
 Weights = Literal["mixture", "model", "counts and texts"]
@@ -458,28 +556,34 @@ class Choice(NamedTuple):
     """Mean ndcg@10 of validation items."""
 
 
-def one_sided(hybrid: Hybrid, weights: Weights) -> Hybrid:
-    """``hybrid`` whose weights beside the model are those of one side alone, or as they are."""
-    mixture = hybrid.beside_model
-    assert mixture is not None
-    if weights == "mixture":
-        return hybrid
-    only = {"model": _model_alone, "counts and texts": _hybrid_alone}[weights](hybrid, mixture)
-    return hybrid._replace(beside_model=only)
+def beside_model_of(hybrid: Hybrid) -> Mixture:
+    """The mixture of a hybrid that was fitted beside a model."""
+    assert hybrid.beside_model is not None
+    return hybrid.beside_model
 
 
-def choose_weights(hybrid: Hybrid, positions_of: Callable[[Hybrid], Tensor]) -> tuple[Hybrid, Choice]:
+def sides_of(hybrid: Hybrid) -> dict[Weights, Mixture]:
+    """What `choose_weights` chooses from: the mixture beside the model, and those of one side alone."""
+    mixture = beside_model_of(hybrid)
+    return {
+        "mixture": mixture,
+        "model": _model_alone(hybrid, mixture),
+        "counts and texts": _hybrid_alone(hybrid, mixture),
+    }
+
+
+def choose_weights(hybrid: Hybrid, positions: Mapping[Weights, Tensor]) -> tuple[Hybrid, Choice]:
     """The hybrid with the weights that ranked best, and why.
 
-    ``positions_of``: a hybrid -> places of its client's validation items (U,). A side is taken in place of the mixture
-    where its mean ndcg@10 is clearly above that of the mixture, which is what is expected to be best
+    ``positions``: places of its client's validation items (U,) with each of `sides_of`. A side is taken in place of the
+    mixture where its mean ndcg@10 is clearly above that of the mixture, which is what is expected to be best
     (`fedecider.evaluation.statistics`); of two such sides, the better one.
     """
-    sides: dict[Weights, Hybrid] = {name: one_sided(hybrid, name) for name in ("mixture", "model", "counts and texts")}
-    gain_U = {name: user_metrics(positions_of(one))[METRIC].double().numpy() for name, one in sides.items()}
+    sides = sides_of(hybrid)
+    gain_U = {name: user_metrics(positions[name])[METRIC].double().numpy() for name in sides}
     valid = {name: float(values.mean()) for name, values in gain_U.items()}
     best = list(sides)[clearly_best([[gain_U[name]] for name in sides])]
-    return sides[best], Choice(best, valid)
+    return hybrid._replace(beside_model=sides[best]), Choice(best, valid)
 
 
 def _model_alone(hybrid: Hybrid, mixture: Mixture) -> Mixture:

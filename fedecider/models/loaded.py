@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.bounds import Precision
-from fedecider.data.encoders import load_encoder
-from fedecider.models.counts import new_contexts, unit_vectors
+from fedecider.data.encoders import load_encoder, unit_vectors
+from fedecider.models.counts import new_contexts
 from fedecider.models.export import load_adapter
 from fedecider.models.histories import Items, Scored
 from fedecider.models.hybrid import Histories, Hybrid, ModelScores, load_hybrid, rank, with_items
@@ -36,7 +36,7 @@ from idgen.decode import constrained_beam_search, stable_topk
 from idgen.item_ids import ItemIds, Words, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.precision import autocast
-from idgen.ranking import trie_log_probs, with_prior
+from idgen.ranking import catalogue_scores, trie_log_probs, with_prior
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
 from idgen.tokenizer import clean_words, known_phrases, with_phrases
@@ -60,7 +60,14 @@ def model_scores(
         input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
         return input_ids_BS.to(device), attention_mask_BS.to(device)
 
-    def log_probs(histories: Histories, item_BM: Tensor) -> Tensor:
+    def log_probs(histories: Histories, item_BM: Tensor | None) -> Tensor:
+        if item_BM is None:
+            kind = torch.float32 if trie.score_N is None else torch.float64
+            score_BI = torch.empty(len(histories), len(trie), dtype=kind, device=device)
+            for rows in batches(histories):
+                for part, score_RI in catalogue_scores(model, *prompts(histories, rows), trie, precision):
+                    score_BI[rows[part]] = score_RI
+            return score_BI
         score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
         for rows in batches(histories):
             with autocast(device, precision):

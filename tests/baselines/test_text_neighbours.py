@@ -22,11 +22,11 @@ def test_one_score_by_hand():
     # valid: the history is 1, then 0, the newest; each votes with cos^3 / (age + 1)
     score_I = text_neighbour_scores(vector_ID, [[1, 0, 2, 4]], "valid")(USER)[0]
     expected = [1 + 0.5**3 / 2, 0.5**3 + 1 / 2, 0 + math.cos(math.pi / 6) ** 3 / 2, 0.0, 0.0, 0.0]
-    assert score_I.tolist() == pytest.approx(expected, abs=1e-12)
+    assert score_I.tolist() == pytest.approx(expected, abs=1e-6)  # cosines are float32
     # test: item 2 is the newest now
     score_I = text_neighbour_scores(vector_ID, [[1, 0, 2, 4]], "test", power=1, num_context=2)(USER)[0]
     expected = [0 + 1 / 2, math.cos(math.pi / 6) + 0.25, 1.0, 0.0, 0.0, 0.0]
-    assert score_I.tolist() == pytest.approx(expected, abs=1e-12)
+    assert score_I.tolist() == pytest.approx(expected, abs=1e-6)  # cosines are float32
 
 
 def test_vectors_are_centred_and_their_length_does_not_count():
@@ -34,7 +34,7 @@ def test_vectors_are_centred_and_their_length_does_not_count():
     sequences = [[1, 0, 2, 4], [5, 5, 1, 0, 3]]
     users = torch.tensor([1, 0])
     plain = text_neighbour_scores(on_circle(0, 60, 90), sequences, "test")(users)
-    assert torch.allclose(text_neighbour_scores(moved_ID, sequences, "test")(users), plain, atol=1e-9)
+    assert torch.allclose(text_neighbour_scores(moved_ID, sequences, "test")(users), plain, atol=1e-5)
 
 
 def test_the_nearest_unseen_item_comes_first():

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
 
+from fedecider.data.encoders import unit_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
-from fedecider.models import counts as experts
 from fedecider.models import loaded as asking
 from fedecider.models.counts import count_events, training_contexts
 from fedecider.models.hybrid import HybridConfig, fit_hybrid
@@ -23,7 +23,7 @@ def test_a_list_has_as_many_items_as_were_asked_for(k, monkeypatch):
     monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 1)
     users, model = sequences(12), toy_model(num_beams=2)
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
-    unit = experts.unit_vectors(vectors())
+    unit = unit_vectors(vectors())
     hybrid = fit_hybrid(counts, unit, training_contexts(users, stream(0, "toy")), model, HybridConfig("mixture"))
     for history, found in zip(HISTORIES, mix(hybrid, model, HISTORIES, k), strict=True):
         items = [one.item for one in found]

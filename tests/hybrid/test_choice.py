@@ -7,21 +7,18 @@ from hybrid_toys import toy_model
 from test_hybrid import ASKED, HYBRID, UNIT, USERS, all_of, fitted
 
 from fedecider.models.counts import held_out_contexts
-from fedecider.models.hybrid import choose_weights, load_hybrid, one_sided, positions, rank, save_hybrid
+from fedecider.models.hybrid import choose_weights, load_hybrid, positions, rank, save_hybrid, sides_of
 
 FIRST, FAR = 0.0, 9.0
 
 
-def ranked(hits: dict[str, list[int]]):
+def ranked(hits: dict[str, list[int]]) -> dict[str, torch.Tensor]:
     """Places of ten users' items by the weights: ``hits`` are the users whose item stands first."""
-    known = {name: one_sided(HYBRID, name).beside_model.weight_QE for name in ("mixture", "model", "counts and texts")}
+    return {name: torch.tensor([FIRST if user in found else FAR for user in range(10)]) for name, found in hits.items()}
 
-    def places(hybrid) -> torch.Tensor:
-        weight_QE = hybrid.beside_model.weight_QE
-        (name,) = (name for name, one in known.items() if np.array_equal(one, weight_QE))
-        return torch.tensor([FIRST if user in hits[name] else FAR for user in range(10)])
 
-    return places
+def one_sided(hybrid, name):
+    return hybrid._replace(beside_model=sides_of(hybrid)[name])
 
 
 def test_sides_rank_as_they_do_alone():
@@ -31,7 +28,7 @@ def test_sides_rank_as_they_do_alone():
     model_alone = one_sided(HYBRID, "model")
     assert model_alone.beside_model.weight_QE[:, HYBRID.beside_model.experts.index("model")].tolist() == [1.0] * 3
     assert not torch.allclose(all_of(rank(model_alone, ASKED, model)), hybrid_alone)
-    assert one_sided(HYBRID, "mixture") is HYBRID
+    assert sides_of(HYBRID)["mixture"] is HYBRID.beside_model
 
 
 @pytest.mark.parametrize(
@@ -63,7 +60,7 @@ def test_a_side_is_taken_where_it_is_clearly_better(hits, taken):
 
 def test_one_user_decides_nothing():
     places = ranked({"mixture": [], "model": [0], "counts and texts": []})
-    assert choose_weights(HYBRID, lambda hybrid: places(hybrid)[:1])[1].weights == "mixture"
+    assert choose_weights(HYBRID, {name: place_U[:1] for name, place_U in places.items()})[1].weights == "mixture"
 
 
 def test_the_chosen_weights_are_kept(tmp_path):
@@ -79,7 +76,11 @@ def test_ids_of_several_tokens_have_sides_too(monkeypatch):
     monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 2)
     hybrid = fitted(model=toy_model(num_beams=3))
     valid = held_out_contexts(USERS, "valid")
-    found, choice = choose_weights(hybrid, lambda one: positions(one, valid, toy_model(num_beams=3)))
+    model = toy_model(num_beams=3)
+    places = {
+        name: positions(hybrid._replace(beside_model=one), valid, model) for name, one in sides_of(hybrid).items()
+    }
+    found, choice = choose_weights(hybrid, places)
     assert set(choice.valid) == {"mixture", "model", "counts and texts"}
     assert choice.weights in choice.valid
     assert found.beside_model.experts == hybrid.beside_model.experts

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from hybrid_toys import NUM_ITEMS, sequences, vectors
+from hybrid_toys import NUM_ITEMS, dense_experts, sequences, vectors
 
-from fedecider.baselines.counts import cooccurrence_matrix, text_neighbour_scores, train_counts
+from fedecider.baselines.counts import cooccurrence_matrix, train_counts
+from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
@@ -54,7 +55,7 @@ def test_leaving_a_user_out_is_counting_without_them(monkeypatch, max_pairs):
         own = found.newest.row_T == row
         assert np.array_equal(found.pair_TI.toarray()[own], expected.pair_TI.toarray())
         assert np.array_equal(found.total_T[own], expected.total_T)
-        assert np.array_equal(found.popularity_BI[row], expected.popularity_BI[0])
+        assert np.allclose(found.popularity_B[row], expected.popularity_B[0], rtol=1e-14)
         assert np.array_equal(experts.known(found)[row], experts.known(expected)[0])
 
 
@@ -66,45 +67,54 @@ def test_users_are_left_out_of_their_own_held_out_contexts(split):
     assert contexts.histories == [sequence[: {"valid": -2, "test": -1}[split]] for sequence in USERS]
 
 
+def probs_of(counts, contexts, unit_ID=None, num_context=10):
+    unit_ID = unit_vectors(vectors(counts.num_items)) if unit_ID is None else unit_ID
+    probs = experts.expert_probs(
+        experts.evidence(counts, contexts, num_context), experts.near_powers(nearest_texts(unit_ID))
+    )
+    return {name: prob_BI.numpy() for name, prob_BI in probs.each().items()}
+
+
 def test_count_probs_by_hand():
     counts = count_events([[0, 1], [0, 2], [0, 2], [3]], 4)
-    found = experts.evidence(counts, Contexts([[1, 0]], [2], [[]]), 10)
+    contexts = Contexts([[1, 0]], [2], [[]])
     popularity = {2: 2.1 / 3.2, 3: 1.1 / 3.2}
     newest = {2: (2 + 10 * popularity[2]) / 13, 3: 10 * popularity[3] / 13}  # 0 stood once beside 1 and twice beside 2
     older = {item: 10 * popularity[item] / 11 for item in (2, 3)}  # 1 stood beside 0 alone, which is seen
     votes = [(newest[item] + older[item] / 2) ** 1.5 for item in (2, 3)]
-    assert experts.count_probs(found, 1.5)[0].tolist() == pytest.approx([0, 0, *(vote / sum(votes) for vote in votes)])
-    assert experts.known(found).tolist() == [3.0]
+    expected = [0, 0, *(vote / sum(votes) for vote in votes)]
+    assert probs_of(counts, contexts)["counts"][0].tolist() == pytest.approx(expected)
+    assert experts.known(experts.evidence(counts, contexts, 10)).tolist() == [3.0]
 
 
-def test_every_expert_is_a_distribution_over_unseen_items():
-    found = experts.evidence(COUNTS, held_out_contexts(USERS, "test"), 3)
-    near = experts.near_texts(experts.unit_vectors(vectors()), found.newest)
-    for prob_BI in (
-        experts.count_probs(found, 3.0),
-        experts.text_probs(near, found.newest, 6.0),
-        experts.agreement_probs(found, near),
-        experts.uniform_probs(found.newest),
-    ):
-        assert np.allclose(prob_BI.sum(1), 1.0)
-        assert (prob_BI[~found.newest.unseen_BI] == 0).all()
-        assert (prob_BI >= 0).all()
+@pytest.mark.parametrize("which", ["train", "test"])
+def test_sparse_experts_are_the_dense_ones(which):
+    """Also where the left-out user has items that its history does not hold, and where no text is near."""
+    contexts = training_contexts(USERS, stream(0, "toy")) if which == "train" else held_out_contexts(USERS, "test")
+    unit_ID = unit_vectors(vectors())
+    unit_ID[contexts.histories[0][-1]] = 0.0
+    assert len(contexts.histories[0]) == 1 or which == "test"
+    found = probs_of(COUNTS, contexts, unit_ID)
+    for name, expected_BI in dense_experts([list(part) for part in PARTS], contexts, unit_ID).items():
+        assert np.allclose(found[name], expected_BI, rtol=1e-5, atol=1e-9), name  # cosines of float32
+        assert np.allclose(found[name].sum(1), 1.0)
+        assert all((row_I[items] == 0).all() for row_I, items in zip(found[name], contexts.histories, strict=True))
+    assert (found["text"][0].max() == found["uniform"][0].max()) == (which == "train")
 
 
-@pytest.mark.parametrize("power", [3, 6])
-def test_texts_vote_as_the_text_neighbours_do(power):
-    vector_ID = vectors()
-    found = experts.newest_items([sequence[:-1] for sequence in USERS], NUM_ITEMS, 4)
-    near = experts.near_texts(experts.unit_vectors(vector_ID), found)
-    vote_BI = experts.text_votes(near, found, float(power))
-    score = text_neighbour_scores(torch.from_numpy(vector_ID), USERS, "test", power=power, num_context=4)
-    expected_BI = score(torch.arange(len(USERS))).numpy() * found.unseen_BI
-    assert np.allclose(vote_BI, expected_BI, atol=1e-5)
+def test_mixtures_are_sums_of_the_experts():
+    contexts = held_out_contexts(USERS, "test")
+    probs = experts.expert_probs(
+        experts.evidence(COUNTS, contexts, 10), experts.near_powers(nearest_texts(unit_vectors(vectors())))
+    )
+    weight_BE = torch.rand(len(USERS), 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected_BI = sum(weight_BE[:, [number]] * prob_BI for number, prob_BI in enumerate(probs.each().values()))
+    torch.testing.assert_close(probs.mixture(weight_BE), expected_BI)
 
 
 def test_an_item_that_nobody_knows_leaves_the_popularity():
-    found = experts.evidence(no_counts(4), Contexts([[1]], [0], [[]]), 10)
-    assert experts.count_probs(found, 2.0)[0].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
+    found = probs_of(no_counts(4), Contexts([[1]], [0], [[]]))["counts"]
+    assert found[0].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
 
 
 @pytest.mark.parametrize("history", [[], [NUM_ITEMS], [-1]])

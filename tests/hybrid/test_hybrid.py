@@ -10,6 +10,7 @@ import torch
 from hybrid_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
 from safetensors.numpy import load_file, save_file
 
+from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import rank_held_out, train_part
 from fedecider.federation.streams import stream
@@ -20,16 +21,19 @@ from fedecider.models.hybrid import (
     SETTINGS_FILE,
     TENSOR_FILE,
     HybridConfig,
+    block_positions,
+    blocks_of,
+    candidate_probs,
+    catalogue_probs,
     fit_hybrid,
     load_hybrid,
-    model_probs,
     positions,
     rank,
     save_hybrid,
 )
 
 USERS = sequences(12)
-UNIT = experts.unit_vectors(vectors())
+UNIT = unit_vectors(vectors())
 KEYS = [f"item{n:02d}" for n in range(NUM_ITEMS)]
 
 
@@ -136,12 +140,26 @@ def test_positions_by_hand_and_beyond_the_candidates(monkeypatch):
 
 
 def test_probabilities_of_the_model_leave_out_seen_items():
-    found = experts.newest_items(HISTORIES, NUM_ITEMS, 3)
+    unseen_BI = torch.ones(len(HISTORIES), NUM_ITEMS, dtype=torch.bool)
+    for row, items in enumerate(HISTORIES):
+        unseen_BI[row, items] = False
+    expected = torch.softmax(scores_of(HISTORIES).masked_fill(~unseen_BI, -torch.inf), 1)
+    (block,) = blocks_of(HYBRID, ASKED, experts.near_powers(nearest_texts(UNIT)))
+    score_BI = scores_of(HISTORIES)
+    assert torch.allclose(catalogue_probs(score_BI, block), expected)
+    assert torch.equal(score_BI, scores_of(HISTORIES))  # others read them too
     item_BM = torch.arange(NUM_ITEMS).expand(len(HISTORIES), -1)
-    expected = scores_of(HISTORIES).masked_fill(~torch.from_numpy(found.unseen_BI), -torch.inf)
-    for model in (toy_model(), toy_model(num_beams=2)):
-        prob_BM = model_probs(model, found.unseen_BI, HISTORIES, item_BM)
-        assert torch.allclose(prob_BM, torch.softmax(expected, 1))
+    assert torch.allclose(candidate_probs(toy_model(num_beams=2), HISTORIES, item_BM, unseen_BI), expected)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+def test_blocks_of_scored_users_have_the_places_of_the_whole_list(at_once, monkeypatch):
+    expected = [positions(HYBRID, ASKED, toy_model()), positions(HYBRID, ASKED, None)]
+    monkeypatch.setattr("fedecider.models.hybrid.MAX_NUMBERS", at_once * NUM_ITEMS)
+    mixtures = [HYBRID.beside_model, HYBRID.alone]
+    found = block_positions(HYBRID, experts.near_powers(nearest_texts(UNIT)), ASKED, mixtures, scores_of(HISTORIES))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert len(expected[0].unique()) > 4
 
 
 def test_held_out_events_change_no_count_and_no_weight():

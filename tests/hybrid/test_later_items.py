@@ -5,11 +5,12 @@ import pytest
 import torch
 from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
 
+from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models.counts import count_events, new_contexts, training_contexts
-from fedecider.models.hybrid import COUNTING, HybridConfig, ModelScores, alone_probs, fit_hybrid, rank, with_items
+from fedecider.models.hybrid import COUNTING, HybridConfig, ModelScores, fit_hybrid, rank, with_items
 
 USERS = sequences(12)
 VECTORS = vectors()
@@ -22,11 +23,11 @@ def longer_model() -> ModelScores:
     """The toy model; later items are as likely as the first two."""
 
     def log_probs(histories, item_BM):
+        assert item_BM is None
         known = [[item % NUM_ITEMS for item in items] for items in histories]
         every_BI = torch.arange(NUM_ITEMS).expand(len(known), -1)
         score_BI = toy_model().log_probs(known, every_BI)
-        longer_BI = torch.cat([score_BI, score_BI[:, :2]], 1).log_softmax(1)
-        return longer_BI.gather(1, item_BM)
+        return torch.cat([score_BI, score_BI[:, :2]], 1)
 
     return ModelScores(log_probs, None)
 
@@ -35,7 +36,7 @@ def fitted():
     """With weights of its own: a toy's texts say nothing."""
     counts = count_events([train_part(sequence) for sequence in USERS], NUM_ITEMS)
     contexts = training_contexts(USERS, stream(0, "toy"))
-    hybrid = fit_hybrid(counts, experts.unit_vectors(VECTORS), contexts, toy_model(), HybridConfig("mixture"))
+    hybrid = fit_hybrid(counts, unit_vectors(VECTORS), contexts, toy_model(), HybridConfig("mixture"))
     alone = hybrid.alone._replace(
         weight_QE=np.array([[0.4, 0.3, 0.1, 0.2], [0.1, 0.4, 0.3, 0.2], [0.2, 0.2, 0.3, 0.3]])
     )
@@ -44,7 +45,7 @@ def fitted():
 
 
 HYBRID = fitted()
-LONGER = with_items(HYBRID, experts.unit_vectors(LATER, VECTORS.mean(0)))
+LONGER = with_items(HYBRID, unit_vectors(LATER, VECTORS.mean(0)))
 
 
 def every_part(hybrid, histories, model):
@@ -74,7 +75,8 @@ def test_the_others_share_the_weights_of_those_that_count():
     """By hand: of a later item the mean of its text and the uniform floor by their weights."""
     history = [[1, 2]]
     found = experts.evidence(LONGER.counts, new_contexts(history))
-    own = {name: prob_BI[0] for name, prob_BI in alone_probs(found, LONGER.unit_ID).items()}
+    probs = experts.expert_probs(found, experts.near_powers(nearest_texts(LONGER.unit_ID)))
+    own = {name: prob_BI[0].numpy() for name, prob_BI in probs.each().items()}
     weight = dict(zip(LONGER.alone.experts, LONGER.alone.weights(experts.known(found))[0], strict=True))
     expected_I = sum(weight[name] * prob_I for name, prob_I in own.items())
     abstained_I = weight["text"] * own["text"] + weight["uniform"] * own["uniform"]
@@ -84,7 +86,7 @@ def test_the_others_share_the_weights_of_those_that_count():
 
 
 def test_items_may_come_one_after_the_other():
-    unit_ND = experts.unit_vectors(LATER, VECTORS.mean(0))
+    unit_ND = unit_vectors(LATER, VECTORS.mean(0))
     twice = with_items(with_items(HYBRID, unit_ND[:1]), unit_ND[1:])
     for model in (None, longer_model()):
         assert torch.equal(every_part(twice, HISTORIES, model)[0], every_part(LONGER, HISTORIES, model)[0])

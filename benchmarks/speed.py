@@ -56,8 +56,18 @@ json.dump(found, open(output, "w"))
 sys.exit(code)
 """
 """Runs ``federate`` with a clock around the rounds and the results."""
-HERE = ("fedecider.experiment.results", "fedecider.cli.federate", "benchmarks/configs/amazon_decoder.yaml")
-BASE = ("fedecider.llm.results", "fedecider.commands.federate", "fedecider/configs/amazon_decoder_cpu.yaml")
+HERE = (
+    "fedecider.experiment.results",
+    "fedecider.cli.federate",
+    "benchmarks/configs/amazon_decoder.yaml",
+    "hyperparameter_candidates",
+)
+BASE = (
+    "fedecider.llm.results",
+    "fedecider.commands.federate",
+    "fedecider/configs/amazon_decoder_cpu.yaml",
+    "alternatives",
+)
 EXACT = ("popularity", "last-item co-occurrence", "decayed co-occurrence", "memoriser (canary)")
 """Rows that may not differ in the last bit."""
 WITH_TEXTS = 0.005
@@ -66,13 +76,13 @@ RENAMED = {"local + memory": "local + hybrid", "memory": "hybrid without a model
 
 
 def federate(
-    tree: Path, modules: tuple[str, str, str], data: str, work: Path, args: argparse.Namespace
+    tree: Path, modules: tuple[str, str, str, str], data: str, work: Path, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Seconds by stage of a run in ``tree`` (kept in ``work``), and its test metrics: row -> metric -> mean."""
     times, output = work / "seconds.json", work / "run"
-    results, command, config = modules
+    results, command, config, candidates = modules
     words = ["--config", config, "--domains", args.domain, "--data", data, "--method", "local", "--num_rounds", "3"]
-    words += ["--local_epochs", "1", "--alternatives", "[]", "--seed", "0"]
+    words += ["--local_epochs", "1", f"--{candidates}", "[]", "--seed", "0"]
     words += ["--output", str(output), "--cache", str(work / "cache"), "--num_threads", "1"]
     threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
     if not times.is_file():

@@ -22,7 +22,7 @@ from fedecider.bounds import Precision
 from fedecider.evaluation.metrics import NOT_RANKED, positions_from_scores
 from fedecider.evaluation.protocols import history
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import evaluating
+from idgen.backbones.family import evaluating, output_rows
 from idgen.decode import MAX_LOGITS, constrained_beam_search, item_positions, log_prob_of
 from idgen.precision import autocast
 from idgen.ranking_config import RankingConfig
@@ -246,13 +246,12 @@ def rank_task(
     ``share`` (p, P): every P-th batch from p on alone; users of the others are not ranked.
     """
     position_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
-    asked = (split, users, ranking, precision, device, share)
     if ranks_all(trie):
-        for block in catalogue_blocks(model, task, trie, *asked):
+        for block in catalogue_blocks(model, task, trie, split, users, ranking, precision, device, share):
             seen = [history(task.sequences[user], split) for user in block.user_B.tolist()] if drop_seen else None
             position_U[block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen)
     else:
-        for user_B, prompt, target_B in _prompts(task, *asked):
+        for user_B, prompt, target_B in _prompts(task, split, users, ranking, device, share):
             seen = [history(task.sequences[user], split) if drop_seen else [] for user in user_B.tolist()]
             with autocast(device, precision):
                 item_BK, _ = constrained_beam_search(model, *prompt, trie, num_beams=ranking.num_beams)
@@ -281,17 +280,31 @@ def catalogue_blocks(
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[ScoredUsers]:
     """The users of `rank_task`, a block after the other, each read once; at most `MAX_LOGITS` scores at a time."""
-    for user_B, prompt, target_B in _prompts(task, split, users, ranking, precision, device, share):
-        for rows_B, score_BI in catalogue_scores(model, *prompt, trie, precision):
+    rows_ID = catalogue_rows(model, trie)
+    for user_B, prompt, target_B in _prompts(task, split, users, ranking, device, share):
+        for rows_B, score_BI in catalogue_scores(model, *prompt, trie, precision, rows_ID):
             yield ScoredUsers(user_B[rows_B], target_B[rows_B], score_BI)
 
 
+def catalogue_rows(model: Any, trie: Trie) -> Tensor:
+    """What the hidden states are multiplied with for the scores of all items, (I, D), where IDs are one token."""
+    model = unwrap(model)
+    with evaluating(model):
+        return output_rows(model.lm_head, trie.label_IT[:, 0])
+
+
 def catalogue_scores(
-    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, precision: Precision = "fp32"
+    model: Any,
+    input_ids_BS: Tensor,
+    attention_mask_BS: Tensor,
+    trie: Trie,
+    precision: Precision = "fp32",
+    rows_ID: Tensor | None = None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Rows of a batch and their scores of all items, as of `ScoredUsers`; at most `MAX_LOGITS` at a time.
 
-    What `trie_log_probs` gives of every item, less its sum over the catalogue: places need no softmax.
+    What `trie_log_probs` gives of every item, less its sum over the catalogue: places need no softmax. ``rows_ID``:
+    `catalogue_rows`, for many batches.
     """
     assert ranks_all(trie), "IDs of one token"
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
@@ -307,7 +320,7 @@ def catalogue_scores(
         ]
     for rows, hidden_RD in parts:
         with evaluating(model), autocast(trie.device, precision):
-            score_RI = family.token_logits(model, hidden_RD, token_I)
+            score_RI = family.token_logits(model, hidden_RD, token_I, rows_ID)
         if trie.score_N is not None:
             score_RI = score_RI.double() + trie.score_N[trie.advance(torch.zeros_like(token_I), token_I)]
         yield rows, score_RI
@@ -318,7 +331,6 @@ def _prompts(
     split: Split,
     users: Tensor | None,
     ranking: RankingConfig,
-    precision: Precision,
     device: torch.device,
     share: tuple[int, int],
 ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]:

@@ -36,7 +36,7 @@ from idgen.decode import constrained_beam_search, stable_topk
 from idgen.item_ids import ItemIds, Words, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.precision import autocast
-from idgen.ranking import catalogue_scores, trie_log_probs, with_prior
+from idgen.ranking import catalogue_rows, catalogue_scores, trie_log_probs, with_prior
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
 from idgen.tokenizer import clean_words, known_phrases, with_phrases
@@ -64,8 +64,9 @@ def model_scores(
         if item_BM is None:
             kind = torch.float32 if trie.score_N is None else torch.float64
             score_BI = torch.empty(len(histories), len(trie), dtype=kind, device=device)
+            rows_ID = catalogue_rows(model, trie)
             for rows in batches(histories):
-                for part, score_RI in catalogue_scores(model, *prompts(histories, rows), trie, precision):
+                for part, score_RI in catalogue_scores(model, *prompts(histories, rows), trie, precision, rows_ID):
                     score_BI[rows[part]] = score_RI
             return score_BI
         score_BM = torch.empty(item_BM.shape, dtype=torch.float64)

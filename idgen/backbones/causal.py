@@ -10,12 +10,14 @@ tokens of a row, C targets tried for one user.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from idgen.backbones.family import Family, Predictions, TokenBatch
 from idgen.trie import IGNORED_LABEL
@@ -68,12 +70,16 @@ class Causal(Family):
         if head:
             model.model(input_ids=input_ids_BS[:1, :head], past_key_values=cache, use_cache=True)
             cache.batch_repeat_interleave(len(input_ids_BS))
-        hidden_BSD = model.model(
-            input_ids=input_ids_BS[:, head:], attention_mask=attention_mask_BS, past_key_values=cache, use_cache=True
-        ).last_hidden_state
         prompt_BS = attention_mask_BS != 0
         last_B = prompt_BS.sum(1) - 1
         user_B = torch.arange(len(last_B), device=last_B.device)
+        with _ends_alone(model, last_B - head):
+            hidden_BSD = model.model(
+                input_ids=input_ids_BS[:, head:],
+                attention_mask=attention_mask_BS,
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
         nothing_BKN = torch.zeros(len(last_B), 1, 0, dtype=torch.bool, device=last_B.device)
         return CausalState(cache, prompt_BS, nothing_BKN, hidden_BSD[user_B, last_B - head])
 
@@ -109,8 +115,10 @@ class Causal(Family):
     def start_token(self, model: Any) -> int:
         return 0  # step 0 reads none
 
-    def token_logits(self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None) -> Tensor:
-        return self.read_out(model.lm_head, hidden_RD, token_C)
+    def token_logits(
+        self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None, rows_CD: Tensor | None = None
+    ) -> Tensor:
+        return self.read_out(model.lm_head, hidden_RD, token_C, rows_CD)
 
     def teacher_forced(
         self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor
@@ -139,6 +147,30 @@ class Causal(Family):
 
     def width(self, config: Any) -> int:
         return config.hidden_size
+
+
+@contextmanager
+def _ends_alone(model: Any, last_B: Tensor) -> Iterator[None]:
+    """Inside, the feed-forward part of the last layer is worked out at the places ``last_B`` alone.
+
+    Nothing reads its other outputs: keys and values come from before it. It is most of the cost of a short model.
+    """
+    layer = model.model.layers[-1].mlp
+    if type(layer) is not LlamaMLP:  # of others it is not known that places do not meet there
+        yield
+        return
+    plain = layer.forward
+
+    def at_ends(hidden_BSD: Tensor) -> Tensor:
+        user_B = torch.arange(len(last_B), device=last_B.device)
+        found_BD = plain(hidden_BSD[user_B, last_B])
+        return torch.zeros_like(hidden_BSD, dtype=found_BD.dtype).index_put((user_B, last_B), found_BD)
+
+    layer.forward = at_ends  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del layer.forward
 
 
 def _common_head(input_ids_BS: Tensor, attention_mask_BS: Tensor) -> int:

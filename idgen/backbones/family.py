@@ -101,8 +101,13 @@ class Family(ABC):
         """The token of step 0."""
 
     @abstractmethod
-    def token_logits(self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None) -> Tensor:
-        """Logits (R, V) in fp32; with ``token_C`` those of these tokens alone, (R, C)."""
+    def token_logits(
+        self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None, rows_CD: Tensor | None = None
+    ) -> Tensor:
+        """Logits (R, V) in fp32; with ``token_C`` those of these tokens alone, (R, C).
+
+        ``rows_CD``: `output_rows` of these tokens, where they are asked for often with the same weights.
+        """
 
     @abstractmethod
     def teacher_forced(
@@ -131,22 +136,25 @@ class Family(ABC):
         """D."""
 
     @staticmethod
-    def read_out(head: Any, hidden_RD: Tensor, token_C: Tensor | None) -> Tensor:
-        """What the output layer gives for all tokens or for some; a layer that trains has ``output_rows`` of its own,
-        and the rows of one that peft has loaded are worked out here."""
+    def read_out(head: Any, hidden_RD: Tensor, token_C: Tensor | None, rows_CD: Tensor | None) -> Tensor:
+        """What the output layer gives for all tokens or for some."""
         if token_C is None:
             return head(hidden_RD).float()
-        if hasattr(head, "output_rows"):
-            rows_CD = head.output_rows(token_C)
-        elif isinstance(head, LoraLayer):
-            rows_CD = _lora_rows(head, token_C)
-        else:
-            rows_CD = F.embedding(token_C, head.weight)
-        return F.linear(hidden_RD, rows_CD).float()
+        return F.linear(hidden_RD, output_rows(head, token_C) if rows_CD is None else rows_CD).float()
 
     def layers(self, model: Any) -> dict[str, nn.ModuleList]:
         """Stack -> its layers."""
         return {name: model.get_submodule(path) for name, path in self.stacks.items()}
+
+
+def output_rows(head: Any, token_C: Tensor) -> Tensor:
+    """(C, D) rows of an output layer: one that trains has ``output_rows`` of its own, and those of one that peft has
+    loaded are worked out here."""
+    if hasattr(head, "output_rows"):
+        return head.output_rows(token_C)
+    if isinstance(head, LoraLayer):
+        return _lora_rows(head, token_C)
+    return F.embedding(token_C, head.weight)
 
 
 def _lora_rows(head: Any, token_C: Tensor) -> Tensor:

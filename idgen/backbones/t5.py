@@ -121,12 +121,14 @@ class T5(Family):
     def start_token(self, model: Any) -> int:
         return model.config.decoder_start_token_id
 
-    def token_logits(self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None) -> Tensor:
+    def token_logits(
+        self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None, rows_CD: Tensor | None = None
+    ) -> Tensor:
         """Logits in fp32; T5 with tied embeddings divides the decoder output by sqrt(D) first."""
         config = model.config
         if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
             hidden_RD = hidden_RD * config.d_model**-0.5
-        return self.read_out(model.lm_head, hidden_RD, token_C)
+        return self.read_out(model.lm_head, hidden_RD, token_C, rows_CD)
 
     def teacher_forced(
         self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor

@@ -9,7 +9,7 @@ Shape legend: B users of a batch, U users of a task, K beams, I items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fedecider.bounds import Precision
-from fedecider.evaluation.metrics import NOT_RANKED, positions_from_scores
+from fedecider.evaluation.metrics import NOT_RANKED, catalogue_positions
 from fedecider.evaluation.protocols import history
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating, output_rows
@@ -343,33 +343,6 @@ def _prompts(
 def ranks_all(trie: Trie) -> bool:
     """Whether one step scores every item, so that no beams are needed: where every ID is one token."""
     return trie.max_length == 1
-
-
-def catalogue_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None) -> Tensor:
-    """`positions_from_scores` of all items but those of each user's ``seen``, float64 (B,) on the CPU.
-
-    No sorting and no mask of candidates: what is larger and what is equal is counted, and seen items are taken off.
-
-    Raises:
-        ValueError: a score is not a number.
-    """
-    seen = [()] * len(target_B) if seen is None else seen
-    row_N = torch.repeat_interleave(torch.tensor([len(set(items)) for items in seen]))
-    item_N = torch.tensor([item for items in seen for item in set(items)], dtype=torch.long)
-    place_N = (row_N * score_BI.shape[1] + item_N).to(score_BI.device)
-    row_N, target_there_B = row_N.to(score_BI.device), target_B.to(score_BI.device)
-    own_B1 = score_BI.gather(1, target_there_B[:, None])
-    if bool(score_BI.sum(1).isnan().any()):
-        candidate_BI = torch.ones_like(score_BI, dtype=torch.bool)
-        candidate_BI.view(-1)[place_N] = False
-        return positions_from_scores(score_BI, target_there_B, candidate_BI).cpu()  # says so, if it is a candidate
-    seen_N = score_BI.view(-1)[place_N]
-    own_N = own_B1[row_N, 0]
-    above_B = torch.count_nonzero(score_BI > own_B1, 1).index_add(0, row_N, (seen_N > own_N).long(), alpha=-1)
-    equal_B = torch.count_nonzero(score_BI == own_B1, 1).index_add(0, row_N, (seen_N == own_N).long(), alpha=-1)
-    position_B = (above_B.double() + 0.5 * (equal_B.double() - 1.0)).cpu()
-    is_seen_B = torch.tensor([target in items for target, items in zip(target_B.tolist(), seen, strict=True)])
-    return position_B.masked_fill_(is_seen_B, float(NOT_RANKED))
 
 
 def eval_users(task: Task, split: str, count: int, generator: torch.Generator) -> Tensor | None:

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.metrics import positions_from_scores
+from fedecider.evaluation.metrics import catalogue_positions
 from fedecider.evaluation.protocols import (
     STRICT,
     Protocol,
     ScoreUsers,
     Sequences,
-    candidate_mask,
     check_sequences,
     draw_negatives,
     held_out,
+    history,
     negative_pool,
     rank_held_out,
 )
@@ -91,6 +91,6 @@ def memoriser_positions(
     for user_B in torch.arange(len(sequences)).split(batch_size):
         score_BI, batch = score(user_B), [sequences[user] for user in user_B.tolist()]
         for split, parts in found.items():
-            candidate_BI = candidate_mask(batch, num_items, split, protocol.drop_seen)
-            parts.append(positions_from_scores(score_BI, held_out(batch, split), candidate_BI))
+            seen = [history(sequence, split) for sequence in batch] if protocol.drop_seen else None
+            parts.append(catalogue_positions(score_BI, held_out(batch, split), seen))
     return {split: torch.cat(parts) for split, parts in found.items()}

@@ -126,6 +126,33 @@ def positions_from_scores(
     return torch.where(is_candidate_B, above_B + share * tied_B, float(NOT_RANKED))
 
 
+def catalogue_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None) -> Tensor:
+    """`positions_from_scores` of all items but those of each user's ``seen``, float64 (B,) on the CPU.
+
+    No sorting and no mask of candidates: what is larger and what is equal is counted, and seen items are taken off.
+
+    Raises:
+        ValueError: a score is not a number.
+    """
+    seen = [()] * len(target_B) if seen is None else seen
+    row_N = torch.repeat_interleave(torch.tensor([len(set(items)) for items in seen]))
+    item_N = torch.tensor([item for items in seen for item in set(items)], dtype=torch.long)
+    place_N = (row_N * score_BI.shape[1] + item_N).to(score_BI.device)
+    row_N, target_there_B = row_N.to(score_BI.device), target_B.to(score_BI.device)
+    own_B1 = score_BI.gather(1, target_there_B[:, None])
+    if bool(score_BI.sum(1).isnan().any()):
+        candidate_BI = torch.ones_like(score_BI, dtype=torch.bool)
+        candidate_BI.view(-1)[place_N] = False
+        return positions_from_scores(score_BI, target_there_B, candidate_BI).cpu()  # says so, if it is a candidate
+    seen_N = score_BI.view(-1)[place_N]
+    own_N = own_B1[row_N, 0]
+    above_B = torch.count_nonzero(score_BI > own_B1, 1).index_add(0, row_N, (seen_N > own_N).long(), alpha=-1)
+    equal_B = torch.count_nonzero(score_BI == own_B1, 1).index_add(0, row_N, (seen_N == own_N).long(), alpha=-1)
+    position_B = (above_B.double() + 0.5 * (equal_B.double() - 1.0)).cpu()
+    is_seen_B = torch.tensor([target in items for target, items in zip(target_B.tolist(), seen, strict=True)])
+    return position_B.masked_fill_(is_seen_B, float(NOT_RANKED))
+
+
 class SparseScores(NamedTuple):
     """Scores of a whole catalogue of which most are alike for all users."""
 
@@ -164,12 +191,13 @@ def sparse_positions(score: SparseScores, target_B: np.ndarray, row_N: np.ndarra
     own_B = other_I[target_B].astype(np.float64)
     hit_S = item_S == target_B[row_S]
     own_B[row_S[hit_S]] = value_S[hit_S]
+    own_S, other_S, own_N, other_N = own_B[row_S], other_I[item_S], own_B[row_N], other_I[item_N]
 
     def counted(compare: np.ufunc, found_B: np.ndarray) -> np.ndarray:
         """Candidates whose score compares so with the target's; ``found_B``: of all items were none stored."""
-        for row_M, item_M in ((row_N, item_N), (row_S, item_S)):
-            found_B = found_B - np.bincount(row_M[compare(other_I[item_M], own_B[row_M])], minlength=num_rows)
-        return found_B + np.bincount(row_S[compare(value_S, own_B[row_S])], minlength=num_rows)
+        found_B = found_B - np.bincount(row_N[compare(other_N, own_N)], minlength=num_rows)
+        found_B = found_B - np.bincount(row_S[compare(other_S, own_S)], minlength=num_rows)
+        return found_B + np.bincount(row_S[compare(value_S, own_S)], minlength=num_rows)
 
     sorted_I = np.sort(other_I)
     first_B, last_B = (np.searchsorted(sorted_I, own_B, side) for side in ("left", "right"))

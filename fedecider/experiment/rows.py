@@ -22,7 +22,7 @@ from fedecider.data.domain import Domain
 from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser_positions
-from fedecider.evaluation.metrics import MACRO, NOT_RANKED
+from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
 from fedecider.evaluation.protocols import get_protocol, history, train_part
 from fedecider.evaluation.protocols import target as held_out
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, calibration, load_reported, load_student
@@ -67,7 +67,7 @@ from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.precision import autocast
-from idgen.ranking import catalogue_blocks, catalogue_positions, eval_users, rank_task, ranks_all
+from idgen.ranking import catalogue_blocks, eval_users, rank_task, ranks_all
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Split, Task, eval_batches
 

@@ -7,8 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedecider.evaluation.metrics import NOT_RANKED, SparseScores, positions_from_scores, sparse_positions
-from idgen.ranking import catalogue_positions
+from fedecider.evaluation.metrics import (
+    NOT_RANKED,
+    SparseScores,
+    catalogue_positions,
+    positions_from_scores,
+    sparse_positions,
+)
 
 
 @st.composite

@@ -21,7 +21,8 @@ from idgen.trie import IGNORED_LABEL
 TokenBatch = dict[str, Tensor]
 """``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
 decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order.
-With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone."""
+With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone; with ``log_weights`` (B, C) beside
+it they are a sample of those that it is compared with (`idgen.samples.with_candidates`)."""
 
 
 def labels_of(batch: TokenBatch) -> Tensor:
@@ -141,7 +142,7 @@ class Family(ABC):
         elif isinstance(head, LoraLayer):
             rows_CD = _lora_rows(head, token_C)
         else:
-            rows_CD = F.embedding(token_C, head.weight)
+            rows_CD = F.embedding(token_C, head.weight, sparse=getattr(head, "sparse", False))
         return F.linear(hidden_RD, rows_CD).float()
 
     def layers(self, model: Any) -> dict[str, nn.ModuleList]:

@@ -1,0 +1,307 @@
+"""What a run costs: each part asserts equal results first, then times. One page, one section a part.
+
+    python benchmarks/speed.py --parts sampled --data data --work runs/speed [--jobs 4]
+    python benchmarks/speed.py --parts two_shops --work runs/speed
+
+``sampled``: ``DATA/beauty`` and ``DATA/toys`` (``scripts/prepare_data.py``, 300 public users), local training after
+pre-training, three rounds of one epoch, every softmax over all items or every one sampled; then seconds of a step
+against the size of the catalogue, on drawn customers. ``two_shops``: a round of two drawn shops.
+
+Shape legend: I items, U customers, D width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from provenance import heading
+
+from fedecider.data.domain import Domain, Events
+from fedecider.running.options import run
+from idgen import samples
+
+PAGE = Path(__file__).with_name("results") / "speed.md"
+TITLE = "# Speed"
+CONFIG = Path(__file__).with_name("configs") / "amazon_decoder.yaml"
+
+# Drawn shops.
+
+ITEMS_A_TOPIC, IN_TOPIC, ZIPF = 100, 0.7, 0.8
+
+
+def drawn_shop(name: str, num_users: int, num_items: int, num_public: int, seed: int) -> Domain:
+    """Customers with five to forty events, eight on average; 70 % are of one topic of 100 items, the others of any
+    item, each in proportion to how popular an item is."""
+    rng = np.random.default_rng(seed)
+    popular_I = rng.permutation((np.arange(num_items) + 1.0) ** -ZIPF)
+    num_topics = max(1, num_items // ITEMS_A_TOPIC)
+    sum_I = np.concatenate([[0.0], popular_I.cumsum()])
+    edge_T = np.append(np.arange(num_topics) * ITEMS_A_TOPIC, num_items)
+    length_U = np.minimum(4 + rng.geometric(0.25, num_users + num_public), 40)
+    topic_U = rng.integers(num_topics, size=len(length_U))
+    user_E = np.repeat(np.arange(len(length_U)), length_U)
+    inside_E = rng.random(len(user_E)) < IN_TOPIC
+    low_E = np.where(inside_E, sum_I[edge_T[topic_U[user_E]]], 0.0)
+    high_E = np.where(inside_E, sum_I[edge_T[topic_U[user_E] + 1]], sum_I[-1])
+    item_E = np.searchsorted(sum_I, low_E + rng.random(len(user_E)) * (high_E - low_E), side="right") - 1
+    sequences = [part.tolist() for part in np.split(np.minimum(item_E, num_items - 1), length_U.cumsum()[:-1])]
+    keys = [f"{name}-{user:06d}" for user in range(len(length_U))]
+    titles = [f"kind{item // ITEMS_A_TOPIC} make{item % 7} model{item}" for item in range(num_items)]
+    return Domain(
+        name=name,
+        item_keys=[f"{name}-{item:06d}" for item in range(num_items)],
+        titles=titles,
+        item_texts=[f"title: {title}" for title in titles],
+        clients=Events(keys[num_public:], sequences[num_public:], None),
+        public=Events(keys[:num_public], sequences[:num_public], None),
+        card={},
+    )
+
+
+# Sampled against full softmax.
+
+DOMAINS, SEEDS, ROUNDS = ("beauty", "toys"), (0, 1, 2), 3
+KINDS = {"full": None, "256 uniform": 256, "512 uniform": 512, "1,024 uniform": 1024}
+SIZES = (3_000, 6_000, 12_000, 24_000, 48_000, 96_000)
+NUM_STEPS, WIDTH, BATCH, MAX_TOKENS = 8, 256, 128, 24
+
+
+@contextmanager
+def softmax(kind: str) -> Iterator[None]:
+    """Inside, every catalogue is compared with as a whole, or is sampled with so many uniform items a batch."""
+    before, num_uniform = (samples.SAMPLED_ABOVE, samples.NUM_UNIFORM), KINDS[kind]
+    samples.SAMPLED_ABOVE = sys.maxsize if num_uniform is None else 0
+    samples.NUM_UNIFORM = num_uniform or 0
+    try:
+        yield
+    finally:
+        samples.SAMPLED_ABOVE, samples.NUM_UNIFORM = before
+
+
+def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
+    """ndcg@10 on all test items after every round, CPU seconds of a step and of pre-training; kept in ``work``."""
+    domain, seed, kind = job
+    folder = Path(work) / "sampled" / f"{domain}-{seed}-{KINDS[kind]}"
+    if (folder / "found.json").is_file():
+        return json.loads((folder / "found.json").read_text())
+    from fedecider.evaluation.metrics import user_metrics
+    from fedecider.experiment.command_line import parse_settings
+    from fedecider.experiment.prepare import build_base_artifacts, make_recommender
+    from fedecider.methods.local_training import train_locally
+    from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain
+    from fedecider.running.launch import start
+
+    words = f"--config {CONFIG} --domains {domain} --data {data}/{domain} --method local --local_epochs 1 --seed {seed}"
+    words += f" --num_eval_users 0 --alternatives [] --cache {folder} --output {folder}/runs"
+    with start(1) as launch, softmax(kind):
+        settings, began = parse_settings("", words.split()), time.process_time()
+        artifacts = build_base_artifacts(settings.run, launch)
+        prepared = time.process_time() - began
+        recommender = make_recommender(settings, artifacts, launch.device)
+        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), seed))
+        ndcg, steps, began = [], 0, time.process_time()
+        for round in range(1, ROUNDS + 1):
+            steps += train_locally(recommender, 0, round).log["steps"]
+            ndcg.append(float(user_metrics(recommender.positions(0, "test"))["ndcg@10"].mean()))
+    found = {"ndcg": ndcg, "prepare_s": prepared, "steps": steps, "device": launch.device.type}
+    (folder / "found.json").write_text(json.dumps(found))
+    return found
+
+
+def drawn_client(num_items: int) -> Any:
+    """A client of drawn customers whose items start anywhere, with the adapter of the table of the configuration."""
+    from fedecider.methods.recommender import LocalTraining, build_recommender
+    from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
+    from idgen.backbones.small_decoder import build_small_decoder
+    from idgen.item_ids import ItemIds
+    from idgen.prompts import SampleConfig
+    from idgen.ranking_config import RankingConfig
+    from idgen.tokenizer import train_tokenizer
+
+    shop = drawn_shop("shop", (NUM_STEPS + 2) * BATCH, num_items, 0, 0)
+    tokenizer = train_tokenizer(shop.item_texts[:100], 300)
+    first = len(tokenizer)
+    ids = ItemIds(shop.item_keys, [[first + item] for item in range(num_items)], {})
+    config = SampleConfig(
+        templates="history", user_wording="none", max_history=20, max_source_tokens=MAX_TOKENS, item_dropout=0.2
+    )
+    task = samples.build_task(shop, shop.clients, ids, tokenizer, config, True)
+    vector_ID = torch.randn(first + num_items, WIDTH, generator=torch.Generator().manual_seed(0))
+    model = build_small_decoder(
+        torch.nn.functional.normalize(vector_ID, dim=1),
+        num_layers=1,
+        num_heads=2,
+        d_ff=4 * WIDTH,
+        max_tokens=MAX_TOKENS,
+        padding=int(tokenizer.pad_token_id),
+    )
+    adapted = attach_lora(model, LoraSettings(WIDTH, ("table",)))
+    load_plain(adapted, initial_adapters(adapter_shapes(adapted), 0))
+    training = LocalTraining(
+        local_epochs=1, batch_size=BATCH, learning_rate=1e-4, schedule="cosine", output_lr_multiplier=20.0
+    )
+    return build_recommender(adapted, tokenizer, [task], seed=0, training=training, ranking=RankingConfig())
+
+
+def step_seconds(num_items: int, kind: str) -> float:
+    """CPU seconds of a step of local training on one thread."""
+    from fedecider.methods.local_training import train_locally
+
+    torch.set_num_threads(1)
+    with softmax(kind):
+        client = drawn_client(num_items)
+        few = client._replace(batches=lambda number, drawn: islice(client.batches(number, drawn), 2))
+        train_locally(few, 0, 1)  # warm
+        began = time.process_time()
+        log = train_locally(client, 0, 1).log
+        return (time.process_time() - began) / log["steps"]
+
+
+def check_equal() -> None:
+    """All items drawn are the full softmax."""
+    from idgen.training import sequence_loss
+
+    with softmax("512 uniform"):
+        client = drawn_client(400)
+        batch = next(iter(client.batches(0, torch.Generator().manual_seed(0))))
+        drawn = client.sample(0, batch, torch.Generator().manual_seed(1))
+        full, sampled = (float(sequence_loss(client.model, one)) for one in (batch, drawn))
+    assert len(drawn["catalogue"]) == 400
+    assert abs(full - sampled) < 1e-5, (full, sampled)
+
+
+def part_sampled(args: argparse.Namespace) -> str:
+    check_equal()
+    jobs = [(domain, seed, kind) for domain in DOMAINS for seed in SEEDS for kind in KINDS]
+    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+        found = dict(zip(jobs, pool.map(partial(trained, args.data, args.work), jobs), strict=True))
+    lines = [
+        f"ndcg@10 on all test items after {ROUNDS} rounds of one epoch, mean of seeds {', '.join(map(str, SEEDS))} and",
+        "their range; every softmax of pre-training and of local training is over all items, or over the targets of the",
+        f"batch and so many uniform items. Trained on: {', '.join(sorted({one['device'] for one in found.values()}))}.",
+        "",
+        "| softmax | " + " | ".join(f"{domain} | against full" for domain in DOMAINS) + " |",
+        "| --- |" + " ---: | ---: |" * len(DOMAINS),
+    ]
+    for kind in KINDS:
+        cells = []
+        for domain in DOMAINS:
+            values, full = ([found[domain, seed, one]["ndcg"][-1] for seed in SEEDS] for one in (kind, "full"))
+            cells.append(f"{np.mean(values):.4f} ({min(values):.4f} to {max(values):.4f})")
+            cells.append(f"{100 * (np.mean(values) / np.mean(full) - 1):+.1f} %")
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"CPU milliseconds of a step of local training, one thread, {BATCH} drawn customers, width {WIDTH}, one layer,",
+        f"{samples.NUM_UNIFORM} uniform items:",
+        "",
+        "| items | full | sampled | ratio |",
+        "| ---: | ---: | ---: | ---: |",
+    ]
+    ours = next(kind for kind, number in KINDS.items() if number == samples.NUM_UNIFORM)
+    for size in SIZES:
+        full, sampled = (step_seconds(size, kind) for kind in ("full", ours))
+        lines.append(f"| {size:,} | {1000 * full:.0f} | {1000 * sampled:.0f} | {full / sampled:.1f} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+# A round of two large shops.
+
+SHOPS, SHOP_USERS, SHOP_ITEMS, SHOP_PUBLIC = ("east", "west"), 98_000, 17_000, 300
+
+
+def draw_shops(work: str) -> None:
+    """In a process of its own, whose memory is not that of the round."""
+    from fedecider.data.store import save_domains
+
+    folder = Path(work) / "two_shops" / "data"
+    if not folder.is_dir():
+        shops = [drawn_shop(name, SHOP_USERS, SHOP_ITEMS, SHOP_PUBLIC, seed) for seed, name in enumerate(SHOPS)]
+        save_domains({shop.name: shop for shop in shops}, folder)
+
+
+def two_shops(work: str) -> dict[str, Any]:
+    from fedecider.experiment.command_line import parse_settings
+    from fedecider.experiment.engine import train
+    from fedecider.experiment.federate import prepare_rounds, rounds_of
+    from fedecider.experiment.prepare import build_base_artifacts
+    from fedecider.running.launch import start
+
+    folder = Path(work) / "two_shops"
+    words = f"--config {CONFIG} --domains {','.join(SHOPS)} --data {folder}/data --method fedecider --num_rounds 1"
+    words += f" --local_epochs 1 --alternatives [] --pretrain.text_encoder tfidf --cache {folder}/cache"
+    with start(1) as launch:
+        settings, began = parse_settings("", [*words.split(), "--output", f"{folder}/runs"]), time.process_time()
+        artifacts = build_base_artifacts(settings.run, launch)
+        prepared, records = time.process_time() - began, []
+        rounds = rounds_of(settings, prepare_rounds(settings, artifacts, launch), launch, [])
+        began = time.process_time()
+        train(rounds, on_round=records.append)
+        spent = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"round_s": spent, "prepare_s": prepared, "peak": peak, "record": records[0], "device": launch.device.type}
+
+
+def part_two_shops(args: argparse.Namespace) -> str:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        pool.submit(draw_shops, args.work).result()
+        found = pool.submit(two_shops, args.work).result()
+    print(found)
+    return "\n".join([
+        f"Two shops of {SHOP_USERS:,} drawn customers and {SHOP_ITEMS:,} items each, `benchmarks/configs/{CONFIG.name}`,",
+        f"method fedecider, one local epoch, one thread, on {found['device']}; 12 CPU minutes did not do with 29f5bd6.",
+        "",
+        "| | measured | wanted |",
+        "| --- | ---: | ---: |",
+        f"| a round, training and validation, CPU seconds | {found['round_s']:.0f} | 180 |",
+        f"| peak of memory of the process, GB | {found['peak'] / 1e9:.2f} | 2.5 |",
+        f"| before it: reading, pre-training, distillation, CPU seconds | {found['prepare_s']:.0f} | |",
+    ])
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], str]] = {"sampled": part_sampled, "two_shops": part_two_shops}
+HEADINGS = {"sampled": "Sampled softmax", "two_shops": "Two shops of 98,000 customers"}
+
+
+def put_section(page: Path, heading_: str, body: str) -> None:
+    """Replace the section of this heading, or add it behind the others."""
+    text = page.read_text() if page.is_file() else f"{TITLE}\n"
+    section = f"## {heading_}\n\n{body}\n"
+    pattern = re.compile(rf"^## {re.escape(heading_)}\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    found = pattern.search(text)
+    text = text[: found.start()] + section + "\n" + text[found.end() :] if found else f"{text.rstrip()}\n\n{section}"
+    page.write_text(text.rstrip() + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--data", default="data", help="sampled: the folder of prepared data sets")
+    parser.add_argument("--work", default="runs/speed", help="what was found is kept there, and not run again")
+    parser.add_argument("--jobs", type=int, default=1, help="sampled: trainings at a time")
+    parser.add_argument("--output", type=Path, default=PAGE)
+    args = parser.parse_args()
+    for part in args.parts.split(","):
+        body = PARTS[part](args)
+        put_section(args.output, HEADINGS[part], "\n".join([*heading("speed.py", 1), "", body]))
+        print(body)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -106,10 +106,14 @@ def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
     from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain
     from fedecider.running.launch import start
 
+    folder.mkdir(parents=True, exist_ok=True)
+    for vectors in (Path(work) / "sampled").glob("text-vectors-*"):
+        (folder / vectors.name).symlink_to(vectors.resolve())
     words = f"--config {CONFIG} --domains {domain} --data {data}/{domain} --method local --local_epochs 1 --seed {seed}"
     words += f" --num_eval_users 0 --alternatives [] --cache {folder} --output {folder}/runs"
+    settings = parse_settings("", words.split())
     with start(1) as launch, softmax(kind):
-        settings, began = parse_settings("", words.split()), time.process_time()
+        began = time.process_time()
         artifacts = build_base_artifacts(settings.run, launch)
         prepared = time.process_time() - began
         recommender = make_recommender(settings, artifacts, launch.device)
@@ -180,13 +184,18 @@ def check_equal() -> None:
         client = drawn_client(400)
         batch = next(iter(client.batches(0, torch.Generator().manual_seed(0))))
         drawn = client.sample(0, batch, torch.Generator().manual_seed(1))
-        full, sampled = (float(sequence_loss(client.model, one)) for one in (batch, drawn))
+        full, sampled = (float(sequence_loss(client.model, one).detach()) for one in (batch, drawn))
     assert len(drawn["catalogue"]) == 400
     assert abs(full - sampled) < 1e-5, (full, sampled)
 
 
 def part_sampled(args: argparse.Namespace) -> str:
+    from fedecider.data.store import load_domains
+    from fedecider.models.item_texts import encoded_texts
+
     check_equal()
+    for domain in DOMAINS:  # once for all
+        encoded_texts(load_domains(Path(args.data) / domain), "auto", f"{args.work}/sampled")
     jobs = [(domain, seed, kind) for domain in DOMAINS for seed in SEEDS for kind in KINDS]
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         found = dict(zip(jobs, pool.map(partial(trained, args.data, args.work), jobs), strict=True))

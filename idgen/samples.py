@@ -53,6 +53,10 @@ class Neighbours(NamedTuple):
     """Running sums of the probabilities, 1 in the last column."""
 
 
+MAX_COSINES = 2**26
+"""Cosines of items that exist at a time: 256 MiB."""
+
+
 def nearest_items(vector_ID: Tensor, count: int = 20, temperature: float = 0.1) -> Neighbours:
     """The ``count`` nearest items by cosine with probabilities softmax(cos / temperature); fewer in a small catalogue.
 
@@ -61,9 +65,11 @@ def nearest_items(vector_ID: Tensor, count: int = 20, temperature: float = 0.1) 
     """
     if len(vector_ID) < 2:
         raise ValueError(f"got a catalogue of {len(vector_ID)} item, expected two or more: there is nothing to walk to")
-    unit_ID = normalize(vector_ID.float(), dim=1)
-    cosine_II = (unit_ID @ unit_ID.T).fill_diagonal_(-torch.inf)
-    cosine_IK, item_IK = cosine_II.topk(min(count, len(vector_ID) - 1), dim=1)
+    unit_ID, nearest = normalize(vector_ID.float(), dim=1), []
+    for number_B in torch.arange(len(unit_ID)).split(max(1, MAX_COSINES // len(unit_ID))):
+        cosine_BI = (unit_ID[number_B] @ unit_ID.T).scatter_(1, number_B[:, None], -torch.inf)
+        nearest.append(cosine_BI.topk(min(count, len(vector_ID) - 1), dim=1))
+    cosine_IK, item_IK = (torch.cat(parts) for parts in zip(*nearest, strict=True))
     share_IK = torch.softmax(cosine_IK.double() / temperature, 1).cumsum(1)
     share_IK[:, -1] = 1.0
     return Neighbours(item_IK.numpy(), share_IK.numpy())

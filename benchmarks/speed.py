@@ -286,7 +286,7 @@ def part_two_shops(args: argparse.Namespace) -> str:
     return "\n".join(
         [
             f"Two shops of {SHOP_USERS:,} drawn customers and {SHOP_ITEMS:,} items each, `configs/{CONFIG.name}`,",
-            f"method fedecider, one local epoch, one thread, on {found['device']}. With 29f5bd6, 12 CPU minutes were too few.",
+            f"method fedecider, one local epoch, one thread, on {found["device"]}. With 29f5bd6, 12 CPU minutes did not do.",
             "",
             "| | measured | wanted |",
             "| --- | ---: | ---: |",

@@ -203,7 +203,8 @@ def part_sampled(args: argparse.Namespace) -> str:
     lines = [
         f"ndcg@10 on all test items after {ROUNDS} rounds of one epoch, mean of seeds {', '.join(map(str, SEEDS))} and",
         "their range; every softmax of pre-training and local training is over all items, or over the targets of a",
-        f"batch and so many uniform items. Trained on: {', '.join(sorted({one['device'] for one in found.values()}))}.",
+        "batch and so many uniform items. What is sampled also moves the table by rows, without a first moment.",
+        f"Trained on: {', '.join(sorted({one['device'] for one in found.values()}))}.",
         "",
         "| softmax | " + " | ".join(f"{domain} | against full" for domain in DOMAINS) + " |",
         "| --- |" + " ---: | ---: |" * len(DOMAINS),
@@ -286,7 +287,7 @@ def part_two_shops(args: argparse.Namespace) -> str:
     return "\n".join(
         [
             f"Two shops of {SHOP_USERS:,} drawn customers and {SHOP_ITEMS:,} items each, `configs/{CONFIG.name}`,",
-            f"method fedecider, one local epoch, one thread, on {found["device"]}. With 29f5bd6, 12 CPU minutes did not do.",
+            f"method fedecider, one local epoch, one thread, on {found['device']}.",
             "",
             "| | measured | wanted |",
             "| --- | ---: | ---: |",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,9 +31,18 @@ from idgen.backbones.families import (
 )
 from idgen.backbones.small_decoder import build_small_decoder
 from idgen.precision import Quantize, keep_trainable, loading_options
-from idgen.samples import Task, num_batches, train_batches
+from idgen.samples import Task, TokenBatch, candidates_of, num_batches, train_batches, with_candidates
 from idgen.text_vectors import start_from_word_vectors, token_vectors, word_vectors
-from idgen.training import BackboneTraining, Checkpoint, OnStep, epoch_generator, stage_one_course, train_model
+from idgen.training import (
+    NEGATIVES,
+    BackboneTraining,
+    Checkpoint,
+    OnStep,
+    epoch_generator,
+    row_gradients,
+    stage_one_course,
+    train_model,
+)
 
 HEADS = {"t5": 4, "decoder": 2}
 """Attention heads of a model from scratch, which share its width."""
@@ -274,19 +283,29 @@ def train_backbone(
 
     FeDecider (WWW 2026), appendix B.2: the base model is fine-tuned on data of users outside all clients.
     """
-    return train_model(
-        model,
-        lambda epoch: train_batches(tasks, config.batch_size, epoch_generator(seed, epoch)),
-        config.max_steps or config.epochs * num_batches(tasks, config.batch_size),
-        config,
-        stage_one_course(model),
-        device,
-        seed=seed,
-        table_lr_multiplier=config.table_lr_multiplier,
-        checkpointing=checkpointing,
-        on_step=on_step,
-        checkpoint=checkpoint,
-    )
+    candidates = candidates_of(tasks, torch.arange(model.config.vocab_size))
+
+    def batches(epoch: int) -> Iterator[TokenBatch]:
+        found = train_batches(tasks, config.batch_size, epoch_generator(seed, epoch))
+        if candidates is None:
+            return found
+        drawn = epoch_generator(seed, epoch, NEGATIVES)
+        return (with_candidates(batch, candidates, drawn) for batch in found)
+
+    with row_gradients(model, candidates is not None):
+        return train_model(
+            model,
+            batches,
+            config.max_steps or config.epochs * num_batches(tasks, config.batch_size),
+            config,
+            stage_one_course(model),
+            device,
+            seed=seed,
+            table_lr_multiplier=config.table_lr_multiplier,
+            checkpointing=checkpointing,
+            on_step=on_step,
+            checkpoint=checkpoint,
+        )
 
 
 def _scratch_config(config: BackboneConfig, tokenizer: PreTrainedTokenizerBase) -> T5Config:

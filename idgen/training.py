@@ -24,8 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Schedule, ZeroOrMore, check
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import TokenBatch, num_samples_of
+from idgen.backbones.family import TokenBatch, labels_of, num_samples_of
 from idgen.precision import autocast
+from idgen.trie import IGNORED_LABEL
 
 # How far a training is, kept on disk: one that was killed goes on from there and ends with the same weights.
 
@@ -209,9 +210,13 @@ DISTILL_COURSE = Course("linear", lambda total: round(0.05 * total), weight_deca
 """Dropout would only add noise to what a block is to return."""
 
 
-def epoch_generator(seed: int, epoch: int) -> torch.Generator:
-    """A random stream of its own for every epoch."""
-    word = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
+NEGATIVES = 1
+"""A purpose of `epoch_generator`."""
+
+
+def epoch_generator(seed: int, epoch: int, *purpose: int) -> torch.Generator:
+    """A random stream of its own for every epoch, and for every purpose but the samples and their order."""
+    word = int(np.random.SeedSequence([seed, epoch, *purpose]).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(word >> 1)
 
 
@@ -219,7 +224,8 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
     ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
-    `MAX_LOGITS` exist at a time: all of the vocabulary, or the tokens of ``catalogue`` in the batch.
+    `MAX_LOGITS` exist at a time: all of the vocabulary, or the tokens of ``catalogue`` in the batch. ``log_weights`` in
+    the batch are added to all of them but the target's.
     """
     family, base = family_of(model), unwrap(model)
     hidden_RD, target_R = family.predictions(base, batch)
@@ -227,10 +233,17 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
     if token_C is not None:
         target_R = torch.searchsorted(token_C, target_R)
 
-    def loss(rows_RD: Tensor, targets_R: Tensor) -> Tensor:
-        return F.cross_entropy(family.token_logits(base, rows_RD, token_C), targets_R)
+    weight_BC = batch.get("log_weights")
+    row_R = (labels_of(batch) != IGNORED_LABEL).nonzero()[:, 0] if weight_BC is not None else target_R
 
-    return mean_in_pieces(loss, base.config.vocab_size if token_C is None else len(token_C), hidden_RD, target_R)
+    def loss(rows_RD: Tensor, targets_R: Tensor, row_R: Tensor) -> Tensor:
+        logit_RC = family.token_logits(base, rows_RD, token_C)
+        if weight_BC is not None:
+            logit_RC = logit_RC + weight_BC[row_R].scatter_(1, targets_R[:, None], 0.0)
+        return F.cross_entropy(logit_RC, targets_R)
+
+    num_logits = base.config.vocab_size if token_C is None else len(token_C)
+    return mean_in_pieces(loss, num_logits, hidden_RD, target_R, row_R)
 
 
 def mean_in_pieces(loss: Callable[..., Tensor], vocab_size: int, *rows: Tensor) -> Tensor:
@@ -290,6 +303,66 @@ def decay(schedule: Schedule, progress: float) -> float:
     return 1 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class RowAdamW(torch.optim.AdamW):
+    """AdamW that moves, of a parameter whose gradient is one of rows, the rows that the step touched alone.
+
+    Such a parameter has no first moment (beta1 is 0) and no weight decay: a row without a gradient then stands still,
+    and what its second moment has lost meanwhile is made up when the row is touched next. So a step costs what it
+    touches, and gives what AdamW with beta1 0 gives to the whole table.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    self._step_rows(parameter, group)
+                    parameter.grad = None
+        return super().step(closure)
+
+    def _step_rows(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        gradient, state = parameter.grad.coalesce(), self.state[parameter]  # type: ignore[union-attr]
+        row_T, gradient_TD = gradient.indices()[0], gradient.values()
+        if not state:
+            state["step"] = torch.zeros((), device=parameter.device)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["row_step"] = torch.zeros(len(parameter), device=parameter.device)
+        state["step"] += 1
+        step, beta2 = state["step"], group["betas"][1]
+        decayed_T = beta2 ** (step - state["row_step"][row_T])
+        square_TD = state["exp_avg_sq"][row_T] * decayed_T[:, None]
+        square_TD.addcmul_(gradient_TD, gradient_TD, value=1 - beta2)
+        state["exp_avg_sq"][row_T], state["row_step"][row_T] = square_TD, step
+        root_TD = square_TD.div_(1 - beta2**step).sqrt_().add_(group["eps"])
+        parameter.index_add_(0, row_T, gradient_TD / root_TD, alpha=-group["lr"])
+
+
+@contextmanager
+def row_gradients(model: Any, wanted: bool) -> Iterator[None]:
+    """Inside, where ``wanted``, tables that are read by rows have gradients of these rows alone, for `RowAdamW`."""
+    base = unwrap(model)
+    tables = [base.get_input_embeddings(), base.get_output_embeddings()] if wanted else []
+    for table in tables:
+        table.sparse = True
+    try:
+        yield
+    finally:
+        for table in tables:
+            table.sparse = False
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> None:
+    """Scale all gradients together so that their norm is at most ``max_norm``; those of rows too."""
+    gradients = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.coalesce()
+            gradients.append(parameter.grad.values() if parameter.grad.is_sparse else parameter.grad)
+    norm = nn.utils.get_total_norm(gradients)
+    torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+
+
 def keep_full_rates(optimizer: torch.optim.AdamW) -> torch.optim.AdamW:
     """``optimizer`` with the learning rate of every group noted in it as ``full_lr``."""
     for group in optimizer.param_groups:
@@ -305,7 +378,7 @@ def set_rates(optimizer: Any, factor: float) -> None:
 
 def make_optimizer(groups: Sequence[dict[str, Any]], learning_rate: float, course: Course) -> torch.optim.AdamW:
     """AdamW; a group may bring its own ``lr`` and ``weight_decay``."""
-    optimizer = torch.optim.AdamW(
+    optimizer = RowAdamW(
         list(groups),
         lr=learning_rate,
         betas=(0.9, course.beta2),
@@ -377,7 +450,7 @@ def train_steps(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for parameters in clipped:
-            nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
+            clip_gradients(parameters, CLIP_NORM)
         optimizer.step()
         loss_sum += loss.detach()
         step += 1

@@ -42,7 +42,16 @@ from fedecider.models.adapters import (
 from idgen.backbones.families import unwrap
 from idgen.backbones.family import TokenBatch, every_nth_row, num_targets
 from idgen.precision import autocast, check_trainable, quantize_of
-from idgen.training import checkpointed, decay, keep_full_rates, sequence_loss, set_rates
+from idgen.training import (
+    RowAdamW,
+    checkpointed,
+    clip_gradients,
+    decay,
+    keep_full_rates,
+    row_gradients,
+    sequence_loss,
+    set_rates,
+)
 
 # Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it.
 
@@ -306,6 +315,9 @@ def train_locally(
             total = torch.zeros((), device=recommender.device)
             batches = _batches(recommender, client, round, epoch)
             for place, batch in enumerate(batches):
+                if recommender.sample is not None and not settings.user_privacy.on:
+                    drawn = stream(recommender.seed, "negatives", name, round, epoch, place)
+                    batch = recommender.sample(client, batch, drawn)
                 factor = decay(settings.schedule, (epoch + place / len(batches)) / settings.local_epochs)
                 total += step(batch, factor * settings.lr_decay_per_round ** (round - 1))
             losses.append(float(total) / max(len(batches), 1))
@@ -365,14 +377,16 @@ def _stepping(
             yield lambda batch, factor: sharded_step(on_device(batch), factor)
         return
     trained = [parameter for group in groups for parameter in group["params"]]
-    optimizer = keep_full_rates(torch.optim.AdamW(groups, weight_decay=0.0, fused=True))
+    by_rows = recommender.sample is not None and pull is None and recommender.processes.count == 1
+    optimizer = keep_full_rates(RowAdamW(groups, weight_decay=0.0, fused=True))
     anchors = [] if pull is None else [pull.anchor[name].to(recommender.device) for name in named]
 
     def step(batch: dict[str, Tensor], factor: float) -> Tensor:
         set_rates(optimizer, factor)
         return _step(recommender, optimizer, trained, on_device(batch), anchors, pull.strength if pull else 0.0)
 
-    yield step
+    with row_gradients(recommender.model, by_rows):
+        yield step
 
 
 def _step(
@@ -390,7 +404,7 @@ def _step(
     for parameter, anchor in zip(trained, anchors, strict=False):  # alpha comes last and has no anchor
         if parameter.grad is not None:
             parameter.grad.add_(parameter.detach() - anchor, alpha=strength)
-    nn.utils.clip_grad_norm_(trained, CLIP_NORM)
+    clip_gradients(trained, CLIP_NORM)
     optimizer.step()
     return loss
 

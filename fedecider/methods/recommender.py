@@ -35,7 +35,17 @@ from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
 from idgen.ranking import eval_users, rank_task
 from idgen.ranking_config import RankingConfig
-from idgen.samples import Split, Task, num_samples, samples_by_user, train_batches, user_batches
+from idgen.samples import (
+    Split,
+    Task,
+    TokenBatch,
+    candidates_of,
+    num_samples,
+    samples_by_user,
+    train_batches,
+    user_batches,
+    with_candidates,
+)
 from idgen.training import TrainConfig
 
 # Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every
@@ -253,6 +263,9 @@ class ClientModels(NamedTuple):
     factors that are not named it may change anywhere."""
     users: Callable[[int], Users] | None = None
     """client -> its training users, for training that goes user by user."""
+    sample: Callable[[int, TokenBatch, torch.Generator], TokenBatch] | None = None
+    """client, batch, generator -> the batch with a sample in the place of a large catalogue
+    (`idgen.samples.with_candidates`); None where every catalogue is compared with as a whole."""
     checkpointing: bool = False
     """Whether layers keep their inputs alone in training (`idgen.training.checkpointed`)."""
     protected: bool = False
@@ -296,6 +309,15 @@ def build_recommender(
     # catalogue's rows; else among all tokens
     one_token = all(task.trie.max_length == 1 for task in tasks)
     catalogues = [task.one_token_catalogue().to(device) if one_token else None for task in tasks]
+
+    candidates = [
+        None if token_C is None else candidates_of(task, token_C.cpu())
+        for task, token_C in zip(tasks, catalogues, strict=True)
+    ]
+
+    def sample(client: int, batch: TokenBatch, generator: torch.Generator) -> TokenBatch:
+        found = candidates[client]
+        return batch if found is None else with_candidates(batch, found, generator)
 
     def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
         token_C = catalogues[client]
@@ -348,6 +370,7 @@ def build_recommender(
         processes=processes,
         own_rows=rows_of_clients(adapter_shapes(model), tasks) if one_token else {},
         users=users,
+        sample=sample if any(found is not None for found in candidates) else None,
         checkpointing=checkpointing,
     )
 

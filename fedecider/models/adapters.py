@@ -111,6 +111,8 @@ class FusedLinear(LoraLinear):
     bank: Bank | None = None
     by_rows = False
     """Whether rows of the update are asked for (`update_rows`), as by embeddings that are tied to it."""
+    sparse = False
+    """Whether the gradient of B is that of the rows that were asked for alone, as of ``nn.Embedding``."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self.disable_adapters or self.merged:
@@ -173,12 +175,12 @@ class FusedLinear(LoraLinear):
         """Rows of the update at some outputs, ``dW[token_ids]`` (*, I), differentiable in the own pair and alpha."""
         own_a, own_b = self.own_pair()
         if self.bank is None:
-            return F.embedding(token_ids, own_b) @ own_a
+            return F.embedding(token_ids, own_b, sparse=self.sparse) @ own_a
         if not self.bank.separate:
             mixed_a, mixed_b = self._mixed_factors()
             return F.embedding(token_ids, mixed_b) @ mixed_a
         weight_S = self.bank.weight_S()
-        own_rows = F.embedding(token_ids, own_b) @ own_a
+        own_rows = F.embedding(token_ids, own_b, sparse=self.sparse) @ own_a
         return weight_S[0] * own_rows + torch.tensordot(weight_S[1:], self.bank.peer_rows(token_ids, len(own_a)), 1)
 
     def output_rows(self, token_ids: Tensor) -> Tensor:

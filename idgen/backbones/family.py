@@ -21,7 +21,8 @@ from idgen.trie import IGNORED_LABEL
 TokenBatch = dict[str, Tensor]
 """``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
 decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order.
-With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone."""
+With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone; with ``log_weights`` (B, C) beside
+it they are a sample of those that it is compared with (`idgen.samples.with_candidates`)."""
 
 
 def labels_of(batch: TokenBatch) -> Tensor:
@@ -154,7 +155,7 @@ def output_rows(head: Any, token_C: Tensor) -> Tensor:
         return head.output_rows(token_C)
     if isinstance(head, LoraLayer):
         return _lora_rows(head, token_C)
-    return F.embedding(token_C, head.weight)
+    return F.embedding(token_C, head.weight, sparse=getattr(head, "sparse", False))
 
 
 def _lora_rows(head: Any, token_C: Tensor) -> Tensor:

@@ -17,13 +17,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedecider.data.domain import Domain, Events, check_catalogues, check_public_disjoint
+from fedecider.evaluation.sequences import SequenceArray
 
 CARD_FILE = "card.json"
 USERS = ("clients", "public")
 TABLES = ("items", *USERS)
 ROOT_MARK = "Domains prepared by FeDecider"
 """The heading of the ``README.md`` beside the domains: one without it is somebody else's."""
+ROWS_OF_A_CHUNK = 1 << 20
+"""Users whose lists share one array of Arrow, which has at most 2^31 numbers."""
 MIN_VALUES, VALUES_PER_BYTE = 1 << 20, 64
 """Values that a table may claim: so many, and so many more for every byte of its file."""
 
@@ -168,15 +173,28 @@ def domain_tables(domain: Domain) -> dict[str, Any]:
 def _events_table(name: str, events: Events) -> Any:
     import pyarrow as pa
 
-    times = [None] * len(events.users) if events.timestamps is None else events.timestamps
+    users, sequences, times = events.arrays()
+    lists = {"items": (sequences, pa.int32()), "timestamps": (times, pa.int64())}
     return pa.table(
         {
-            "domain": pa.array([name] * len(events.users), pa.string()),
-            "user": pa.array(events.users, pa.string()),
-            "items": pa.array(events.sequences, pa.list_(pa.int32())),
-            "timestamps": pa.array(times, pa.list_(pa.int64())),
+            "domain": pa.array([name] * len(users), pa.string()),
+            "user": pa.array(users, pa.string()),
+            **{column: _arrow_lists(rows, kind, len(users)) for column, (rows, kind) in lists.items()},
         }
     )
+
+
+def _arrow_lists(rows: SequenceArray | None, kind: Any, num_rows: int) -> Any:
+    """A column of lists over the memory of ``rows`` where they have the type ``kind``; None: of nothing."""
+    import pyarrow as pa
+
+    if rows is None:
+        return pa.nulls(num_rows, pa.list_(kind))
+    parts = [rows[first : first + ROWS_OF_A_CHUNK] for first in range(0, len(rows), ROWS_OF_A_CHUNK)]
+    chunks = [
+        pa.ListArray.from_arrays(pa.array(part.start_U, pa.int32()), pa.array(part.value_E, kind)) for part in parts
+    ]
+    return pa.chunked_array(chunks, pa.list_(kind))
 
 
 def _read(folder: Path) -> Domain:
@@ -185,7 +203,7 @@ def _read(folder: Path) -> Domain:
         path = folder / f"{name}.parquet"
         if not path.is_file() or file_sha256(path) != card["tables_sha256"].get(path.name):
             raise ValueError(f"{path} is missing or does not match its checksum in {CARD_FILE}. Prepare it again.")
-    items = _read_table(folder / "items.parquet", ("key", "title", "text"))
+    items = _read_table(folder / "items.parquet", ("key", "title", "text")).to_pydict()
     return Domain(
         name=folder.name,
         item_keys=items["key"],
@@ -214,7 +232,7 @@ def _read_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+def _read_table(path: Path, columns: Sequence[str]) -> Any:
     """Named columns of a Parquet file; ``ValueError`` when it is none or lacks one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -230,8 +248,8 @@ def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     if missing:
         raise ValueError(f"{path} has columns {table.column_names} but not {missing}. Prepare this domain again.")
     for name in columns:
-        _check_column(path, name, table.column(name).combine_chunks())
-    return table.select(list(columns)).to_pydict()
+        _check_column(path, name, table.column(name))
+    return table.select(list(columns))
 
 
 def _check_size(path: Path, metadata: Any) -> None:
@@ -254,7 +272,7 @@ def _check_column(path: Path, name: str, column: Any) -> None:
         good = pa.types.is_string(column.type) and not column.null_count
     else:
         good = pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type)
-        good = good and not column.null_count and not column.flatten().null_count
+        good = good and not column.null_count and not any(chunk.flatten().null_count for chunk in column.chunks)
     if not good:
         raise ValueError(
             f"{path} has {name} of {column.type}, expected {wanted}, all there. Prepare this domain again."
@@ -262,10 +280,22 @@ def _check_column(path: Path, name: str, column: Any) -> None:
 
 
 def _read_events(path: Path) -> Events:
-    columns = _read_table(path, ("user", "items", "timestamps"))
-    times = columns["timestamps"]
-    known = bool(times) and times[0] is not None
-    return Events(columns["user"], columns["items"], times if known else None)
+    """The events of a table as arrays over Arrow's memory: no list of numbers is made."""
+    table = _read_table(path, ("user", "items", "timestamps"))
+    times = table.column("timestamps")
+    known = len(times) > 0 and not times.null_count
+    users = table.column("user").to_pylist()
+    return Events(users, _numbers(table.column("items")), _numbers(times) if known else None)
+
+
+def _numbers(column: Any) -> SequenceArray:
+    """A column of lists without gaps; of one chunk, the numbers stay where Arrow has them."""
+    value_parts = [chunk.flatten().to_numpy() for chunk in column.chunks]
+    length_parts = [np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks]
+    if len(value_parts) == 1:
+        return SequenceArray.of_lengths(length_parts[0], value_parts[0])
+    none = np.zeros(0, np.int64)
+    return SequenceArray.of_lengths(np.concatenate([none, *length_parts]), np.concatenate(value_parts or [none]))
 
 
 def _readme(domain: Domain, card: Mapping[str, Any]) -> str:

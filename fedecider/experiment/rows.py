@@ -25,8 +25,9 @@ from fedecider.data.domain import Domain
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED
-from fedecider.evaluation.protocols import get_protocol, history, rank_held_out, train_part
+from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol, history, rank_held_out
 from fedecider.evaluation.protocols import target as held_out
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, calibration, load_reported, load_student
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.state import RunState
@@ -211,7 +212,7 @@ def build_hybrids(
 
 def hybrid_contexts(domain: Domain, seed: int) -> Contexts:
     """The train events of a client on which its weights are fitted."""
-    sequences = [domain.clients.sequences[user] for user in calibration(domain, seed)]
+    sequences = SequenceArray.of(domain.clients.sequences).take(calibration(domain, seed))
     return training_contexts(sequences, stream(seed, "memory", domain.name))  # names of streams stay: same draws
 
 
@@ -253,7 +254,8 @@ def catalogue_groups(domains: Mapping[str, Domain], config: HybridConfig) -> dic
 
 def own_counts(domain: Domain) -> Counts:
     """What a client counts of its own users: their train events."""
-    return count_events([train_part(sequence) for sequence in domain.clients.sequences], len(domain.item_keys))
+    parts = SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT)
+    return count_events(parts, len(domain.item_keys))
 
 
 def scores_of(recommender: ClientModels, client: int) -> ModelScores:
@@ -284,12 +286,12 @@ def hybrid_rows(
     return {with_hybrid(method.name, row): both, row: alone}
 
 
-def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> list[Sequence[int]]:
+def ranked_sequences(recommender: ClientModels, client: int, split: Split) -> Sequence[Sequence[int]]:
     """The users whose held-out items the client's model ranks."""
     task = recommender.tasks[client]
     generator = stream(recommender.seed, "eval_users", task.name)
     users = eval_users(task, split, recommender.ranking.num_eval_users, generator)
-    return [task.sequences[user] for user in (range(len(task.sequences)) if users is None else users.tolist())]
+    return task.sequences if users is None else SequenceArray.of(task.sequences).take(users)
 
 
 def hybrid_positions(

@@ -302,8 +302,7 @@ def part_million(args: argparse.Namespace) -> str:
         f"One process a stage, {os.environ.get('OMP_NUM_THREADS', '1')} thread; CPU seconds without imports and, in",
         "brackets, GB at most with all libraries. Customers are drawn: twenty events each, a tenth as many items.",
         "Exponent: the slope of log seconds over log customers. Validation is of",
-        f"{NUM_VALID:,} customers and results of {NUM_RESULTS:,} at most, so that beyond these their work grows with the",
-        "items alone.",
+        f"{NUM_VALID:,} customers and results of {NUM_RESULTS:,} at most: beyond these, work grows with the items alone.",
         "",
         "| stage | " + " | ".join(f"{size:,}" for size in sizes) + " | exponent |",
         "| --- | " + "---: | " * (len(sizes) + 1),
@@ -311,7 +310,8 @@ def part_million(args: argparse.Namespace) -> str:
     for stage, costs in found.items():
         cells = [f"{costs[one].cpu_s:.1f} ({costs[one].peak / 1e9:.1f})" if one in costs else "-" for one in sizes]
         seconds = {size: cost.cpu_s for size, cost in costs.items()}
-        lines.append(f"| {stage} | {' | '.join(cells)} | {exponent(seconds) if len(seconds) > 1 else np.nan:.2f} |")
+        slope = f"{exponent(seconds):.2f}" if len(seconds) > 1 else "-"
+        lines.append(f"| {stage} | {' | '.join(cells)} | {slope} |")
     return "\n".join(lines)
 
 

@@ -302,7 +302,7 @@ def part_million(args: argparse.Namespace) -> str:
         f"One process a stage, {os.environ.get('OMP_NUM_THREADS', '1')} thread; CPU seconds without imports and, in",
         "brackets, GB at most with all libraries. Customers are drawn: twenty events each, a tenth as many items.",
         "Exponent: the slope of log seconds over log customers. Validation is of",
-        f"{NUM_VALID:,} customers and results of {NUM_RESULTS:,} at most: beyond these, work grows with the items alone.",
+        f"{NUM_VALID:,} customers and results of {NUM_RESULTS:,} at most: beyond these, work grows with the items.",
         "",
         "| stage | " + " | ".join(f"{size:,}" for size in sizes) + " | exponent |",
         "| --- | " + "---: | " * (len(sizes) + 1),

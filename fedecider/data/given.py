@@ -200,12 +200,12 @@ def _add_columns(batch: pa.RecordBatch, given: Given, tables: dict[str, EventTab
     """Add the events of a batch at once; False, and nothing added, where it takes more than plain keys and times."""
     if not batch.num_rows or set(given.columns) - {"user", "item", "time"}:
         return False
-    coded = [_coded(batch.column(given.columns[one])) for one in ("user", "item")]
+    coded_users, coded_items = (_coded(batch.column(given.columns[one])) for one in ("user", "item"))
     has_times = "time" in given.columns
     micro_N = _microseconds(batch.column(given.columns["time"])) if has_times else np.zeros(batch.num_rows, np.int64)
-    if coded[0] is None or coded[1] is None or micro_N is None:
+    if coded_users is None or coded_items is None or micro_N is None:
         return False
-    (users, user_N), (items, item_N) = coded
+    (users, user_N), (items, item_N) = coded_users, coded_items
     if given.company:
         users = [f"{given.company}:{user}" for user in users]
     time_N = micro_N // MICROSECONDS if has_times else np.full(batch.num_rows, UNKNOWN_TIME)

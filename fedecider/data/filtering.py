@@ -28,11 +28,11 @@ class Sequences(NamedTuple):
 
     def used_items(self) -> list[str]:
         """Sorted keys of the items that are left."""
-        return sorted(self.items[i] for i in np.unique(self.item_E).tolist())
+        return sorted(self.items[i] for i in np.flatnonzero(np.bincount(self.item_E)).tolist())
 
     def size(self) -> Size:
         """The users, items and events that are left."""
-        return Size(len(self.users), len(np.unique(self.item_E)), len(self.item_E))
+        return Size(len(self.users), int(np.count_nonzero(np.bincount(self.item_E))), len(self.item_E))
 
 
 def k_core(user_E: np.ndarray, item_E: np.ndarray, min_user: int, min_item: int) -> np.ndarray:

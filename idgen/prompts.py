@@ -5,7 +5,7 @@ together from parts (item IDs, words of the template) that were tokenised once. 
 spaces first, so these are the tokens of the full text too; where a tokenizer has pieces of several words, the parts
 decide, and an item ID has the same tokens in every prompt and as a target.
 
-Shapes: N samples, E events of all users, H history length.
+Shapes: N samples, E events of all users, H history length, P training parts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 from fedecider.bounds import OneOrMore, ShareBelow1, check
 from fedecider.evaluation.protocols import NUM_HELD_OUT
+from fedecider.evaluation.sequences import SequenceArray
 
 # Prompt templates: natural sentences, very short ones, lists, or the history alone; each with and without a user.
 
@@ -218,33 +219,37 @@ def event_table(
     ``has_text_U`` (users,): whether there is an ID text of the user. Under "prefix" only targets behind the items
     that the text was written from are named.
     """
-    length_U = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    first_U = np.cumsum(length_U) - length_U
+    rows = SequenceArray.of(sequences)
+    length_U, first_U = rows.length_U, rows.start_U[:-1]
     train_U = np.maximum(length_U - NUM_HELD_OUT, 0) if hold_out else length_U
     # As `num_wording_items` for every user at once.
     written_U = np.clip(train_U - 1, 1, MAX_PREFIX_ITEMS) if user_wording == "prefix" else np.zeros_like(length_U)
-    user_E = np.repeat(np.arange(len(length_U)), length_U)
-    first_E = first_U[user_E]
-    place_E = np.arange(len(user_E)) - first_E
+    number = np.int32 if len(rows.value_E) < 2**31 else np.int64  # 25 bytes an event, 53 with the larger ones
+    users_U, train_end_U = np.arange(len(rows), dtype=number), (first_U + train_U).astype(number)
+    first_E = np.repeat(first_U.astype(number), length_U)
+    named_E = np.arange(len(first_E), dtype=number) - first_E >= np.repeat(written_U.astype(number), length_U)
+    named_E &= np.repeat(has_text_U, length_U)
     return EventTable(
-        item_E=np.fromiter((item for sequence in sequences for item in sequence), np.int64, len(user_E)),
-        task_E=np.zeros_like(user_E),
-        user_E=user_E,
+        item_E=rows.value_E,
+        task_E=np.zeros(len(first_E), number),
+        user_E=np.repeat(users_U, length_U),
         first_E=first_E,
-        train_end_E=first_E + train_U[user_E],
-        end_E=first_E + length_U[user_E],
-        named_E=has_text_U[user_E] & (place_E >= written_U[user_E]),
+        train_end_E=np.repeat(train_end_U, length_U),
+        end_E=np.repeat(rows.start_U[1:].astype(number), length_U),
+        named_E=named_E,
     )
 
 
 def without_targets(events: EventTable, users: Collection[int]) -> EventTable:
     """The table with nothing of ``users`` to train on: their training parts are empty."""
-    gone_E = np.isin(events.user_E, np.fromiter(users, np.int64, len(users)))
+    gone_E = np.isin(events.user_E, np.fromiter(users, events.user_E.dtype, len(users)))
     return events._replace(train_end_E=np.where(gone_E, events.first_E, events.train_end_E))
 
 
 def merge_events(tables: Sequence[EventTable]) -> EventTable:
     """One table of several tasks: tasks and events are renumbered, users and items keep their numbers."""
+    if len(tables) == 1:
+        return tables[0]
     shifts = np.cumsum([0, *(len(table.item_E) for table in tables)])[:-1]
     shifted = [
         table._replace(
@@ -272,21 +277,22 @@ def window_ends(events: EventTable, longest: int, cost_E: np.ndarray, room: int)
     item every event with a history is a target once.
     """
     total_E1 = np.concatenate([[0], np.cumsum(cost_E)])
+    first_P, end_P = _training_parts(events)
     ends = []
-    for first, last in zip(*_training_parts(events), strict=True):
-        end = last
-        while end > first:
-            ends.append(end)
-            fits = int(np.searchsorted(total_E1, total_E1[end + 1] - room))  # the earliest start within the room
-            end = min(max(first, end - longest, fits), end - 1)
-    return np.array(sorted(ends), dtype=np.int64)
+    while len(first_P):  # one window of every part that is not covered yet
+        left_P = end_P > first_P
+        first_P, end_P = first_P[left_P], end_P[left_P]
+        ends.append(end_P)
+        fits_P = np.searchsorted(total_E1, total_E1[end_P + 1] - room)  # the earliest start within the room
+        end_P = np.minimum(np.maximum(np.maximum(first_P, end_P - longest), fits_P), end_P - 1)
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *ends]))
 
 
-def _training_parts(events: EventTable) -> tuple[list[int], list[int]]:
-    """First and last event of every training part that is not empty."""
-    event_E = np.arange(len(events.item_E))
-    starts = event_E[(event_E == events.first_E) & (events.train_end_E > events.first_E)]
-    return starts.tolist(), (events.train_end_E[starts] - 1).tolist()
+def _training_parts(events: EventTable) -> tuple[np.ndarray, np.ndarray]:
+    """First and last event of every training part that is not empty, int64."""
+    starts = np.flatnonzero(events.first_E == np.arange(len(events.item_E)))
+    ends = events.train_end_E[starts].astype(np.int64)
+    return starts[ends > starts], ends[ends > starts] - 1
 
 
 def histories(events: EventTable, target_N: np.ndarray, longest: int) -> np.ndarray:

@@ -7,7 +7,7 @@ T target tokens.
 
 Shapes: N samples drawn at a time, W segments a sample has at most.
 
-Shape legend: I items, K neighbours, N walks, H items of a history, D dimensions.
+Shape legend: I items, K neighbours, N walks, H items of a history, D dimensions, R items of a block.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.domain import Domain, Events
-from fedecider.evaluation.protocols import NUM_AFTER, check_split, train_part
+from fedecider.evaluation.protocols import NUM_AFTER, NUM_HELD_OUT, check_split
+from fedecider.evaluation.sequences import SequenceArray
 from idgen.backbones.family import TokenBatch
 from idgen.item_ids import ItemIds
 from idgen.prompts import (
@@ -208,7 +209,7 @@ class Task(NamedTuple):
     item_ids: ItemIds
     trie: Trie
     train: EventTable
-    sequences: list[list[int]]
+    sequences: Sequence[list[int]]
     user_texts: list[str] | None
     parts: PromptParts
     config: SampleConfig
@@ -221,9 +222,9 @@ class Task(NamedTuple):
         return self._replace(train=without_targets(self.train, users))
 
     @property
-    def training_sequences(self) -> list[list[int]]:
+    def training_sequences(self) -> Sequence[list[int]]:
         """The training part of each user."""
-        return [list(train_part(sequence)) if self.hold_out else sequence for sequence in self.sequences]
+        return SequenceArray.of(self.sequences).without_last(NUM_HELD_OUT) if self.hold_out else self.sequences
 
     def one_token_catalogue(self) -> Tensor:
         """(I,) the tokens of all items, rising, where every ID is one token that nothing closes."""
@@ -275,7 +276,7 @@ def build_task(
         item_ids=item_ids,
         trie=Trie.build(item_ids.token_ids, end_token),
         train=event_table(events.sequences, hold_out, has_text_U, config.user_wording),
-        sequences=events.sequences,
+        sequences=SequenceArray.of(events.sequences),
         user_texts=named.texts if named else None,
         parts=parts,
         config=config,
@@ -368,7 +369,7 @@ def eval_batches(
     if not task.hold_out:
         raise ValueError(f"task {task.name!r} was built without held-out events; build it with hold_out=True")
     events = task.train
-    last_U = np.cumsum([len(sequence) for sequence in task.sequences]) - 1
+    last_U = SequenceArray.of(task.sequences).start_U[1:] - 1
     chosen = np.arange(len(last_U)) if users is None else np.asarray(users, dtype=np.int64)
     target_N = last_U[chosen] - NUM_AFTER[split]
     history_NH = histories(events, target_N, task.config.shown_history)
@@ -379,7 +380,10 @@ def eval_batches(
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         batch = _prompt_batch(task.parts, segment_NW[rows])
-        user_B, target_B = torch.from_numpy(chosen[rows]), torch.from_numpy(events.item_E[target_N[rows]])
+        user_B, target_B = (
+            torch.from_numpy(chosen[rows]),
+            torch.from_numpy(events.item_E[target_N[rows]].astype(np.int64)),
+        )
         yield user_B, batch["input_ids"], batch["attention_mask"], target_B
 
 

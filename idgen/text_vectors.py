@@ -8,6 +8,7 @@ Shape legend: I items of all domains, N texts, E width of the sentence encoder, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import T5ForConditionalGeneration
+
+from fedecider.evaluation.sequences import SequenceArray
 
 # Item vectors from item texts, and the table of token vectors that a backbone starts from.
 
@@ -192,12 +195,9 @@ def _tokens_of_items(token_ids: Sequence[Sequence[int]], num_tokens: int) -> spa
 
 def _near_items(sequences: Sequence[Sequence[int]], num_items: int, window: int) -> sparse.csr_matrix:
     """(I, I) symmetric: sum of 1 / distance over events of the same user."""
-    length_U = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    item_E = np.fromiter((item for sequence in sequences for item in sequence), np.int64, int(length_U.sum()))
-    user_E = np.repeat(np.arange(len(length_U)), length_U)
-    near = sparse.csr_matrix((num_items, num_items))
-    for distance in range(1, window + 1):
-        earlier = np.flatnonzero(user_E[:-distance] == user_E[distance:])
+    rows = SequenceArray.of(sequences)
+    item_E, near = rows.value_E, sparse.csr_matrix((num_items, num_items))
+    for distance, earlier in islice(rows.pairs(), window):
         weight = np.full(len(earlier), 1 / distance)
         near = near + sparse.csr_matrix((weight, (item_E[earlier], item_E[earlier + distance])), near.shape)
     return near + near.T

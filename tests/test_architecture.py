@@ -51,8 +51,13 @@ ALLOWED = {
     "embedding_fr": {*SHARED, "fedecider.experiment", "fedecider.deployment"},
     "embedding_fr.testing": {*SHARED, "fedecider.experiment", "fedecider.testing", "embedding_fr"},
 }
-FROM_DATA = {BOUNDS, "fedecider.evaluation.protocols", "fedecider.federation.streams"}
-"""Other modules that the data room may import: how users are split, and how a draw is named."""
+FROM_DATA = {
+    BOUNDS,
+    "fedecider.evaluation.protocols",
+    "fedecider.evaluation.sequences",
+    "fedecider.federation.streams",
+}
+"""Other modules that the data room may import: how users are split and kept, and how a draw is named."""
 
 
 @pytest.fixture(scope="module")

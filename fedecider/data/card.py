@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedecider.data.domain import UNKNOWN_TIME, Domain, Events
-from fedecider.evaluation.protocols import history, target, train_part
+from fedecider.evaluation.protocols import NUM_HELD_OUT, is_repeat
+from fedecider.evaluation.sequences import SequenceArray
 
 
 class RawSummary(NamedTuple):
@@ -34,13 +36,14 @@ def make_card(
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Counts, lengths, ties, repeats and provenance of one domain, ready for JSON."""
-    groups = (domain.clients, domain.public)
-    used = {item for events in groups for sequence in events.sequences for item in sequence}
+    is_used_I = np.zeros(len(domain.item_keys), bool)
+    for events in (domain.clients, domain.public):
+        is_used_I[events.arrays().sequences.value_E] = True
     card: dict[str, Any] = {
         "name": domain.name,
         "items": {
             "count": len(domain.item_keys),
-            "unused": len(domain.item_keys) - len(used),
+            "unused": int((~is_used_I).sum()),
             "repeated_titles": sum(n - 1 for n in Counter(domain.titles).values()),
             "mean_text_chars": statistics.fmean(map(len, domain.item_texts)),
         },
@@ -61,11 +64,12 @@ def make_card(
 
 def describe(events: Events) -> dict[str, Any]:
     """Counts, lengths, ties in time and repeats of one group of users; shares are None where nothing can be said."""
-    lengths = sorted(map(len, events.sequences))
+    sequences = events.arrays().sequences
+    lengths = np.sort(sequences.length_U).tolist()
     if not lengths:
         return {"users": 0, "events": 0, "timestamps": "none", "tied_last_two_share": None}
-    repeated = sum(len(sequence) - len(set(sequence)) for sequence in events.sequences)
-    repeated_test = sum(target(sequence, "test") in history(sequence, "test") for sequence in events.sequences)
+    repeated = int(sequences.num_repeats_U.sum())
+    repeated_test = int(is_repeat(sequences, "test").sum())
     return {
         "users": len(lengths),
         "events": sum(lengths),
@@ -123,22 +127,30 @@ def _describe_time(events: Events) -> dict[str, Any]:
             "tied_neighbours_share": None,
             "test_before_last_train_share": None,
         }
-    times = [time for sequence in events.timestamps for time in sequence if time != UNKNOWN_TIME]
-    last_two = [s[-2:] for s in events.timestamps if UNKNOWN_TIME not in s[-2:]]
-    tests = [time for s in events.timestamps if (time := target(s, "test")) != UNKNOWN_TIME]
-    known = [pair for s in events.timestamps for pair in pairwise(s) if UNKNOWN_TIME not in pair]
-    trained = [time for s in events.timestamps for time in train_part(s) if time != UNKNOWN_TIME]
-    newest = max(trained, default=None)
-    total = sum(map(len, events.timestamps))
+    times = SequenceArray.of(events.timestamps)
+    known_E = times.value_E != UNKNOWN_TIME
+    known_times = times.value_E[known_E]
+    last_U, before_U = times.last(), times.last(1)
+    last_two_U = (last_U != UNKNOWN_TIME) & (before_U != UNKNOWN_TIME)
+    tests = last_U[last_U != UNKNOWN_TIME]
+    is_pair_E = known_E[1:] & known_E[:-1]
+    is_pair_E[times.start_U[1:-1] - 1] = False  # the last event of a user and the first one of the next
+    tied_E = (times.value_E[1:] == times.value_E[:-1]) & is_pair_E
+    trained = times.without_last(NUM_HELD_OUT).value_E
+    trained = trained[trained != UNKNOWN_TIME]
     return {
-        "timestamps": "known" if len(times) == total else "partly unknown",
-        "known_time_share": len(times) / total,
-        "first_time": min(times, default=None),
-        "last_time": max(times, default=None),
-        "users_with_known_last_two": len(last_two),
-        "tied_last_two_share": sum(a == b for a, b in last_two) / len(last_two) if last_two else None,
-        "tied_neighbours_share": sum(a == b for a, b in known) / len(known) if known else None,
+        "timestamps": "known" if known_E.all() else "partly unknown",
+        "known_time_share": len(known_times) / len(known_E),
+        "first_time": int(known_times.min()) if len(known_times) else None,
+        "last_time": int(known_times.max()) if len(known_times) else None,
+        "users_with_known_last_two": int(last_two_U.sum()),
+        "tied_last_two_share": _share(last_U == before_U, last_two_U),
+        "tied_neighbours_share": int(tied_E.sum()) / int(is_pair_E.sum()) if is_pair_E.any() else None,
         "test_before_last_train_share": (
-            sum(test < newest for test in tests) / len(tests) if tests and newest is not None else None
+            int((tests < trained.max()).sum()) / len(tests) if len(tests) and len(trained) else None
         ),
     }
+
+
+def _share(true_U: np.ndarray, of_U: np.ndarray) -> float | None:
+    return int((true_U & of_U).sum()) / int(of_U.sum()) if of_U.any() else None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from fedecider.evaluation.protocols import MIN_EVENTS
+import numpy as np
 
+from fedecider.evaluation.protocols import MIN_EVENTS
+from fedecider.evaluation.sequences import SequenceArray
+
+ROWS_AT_ONCE = 4096
+"""Users whose events are written as text together."""
 UNITS = ("files", "lines", "records", "users", "items", "events")
 """What is counted; a record is the text of one item."""
 
@@ -70,17 +75,36 @@ UNKNOWN_TIME = -1
 
 
 class Events(NamedTuple):
-    """The users of one group; row u of the three fields belongs to ``users[u]``."""
+    """The users of one group; row u of the three fields belongs to ``users[u]``. Those of a domain are arrays."""
 
     users: list[str]
-    sequences: list[list[int]]
+    sequences: Sequence[list[int]]
     """Item numbers of each user, oldest first."""
-    timestamps: list[list[int]] | None
+    timestamps: Sequence[list[int]] | None
     """Unix seconds of each event (``UNKNOWN_TIME`` where not known), or None when no time at all is known."""
 
     @property
     def num_events(self) -> int:
-        return sum(map(len, self.sequences))
+        return len(self.arrays().sequences.value_E)
+
+    def arrays(self) -> EventArrays:
+        """The same events as arrays: those that are there, or new ones of lists."""
+        times = None if self.timestamps is None else SequenceArray.of(self.timestamps)
+        return EventArrays(self.users, SequenceArray.of(self.sequences), times)
+
+    def take(self, places: Sequence[int] | np.ndarray) -> Events:
+        """The users at ``places``, in this order."""
+        users, sequences, times = self.arrays()
+        chosen = [users[place] for place in places]
+        return Events(chosen, sequences.take(places), None if times is None else times.take(places))
+
+
+class EventArrays(NamedTuple):
+    """As :class:`Events`, of arrays for certain."""
+
+    users: list[str]
+    sequences: SequenceArray
+    timestamps: SequenceArray | None
 
 
 NO_EVENTS = Events([], [], None)
@@ -108,8 +132,11 @@ class Domain:
     def __post_init__(self) -> None:
         object.__setattr__(self, "catalogue", self.catalogue or self.name)
         _check_catalogue(self)
-        for group, events in (("client", self.clients), ("public", self.public)):
+        for group, field in (("client", "clients"), ("public", "public")):
+            events = getattr(self, field).arrays()
             _check_events(self, group, events)
+            items = events.sequences.of_type(np.int32)
+            object.__setattr__(self, field, Events(events.users, items, events.timestamps))
         both = set(self.clients.users).intersection(self.public.users)
         if both:
             raise ValueError(
@@ -130,10 +157,27 @@ class Domain:
             parts += [events.users, events.sequences, events.timestamps or None]
         if self.catalogue != self.name:
             parts.append(self.catalogue)
-        for part in parts:
-            digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
-            digest.update(b"\n")
+        update_json(digest, parts)
         return digest.hexdigest()
+
+
+def update_json(digest: Any, parts: Iterable[Any]) -> None:
+    """Give a hash the JSON text of every part and a line break; of sequences of numbers a few thousand at a time."""
+    for part in parts:
+        for piece in _json_pieces(part):
+            digest.update(piece.encode())
+        digest.update(b"\n")
+
+
+def _json_pieces(part: Any) -> Iterator[str]:
+    if not isinstance(part, SequenceArray):
+        yield json.dumps(part, ensure_ascii=True, separators=(",", ":"))
+        return
+    yield "["
+    for first in range(0, len(part), ROWS_AT_ONCE):
+        text = json.dumps(list(part[first : first + ROWS_AT_ONCE]), separators=(",", ":"))
+        yield f"{',' if first else ''}{text[1:-1]}"
+    yield "]"
 
 
 def check_public_disjoint(domains: Mapping[str, Domain]) -> None:
@@ -212,7 +256,7 @@ def _check_catalogue(domain: Domain) -> None:
         raise ValueError(f"domain {domain.name!r}: the text of item {torn[0]!r} has line breaks; expected one line.")
 
 
-def _check_events(domain: Domain, group: str, events: Events) -> None:
+def _check_events(domain: Domain, group: str, events: EventArrays) -> None:
     where = f"domain {domain.name!r}, {group} users"
     if len(set(events.users)) != len(events.users):
         raise ValueError(f"{where}: a user appears twice; expected each user once.")
@@ -223,16 +267,23 @@ def _check_events(domain: Domain, group: str, events: Events) -> None:
             f"{where}: got {len(events.users)} user(s); expected at least 2. "
             "Lower k_core or min_length, or give more raw data."
         )
-    num_items = len(domain.item_keys)
-    for user, sequence in zip(events.users, events.sequences, strict=True):
-        if len(sequence) < MIN_EVENTS:
-            raise ValueError(
-                f"{where}: user {user!r} has {len(sequence)} events; expected at least {MIN_EVENTS} "
-                "(training, validation, test). Raise min_length."
-            )
-        if min(sequence) < 0 or max(sequence) >= num_items:
-            raise ValueError(f"{where}: user {user!r} has an item number outside 0..{num_items - 1}.")
-    if events.timestamps is not None:
-        lengths = list(map(len, events.sequences))
-        if list(map(len, events.timestamps)) != lengths:
-            raise ValueError(f"{where}: timestamps and sequences differ in length.")
+    check_item_numbers(where, events, len(domain.item_keys))
+    if events.timestamps is not None and not np.array_equal(events.timestamps.start_U, events.sequences.start_U):
+        raise ValueError(f"{where}: timestamps and sequences differ in length.")
+
+
+def check_item_numbers(where: str, events: EventArrays, num_items: int) -> None:
+    """``ValueError`` for the first user with fewer than ``MIN_EVENTS`` events or an item outside the catalogue."""
+    length_U = events.sequences.length_U
+    short_U = length_U < MIN_EVENTS
+    if short_U.any():
+        user = int(short_U.argmax())
+        raise ValueError(
+            f"{where}: user {events.users[user]!r} has {length_U[user]} events; expected at least {MIN_EVENTS} "
+            "(training, validation, test). Raise min_length."
+        )
+    item_E = events.sequences.value_E
+    if len(item_E) and (item_E.min() < 0 or item_E.max() >= num_items):
+        event = int(((item_E < 0) | (item_E >= num_items)).argmax())
+        user = int(np.searchsorted(events.sequences.start_U, event, side="right")) - 1
+        raise ValueError(f"{where}: user {events.users[user]!r} has an item number outside 0..{num_items - 1}.")

@@ -5,13 +5,13 @@ Shape legend: E events, U users, I items.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Events, Size
+from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, EventArrays, Events, Size
 from fedecider.data.readers.raw import RawEvents
+from fedecider.evaluation.sequences import SequenceArray
 
 
 class Sequences(NamedTuple):
@@ -28,11 +28,11 @@ class Sequences(NamedTuple):
 
     def used_items(self) -> list[str]:
         """Sorted keys of the items that are left."""
-        return sorted(self.items[i] for i in np.unique(self.item_E).tolist())
+        return sorted(self.items[i] for i in np.flatnonzero(np.bincount(self.item_E)).tolist())
 
     def size(self) -> Size:
         """The users, items and events that are left."""
-        return Size(len(self.users), len(np.unique(self.item_E)), len(self.item_E))
+        return Size(len(self.users), int(np.count_nonzero(np.bincount(self.item_E))), len(self.item_E))
 
 
 def k_core(user_E: np.ndarray, item_E: np.ndarray, min_user: int, min_item: int) -> np.ndarray:
@@ -88,41 +88,19 @@ def order_events(events: RawEvents) -> Sequences:
 
 def first_occurrences(sequences: Sequences) -> np.ndarray:
     """(E,) bool: the first event of each user with each item."""
-    kept_E = np.zeros(len(sequences.item_E), dtype=bool)
-    for start, user_E, item_E, _ in _pieces(sequences):
-        rows = np.lexsort((item_E, user_E))  # stable: within a pair, oldest first
-        user_E, item_E = user_E[rows], item_E[rows]
-        first_E = np.ones(len(rows), dtype=bool)
-        first_E[1:] = (user_E[1:] != user_E[:-1]) | (item_E[1:] != item_E[:-1])
-        kept_E[start + rows[first_E]] = True
-    return kept_E
+    return SequenceArray(sequences.start_U, sequences.item_E).is_first_E
 
 
 def count_exact_duplicates(sequences: Sequences) -> int:
     """Events that repeat user, item and (known) timestamp of another one."""
-    count = 0
-    for _, user_E, item_E, time_E in _pieces(sequences):
-        rows = np.lexsort((time_E, item_E, user_E))
-        u, i, t = user_E[rows], item_E[rows], time_E[rows]
+    count, rows = 0, SequenceArray(sequences.start_U, sequences.item_E)
+    for part in rows.pieces():
+        user_P, item_P, time_P = rows.rows_of(part), sequences.item_E[part], sequences.time_E[part]
+        order_P = np.lexsort((time_P, item_P, user_P))
+        u, i, t = user_P[order_P], item_P[order_P], time_P[order_P]
         same = (u[1:] == u[:-1]) & (i[1:] == i[:-1]) & (t[1:] == t[:-1]) & (t[1:] != UNKNOWN_TIME)
         count += int(same.sum())
     return count
-
-
-PIECE_EVENTS = 250_000
-
-
-def _pieces(sequences: Sequences) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """(first row, user_E, item_E, time_E) of whole users, some 250,000 events at a time, to bound the memory."""
-    first = 0
-    while first < len(sequences.users):
-        start = int(sequences.start_U[first])
-        last = int(np.searchsorted(sequences.start_U, start + PIECE_EVENTS, side="right")) - 1
-        last = min(max(last, first + 1), len(sequences.users))
-        end = int(sequences.start_U[last])
-        user_E = np.repeat(np.arange(first, last, dtype=np.int32), np.diff(sequences.start_U[first : last + 1]))
-        yield start, user_E, sequences.item_E[start:end], sequences.time_E[start:end]
-        first = last
 
 
 def take(sequences: Sequences, kept_E: np.ndarray) -> Sequences:
@@ -141,32 +119,26 @@ def filter_core(sequences: Sequences, min_user: int, min_item: int) -> Sequences
     return take(sequences, k_core(user_rows(sequences), sequences.item_E, min_user, min_item))
 
 
-UserRow = tuple[str, list[int], list[int]]
-"""A user's key, items and times, oldest first."""
+def chosen_events(sequences: Sequences, chosen_U: np.ndarray, max_length: int | None) -> EventArrays:
+    """The users of ``chosen_U`` (U,) bool, items numbered as in ``sequences``; times where one of them is known.
+
+    Of each user the newest ``max_length`` events, None: all.
+    """
+    places = np.flatnonzero(chosen_U)
+    if not len(places):
+        return NO_EVENTS.arrays()
+    parts = [SequenceArray(sequences.start_U, column).take(places) for column in (sequences.item_E, sequences.time_E)]
+    items, times = parts if max_length is None else [part.newest(max_length) for part in parts]
+    known = bool((times.value_E != UNKNOWN_TIME).any())
+    return EventArrays([sequences.users[place] for place in places.tolist()], items, times if known else None)
 
 
-def rows_of(sequences: Sequences, chosen: Collection[str], max_length: int | None) -> list[UserRow]:
-    """The rows of the ``chosen`` users; of each the newest ``max_length`` events, None: all."""
-    rows = []
-    for u, user in enumerate(sequences.users):
-        if user in chosen:
-            start, end = int(sequences.start_U[u]), int(sequences.start_U[u + 1])
-            if max_length is not None:
-                start = max(start, end - max_length)
-            rows.append((user, sequences.item_E[start:end].tolist(), sequences.time_E[start:end].tolist()))
-    return rows
-
-
-def numbered(rows: list[UserRow], number_of: Mapping[int, int]) -> Events:
-    """The rows with the catalogue's numbers of items in the place of those that :class:`Sequences` has."""
-    if not rows:
+def numbered(events: EventArrays, number_I: np.ndarray) -> Events:
+    """The same events with the catalogue's numbers of items in the place of those that :class:`Sequences` has."""
+    if not events.users:
         return NO_EVENTS
-    known = any(time != UNKNOWN_TIME for _, _, times in rows for time in times)
-    return Events(
-        users=[user for user, _, _ in rows],
-        sequences=[[number_of[item] for item in items] for _, items, _ in rows],
-        timestamps=[times for _, _, times in rows] if known else None,
-    )
+    items = SequenceArray(events.sequences.start_U, number_I[events.sequences.value_E])
+    return Events(events.users, items, events.timestamps)
 
 
 def user_rows(sequences: Sequences) -> np.ndarray:

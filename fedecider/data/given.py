@@ -10,13 +10,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.readers.raw import (
     BELOW_RATING,
     DEFAULT_TEXT_FIELDS,
+    MAX_TIME,
+    MICROSECONDS,
     OTHER_TEXT_FIELDS,
     EventTable,
     ItemFields,
@@ -42,6 +47,8 @@ EXACT = 2**53
 STREAMED_ROWS = 10_000
 """Rows of a streamed data set that are held at a time."""
 NAME = re.compile(r"\w[\w.-]*")
+PER_UNIT = {"s": MICROSECONDS, "ms": 1000, "us": 1}
+"""Microseconds in one unit of Arrow's times."""
 _NUMBER = re.compile(r"\d{1,10}(\.\d*)?")
 
 
@@ -166,24 +173,75 @@ def event_tables(
     tables: dict[str, EventTable] = {}
     options, with_order = ReadOptions(min_rating), any("time" in given.columns for given in givens)
     for given in givens:
-        has_rows = False
-        for number, row in enumerate(_rows(given), 1):
-            has_rows = True
-            of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
-            table = tables.setdefault(of, EventTable(with_order))
-            user, item = (_key(row[one], one, given, number) for one in ("user", "item"))
-            company = _company(row["company"], given, number) if "company" in row else given.company
-            if company:
-                user = f"{company}:{user}"
-            if consents is not None:
-                consents.add(user, row["consents"], given, number)
-            if "rating" in row and not keep_rating(_rating(row["rating"], given, number), options):
-                table.skip(BELOW_RATING)
+        read = 0
+        for batch in _checked_batches(given):
+            first, read = read, read + batch.num_rows
+            if consents is None and _add_columns(batch, given, tables, with_order):
                 continue
-            table.add(user, item, *(_time(row["time"], given, number) if "time" in row else ()))
-        if not has_rows:
+            for number, row in enumerate(_rows_of(batch, given), first + 1):
+                of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
+                table = tables.setdefault(of, EventTable(with_order))
+                user, item = (_key(row[one], one, given, number) for one in ("user", "item"))
+                company = _company(row["company"], given, number) if "company" in row else given.company
+                if company:
+                    user = f"{company}:{user}"
+                if consents is not None:
+                    consents.add(user, row["consents"], given, number)
+                if "rating" in row and not keep_rating(_rating(row["rating"], given, number), options):
+                    table.skip(BELOW_RATING)
+                    continue
+                table.add(user, item, *(_time(row["time"], given, number) if "time" in row else ()))
+        if not read:
             raise ValueError(f"got no {given.what}, expected one row for each")
     return tables
+
+
+def _add_columns(batch: pa.RecordBatch, given: Given, tables: dict[str, EventTable], with_order: bool) -> bool:
+    """Add the events of a batch at once; False, and nothing added, where it takes more than plain keys and times."""
+    if not batch.num_rows or set(given.columns) - {"user", "item", "time"}:
+        return False
+    coded_users, coded_items = (_coded(batch.column(given.columns[one])) for one in ("user", "item"))
+    has_times = "time" in given.columns
+    micro_N = _microseconds(batch.column(given.columns["time"])) if has_times else np.zeros(batch.num_rows, np.int64)
+    if coded_users is None or coded_items is None or micro_N is None:
+        return False
+    (users, user_N), (items, item_N) = coded_users, coded_items
+    if given.company:
+        users = [f"{given.company}:{user}" for user in users]
+    time_N = micro_N // MICROSECONDS if has_times else np.full(batch.num_rows, UNKNOWN_TIME)
+    table = tables.setdefault(given.domain, EventTable(with_order))
+    table.add_all(users, user_N, items, item_N, time_N, micro_N)
+    return True
+
+
+def _coded(column: pa.Array) -> tuple[list[str], np.ndarray] | None:
+    """The different keys in the order in which they come, and which of them each row has; None for other columns than
+    texts and whole numbers without gaps."""
+    if column.null_count or not (_is_text(column.type) or pa.types.is_integer(column.type)):
+        return None
+    coded = column.dictionary_encode()
+    keys = [str(key) for key in coded.dictionary.to_pylist()]
+    return None if "" in keys else (keys, coded.indices.to_numpy())
+
+
+def _microseconds(column: pa.Array) -> np.ndarray | None:
+    """Times since 1970; None where :func:`_time` has to look at every single one."""
+    if column.null_count:
+        return None
+    if _is_text(column.type) and pc.all(pc.match_substring_regex(column, r"^\d{1,10}$")).as_py():
+        column = column.cast(pa.int64())
+    if pa.types.is_integer(column.type):
+        time_N, factor = column.cast(pa.int64(), safe=False).to_numpy(), MICROSECONDS
+    elif pa.types.is_timestamp(column.type) and column.type.unit in PER_UNIT:
+        time_N, factor = column.view(pa.int64()).to_numpy(), PER_UNIT[column.type.unit]
+    else:
+        return None
+    is_good = time_N.min() >= 0 and time_N.max() < MAX_TIME * MICROSECONDS // factor
+    return time_N * factor if is_good else None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def company_of(user: str) -> str:
@@ -242,6 +300,18 @@ def plain_keys(values: Iterable[Any], what: str) -> list[str]:
 
 def _rows(given: Given) -> Iterator[dict[str, Any]]:
     """Our column name -> value, row after row; a file is never held as a whole."""
+    for batch in _checked_batches(given):
+        yield from _rows_of(batch, given)
+
+
+def _rows_of(batch: pa.RecordBatch, given: Given) -> Iterator[dict[str, Any]]:
+    lists = [batch.column(their).to_pylist() for their in given.columns.values()]
+    for values in zip(*lists, strict=True):
+        yield dict(zip(given.columns, values, strict=True))
+
+
+def _checked_batches(given: Given) -> Iterator[pa.RecordBatch]:
+    """The batches of a table that has the columns, each once."""
     names = _schema(given)
     missing = [their for their in given.columns.values() if their not in names]
     if missing:
@@ -252,10 +322,7 @@ def _rows(given: Given) -> Iterator[dict[str, Any]]:
     twice = [their for their in given.columns.values() if names.count(their) > 1]
     if twice:
         raise ValueError(f"got {given.what} with two columns {twice[0]!r}, expected each name once")
-    for batch in _batches(given):
-        lists = [batch.column(their).to_pylist() for their in given.columns.values()]
-        for values in zip(*lists, strict=True):
-            yield dict(zip(given.columns, values, strict=True))
+    yield from _batches(given)
 
 
 def _schema(given: Given) -> list[str]:

@@ -6,10 +6,9 @@ Shape legend: E events, U users, I items.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,15 @@ import numpy as np
 
 from fedecider.bounds import ZeroOrMore, check
 from fedecider.data.card import describe
-from fedecider.data.domain import UNKNOWN_TIME, Dropped, Events, Size
+from fedecider.data.domain import (
+    UNKNOWN_TIME,
+    Dropped,
+    EventArrays,
+    Events,
+    Size,
+    check_item_numbers,
+    update_json,
+)
 from fedecider.data.filtering import Sequences, compress, filter_core, first_occurrences, k_core, order_events, take
 from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
 from fedecider.data.readers.raw import (
@@ -33,6 +40,7 @@ from fedecider.data.readers.raw import (
 )
 from fedecider.data.store import file_sha256, load_domains
 from fedecider.evaluation.protocols import MIN_EVENTS
+from fedecider.evaluation.sequences import SequenceArray
 
 PREPARED = "prepared"
 """The source of domains that scripts/prepare_data.py wrote."""
@@ -199,15 +207,18 @@ class Interactions:
     """Sorted; an item number is an index into this list."""
     titles: list[str]
     """Empty text where not known."""
-    sequences: list[list[int]]
-    """Item numbers of each user, oldest first, at least ``MIN_EVENTS``: training, validation, test."""
-    timestamps: list[list[int]] | None
+    sequences: Sequence[list[int]]
+    """Item numbers of each user, oldest first, at least ``MIN_EVENTS``: training, validation, test. Become arrays."""
+    timestamps: Sequence[list[int]] | None
     """Unix seconds of each event (``UNKNOWN_TIME`` where not known), or None when no time at all is known."""
     card: dict[str, Any]
     """Counts, ties in time, what was dropped and why, checksums."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        events = Events(self.users, self.sequences, self.timestamps).arrays()
+        _check(self, events)
+        object.__setattr__(self, "sequences", events.sequences.of_type(np.int32))
+        object.__setattr__(self, "timestamps", events.timestamps)
 
     @property
     def clients(self) -> Interactions:
@@ -224,14 +235,12 @@ class Interactions:
 
     @property
     def num_events(self) -> int:
-        return sum(map(len, self.sequences))
+        return len(SequenceArray.of(self.sequences).value_E)
 
     def content_hash(self) -> str:
         """Hexadecimal SHA-256 over everything that can influence a result (all but titles and card)."""
         digest = hashlib.sha256()
-        for part in (self.name, self.users, self.item_keys, self.sequences, self.timestamps):
-            digest.update(json.dumps(part, ensure_ascii=True, separators=(",", ":")).encode())
-            digest.update(b"\n")
+        update_json(digest, (self.name, self.users, self.item_keys, self.sequences, self.timestamps))
         return digest.hexdigest()
 
 
@@ -286,14 +295,14 @@ def _from_files(config: InteractionsConfig, log: Log) -> Interactions:
 def _from_prepared(config: InteractionsConfig) -> Interactions:
     """The client users of one prepared domain; public users belong to the language models."""
     domain = load_domains(config.raw, [config.dataset])[config.dataset]
-    clients = domain.clients
-    times = clients.timestamps or [[UNKNOWN_TIME] * len(sequence) for sequence in clients.sequences]
+    users, rows, times = domain.clients.arrays()
+    unknown_E = np.full(len(rows.value_E), UNKNOWN_TIME, np.int64)
     events = Sequences(
-        users=clients.users,
+        users=users,
         items=domain.item_keys,
-        start_U=np.cumsum([0, *map(len, clients.sequences)]),
-        item_E=np.array([item for sequence in clients.sequences for item in sequence], dtype=np.int32),
-        time_E=np.array([time for row in times for time in row], dtype=np.int64),
+        start_U=rows.start_U,
+        item_E=rows.value_E,
+        time_E=unknown_E if times is None else times.value_E,
     )
     dropped, before = Dropped(), events.size()
     dropped.add("public users", users=len(domain.public.users), events=domain.public.num_events)
@@ -323,25 +332,20 @@ def _interactions(
 ) -> Interactions:
     """Number the ``used`` items by sorted key and cut the events into users; the card gets its counts."""
     order = sorted(used.tolist(), key=sequences.items.__getitem__)
-    number_of = np.zeros(len(sequences.items), dtype=np.int64)
+    number_of = np.zeros(len(sequences.items), dtype=np.int32)
     number_of[order] = np.arange(len(order))
     keys = [sequences.items[i] for i in order]
     known = bool((sequences.time_E != UNKNOWN_TIME).any())
     users = Events(
         sequences.users,
-        _rows(number_of[sequences.item_E], sequences.start_U),
-        _rows(sequences.time_E, sequences.start_U) if known else None,
+        SequenceArray(sequences.start_U, number_of[sequences.item_E]),
+        SequenceArray(sequences.start_U, sequences.time_E) if known else None,
     )
     titled = [titles.get(key, "") for key in keys]
     counts = {"name": name, "items": len(keys), "titled_items": sum(map(bool, titled))}
     counts |= {"density": users.num_events / max(1, len(users.users) * len(keys))}
     whole = {**counts, **describe(users), **card}
     return Interactions(name, users.users, keys, titled, users.sequences, users.timestamps, whole)
-
-
-def _rows(values_E: np.ndarray, start_U: np.ndarray) -> list[list[int]]:
-    values, starts = values_E.tolist(), start_U.tolist()
-    return [values[start:end] for start, end in pairwise(starts)]
 
 
 def _raw_card(raw: RawDomain, size: Size) -> dict[str, Any]:
@@ -379,7 +383,7 @@ def _folder(config: InteractionsConfig, plan: DataSet) -> Path:
     return folder
 
 
-def _check(data: Interactions) -> None:
+def _check(data: Interactions, events: EventArrays) -> None:
     where = f"data set {data.name!r}"
     if len(data.users) < 2 or len(data.item_keys) < 2:
         raise ValueError(
@@ -390,12 +394,12 @@ def _check(data: Interactions) -> None:
         raise ValueError(f"{where}: expected sorted, different item keys and one title for each.")
     if len(set(data.users)) < len(data.users) or len(data.users) != len(data.sequences):
         raise ValueError(f"{where}: expected different users and one sequence for each.")
-    for user, sequence in zip(data.users, data.sequences, strict=True):
-        if len(sequence) < MIN_EVENTS or len(set(sequence)) < len(sequence):
-            raise ValueError(
-                f"{where}: user {user!r} has too few items or one twice; expected {MIN_EVENTS} different ones."
-            )
-        if min(sequence) < 0 or max(sequence) >= len(data.item_keys):
-            raise ValueError(f"{where}: user {user!r} has an item number outside 0..{len(data.item_keys) - 1}.")
-    if data.timestamps is not None and list(map(len, data.timestamps)) != list(map(len, data.sequences)):
+    short_U = (events.sequences.length_U < MIN_EVENTS) | (events.sequences.num_repeats_U > 0)
+    if short_U.any():
+        user = data.users[int(short_U.argmax())]
+        raise ValueError(
+            f"{where}: user {user!r} has too few items or one twice; expected {MIN_EVENTS} different ones."
+        )
+    check_item_numbers(where, events, len(data.item_keys))
+    if events.timestamps is not None and not np.array_equal(events.timestamps.start_U, events.sequences.start_U):
         raise ValueError(f"{where}: timestamps and sequences differ in length.")

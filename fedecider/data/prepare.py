@@ -19,6 +19,7 @@ from fedecider.data.consent import Consent, user_order
 from fedecider.data.domain import Domain, Dropped, Size, check_public_disjoint
 from fedecider.data.filtering import (
     Sequences,
+    chosen_events,
     compress,
     count_exact_duplicates,
     filter_core,
@@ -26,7 +27,6 @@ from fedecider.data.filtering import (
     k_core,
     numbered,
     order_events,
-    rows_of,
     take,
 )
 from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions
@@ -371,23 +371,28 @@ def _choose_public(
 def _build_domain(
     config: PrepareConfig, name: str, one: _Filtered, clients: Collection[str], public: Collection[str]
 ) -> Domain:
-    chosen_U = np.array([user in clients or user in public for user in one.sequences.users], dtype=bool)
-    chosen = take(one.sequences, np.repeat(chosen_U, np.diff(one.sequences.start_U)))
-    rows = {group: rows_of(chosen, users, config.max_length) for group, users in (("c", clients), ("p", public))}
-    used = {item for group in rows.values() for _, items, _ in group for item in items}
-    keys = sorted(chosen.items[item] for item in used)
-    number_of = {key: number for number, key in enumerate(keys)}
-    renumber = {item: number_of[chosen.items[item]] for item in used}
+    users, items = one.sequences.users, one.sequences.items
+    in_U = {
+        group: np.array([user in chosen for user in users], bool) for group, chosen in (("c", clients), ("p", public))
+    }
+    events = {group: chosen_events(one.sequences, chosen_U, config.max_length) for group, chosen_U in in_U.items()}
+    used_I = np.zeros(len(items), bool)
+    for group in events.values():
+        used_I[group.sequences.value_E] = True
+    numbers = sorted(np.flatnonzero(used_I).tolist(), key=items.__getitem__)
+    keys, number_I = [items[number] for number in numbers], np.zeros(len(items), np.int32)
+    number_I[numbers] = np.arange(len(numbers))
     fields = [one.catalogue.items[key] for key in keys]
     domain = Domain(
         name=name,
         item_keys=keys,
         titles=[display_title(item) or _text(config, item)[:80] for item in fields],
         item_texts=[_text(config, item) for item in fields],
-        clients=numbered(rows["c"], renumber),
-        public=numbered(rows["p"], renumber),
+        clients=numbered(events["c"], number_I),
+        public=numbered(events["p"], number_I),
         card={},
     )
+    chosen = take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
     if config.max_length is not None:
         one.dropped.step(TOO_LONG, size, domain.size())

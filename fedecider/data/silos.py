@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedecider.data.card import make_card
-from fedecider.data.domain import Domain, Events
+from fedecider.data.domain import Domain
 from fedecider.data.encoders import tfidf_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import derive_seed
@@ -131,19 +131,13 @@ def _split(
 def _silo(
     domain: Domain, names: list[str], number: int, place_U: np.ndarray, how: str, cluster_U: np.ndarray | None
 ) -> Domain:
-    users, sequences, times = domain.clients
-    places = place_U.tolist()
-    clients = Events(
-        [users[place] for place in places],
-        [sequences[place] for place in places],
-        None if times is None else [times[place] for place in places],
-    )
+    clients = domain.clients.take(place_U)
     silo = replace(domain, name=names[number], clients=clients, card={}, catalogue=domain.name)
     facts: dict[str, Any] = {
         "number": number + 1,
         "same_catalogue": [name for name in names if name != silo.name],
-        "users": len(places),
-        "users_of_catalogue": len(users),
+        "users": len(place_U),
+        "users_of_catalogue": len(domain.clients.users),
         "shared_out": how,
     }
     if cluster_U is not None:

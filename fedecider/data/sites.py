@@ -16,12 +16,12 @@ import numpy as np
 from fedecider.data.card import RawSummary, make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Dropped, Events
 from fedecider.data.filtering import (
+    chosen_events,
     compress,
     count_exact_duplicates,
     filter_core,
     numbered,
     order_events,
-    rows_of,
     take,
 )
 from fedecider.data.given import NAME, Given, event_tables, item_records, text_columns
@@ -184,8 +184,8 @@ def _users_of(
     size = dropped.step(PUBLIC, size, events.size())
     events = filter_core(events, min_length, 1)
     size = dropped.step(SHORT, size, events.size())
-    numbers = {place: number_of[key] for place, key in enumerate(events.items) if key in number_of}
-    users = numbered(rows_of(events, frozenset(events.users), max_length), numbers)
+    number_I = np.array([number_of.get(key, 0) for key in events.items], np.int32)  # no unknown item is left
+    users = numbered(chosen_events(events, np.ones(len(events.users), bool), max_length), number_I)
     dropped.add(TOO_LONG, events=size.events - users.num_events)
     path = given.path
     summary = RawSummary(

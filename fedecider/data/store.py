@@ -2,6 +2,8 @@
 
 ``datasets.load_dataset(folder)`` gives the users of all domains (splits ``clients`` and ``public``),
 ``load_dataset(folder, "crime")`` those of one, and ``load_dataset(folder, "items", split="train")`` the item texts.
+
+Beside a table of many events stand its numbers once more, as they are in memory: these are mapped, not read.
 """
 
 from __future__ import annotations
@@ -17,13 +19,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedecider.data.domain import Domain, Events, check_catalogues, check_public_disjoint
+from fedecider.evaluation.sequences import SequenceArray
 
 CARD_FILE = "card.json"
 USERS = ("clients", "public")
 TABLES = ("items", *USERS)
 ROOT_MARK = "Domains prepared by FeDecider"
 """The heading of the ``README.md`` beside the domains: one without it is somebody else's."""
+MAPPED_EVENTS = 1_000_000
+"""Events of a table from which on its numbers stand beside it as they are in memory, in twice its room on disk."""
+ROWS_OF_A_CHUNK = 1 << 20
+"""Users whose lists share one array of Arrow, which has at most 2^31 numbers."""
 MIN_VALUES, VALUES_PER_BYTE = 1 << 20, 64
 """Values that a table may claim: so many, and so many more for every byte of its file."""
 
@@ -136,11 +145,15 @@ def _write(domain: Domain, folder: Path) -> None:
             pq.write_table(table, path, compression="zstd")
         else:  # write_table would make an empty row group, which `datasets` cannot read
             pq.ParquetWriter(path, table.schema, compression="zstd").close()
+    mapped = [name for name in USERS if getattr(domain, name).num_events >= MAPPED_EVENTS]
+    for name in mapped:
+        _write_numbers(getattr(domain, name), folder / f"{name}.safetensors")
+    files = [*(f"{name}.parquet" for name in TABLES), *(f"{name}.safetensors" for name in mapped)]
     card = {
         **domain.card,
         **({"catalogue": domain.catalogue} if domain.catalogue != domain.name else {}),
         "content_hash": domain.content_hash(),
-        "tables_sha256": {f"{name}.parquet": file_sha256(folder / f"{name}.parquet") for name in TABLES},
+        "tables_sha256": {name: file_sha256(folder / name) for name in files},
     }
     text = json.dumps(card, indent=2, sort_keys=True)
     (folder / CARD_FILE).write_text(text + "\n", encoding="utf-8")
@@ -168,31 +181,44 @@ def domain_tables(domain: Domain) -> dict[str, Any]:
 def _events_table(name: str, events: Events) -> Any:
     import pyarrow as pa
 
-    times = [None] * len(events.users) if events.timestamps is None else events.timestamps
+    users, sequences, times = events.arrays()
+    lists = {"items": (sequences, pa.int32()), "timestamps": (times, pa.int64())}
     return pa.table(
         {
-            "domain": pa.array([name] * len(events.users), pa.string()),
-            "user": pa.array(events.users, pa.string()),
-            "items": pa.array(events.sequences, pa.list_(pa.int32())),
-            "timestamps": pa.array(times, pa.list_(pa.int64())),
+            "domain": pa.array([name] * len(users), pa.string()),
+            "user": pa.array(users, pa.string()),
+            **{column: _arrow_lists(rows, kind, len(users)) for column, (rows, kind) in lists.items()},
         }
     )
 
 
+def _arrow_lists(rows: SequenceArray | None, kind: Any, num_rows: int) -> Any:
+    """A column of lists over the memory of ``rows`` where they have the type ``kind``; None: of nothing."""
+    import pyarrow as pa
+
+    if rows is None:
+        return pa.nulls(num_rows, pa.list_(kind))
+    parts = [rows[first : first + ROWS_OF_A_CHUNK] for first in range(0, len(rows), ROWS_OF_A_CHUNK)]
+    chunks = [
+        pa.ListArray.from_arrays(pa.array(part.start_U, pa.int32()), pa.array(part.value_E, kind)) for part in parts
+    ]
+    return pa.chunked_array(chunks, pa.list_(kind))
+
+
 def _read(folder: Path) -> Domain:
     card = _read_card(folder / CARD_FILE)
-    for name in TABLES:
-        path = folder / f"{name}.parquet"
+    mapped = [name for name in USERS if f"{name}.safetensors" in card["tables_sha256"]]
+    for file in (*(f"{name}.parquet" for name in TABLES), *(f"{name}.safetensors" for name in mapped)):
+        path = folder / file
         if not path.is_file() or file_sha256(path) != card["tables_sha256"].get(path.name):
             raise ValueError(f"{path} is missing or does not match its checksum in {CARD_FILE}. Prepare it again.")
-    items = _read_table(folder / "items.parquet", ("key", "title", "text"))
+    items = _read_table(folder / "items.parquet", ("key", "title", "text")).to_pydict()
     return Domain(
         name=folder.name,
         item_keys=items["key"],
         titles=items["title"],
         item_texts=items["text"],
-        clients=_read_events(folder / "clients.parquet"),
-        public=_read_events(folder / "public.parquet"),
+        **{name: (_map_events if name in mapped else _read_events)(folder / f"{name}.parquet") for name in USERS},
         card=card,
         catalogue=card.get("catalogue", ""),
     )
@@ -214,7 +240,7 @@ def _read_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
+def _read_table(path: Path, columns: Sequence[str]) -> Any:
     """Named columns of a Parquet file; ``ValueError`` when it is none or lacks one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -230,8 +256,8 @@ def _read_table(path: Path, columns: Sequence[str]) -> dict[str, list[Any]]:
     if missing:
         raise ValueError(f"{path} has columns {table.column_names} but not {missing}. Prepare this domain again.")
     for name in columns:
-        _check_column(path, name, table.column(name).combine_chunks())
-    return table.select(list(columns)).to_pydict()
+        _check_column(path, name, table.column(name))
+    return table.select(list(columns))
 
 
 def _check_size(path: Path, metadata: Any) -> None:
@@ -254,7 +280,7 @@ def _check_column(path: Path, name: str, column: Any) -> None:
         good = pa.types.is_string(column.type) and not column.null_count
     else:
         good = pa.types.is_list(column.type) and pa.types.is_integer(column.type.value_type)
-        good = good and not column.null_count and not column.flatten().null_count
+        good = good and not column.null_count and not any(chunk.flatten().null_count for chunk in column.chunks)
     if not good:
         raise ValueError(
             f"{path} has {name} of {column.type}, expected {wanted}, all there. Prepare this domain again."
@@ -262,10 +288,55 @@ def _check_column(path: Path, name: str, column: Any) -> None:
 
 
 def _read_events(path: Path) -> Events:
-    columns = _read_table(path, ("user", "items", "timestamps"))
-    times = columns["timestamps"]
-    known = bool(times) and times[0] is not None
-    return Events(columns["user"], columns["items"], times if known else None)
+    """The events of a table as arrays over Arrow's memory: no list of numbers is made."""
+    table = _read_table(path, ("user", "items", "timestamps"))
+    times = table.column("timestamps")
+    known = len(times) > 0 and not times.null_count
+    users = table.column("user").to_pylist()
+    return Events(users, _numbers(table.column("items")), _numbers(times) if known else None)
+
+
+def _write_numbers(events: Events, path: Path) -> None:
+    """The arrays of a table's events, which :func:`_map_events` maps into memory."""
+    from safetensors.numpy import save_file
+
+    _, sequences, times = events.arrays()
+    arrays = {"starts": sequences.start_U, "items": sequences.value_E}
+    if times is not None:
+        arrays["timestamps"] = times.value_E.astype(np.int64, copy=False)
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+
+
+def _map_events(path: Path) -> Events:
+    """The users of a table and, from the file beside it, their events: a page is read when somebody looks at it."""
+    from safetensors import SafetensorError, safe_open
+
+    users, beside = _read_table(path, ("user",)).column("user").to_pylist(), path.with_suffix(".safetensors")
+    try:
+        with safe_open(beside, "pt") as file:
+            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118  # no mapping
+        start_U, item_E = arrays["starts"], arrays["items"]
+        times = arrays.get("timestamps")
+        types = [array.dtype for array in arrays.values()]
+        good = all(array.ndim == 1 for array in arrays.values()) and set(map(str, types)) <= {"int32", "int64"}
+        good = good and len(start_U) == len(users) + 1 and start_U[0] == 0 and start_U[-1] == len(item_E)
+        good = good and bool((np.diff(start_U) >= 0).all()) and (times is None or len(times) == len(item_E))
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{beside} cannot be read ({error}). Prepare this domain again.") from error
+    if not good:
+        raise ValueError(f"{beside} has not the events of {len(users)} users, expected these. Prepare it again.")
+    sequences = SequenceArray(start_U, item_E)
+    return Events(users, sequences, None if times is None else SequenceArray(start_U, times))
+
+
+def _numbers(column: Any) -> SequenceArray:
+    """A column of lists without gaps; of one chunk, the numbers stay where Arrow has them."""
+    value_parts = [chunk.flatten().to_numpy() for chunk in column.chunks]
+    length_parts = [np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks]
+    if len(value_parts) == 1:
+        return SequenceArray.of_lengths(length_parts[0], value_parts[0])
+    none = np.zeros(0, np.int64)
+    return SequenceArray.of_lengths(np.concatenate([none, *length_parts]), np.concatenate(value_parts or [none]))
 
 
 def _readme(domain: Domain, card: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Leave-last-out, the one split of this project: the last event is the test item, the last but one the validation item.
 
-The only home of this rule. It imports nothing, so that the data room can use it too.
+The only home of this rule.
 
 The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
 tables of the embedding track only: its training negatives avoid the held-out items, so that the held-out item is the
@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedecider.evaluation.metrics import NOT_RANKED, Ties, positions_from_scores
+from fedecider.evaluation.sequences import SequenceArray
 
 # Leave-last-out, the one split of this project: the last event is the test item, the last but one the validation
 # item.
@@ -108,22 +110,26 @@ def stamp(protocol: Protocol, canary: float | None = None) -> str:
 
 def check_sequences(sequences: Sequences, num_items: int) -> None:
     """``ValueError`` unless every user has at least ``MIN_EVENTS`` events, numbered 0 to ``num_items - 1``."""
-    for user, sequence in enumerate(sequences):
-        if len(sequence) < MIN_EVENTS:
-            raise ValueError(
-                f"got {len(sequence)} events for user {user}, expected at least {MIN_EVENTS} (train, valid, test): "
-                "drop such users when the data are prepared"
-            )
-        if min(sequence) < 0 or max(sequence) >= num_items:
-            raise ValueError(
-                f"got item numbers {min(sequence)} to {max(sequence)} for user {user}, expected 0 to {num_items - 1}"
-            )
+    rows = SequenceArray.of(sequences)
+    short_U = rows.length_U < MIN_EVENTS
+    if short_U.any():
+        user = int(short_U.argmax())
+        raise ValueError(
+            f"got {rows.length_U[user]} events for user {user}, expected at least {MIN_EVENTS} (train, valid, test): "
+            "drop such users when the data are prepared"
+        )
+    if len(rows) and (rows.value_E.min() < 0 or rows.value_E.max() >= num_items):
+        event = int(((rows.value_E < 0) | (rows.value_E >= num_items)).argmax())
+        user = int(np.searchsorted(rows.start_U, event, side="right")) - 1
+        raise ValueError(
+            f"got item numbers {min(rows[user])} to {max(rows[user])} for user {user}, expected 0 to {num_items - 1}"
+        )
 
 
 def held_out(sequences: Sequences, split: str) -> Tensor:
     """Held-out items, int64 (U,): the last event for test, the last but one for valid."""
     check_split(split)
-    return torch.tensor([target(sequence, split) for sequence in sequences], dtype=torch.int64)
+    return torch.from_numpy(SequenceArray.of(sequences).last(NUM_AFTER[split]).astype(np.int64))
 
 
 def is_repeat(sequences: Sequences, split: str) -> Tensor:
@@ -132,10 +138,11 @@ def is_repeat(sequences: Sequences, split: str) -> Tensor:
     Under ``drop_seen`` such an item is no candidate: no list without seen items can hold it, so its position is
     ``NOT_RANKED`` for every method alike. Report the share beside the table.
     """
-    target_U = held_out(sequences, split).tolist()
-    return torch.tensor(
-        [t in set(history(s, split)) for s, t in zip(sequences, target_U, strict=True)], dtype=torch.bool
-    )
+    check_split(split)
+    rows = SequenceArray.of(sequences)
+    before = rows.without_last(1 + NUM_AFTER[split])
+    same_E = before.value_E == np.repeat(rows.last(NUM_AFTER[split]), before.length_U)
+    return torch.from_numpy(np.bincount(before.row_E[same_E], minlength=len(rows)) > 0)
 
 
 def candidate_mask(sequences: Sequences, num_items: int, split: str, drop_seen: bool = True) -> Tensor:
@@ -147,9 +154,9 @@ def candidate_mask(sequences: Sequences, num_items: int, split: str, drop_seen: 
     candidate_UI = torch.ones(len(sequences), num_items, dtype=torch.bool)
     if not drop_seen or not sequences:
         return candidate_UI
-    histories = [history(sequence, split) for sequence in sequences]
-    user_E = torch.repeat_interleave(torch.tensor([len(h) for h in histories]))
-    candidate_UI[user_E, torch.tensor([item for h in histories for item in h])] = False
+    check_split(split)
+    seen = SequenceArray.of(sequences).without_last(1 + NUM_AFTER[split])
+    candidate_UI[torch.from_numpy(seen.row_E), torch.from_numpy(seen.value_E.astype(np.int64))] = False
     return candidate_UI
 
 
@@ -215,15 +222,16 @@ def rank_held_out(
     required when the protocol samples. The held-out item of a repeat (see :func:`is_repeat`) is ``NOT_RANKED`` when the
     protocol drops seen items. ``batch_size`` bounds memory and does not change the result.
     """
-    check_sequences(sequences, num_items)
+    rows = SequenceArray.of(sequences)
+    check_sequences(rows, num_items)
     if protocol.num_sampled is not None and candidates is None:
         raise ValueError(
             f"got no candidates, expected those of sampled_candidates(...) for the protocol {protocol.name}"
         )
-    users = torch.arange(len(sequences)) if users is None else users
+    users = torch.arange(len(rows)) if users is None else users
     parts = []
     for user_B in users.split(batch_size):
-        batch = [sequences[user] for user in user_B.tolist()]
+        batch = rows.take(user_B)
         score_BI = score(user_B)
         if score_BI.shape != (len(batch), num_items):
             raise ValueError(f"got scores {tuple(score_BI.shape)}, expected {(len(batch), num_items)}")
@@ -247,8 +255,10 @@ def chance_hit(sequences: Sequences, num_items: int, split: str, protocol: Proto
     if protocol.num_sampled is not None:
         count_U = torch.full((len(sequences),), 1.0 + protocol.num_sampled, dtype=torch.float64)
     else:
-        seen = [len(set(history(s, split))) if protocol.drop_seen else 0 for s in sequences]
-        count_U = num_items - torch.tensor(seen, dtype=torch.float64)
+        check_split(split)
+        seen = SequenceArray.of(sequences).without_last(1 + NUM_AFTER[split])
+        num_seen_U = torch.from_numpy(seen.length_U - seen.num_repeats_U)
+        count_U = (num_items - num_seen_U * protocol.drop_seen).double()
     chance_U = (k / count_U).clamp(max=1.0)
     if protocol.drop_seen:
         chance_U[is_repeat(sequences, split)] = 0.0

@@ -334,7 +334,7 @@ def members_and_others(
     return _drawn(config, members, f"{name} in"), _drawn(config, others, f"{name} out")
 
 
-def away_from_run(data: str, catalogue: str, domains: Mapping[str, Any]) -> list[list[list[int]]]:
+def away_from_run(data: str, catalogue: str, domains: Mapping[str, Any]) -> list[Sequence[list[int]]]:
     """Client sequences of the silos of a catalogue beside the run's own."""
     found = sorted(path.parent.name for path in Path(data).glob(f"{catalogue}.*/{CARD_FILE}")) if data else []
     silos = [name for name in found if name not in domains]

@@ -117,7 +117,7 @@ class Choice(NamedTuple):
 def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
     """Counts of prepared domains, those of a foreign pool among them."""
     clients, catalogues = clients_of(domains), by_catalogue(domains)
-    lengths = [len(items) for domain in clients.values() for items in domain.clients.sequences]
+    lengths = [length for domain in clients.values() for length in domain.clients.arrays().sequences.length_U.tolist()]
     items = {name: len(domain.item_keys) for name, domain in catalogues.items()}
     texts = {text for domain in catalogues.values() for text in domain.item_texts if any(map(str.isalpha, text))}
     return DataFacts(

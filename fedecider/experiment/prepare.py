@@ -29,7 +29,8 @@ from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import get_protocol, train_part
+from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import Processes
@@ -110,7 +111,7 @@ def assign_ids(
     Users are described by their training parts, public users by all their events.
     """
 
-    def users(domain: Domain, events: Events, sequences: list[list[int]]) -> ItemIds | None:
+    def users(domain: Domain, events: Events, sequences: Sequence[list[int]]) -> ItemIds | None:
         items, generate = shared[domain.catalogue].items, None if generator is None else generator.candidates
         if not sequences or settings.samples.user_wording == "none":
             return None
@@ -124,7 +125,7 @@ def assign_ids(
         shared[name] = shared[name]._replace(public=public)
     return {
         name: shared[domain.catalogue]._replace(
-            clients=users(domain, domain.clients, [list(train_part(items)) for items in domain.clients.sequences])
+            clients=users(domain, domain.clients, SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT))
         )
         for name, domain in domains.items()
     }

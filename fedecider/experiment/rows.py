@@ -23,8 +23,9 @@ from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser_positions
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
-from fedecider.evaluation.protocols import get_protocol, history, train_part
+from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol, history
 from fedecider.evaluation.protocols import target as held_out
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, calibration, load_reported, load_student
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.state import RunState
@@ -316,7 +317,7 @@ def _positions_of(hybrid: Hybrid, mixture: Mixture, contexts: Contexts, scores: 
 
 def hybrid_contexts(domain: Domain, seed: int) -> Contexts:
     """The train events of a client on which its weights are fitted."""
-    sequences = [domain.clients.sequences[user] for user in calibration(domain, seed)]
+    sequences = SequenceArray.of(domain.clients.sequences).take(calibration(domain, seed))
     return training_contexts(sequences, stream(seed, "memory", domain.name))  # names of streams stay: same draws
 
 
@@ -358,7 +359,8 @@ def catalogue_groups(domains: Mapping[str, Domain], config: HybridConfig) -> dic
 
 def own_counts(domain: Domain) -> Counts:
     """What a client counts of its own users: their train events."""
-    return count_events([train_part(sequence) for sequence in domain.clients.sequences], len(domain.item_keys))
+    parts = SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT)
+    return count_events(parts, len(domain.item_keys))
 
 
 def scores_of(recommender: ClientModels, client: int) -> ModelScores:

@@ -24,7 +24,8 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.protocols import history, target, train_part
+from fedecider.evaluation.protocols import NUM_HELD_OUT, history, target, train_part
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.federation.secure_sum import unmask
 
@@ -56,7 +57,9 @@ def calibration_users(sequences: Sequence[Sequence[int]], share: float, generato
     Raises:
         ValueError: there are not two such users, one to fit on and one to train on.
     """
-    drawn = [user for user, sequence in enumerate(sequences) if len(set(train_part(sequence))) > 1]
+    parts = SequenceArray.of(sequences).without_last(NUM_HELD_OUT)
+    is_other_E = parts.value_E != parts.value_E[np.repeat(parts.start_U[:-1], parts.length_U)]
+    drawn = np.flatnonzero(np.bincount(parts.row_E[is_other_E], minlength=len(parts))).tolist()
     if len(drawn) < 2:
         raise ValueError(
             f"got {len(drawn)} users with two different train events, expected two for a hybrid, one to fit its "
@@ -75,15 +78,12 @@ def training_contexts(
     Events that the user had before are left out too: seen items are no candidates. Of more than ``max_contexts`` a draw
     of ``generator``, in order. Held-out events are not read.
     """
-    parts = [list(train_part(sequence)) for sequence in sequences]
-    places = [
-        (user, place)
-        for user, part in enumerate(parts)
-        for place in range(1, len(part))
-        if part[place] not in part[:place]
-    ]
-    chosen = torch.randperm(len(places), generator=generator)[:max_contexts].sort().values.tolist()
-    picked = [places[number] for number in chosen]
+    parts = SequenceArray.of(sequences).without_last(NUM_HELD_OUT)
+    row_E, is_context_E = parts.row_E, parts.is_first_E
+    is_context_E[parts.start_U[:-1][parts.length_U > 0]] = False
+    places = np.flatnonzero(is_context_E)
+    chosen = places[torch.randperm(len(places), generator=generator)[:max_contexts].sort().values.numpy()]
+    picked = [(int(row_E[event]), int(event - parts.start_U[row_E[event]])) for event in chosen]
     return Contexts(
         [parts[user][:place] for user, place in picked],
         [parts[user][place] for user, place in picked],
@@ -151,17 +151,32 @@ def count_events(parts: Sequence[Sequence[int]], num_items: int) -> Counts:
 
     The pairs are those of `fedecider.baselines.counts.cooccurrence_matrix` with ``window=None, directed=False``.
     """
-    item_E = np.fromiter((item for part in parts for item in part), dtype=np.int64)
-    owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    total, pending = no_counts(num_items).pair_II, []
-    for distance in range(1, max((len(part) for part in parts), default=1)):
-        same = owner_E[:-distance] == owner_E[distance:]
-        weight = pair_weight(np.full(int(same.sum()), distance))
-        pending.append((item_E[:-distance][same], item_E[distance:][same], weight))
-        if sum(len(weight) for *_, weight in pending) > MAX_PAIRS:  # one sparse sum per few million pairs
-            total, pending = total + _summed(pending, num_items), []
-    total = total + _summed(pending, num_items)
+    rows = SequenceArray.of(parts)
+    item_E = rows.value_E
+    sums, pending, num_pending = [no_counts(num_items).pair_II], [], 0
+    for distance, place_P in rows.pairs():
+        for part_P in np.split(place_P, range(MAX_PAIRS, len(place_P), MAX_PAIRS)):
+            weight = pair_weight(np.full(len(part_P), distance))
+            pending.append((item_E[part_P], item_E[part_P + distance], weight))
+            num_pending += len(weight)
+            if num_pending > MAX_PAIRS:  # one sparse sum per few million pairs
+                _add(sums, _summed(pending, num_items))
+                pending, num_pending = [], 0
+    sums.append(_summed(pending, num_items))
+    while len(sums) > 1:
+        sums.append(sums.pop() + sums.pop())
+    (total,) = sums
     return Counts(scipy.sparse.csr_array(total + total.T), np.bincount(item_E, minlength=num_items).astype(np.int64))
+
+
+def _add(sums: list[scipy.sparse.csr_array], new: scipy.sparse.csr_array) -> None:
+    """Put ``new`` on a pile of sums, of which each is at least twice as large as the next: few pairs are added often.
+
+    A single sum would be gone through as a whole for every few million pairs.
+    """
+    sums.append(new)
+    while len(sums) > 1 and sums[-2].nnz < 2 * sums[-1].nnz:
+        sums.append(sums.pop() + sums.pop())
 
 
 def _summed(pending: Sequence[tuple[np.ndarray, ...]], num_items: int) -> scipy.sparse.csr_array:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.data import filtering
 from fedecider.data.filtering import compress, count_exact_duplicates, first_occurrences, k_core, order_events, take
 from fedecider.data.readers.raw import EventTable
 
@@ -82,7 +81,7 @@ def test_a_given_order_wins_over_time():
 
 @pytest.mark.parametrize("piece", [1, 3, 5, 1000])
 def test_repeats_and_exact_duplicates(monkeypatch, piece):
-    monkeypatch.setattr(filtering, "PIECE_EVENTS", piece)
+    monkeypatch.setattr("fedecider.evaluation.sequences.PIECE", piece)
     rows = [("a", "x", 1), ("b", "x", 1), ("a", "y", 2), ("a", "x", 3), ("a", "y", 2), ("b", "z", -1), ("b", "z", -1)]
     sequences = order_events(compress(table(rows), np.ones(len(rows), bool)))
     assert count_exact_duplicates(sequences) == 1  # a, y, 2; unknown times say nothing

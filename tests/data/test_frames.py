@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from fedecider.data import from_events
+from fedecider.data import from_events, given
+from fedecider.data.given import Given, event_tables
 from fedecider.data.store import load_domains
 
 SETTINGS = {"k_core": 0, "public": 0.3}
@@ -295,3 +296,29 @@ def test_a_damaged_file_is_told(tmp_path):
     path.write_bytes(b"PAR1 nothing")
     with pytest.raises(ValueError, match=r"cannot read the events in .*events\.parquet"):
         from_events(path, items(), **NAMES)
+
+
+TIMES = {
+    "numbers": (pa.int64(), lambda time: time),
+    "texts": (pa.string(), str),
+    "moments": (pa.timestamp("us"), lambda time: time * 10**6),
+    "seconds": (pa.timestamp("s", tz="UTC"), lambda time: time),
+}
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.int32()])
+@pytest.mark.parametrize("times", TIMES)
+def test_columns_at_once_are_rows_one_by_one(monkeypatch, kind, times):
+    rng = np.random.default_rng(0)
+    users, items, seconds = (rng.integers(1, most, 60).tolist() for most in (9, 7, 10**9))
+    time_type, written = TIMES[times]
+    keys = [pa.array(column).cast(kind) for column in (users, items)]
+    table = pa.table({"user": keys[0], "item": keys[1], "time": pa.array(map(written, seconds)).cast(time_type)})
+    givens = [Given("events", table, {one: one for one in table.column_names}, company=one) for one in ("", "north")]
+    at_once = event_tables(givens, None)["shop"].build()
+    monkeypatch.setattr(given, "_add_columns", lambda *_: False)
+    one_by_one = event_tables(givens, None)["shop"].build()
+    for found, expected in zip(at_once, one_by_one, strict=True):
+        if isinstance(found, np.ndarray):
+            assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
+    assert (at_once.users, at_once.items) == (one_by_one.users, one_by_one.items)

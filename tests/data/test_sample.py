@@ -46,7 +46,7 @@ def test_sizes(domains):
         assert 290 <= len(domain.item_keys) <= 306
         assert len(set(domain.titles)) == len(domain.titles)
         assert domain.item_keys == sorted(domain.item_keys)
-        for sequence in domain.clients.sequences + domain.public.sequences:
+        for sequence in [*domain.clients.sequences, *domain.public.sequences]:
             assert 4 <= len(sequence) <= 10
             assert len(set(sequence)) == len(sequence)
 

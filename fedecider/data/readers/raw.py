@@ -18,7 +18,7 @@ import time
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -452,6 +452,25 @@ class EventTable:
         self._time.append(time)
         if self._order is not None:
             self._order.append(order)
+
+    def add_all(
+        self,
+        user_keys: Sequence[str],
+        user_N: np.ndarray,
+        item_keys: Sequence[str],
+        item_N: np.ndarray,
+        time_N: np.ndarray,
+        order_N: np.ndarray,
+    ) -> None:
+        """Append N events at once, as :meth:`add`: of user ``user_keys[user_N[n]]``; keys in the order of their first
+        events."""
+        columns = ((self._user, self._users, user_keys, user_N), (self._item, self._items, item_keys, item_N))
+        for column, known, keys, number_N in columns:
+            place_K = np.fromiter((known.setdefault(key, len(known)) for key in keys), np.int32, len(keys))
+            column.frombytes(place_K[number_N].tobytes())
+        self._time.frombytes(time_N.astype(np.int64).tobytes())
+        if self._order is not None:
+            self._order.frombytes(order_N.astype(np.int64).tobytes())
 
     def skip(self, reason: str) -> None:
         """Count a readable event that is left out on purpose."""

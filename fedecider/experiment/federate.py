@@ -26,7 +26,7 @@ from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
-from fedecider.methods import METHODS, RATES, TRAINING_SPACE
+from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch

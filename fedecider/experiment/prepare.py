@@ -30,15 +30,15 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, train_part
-from fedecider.experiment.settings import PretrainConfig, RunConfig
+from fedecider.experiment.settings import PretrainConfig, RunConfig, Settings
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import received, take_row
-from fedecider.methods import METHODS
-from fedecider.methods.recommender import ClientModels, LocalTraining, build_recommender
+from fedecider.methods.entries import METHODS
+from fedecider.methods.recommender import ClientModels, build_recommender
 from fedecider.models.adapters import (
     adapter_shapes,
     attach_lora,
@@ -53,7 +53,6 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import console, progress
 from fedecider.running.run_folder import (
     Stage,
-    as_plain,
     begun_folder,
     cached_stage,
     content_key,
@@ -539,21 +538,6 @@ def _model_digest(name: str) -> str:
 
 
 # What a run of the LLM track starts from: settings, data, stages 1 and 2, the student with adapters.
-
-
-class Settings(NamedTuple):
-    """All settings of one run, as the command line gives them."""
-
-    run: RunConfig
-    training: LocalTraining
-    ranking: RankingConfig
-    method: Any
-    """The method's own frozen dataclass."""
-
-    def as_record(self) -> dict[str, Any]:
-        """By block, and ``package`` where an installed package brings the method."""
-        blocks = {name: as_plain(value) for name, value in self._asdict().items()}
-        return {**blocks, **METHODS.as_record(self.run.method)}
 
 
 class BaseArtifacts(NamedTuple):

@@ -44,7 +44,7 @@ from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.methods import METHODS, Method
+from fedecider.methods.entries import METHODS, Method
 from fedecider.methods.fedecider import FusionWeights
 from fedecider.methods.local_training import user_epsilon, user_report
 from fedecider.methods.recommender import ClientModels, common_rows

@@ -50,7 +50,7 @@ from fedecider.models.adapters import (
 from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, progress
+from fedecider.running.progress import console, progress, stage
 from fedecider.running.run_folder import (
     Stage,
     begun_folder,
@@ -615,11 +615,13 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     check_targets(config)
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
-        pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
-        distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
+        with stage("pretrain"):
+            pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
+        with stage("distil"):
+            distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
     if launch.is_main:
-        for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
-            console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
+        for name, kept in (("pre-training", pretrained), ("distillation", distilled)):
+            console.print(f"{name}: {'reused' if kept.reused else 'built'} {kept.folder}", highlight=False)
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})

@@ -147,8 +147,8 @@ def part_processes(args: argparse.Namespace) -> str:
         [
             f"The demo (3 clients), {ROUNDS} rounds of {args.local_epochs} local epochs, one thread a process, stages "
             f"reused; the better of {TURNS} turns each. With three clients and two processes, one trains two of them: "
-            "the rounds can take two thirds at best. CPU seconds of the first process, which has those two, are what its "
-            "rounds take where every process has a core of its own.",
+            "the rounds can take two thirds at best. CPU seconds of the first process, which has those two, "
+            "are what its rounds take where every process has a core of its own.",
             "",
             *lines,
         ]

@@ -53,6 +53,7 @@ from fedecider.models.adapters import (
 )
 from fedecider.models.directions import update_norms
 from idgen.backbone import load_backbone, train_backbone
+from idgen.config import BackboneTraining
 from idgen.decode import constrained_beam_search
 from idgen.item_ids import ItemIds
 from idgen.precision import Quantize
@@ -61,7 +62,6 @@ from idgen.ranking import rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
-from idgen.training import BackboneTraining
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOMAINS = ("crime", "comics", "children")

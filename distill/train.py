@@ -6,7 +6,7 @@ Shapes: P pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from distill.config import DistillConfig
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import Pair, build_student, pair_parameters, pairs_of
-from fedecider.bounds import ZeroOrMore
 from idgen.backbones.families import family_of
 from idgen.backbones.family import evaluating
 from idgen.samples import Task, TokenBatch, num_batches, train_batches
@@ -24,7 +24,6 @@ from idgen.training import (
     DISTILL_COURSE,
     Checkpoint,
     OnStep,
-    TrainConfig,
     epoch_generator,
     sequence_loss,
     set_dropout,
@@ -40,19 +39,6 @@ REPORT_BATCHES = 8
 """Batches on which losses are measured before and after."""
 KL_WEIGHT = 0.5
 """Of KL(teacher || student) beside the cross-entropy in fine-tuning."""
-
-
-@dataclass(frozen=True)
-class DistillConfig(TrainConfig):
-    """Stage 2 (distill): a student of half depth, block by block.
-
-    FeDecider, WWW 2026, appendix B.2; the optimisation is not in the paper.
-
-    Args:
-        epochs: The number of passes over the public data; 0 leaves the student as it starts.
-    """
-
-    epochs: ZeroOrMore = 3
 
 
 def distill(

@@ -259,7 +259,7 @@ def server(project: Project, output: Path, device: torch.device) -> Plan:
     method, users = deployable(project), eval_users(run, project.num_clients)
 
     def facts(state: RunState, records: list[dict]) -> dict[str, Any]:
-        costs = {"seconds": median_seconds(records), "bytes": total_bytes(records)}
+        costs = {"round_seconds": median_seconds(records), "bytes": total_bytes(records)}
         sizes = {"num_users": project.num_clients, "num_eval_users": len(users) or project.num_clients}
         return {**_head(project, method, state), **sizes, **costs}
 

@@ -50,7 +50,7 @@ from fedecider.report.tables import (
 )
 from fedecider.report.verdict import Evidence, conclusion
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, log_line
+from fedecider.running.progress import console, log_line, stage, write_seconds
 from fedecider.running.run_folder import RunFolder, damage_names, read_object, read_run
 
 # ``report.html`` of a run of the embedding track: read from its JSON files alone, so that it can be made again.
@@ -182,7 +182,7 @@ def write_embedding_results(
         "test": rows_data(rows, interactions.name),
         **group_tables(interactions, {**methods, **baselines}),
         "valid": rows_data(valid_rows, interactions.name),
-        "seconds": median_seconds(records),
+        "round_seconds": median_seconds(records),
         "bytes": total_bytes(records),
         "non_finite_uploads": non_finite_uploads(records),
         "comparisons": comparisons_data(paired_tests(rows[0].label, interactions.name, {**methods, **baselines})),
@@ -195,7 +195,9 @@ def write_embedding_results(
             for label, position_U in {**methods, **baselines}.items()
         ),
     )
-    _write_page(folder)
+    write_seconds(folder.metrics)
+    with stage("report"):
+        _write_page(folder)
     title = f"Test of {setup.method.name} on {interactions.name}"
     console.print(rich_table(table, title=title))
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from idgen.config import BackboneTraining
 from idgen.prompts import is_target
 from idgen.samples import Task, num_batches, train_batches
 from idgen.soft_ids import SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
-    BackboneTraining,
     Course,
     LossFn,
     OnStep,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fedecider.bounds import Depth, Width, check
 from idgen.backbones.families import (
     check_context,
     check_parts,
@@ -30,12 +28,12 @@ from idgen.backbones.families import (
     loading,
 )
 from idgen.backbones.small_decoder import build_small_decoder
+from idgen.config import BackboneConfig, BackboneTraining
 from idgen.precision import Quantize, keep_trainable, loading_options
 from idgen.samples import Task, TokenBatch, candidates_of, num_batches, train_batches, with_candidates
 from idgen.text_vectors import start_from_word_vectors, token_vectors, word_vectors
 from idgen.training import (
     NEGATIVES,
-    BackboneTraining,
     Checkpoint,
     OnStep,
     epoch_generator,
@@ -58,42 +56,6 @@ SMALL_T5: dict[str, Any] = {
     "num_layers": 1,
     "num_decoder_layers": 1,
 }
-
-
-@dataclass(frozen=True)
-class BackboneConfig:
-    """Backbone: which model to start from.
-
-    Args:
-        name_or_path: The folder written by `save_pretrained`, or hub name such as google-t5/t5-small or
-            HuggingFaceTB/SmolLM2-135M; unset builds a model from scratch, of the kind and sizes below.
-        kind: The model from scratch: "t5", or "decoder", a decoder-only Llama that starts as a text-neighbour rule
-            (embedding_init text).
-        d_model: The width of the hidden states.
-        num_layers: The number of layers; of a T5, of the encoder and of the decoder, each.
-        embedding_init: The token embeddings that a model from scratch starts with: "random"; "cooccurrence": vectors
-            from which tokens stand in item IDs that public users have near each other; or "text": vectors of the item
-            texts, from a text encoder.
-    """
-
-    name_or_path: str | None = None
-    kind: Literal["t5", "decoder"] = "t5"
-    d_model: Width = 128
-    num_layers: Depth = 4
-    embedding_init: Literal["random", "cooccurrence", "text"] = "random"
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.starts_from_texts and self.embedding_init != "text":
-            raise ValueError(
-                f"got a decoder from scratch with embedding_init {self.embedding_init}, expected text: it starts as a "
-                "text-neighbour rule. Set embedding_init to text, or name_or_path to a pretrained decoder"
-            )
-
-    @property
-    def starts_from_texts(self) -> bool:
-        """Whether it is a decoder from scratch, whose table starts as nothing but vectors of item texts."""
-        return self.kind == "decoder" and self.name_or_path is None
 
 
 def known_width(config: BackboneConfig) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from idgen.config import TITLE_WORDS, Words
 from idgen.prompts import MAX_PREFIX_ITEMS
 from idgen.tokenizer import clean_words, decode_ids, encode_ids
 
@@ -26,22 +27,6 @@ STOP_WORDS = frozenset(_STOP.split())
 FIELD_TIERS = {"title": 0, "series": 0, "brand": 1, "author": 1, "categories": 2}  # others, e.g. description: last
 LAST_TIER = 3
 FIELD_NAME = re.compile(r"(?:^|;\s+)([a-z_]+):\s")
-
-
-class Words(NamedTuple):
-    """How an item's words become its ID text."""
-
-    least: int
-    """Of the first ID that is tried; more are added until unique."""
-    most: int
-    as_written: bool
-    """The title's first words as they stand, until no other title starts with them: what a pretrained model knows. Else
-    the most telling words, in the order of the text."""
-
-
-TITLE_WORDS = Words(2, 6, False)
-"""For models from scratch. Words by their rarity were measured, and are level; a leading series word does not help."""
-TITLES_AS_WRITTEN = Words(5, 12, True)
 
 
 class _Item(NamedTuple):

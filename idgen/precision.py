@@ -10,13 +10,14 @@ import functools
 import logging
 import time
 from importlib.util import find_spec
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedecider.bounds import Precision
+from idgen.config import Quantize
 
 # bf16 autocast: where a forward pass runs in it, and whether this machine is faster with it.
 
@@ -74,7 +75,6 @@ def _product_s(square_NN: Tensor) -> float:
 # Frozen backbones in 4 or 8 bits for adapters to be trained on (QLoRA, Dettmers et al., 2023), through
 # bitsandbytes.
 
-Quantize = Literal["none", "nf4", "int8"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
     "int8": {"load_in_8bit": True},

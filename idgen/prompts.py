@@ -12,22 +12,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from fedecider.bounds import OneOrMore, ShareBelow1, check
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
+from idgen.config import SampleConfig, TemplateSet
 
 # Prompt templates: natural sentences, very short ones, lists, or the history alone; each with and without a user.
 
-TemplateSet = Literal["natural", "compact", "history", "list"]
-ROW_SETS = ("history", "list")
-"""Prompts that a decoder-only model goes on writing: every item is closed, and the next one follows."""
 
 USER, HISTORY, DOMAIN = "{user}", "{history}", "{domain}"
 PLACEHOLDERS = (USER, HISTORY, DOMAIN)
@@ -130,60 +126,6 @@ PAIR_WINDOW = 5
 """The largest distance of the two items of a pair; distance d is drawn with weight 1 / d."""
 CROP_RATE = 0.3
 """Where there are pairs, training histories are cut to a geometric length with this stopping probability."""
-
-
-@dataclass(frozen=True)
-class SampleConfig:
-    """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
-
-    Args:
-        templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, the newest
-            item first, fast on CPUs), or what a decoder-only model goes on writing: "history" (the item IDs and nothing
-            else) or "list" (the same below a heading that names the domain). Under the latter two every item of a
-            history but the first one is a target, each from those before it, in one pass.
-        user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
-            few items; samples whose target lies among these items use the wording without a user.
-        max_history: The largest number of items of a history; the newest ones are taken.
-        max_source_tokens: The largest number of input tokens; the oldest items are left out first.
-        pairs: If true, a quarter of the training samples are item pairs, a history of a single item near the target in
-            the same training part and no user; other training histories are cut at random, and outside training the
-            newest item alone is shown. For small T5 models.
-        item_dropout: The probability that an item of a training history is left out (one always stays).
-        walk_share: The share of all training samples that are catalogue walks, which come on top of the others: a
-            history of items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody
-            is public, an epoch is one walk for each item, whatever the share.
-    """
-
-    templates: TemplateSet = "natural"
-    user_wording: Literal["none", "prefix"] = "prefix"
-    max_history: OneOrMore = 20
-    max_source_tokens: OneOrMore = 512
-    pairs: bool = False
-    item_dropout: ShareBelow1 = 0.0
-    walk_share: ShareBelow1 = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.is_row and (self.user_wording != "none" or self.pairs):
-            raise ValueError(
-                f"got templates {self.templates} with user_wording {self.user_wording} and pairs {self.pairs}, "
-                "expected none and false: the items come as they came, and every one of them is a target"
-            )
-
-    @property
-    def is_row(self) -> bool:
-        """Whether prompt and target are one row of closed IDs, of which every item but the first is a target."""
-        return self.templates in ROW_SETS
-
-    @property
-    def newest_first(self) -> bool:
-        """Whether the newest item of a history is written first."""
-        return self.templates == "compact"
-
-    @property
-    def shown_history(self) -> int:
-        """Items of a history outside training, at most."""
-        return 1 if self.pairs else self.max_history
 
 
 class EventTable(NamedTuple):

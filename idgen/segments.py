@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from idgen.prompts import ROW_SETS, SEPARATOR, USER, TemplateSet, load_templates, split_wording
+from idgen.config import ROW_SETS
+from idgen.prompts import SEPARATOR, USER, TemplateSet, load_templates, split_wording
 from idgen.tokenizer import encode
 
 NOTHING = 0

@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedecider.bounds import NotNegative, OneOrMore, Positive, Precision, Schedule, ZeroOrMore, check
+from fedecider.bounds import Precision, Schedule
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import TokenBatch, labels_of, num_samples_of
+from idgen.config import TrainConfig
 from idgen.precision import autocast
 from idgen.trie import IGNORED_LABEL
 
@@ -146,42 +147,6 @@ ADAM_EPSILON = 1e-6
 """Of stages 1 and 2, as in IDGenRec."""
 CLIP_NORM = 1.0
 """The largest gradient norm: of everything together, or of each group by itself."""
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """What stage 1, distillation and local training have in common; all of them optimise by AdamW.
-
-    Args:
-        learning_rate: The largest learning rate.
-        batch_size: The number of samples of one step.
-        precision: The number format: fp32, bf16 for bfloat16 autocast with fp32 weights, or auto, what is faster on the
-            machine.
-    """
-
-    learning_rate: Positive = 1e-3
-    batch_size: OneOrMore = 64
-    precision: Precision = "fp32"
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
-class BackboneTraining(TrainConfig):
-    """Stage 1: optimisation of the backbone.
-
-    Args:
-        epochs: The number of passes over the data.
-        max_steps: The number of optimiser steps; 0 takes as many as epochs says.
-        table_lr_multiplier: The factor on the learning rate of the token embeddings. A table of item tokens has to move
-            much further than layers that start well. 0 never trains it, the layers alone are: item vectors stay those
-            of the texts, and the vector of an item that comes later stands among them as any other.
-    """
-
-    epochs: ZeroOrMore = 1
-    max_steps: ZeroOrMore = 0
-    table_lr_multiplier: NotNegative = 1.0
 
 
 class Course(NamedTuple):

@@ -21,11 +21,11 @@ from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
 from idgen import alternating, id_generator, soft_ids
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone
+from idgen.config import BackboneTraining
 from idgen.item_ids import ladder
 from idgen.prompts import SampleConfig
 from idgen.ranking_config import RankingConfig
 from idgen.tokenizer import load_tokenizer
-from idgen.training import BackboneTraining
 
 pytestmark = pytest.mark.whole
 

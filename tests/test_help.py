@@ -14,6 +14,7 @@ import pytest
 
 from embedding_fr.methods import BUILT_IN as EMBEDDING_METHODS
 from fedecider.methods import BUILT_IN as LLM_METHODS
+from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN
 
 pytestmark = pytest.mark.whole
 
@@ -71,6 +72,18 @@ def helped(*words: str) -> str:
         with pytest.raises(SystemExit):
             runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"](list(words))
     return text.getvalue()
+
+
+def test_help_of_the_llm_track_imports_no_tensors():
+    command = [sys.executable, "-c", IMPORTED, "scripts/federate.py", ",".join({*HEAVY, "torch", "pandas", "numpy"})]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=120)
+    assert "--alpha_init" in done.stdout
+    assert done.stdout.endswith("imported: []\n")
+
+
+def test_what_help_reads_without_models_is_what_the_entries_say():
+    assert {name: entry.config for name, entry in LLM_METHODS.items()} == METHOD_CONFIGS
+    assert {name for name, entry in LLM_METHODS.items() if not entry.takes_mean} == set(TAKES_NO_MEAN)
 
 
 @pytest.mark.slow

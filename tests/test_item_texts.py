@@ -15,7 +15,7 @@ def calls(monkeypatch):
     """The texts of every call of an encoder whose vector says how many texts stand before."""
     found = []
 
-    def encode(texts):
+    def encode(texts, on_batch=None):
         found.append(list(texts))
         return torch.arange(len(texts)).double()[:, None].expand(-1, 3)
 
@@ -36,6 +36,27 @@ def test_once_for_the_same_texts(calls, tmp_path):
     encoded_texts(domains, "another", str(tmp_path))
     encoded_texts({"crime": domains["crime"]}, "tfidf", str(tmp_path))
     assert len(calls) == 3
+
+
+def test_a_text_that_was_encoded_is_not_encoded_again(calls, tmp_path):
+    domain = sample_domains(("crime",))["crime"]
+    texts = [*domain.item_texts[:3], domain.item_texts[1]]
+    first = item_texts._encoded(texts, "another", tmp_path)
+    assert first[:, 0].tolist() == [0.0, 1.0, 2.0, 1.0]  # equal texts have one vector
+    grown = item_texts._encoded([domain.item_texts[3], *texts[::-1]], "another", tmp_path)
+    assert calls == [texts, [domain.item_texts[3]]]
+    assert grown[:, 0].tolist() == [0.0, 1.0, 2.0, 1.0, 0.0]
+    assert item_texts._encoded([*texts, domain.item_texts[3]], "another", tmp_path)[:, 0].tolist() == [0, 1, 2, 1, 0]
+    item_texts._encoded(texts[:1], "third", tmp_path)  # another encoder
+    assert len(calls) == 3
+
+
+def test_a_damaged_block_of_vectors_is_named(calls, tmp_path):
+    item_texts._encoded(["a", "b"], "another", tmp_path)
+    (path,) = tmp_path.glob("texts-*/*.safetensors")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=path.name):
+        item_texts._encoded(["a", "b"], "another", tmp_path)
 
 
 def test_a_damaged_file_is_named(calls, tmp_path):

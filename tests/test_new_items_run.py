@@ -30,10 +30,10 @@ from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_pr
 from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
 from idgen.backbone import BackboneConfig
+from idgen.config import BackboneTraining
 from idgen.item_ids import TITLE_WORDS
 from idgen.text_vectors import text_projection, token_vectors
 from idgen.tokenizer import train_tokenizer
-from idgen.training import BackboneTraining
 
 pytestmark = pytest.mark.whole
 

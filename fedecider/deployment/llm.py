@@ -44,7 +44,7 @@ from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
-from fedecider.methods import METHODS
+from fedecider.methods.entries import METHODS
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import rows_data

@@ -11,16 +11,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fedecider.experiment.hyperparameter_selection import as_taken, choices
-from fedecider.experiment.prepare import Settings
-from fedecider.experiment.settings import RunConfig
-from fedecider.federation.registry import may_be_name
-from fedecider.methods import METHODS
-from fedecider.methods.recommender import LocalTraining
-from fedecider.models.adapters import ROLES
-from fedecider.models.folders import read_llm_run
+from fedecider.experiment.settings import RunConfig, Settings
+from fedecider.federation.registry import LLM_METHODS, may_be_name, outside_methods
+from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN, LocalTraining
+from fedecider.models.config import ROLES
 from fedecider.running.options import (
     CONFIGS,
     build_parser,
@@ -31,8 +25,6 @@ from fedecider.running.options import (
     peek,
     settings_file,
 )
-from fedecider.running.run_folder import RunFolder, damage_names
-from idgen.precision import bf16_speedup, fastest, in_words
 from idgen.ranking_config import RankingConfig
 
 COMMON = (
@@ -78,14 +70,16 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     """The same, with what the same command line says of the dataclasses ``beside``."""
     words = sys.argv[1:] if argv is None else list(argv)
     method = peek(words, "method", RunConfig.method)
-    if method not in METHODS:
-        raise ValueError(f"got method {method!r}, expected one of the LLM track: {', '.join(sorted(METHODS))}")
-    classes = (*beside, RunConfig, LocalTraining, RankingConfig, METHODS[method].config)
+    methods = _method_names()
+    if method not in methods:
+        raise ValueError(f"got method {method!r}, expected one of the LLM track: {', '.join(sorted(methods))}")
+    config, takes_mean = _of_method(method)
+    classes = (*beside, RunConfig, LocalTraining, RankingConfig, config)
     options = {field.name for one in classes for field in fields(one)}
     if method in options:
         raise ValueError(f"got a method with the name {method}, expected another name: an option is called so")
     # who has another name is refused when asked for
-    blocks_of = [name for name in METHODS if may_be_name(name) and name not in options]
+    blocks_of = [name for name in methods if may_be_name(name) and name not in options]
     starts = {f"--{name}" for name in blocks_of}
     prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in starts]
     if prefixed:
@@ -94,17 +88,19 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
             "blocks named after methods belong in a config file"
         )
     demo = not peek(words, "config") and not peek(words, "data")
-    texts = {"method": f"The federated method: {', '.join(METHODS)}."}
+    texts = {"method": f"The federated method: {', '.join(methods)}."}
     default = DEMO if demo else None
-    own = field_names(METHODS[method].config)[:OWN_SHOWN]
+    own = field_names(config)[:OWN_SHOWN]
     common = (*COMMON, *own, *(name for one in beside for name in field_names(one)))
-    refused = () if METHODS[method].takes_mean else WITHOUT_A_MEAN
+    refused = () if takes_mean else WITHOUT_A_MEAN
     parser = build_parser(description, *classes, default_config=default, common=common, texts=texts, refused=refused)
     blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")), blocks_of)
     for name in blocks_of:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
     found = parse(parser, words, *classes)
+    from fedecider.experiment.hyperparameter_selection import choices  # the models, which --help does without
+
     settings, others = _with_precision(Settings(*found[len(beside) :])), found[: len(beside)]
     for one in choices(settings):
         _check_output_rate(one)
@@ -122,8 +118,35 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     return settings, others
 
 
+def _method_names() -> list[str]:
+    """Those of `fedecider.methods.METHODS`, which is asked only where it is imported anyway: then it may have methods
+    that `fedecider.federate` was given."""
+    if "fedecider.methods.entries" in sys.modules:
+        from fedecider.methods.entries import METHODS
+
+        return list(METHODS)
+    return list(dict.fromkeys([*METHOD_CONFIGS, *outside_methods(LLM_METHODS)]))
+
+
+def _of_method(name: str) -> tuple[type, bool]:
+    """Settings of a method, and whether its server takes a mean; of built-in methods without importing a model.
+
+    Raises:
+        ValueError: a method from outside that cannot be used.
+    """
+    if name in METHOD_CONFIGS and name not in outside_methods(LLM_METHODS):
+        return METHOD_CONFIGS[name], name not in TAKES_NO_MEAN
+    from fedecider.methods.entries import METHODS
+
+    return METHODS[name].config, METHODS[name].takes_mean
+
+
 def _with_precision(settings: Settings) -> Settings:
     """``auto`` as what it means on this machine, so that stages and runs are kept under it; and a word about bf16."""
+    import torch
+
+    from idgen.precision import bf16_speedup, fastest, in_words
+
     training, run = settings.training, settings.run
     asked = {training.precision, run.distill.precision, run.pretrain.train.precision}
     if asked == {"fp32"}:
@@ -166,15 +189,22 @@ def _method_blocks(config: Path, methods: Sequence[str]) -> dict[str, dict]:
     content = load_yaml(config) if settings_file(config).is_file() else None
     blocks = {name: content[name] for name in methods if name in content} if isinstance(content, dict) else {}
     for name, block in blocks.items():
-        if METHODS.problem(name):
+        try:
+            settings, _ = _of_method(name)
+        except ValueError:
             continue  # a package that is out of order is told to those who ask for its method
-        from_plain(METHODS[name].config, block, f"{name} in {config}")
+        from_plain(settings, block, f"{name} in {config}")
     return blocks
 
 
 def recorded_settings(run: Path, data: str = "") -> Settings:
     """The settings in ``run.json`` of a run folder, with what it took of several; ``data`` replaces the place of the
     prepared domains."""
+    from fedecider.experiment.hyperparameter_selection import as_taken
+    from fedecider.methods.entries import METHODS
+    from fedecider.models.folders import read_llm_run
+    from fedecider.running.run_folder import RunFolder, damage_names
+
     path, config = RunFolder(run).record, read_llm_run(run)["config"]
     METHODS.check_recorded(config, str(path))
     with damage_names(path):
@@ -191,7 +221,7 @@ def settings_from_plain(config: Mapping[str, Any], source: str) -> Settings:
         "run": RunConfig,
         "training": LocalTraining,
         "ranking": RankingConfig,
-        "method": METHODS[config["run"]["method"]].config,
+        "method": _of_method(config["run"]["method"])[0],
     }
     blocks = {name: config[name] for name in classes}
     return Settings(**{name: from_plain(classes[name], block, f"{name} in {source}") for name, block in blocks.items()})

@@ -30,7 +30,7 @@ from fedecider.running.launch import (
     track_results,
 )
 from fedecider.running.options import write_settings
-from fedecider.running.progress import quiet, round_progress
+from fedecider.running.progress import quiet, round_progress, stage, timed_run, write_seconds
 from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
 
 
@@ -136,8 +136,9 @@ def run_track(
     log_results: bool = True,
 ) -> Path:
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
-    with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
-        experiment = track.part("load")(launch.from_main(settings), launch)
+    with timed_run(), start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
+        with stage("load"):
+            experiment = track.part("load")(launch.from_main(settings), launch)
         return run(experiment, launch, callbacks, chosen, log_results)
 
 
@@ -156,12 +157,24 @@ def run(
     Raises:
         ValueError: the folder holds another run, or a stage finds settings that cannot be.
     """
+    with timed_run():
+        return _run(experiment, launch, callbacks, chosen, log_results)
+
+
+def _run(
+    experiment: Experiment,
+    launch: Launch,
+    callbacks: Sequence[Callback],
+    chosen: Mapping[str, Any],
+    log_results: bool,
+) -> Path:
     config = experiment.settings.run
     root, record = checked_run(
         experiment.settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts
     )
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
-    rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
+    with stage("prepare"):
+        rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
     launch = launch._replace(processes=rounds.processes)
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
@@ -169,7 +182,7 @@ def run(
             if chosen:
                 write_settings(folder.chosen, chosen)
         try:
-            with round_progress(config.num_rounds, launch.is_main) as on_clients:
+            with stage("rounds"), round_progress(config.num_rounds, launch.is_main) as on_clients:
                 state = train(
                     rounds,
                     recorder=round_recorder(folder, launch, getattr(config, "tracker", ""), record, rounds.names),
@@ -184,8 +197,10 @@ def run(
             if launch.is_main:
                 forget_unstarted(folder)
             raise
-        with quiet(not log_results):
+        with stage("results"), quiet(not log_results):
             rounds.finish(state, folder)
+        if launch.is_main and folder.metrics.is_file():
+            write_seconds(folder.metrics)
         track_results(folder, launch, state.round)
     return root
 

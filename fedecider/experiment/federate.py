@@ -26,11 +26,12 @@ from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
 from fedecider.federation.state import RunState
-from fedecider.methods import METHODS, RATES, TRAINING_SPACE
+from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
+from fedecider.running.progress import stage
 from fedecider.running.run_folder import RunFolder, as_plain, content_key
 
 
@@ -89,7 +90,8 @@ def _prepare(
     resumed: RunFolder | None,
 ) -> Rounds:
     artifacts = build(asked.run, launch)
-    selected = select(asked, artifacts, launch, resumed)
+    with stage("selection"):
+        selected = select(asked, artifacts, launch, resumed)
     settings = selected.settings
     launch = shared_out(settings, launch, artifacts.domains)
 

@@ -10,8 +10,9 @@ Shape legend: U users of a client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,13 +27,13 @@ from fedecider.experiment.rows import selection_text
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.parties import cohort_size
 from fedecider.federation.record import plain, read_json, write_json
-from fedecider.methods import METHODS
 from fedecider.methods.centralised import pooled_recommender
+from fedecider.methods.entries import METHODS
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.launch import Launch
 from fedecider.running.options import from_plain
-from fedecider.running.progress import log_line
+from fedecider.running.progress import log_line, progress
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, damage_names, read_object
 from idgen.backbone import known_width
 
@@ -107,12 +108,20 @@ def select(settings: Settings, artifacts: BaseArtifacts, launch: Launch, resumed
         with damage_names(resumed.selection):
             number = [plain(one) for one in changes].index(kept["taken"])
         return Selected(offered[number], changes[number], kept["tried"])
+
+    def try_all(folder: Path) -> None:
+        total = len(offered) * ROUNDS * len(artifacts.domains)
+        with progress("hyper-parameter selection", launch.is_main) as told:
+            steps = count(1)
+            gains = [_gains(one, artifacts, launch, lambda: told(next(steps), total)) for one in offered]
+        write_json(folder / "gains.json", gains)
+
     with launch.accelerator.main_process_first():
         stage = cached_stage(
             Path(settings.run.cache),
             "selection",
             _inputs(settings, offered, artifacts, launch),
-            lambda folder: write_json(folder / "gains.json", [_gains(one, artifacts, launch) for one in offered]),
+            try_all,
         )
     gains = read_json(stage.folder / "gains.json")
     taken = clearly_best([[np.array(gain_U) for gain_U in one.values()] for one in gains])
@@ -142,8 +151,12 @@ def as_taken(settings: Settings, folder: RunFolder) -> Settings:
     return changed(settings, taken) if taken else choices(settings)[0]
 
 
-def _gains(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> dict[str, list[float]]:
+def _gains(
+    settings: Settings, artifacts: BaseArtifacts, launch: Launch, ranked: Callable[[], None]
+) -> dict[str, list[float]]:
     """Client -> ndcg@10 of each of its validation users after the best of `ROUNDS` rounds of training alone.
+
+    ``ranked`` hears of every client and round.
 
     A method that pools trains on all clients' data together.
     """
@@ -157,6 +170,7 @@ def _gains(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> dict
             for client in clients:
                 positions_U = recommender.positions(client, "valid")
                 gains[recommender.names[client]] = user_metrics(positions_U)[METRIC].tolist()
+                ranked()
     return max(gains_R, key=_macro)
 
 

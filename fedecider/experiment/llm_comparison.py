@@ -64,7 +64,7 @@ from fedecider.experiment.run_page import cached_user_texts, example_sections, r
 from fedecider.experiment.track import track_of
 from fedecider.experiment.tuning import ONE_SETTING, search_of, setting_text
 from fedecider.federation.record import read_json, read_records, write_json
-from fedecider.methods import METHODS, RATES, TRAINING_SPACE
+from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
 from fedecider.models.item_texts import encoded_texts, encoder_digest
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of

@@ -31,15 +31,15 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment.settings import PretrainConfig, RunConfig
+from fedecider.experiment.settings import PretrainConfig, RunConfig, Settings
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import received, take_row
-from fedecider.methods import METHODS
-from fedecider.methods.recommender import ClientModels, LocalTraining, build_recommender
+from fedecider.methods.entries import METHODS
+from fedecider.methods.recommender import ClientModels, build_recommender
 from fedecider.models.adapters import (
     adapter_shapes,
     attach_lora,
@@ -51,10 +51,9 @@ from fedecider.models.adapters import (
 from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, progress
+from fedecider.running.progress import console, progress, stage
 from fedecider.running.run_folder import (
     Stage,
-    as_plain,
     begun_folder,
     cached_stage,
     content_key,
@@ -542,21 +541,6 @@ def _model_digest(name: str) -> str:
 # What a run of the LLM track starts from: settings, data, stages 1 and 2, the student with adapters.
 
 
-class Settings(NamedTuple):
-    """All settings of one run, as the command line gives them."""
-
-    run: RunConfig
-    training: LocalTraining
-    ranking: RankingConfig
-    method: Any
-    """The method's own frozen dataclass."""
-
-    def as_record(self) -> dict[str, Any]:
-        """By block, and ``package`` where an installed package brings the method."""
-        blocks = {name: as_plain(value) for name, value in self._asdict().items()}
-        return {**blocks, **METHODS.as_record(self.run.method)}
-
-
 class BaseArtifacts(NamedTuple):
     """What the rounds start from."""
 
@@ -632,11 +616,13 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     check_targets(config)
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
-        pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
-        distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
+        with stage("pretrain"):
+            pretrained = _whole(pretrain_stage(config, domains, launch.device, quiet=not launch.is_main))
+        with stage("distil"):
+            distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
     if launch.is_main:
-        for name, stage in (("pre-training", pretrained), ("distillation", distilled)):
-            console.print(f"{name}: {'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
+        for name, kept in (("pre-training", pretrained), ("distillation", distilled)):
+            console.print(f"{name}: {'reused' if kept.reused else 'built'} {kept.folder}", highlight=False)
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})

@@ -263,11 +263,17 @@ def _costs(files: RunFiles) -> Section:
         [label, *(f"{reduce(r[key] for r in files.rounds):.2f}" for reduce in (median, sum))] for key, label in SECONDS
     ]
     seconds = PageTable(("part of a round", "median s", "sum s"), rows, "Seconds")
+    stages = [
+        (name, *(f"{spent[key]:.1f}" for key in ("wall_s", "cpu_s")))
+        for name, spent in files.metrics.get("seconds", {}).items()
+        if name != "report"  # it is the page itself
+    ]
+    tables = [seconds, *([PageTable(("stage of the run", "s", "CPU s"), stages, "Seconds by stage")] if stages else [])]
     spent = ([record["round"], *(record[key] for key, _ in SECONDS)] for record in files.rounds)
     saved = [Download("seconds.csv", csv_text(["round", *(key for key, _ in SECONDS)], spent))]
     if not files.communication:
         sizes = [(way, f"{size:,}") for way, size in files.metrics["bytes"].items()]
-        tables = [seconds, PageTable(("way", "bytes"), sizes, "All clients, all rounds")]
+        tables.append(PageTable(("way", "bytes"), sizes, "All clients, all rounds"))
         return Section("Cost of the whole run", [], tables, downloads=saved)
     paragraph = (
         f"Counted: {files.communication['unit']}. One client's adapters have "
@@ -279,7 +285,7 @@ def _costs(files: RunFiles) -> Section:
         for name, size in entry["clients"].items()
     )
     saved.insert(0, Download("bytes.csv", csv_text(["round", "client", "down", "up"], sent)))
-    return Section("Cost of the whole run", [paragraph], [_traffic(files), seconds], downloads=saved)
+    return Section("Cost of the whole run", [paragraph], [_traffic(files), *tables], downloads=saved)
 
 
 def _traffic(files: RunFiles) -> PageTable:

@@ -43,7 +43,7 @@ from fedecider.federation.record import read_records, write_json, write_text
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.methods import METHODS, Method
+from fedecider.methods.entries import METHODS, Method
 from fedecider.methods.fedecider import FusionWeights
 from fedecider.methods.local_training import user_epsilon, user_report
 from fedecider.methods.recommender import ClientModels, common_rows
@@ -69,7 +69,7 @@ from fedecider.report.tables import (
     variant_labels,
 )
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, log_line
+from fedecider.running.progress import console, log_line, stage, write_seconds
 from fedecider.running.run_folder import RunFolder
 from idgen.ranking import ranks_all
 from idgen.samples import train_batches
@@ -308,7 +308,9 @@ def write_results(run: Ended) -> None:
     log_results(run, models)
     texts = {name: ids.clients.texts for name, ids in run.artifacts.ids.items() if ids.clients is not None}
     encoder = run.settings.run.pretrain.text_encoder
-    page = finish_report(run.folder, run.artifacts.everyone, texts, models.examples, encoder)
+    write_seconds(run.folder.metrics)
+    with stage("report"):
+        page = finish_report(run.folder, run.artifacts.everyone, texts, models.examples, encoder)
     if page is not None:
         log_line(f"report: {page}")
     write_table(run, models)  # last: a run whose table stands there is finished

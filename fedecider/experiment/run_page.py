@@ -36,7 +36,7 @@ from fedecider.experiment.rows import STUDENT, run_conclusion, selection_text
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import plain, read_json, read_records, write_json
 from fedecider.federation.streams import stream
-from fedecider.methods import METHODS
+from fedecider.methods.entries import METHODS
 from fedecider.methods.recommender import travelling_shapes
 from fedecider.models.adapters import AdapterShape
 from fedecider.models.folders import read_llm_run

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from distill.train import DistillConfig
+from distill.config import DistillConfig
 from fedecider.bounds import (
     LoraRank,
     OneOrMore,
@@ -16,16 +16,19 @@ from fedecider.bounds import (
     check,
     shares_of,
 )
-from fedecider.evaluation.protocols import get_protocol
-from fedecider.federation.aggregate import RobustMean, check_one_mean
-from fedecider.federation.privacy import PrivacyConfig
-from fedecider.models.adapters import LoraSettings
-from fedecider.models.hybrid import HybridConfig
-from idgen.backbone import BackboneConfig
-from idgen.item_ids import TITLE_WORDS, TITLES_AS_WRITTEN, Words
-from idgen.precision import Quantize
-from idgen.prompts import SampleConfig
-from idgen.training import BackboneTraining
+from fedecider.federation.config import PrivacyConfig, RobustMean
+from fedecider.methods.config import LocalTraining
+from fedecider.models.config import HybridConfig, LoraSettings
+from idgen.config import (
+    TITLE_WORDS,
+    TITLES_AS_WRITTEN,
+    BackboneConfig,
+    BackboneTraining,
+    Quantize,
+    SampleConfig,
+    Words,
+)
+from idgen.ranking_config import RankingConfig
 
 NUM_WORDS = 4000
 """Of a tokenizer that is trained on the item texts, beside phrases."""
@@ -201,6 +204,9 @@ class RunConfig:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
+        from fedecider.evaluation.protocols import get_protocol  # torch, which --help does without
+        from fedecider.federation.aggregate import check_one_mean
+
         check(self)
         if not self.domain_names or len(set(self.domain_names)) != len(self.domain_names):
             raise ValueError(f"got domains {self.domains!r}, expected different names separated by commas")
@@ -251,3 +257,21 @@ class RunConfig:
     @property
     def public_names(self) -> list[str]:
         return [name.strip() for name in self.public_domains.split(",") if name.strip()]
+
+
+class Settings(NamedTuple):
+    """All settings of one run, as the command line gives them."""
+
+    run: RunConfig
+    training: LocalTraining
+    ranking: RankingConfig
+    method: Any
+    """The method's own frozen dataclass."""
+
+    def as_record(self) -> dict[str, Any]:
+        """By block, and ``package`` where an installed package brings the method."""
+        from fedecider.methods.entries import METHODS
+        from fedecider.running.run_folder import as_plain
+
+        blocks = {name: as_plain(value) for name, value in self._asdict().items()}
+        return {**blocks, **METHODS.as_record(self.run.method)}

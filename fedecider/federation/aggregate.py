@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedecider.federation.config import RobustMean
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.rows import add_rows
 from fedecider.federation.wire import with_finite
@@ -65,7 +66,6 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
 
 PART_NUMBERS = 1 << 23
 """64 MiB of float64."""
-RobustMean = Literal["mean", "median", "trimmed_mean", "norm_clip"]
 
 
 def check_one_mean(secure_sum: bool, robust_mean: RobustMean) -> None:

@@ -16,14 +16,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.bounds import NotNegative, PositiveOrInfinite, above, check
+from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, only_rows
@@ -35,44 +34,6 @@ Sampling = Literal["fixed", "poisson"]
 _ORDER_A = 1.0 + np.logspace(-4.0, 5.0, 20_000)
 _MOST_WHOLE = 512
 """Largest whole order at which the Poisson-sampled Gaussian is computed."""
-
-
-@dataclass(frozen=True)
-class PrivacyConfig:
-    """How uploads are bounded and noised.
-
-    Args:
-        clip: The largest norm of what one client changes in a round (L2 for gaussian, L1 for laplace); if it is not
-            given, or inf, nothing is bounded.
-        mechanism: The kind of noise: gaussian with standard deviation noise_scale * clip, or laplace with that scale.
-        noise_scale: The size of the noise divided by clip; 0 adds none.
-        delta: The probability in (epsilon, delta) that gaussian noise leaves open, for uploads and for hidden users; it
-            is usually below 1 / clients, and below 1 / users of a client.
-        noise_on: Where the noise goes. "upload" gives every single upload the whole noise, so that epsilon holds
-            against the server as well; "sum" gives each a share such that the sum over the cohort has it, which
-            protects the sum only: add secure aggregation, or trust the server. A mean must then weigh all clients
-            alike.
-    """
-
-    clip: PositiveOrInfinite | None = None
-    mechanism: Literal["gaussian", "laplace"] = "gaussian"
-    noise_scale: NotNegative = 0.0
-    delta: Annotated[float, above(0, below=1)] = 1e-5
-    noise_on: Literal["upload", "sum"] = "upload"
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.noise_scale > 0.0 and not self.clips:
-            raise ValueError(
-                f"got noise_scale {self.noise_scale} without a clip, expected both: noise hides nothing unless one "
-                "client's contribution is bounded; set clip"
-            )
-        if self.mechanism == "laplace" and self.noise_on == "sum":
-            raise ValueError("got laplace noise on the sum, expected gaussian: a sum of Laplace shares is not Laplace")
-
-    @property
-    def clips(self) -> bool:
-        return self.clip is not None and self.clip < math.inf
 
 
 def protect_upload(

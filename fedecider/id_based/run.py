@@ -53,7 +53,7 @@ from fedecider.report.tables import (
 )
 from fedecider.running.launch import Launch
 from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
-from fedecider.running.progress import console, log_line
+from fedecider.running.progress import console, log_line, stage, write_seconds
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, check_output, damage_names, read_run
 
 # Settings of a run of an ID-based method that are not the method's own.
@@ -333,7 +333,7 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
         "best_valid_ndcg@10": state.best_score,
         "test": {domain: rows_data(rows, domain) for domain in shown_domains(rows)},
         "valid": {domain: rows_data(valid_rows, domain) for domain in shown_domains(rows)},
-        "seconds": time,
+        "round_seconds": time,
         "bytes": size,
         "non_finite_uploads": non_finite_uploads(records),
     }
@@ -347,5 +347,8 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     title = f"Test of {settings.run.method}, round {state.best_round}"
     console.print(rich_table(table, title=title))
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
-    log_line(f"report: {write_run_page(folder, lambda files: Parts())}")
+    write_seconds(folder.metrics)
+    with stage("report"):
+        page = write_run_page(folder, lambda files: Parts())
+    log_line(f"report: {page}")
     log_line(f"run: {folder.root}")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch import Tensor
 from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import download_of, message, take_row
+from fedecider.methods.config import Weighting
 from fedecider.methods.local_training import Pull, train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -44,7 +45,6 @@ from fedecider.models.adapters import (
 # What FedAvg and its kin share: every client gets one pair of adapters, sends one back, the server takes the
 # mean.
 
-Weighting = Literal["uniform", "examples"]
 
 TrainClient = Callable[[int, Tree, Tree, int], tuple[Tree, Tree, dict[str, Any]]]
 """round, downloaded adapters, own row (``own.*``), client -> adapters to send, new own row, log."""

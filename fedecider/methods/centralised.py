@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
+from fedecider.methods.config import CentralisedConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -23,11 +23,6 @@ from fedecider.models.adapters import (
     with_prefix,
     without_prefix,
 )
-
-
-@dataclass(frozen=True)
-class CentralisedConfig:
-    """Centralised training has no settings of its own."""
 
 
 def centralised(recommender: ClientModels, config: CentralisedConfig) -> FederatedMethod:

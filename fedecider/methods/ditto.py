@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fedecider.bounds import Real, Space, at_least, check
+from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
+from fedecider.methods.config import DittoConfig
 from fedecider.methods.local_training import Pull, train_locally
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
@@ -19,23 +19,6 @@ GRID: tuple[dict[str, Any], ...] = ({}, {"personal_pull": 0.1}, {"personal_pull"
 SPACE: Space = {"personal_pull": Real(0.01, 10.0, log=True)}
 
 scalars = scalars_both_ways
-
-
-@dataclass(frozen=True)
-class DittoConfig:
-    """Settings of Ditto.
-
-    Args:
-        personal_pull: How strongly a personal adapter is drawn to the global one (the paper's lambda); 0 is local
-            training.
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    personal_pull: Annotated[float, at_least(0, hint="0 is local training")] = 1.0
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def ditto(recommender: ClientModels, config: DittoConfig) -> FederatedMethod:

@@ -7,21 +7,21 @@ the personal adapters ``theta_p``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
-from fedecider.bounds import NotNegative, OneOrMore, Positive, Real, ShareBelow1, Space, Whole, at_least, check
+from fedecider.bounds import Real, Space, Whole
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
+from fedecider.methods.config import SIMPLEX, FdloraConfig
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
 from idgen.backbones.family import num_targets
@@ -41,36 +41,8 @@ SPACE: Space = {"sync_every": Whole(1, 5), "outer_learning_rate": Real(0.1, 1.0)
 NUM_BATCHES = 4
 """Training batches hold prompts of similar length, so the search takes some of several."""
 
-SIMPLEX = ((0.5, 0.5), (1.0, 0.5), (0.5, 1.0))
-"""First three points of the search; scipy's own lie 5 % apart, which a short search cannot leave."""
 
 scalars = scalars_both_ways
-
-
-@dataclass(frozen=True)
-class FdloraConfig:
-    """Settings of FDLoRA.
-
-    Args:
-        sync_every: After every so many rounds (H) the personal adapters become a copy of the client's theta_s.
-        outer_learning_rate: The step of the server along the clients' mean change; 1 without momentum is FedAvg.
-        outer_momentum: The Nesterov momentum of the server, below 1.
-        l1_weight: The weight of |w1| + |w2| beside the token cross-entropy in the search.
-        num_search_prompts: The number of training prompts that the search looks at.
-        num_evaluations: The number of points (w1, w2) that the search may try, at least 3.
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    sync_every: OneOrMore = 5
-    outer_learning_rate: Positive = 0.7
-    outer_momentum: ShareBelow1 = 0.9
-    l1_weight: NotNegative = 0.05
-    num_search_prompts: OneOrMore = 64
-    num_evaluations: Annotated[int, at_least(len(SIMPLEX), hint="the search starts with so many")] = 30
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:

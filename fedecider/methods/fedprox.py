@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
-from fedecider.bounds import Real, Space, at_least, check
+from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
+from fedecider.methods.config import FedproxConfig
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
@@ -18,22 +18,6 @@ GRID: tuple[dict[str, Any], ...] = ({}, {"mu": 0.001}, {"mu": 0.1}, {"mu": 1.0})
 SPACE: Space = {"mu": Real(0.0001, 1.0, log=True)}
 
 scalars = scalars_both_ways
-
-
-@dataclass(frozen=True)
-class FedproxConfig:
-    """Settings of FedProx.
-
-    Args:
-        mu: The strength of the proximal term mu / 2 * ||theta - w||^2; 0 is FedAvg.
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    mu: Annotated[float, at_least(0, hint="0 is FedAvg")] = 0.01
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def fedprox(recommender: ClientModels, config: FedproxConfig) -> FederatedMethod:

@@ -6,39 +6,17 @@ Shape legend: K clients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Positive, Real, Space, at_least, check
+from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import LOSS, cosines, exact_sum, load_row, module_products, personal_average
+from fedecider.methods.config import FellrecConfig
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import Shapes, factor_scalars
-
-
-@dataclass(frozen=True)
-class FellrecConfig:
-    """Settings of FellRec.
-
-    Args:
-        a: How much clients listen to others, tanh(a) for the worst one and towards 1 for the rest; 0 is local training.
-        beta: Larger values make the warm-up slower. The public code has a 0.7, beta 1 for LLaMA; 0.5, 5 for RecFormer.
-        temperature: The temperature of the softmax over the clients' training losses.
-        exponent: How the warm-up counts rounds: paper takes round / beta (t / beta, rounds from 1), code takes round -
-            1 + 1 / beta (epoch + 1 / beta, epochs from 0); the same at beta 1.
-    """
-
-    a: Annotated[float, at_least(0, hint="at 0 nobody listens, which is local training")] = 0.7
-    beta: Positive = 1.0
-    temperature: Positive = 0.05
-    exponent: Literal["paper", "code"] = "paper"
-
-    def __post_init__(self) -> None:
-        check(self)
-
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"a": 0.5, "beta": 5.0}, {"a": 0.3}, {"a": 0.1}, {"temperature": 0.5})
 SPACE: Space = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import Weighting, averaged
+from fedecider.methods.averaged import averaged
+from fedecider.methods.config import FfaLoraConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import (
@@ -24,20 +23,6 @@ from fedecider.models.adapters import (
 )
 
 VARIANTS = ("global", "local")
-
-
-@dataclass(frozen=True)
-class FfaLoraConfig:
-    """Settings of FFA-LoRA.
-
-    Args:
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def ffa_lora(recommender: ClientModels, config: FfaLoraConfig) -> FederatedMethod:

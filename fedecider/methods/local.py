@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
+from fedecider.methods.config import LocalConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -22,11 +22,6 @@ from fedecider.models.adapters import (
     with_prefix,
     without_prefix,
 )
-
-
-@dataclass(frozen=True)
-class LocalConfig:
-    """Local training has no settings of its own."""
 
 
 def local(recommender: ClientModels, config: LocalConfig) -> FederatedMethod:

@@ -29,7 +29,8 @@ from fedecider.federation.method import Tree
 from fedecider.federation.privacy import PrivacyConfig, epsilon, normal_draws, secret_uniform
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import only_rows
-from fedecider.methods.recommender import CLIP_NORM, ClientModels, LocalTraining, UserPrivacy
+from fedecider.methods.config import UserPrivacy
+from fedecider.methods.recommender import CLIP_NORM, ClientModels, LocalTraining
 from fedecider.models.adapters import (
     FACTORS,
     ROLES,

@@ -5,12 +5,11 @@ Shape legend: K clients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-from fedecider.bounds import OneOf, Positive, Real, Space, check
+from fedecider.bounds import OneOf, Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import (
     cosines,
@@ -20,26 +19,10 @@ from fedecider.methods.averaged import (
     personal_average,
     scalars_both_ways,
 )
+from fedecider.methods.config import LoraSimConfig
 from fedecider.methods.recommender import ClientModels
 
 scalars = scalars_both_ways
-
-
-@dataclass(frozen=True)
-class LoraSimConfig:
-    """Settings of LoRA-Sim.
-
-    Args:
-        similarity: How cosines become weights: shifted takes (cosine + 1) / 2, softmax exp(cosine / temperature), each
-            divided by its row's sum.
-        temperature: The temperature of softmax.
-    """
-
-    similarity: Literal["shifted", "softmax"] = "shifted"
-    temperature: Positive = 0.1
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 GRID: tuple[dict[str, Any], ...] = (

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
-from fedecider.bounds import check
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import Weighting, averaged, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
+from fedecider.methods.config import PfedavgConfig
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
 VARIANTS = ("fine_tuned", "global")
 
 scalars = scalars_both_ways
-
-
-@dataclass(frozen=True)
-class PfedavgConfig:
-    """Settings of PFedAvg.
-
-    Args:
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def pfedavg(recommender: ClientModels, config: PfedavgConfig) -> FederatedMethod:

@@ -10,28 +10,19 @@ target tokens, U users of a client, K beams.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.bounds import (
-    NotNegative,
-    OneOrMore,
-    Positive,
-    PositiveOrInfinite,
-    ShareAbove0,
-    check,
-)
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.parties import Processes
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import only_rows, received, take_row
+from fedecider.methods.config import LocalTraining
 from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
 from idgen.ranking import eval_users, rank_task
 from idgen.ranking_config import RankingConfig
@@ -46,7 +37,6 @@ from idgen.samples import (
     user_batches,
     with_candidates,
 )
-from idgen.training import TrainConfig
 
 # Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every
 # token.
@@ -161,68 +151,8 @@ def _joined(trees: Sequence[Tree]) -> Tree:
 # What every method of the LLM track works with: the adapted model, the domains, and how to train and to rank.
 
 
-@dataclass(frozen=True)
-class UserPrivacy:
-    """Training that hides each single user of a client (`fedecider.methods.local_training`).
-
-    Args:
-        clip: The largest norm of one user's gradient in a step, over all tensors together; inf bounds nothing. If it is
-            not given, training is by samples and hides nobody.
-        noise_scale: The standard deviation of the noise on the sum over the users of a step, divided by clip; 0 adds
-            none.
-    """
-
-    clip: PositiveOrInfinite | None = None
-    noise_scale: NotNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
-        if self.noise_scale > 0.0 and (self.clip is None or self.clip == math.inf):
-            raise ValueError(
-                f"got user_privacy.noise_scale {self.noise_scale} without a clip, expected both: noise hides nobody "
-                "unless one user's gradient is bounded; set user_privacy.clip"
-            )
-
-    @property
-    def on(self) -> bool:
-        """Whether training goes user by user."""
-        return self.clip is not None
-
-
 CLIP_NORM = 1.0
 """The largest global norm of a step's gradient."""
-
-
-@dataclass(frozen=True)
-class LocalTraining(TrainConfig):
-    """Local training, alike for every method, whose AdamW starts anew in every round.
-
-    Else comparisons would not be fair (FeDecider, section 4.1).
-
-    Args:
-        learning_rate: The learning rate of the LoRA factors.
-        local_epochs: The number of passes over a client's training samples in a round.
-        schedule: The course of every learning rate in a round's local training: constant, or cosine down to zero. What
-            is sent has then settled.
-        lr_decay_per_round: The factor on every learning rate from one round to the next. Below 1 the first rounds may
-            take large steps and late ones still settle, which takes fewer rounds, so less is sent.
-        output_lr_multiplier: The factor on the learning rate of B in the adapter of the output or the table. Its rows
-            say what items mean: they may have to move much further than layers that start well (A is shared by all).
-        user_privacy: Bounded gradients and noise that hide each single user of a client.
-    """
-
-    local_epochs: OneOrMore = 5
-    schedule: Literal["constant", "cosine"] = "constant"
-    lr_decay_per_round: ShareAbove0 = 1.0
-    output_lr_multiplier: Positive = 1.0
-    user_privacy: UserPrivacy = field(default_factory=UserPrivacy)
-
-    @property
-    def adam_epsilon(self) -> float:
-        """What AdamW adds to the root of the squared gradients. At its own 1e-8 a number moves as fast on a faint
-        gradient as on a strong one: in a table of items that moves fast, rows that nobody has bought as far as any.
-        With user_privacy anything else would put the size of a gradient, so the number of users, into the steps."""
-        return 1e-4 if self.output_lr_multiplier > 1.0 and not self.user_privacy.on else 1e-8
 
 
 class Users(NamedTuple):

@@ -9,17 +9,15 @@ Shape legend: K clients of the run, C clients of a block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedecider.bounds import check
 from fedecider.federation.aggregate import heard_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.methods.averaged import Weighting
+from fedecider.methods.config import RoloraConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -34,20 +32,6 @@ from fedecider.models.adapters import (
 )
 
 LAST_ROUND = "last_round"
-
-
-@dataclass(frozen=True)
-class RoloraConfig:
-    """Settings of RoLoRA.
-
-    Args:
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:

@@ -22,7 +22,6 @@ import hashlib
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -33,10 +32,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from fedecider.bounds import LoraRank, check
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import rows_with_anything
+from fedecider.models.config import ROLES, LoraSettings
 from idgen.backbones.families import family_of, unwrap
 
 # The fusion forward: own LoRA pair, frozen peer directions and their weights as one stacked low-rank product.
@@ -503,35 +502,6 @@ def tied_embeddings(base: Any) -> dict[str, nn.Embedding]:
 
 FACTORS = ("lora_a", "lora_b")
 """Names of the two factors of a pair."""
-ROLES = {
-    "attention": ("q", "k", "v", "o", "q_proj", "k_proj", "v_proj", "o_proj"),
-    "feed_forward": ("wi", "wi_0", "wi_1", "wo", "gate_proj", "up_proj", "down_proj"),
-    "output": ("lm_head",),
-    "table": ("lm_head",),
-}
-"""What linear layers are for -> their names in the backbones that we know; table is the output and, by the same pair of
-factors, the embeddings that are tied to it."""
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """Where and how large the adapters are.
-
-    Args:
-        rank: Rank r of every adapter.
-        targets: The linear layers that get one: roles of `ROLES`, or the ends of layers' names.
-    """
-
-    rank: LoraRank = 8
-    targets: tuple[str, ...] = ("attention",)
-
-    def __post_init__(self) -> None:
-        check(self)
-        if not self.targets:
-            raise ValueError("got no LoRA targets, expected at least one, for instance attention")
-        outputs = [target for target in self.targets if ROLES.get(target, (target,)) == ROLES["output"]]
-        if len(outputs) > 1:
-            raise ValueError(f"got LoRA targets {outputs}, expected one of them: they stand for the same layer")
 
 
 class AdapterShape(NamedTuple):

@@ -69,7 +69,8 @@ class InferenceConfig(NamedTuple):
     @property
     def words(self) -> Any:
         """How the ID of an item that comes later is made of its text (`idgen.item_ids.Words`)."""
-        from idgen.item_ids import TITLE_WORDS, TITLES_AS_WRITTEN  # libraries of models, which most readers do without
+        from idgen.config import TITLES_AS_WRITTEN
+        from idgen.item_ids import TITLE_WORDS
 
         return TITLES_AS_WRITTEN if self.titles_as_written else TITLE_WORDS
 

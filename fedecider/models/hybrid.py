@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,44 +30,16 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from fedecider.bounds import check
 from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import NOT_RANKED, user_metrics
 from fedecider.evaluation.statistics import clearly_best
 from fedecider.federation.record import write_json
 from fedecider.models import counts as experts
+from fedecider.models.config import HybridConfig
 from fedecider.models.counts import Contexts, Counts
 from fedecider.running.run_folder import check_tensors, damage_names, read_object
 
 # Settings of the private part of the hybrid.
-
-SOURCES = ("own", "public", "others")
-
-
-@dataclass(frozen=True)
-class HybridConfig:
-    """The private part of the hybrid of a client, which ranks beside the model.
-
-    Args:
-        kind: The kind of hybrid: none is the paper's system; with mixture the results have two more rows, for the
-            hybrid and for the hybrid without a model, and the run folder keeps the hybrid under private/.
-        sources: The events that are counted together, separated by commas: own (the client's train parts), public (the
-            public users of its domain) and others (the sum over other clients with the same catalogue, by a secure
-            sum; nothing where there are none).
-    """
-
-    kind: Literal["none", "mixture"] = "none"
-    sources: str = "own,public,others"
-
-    def __post_init__(self) -> None:
-        check(self)
-        names = self.source_names
-        if not names or len(set(names)) != len(names) or not set(names) <= set(SOURCES):
-            raise ValueError(f"got sources {self.sources!r}, expected some of {', '.join(SOURCES)}, each once")
-
-    @property
-    def source_names(self) -> list[str]:
-        return [name.strip() for name in self.sources.split(",") if name.strip()]
 
 
 # The weights of a mixture of experts: the most likely ones by expectation maximisation.

@@ -1,20 +1,28 @@
 """Item texts as vectors of a text encoder: encoded once, kept in the cache, the same for every stage and baseline.
 
-Shape legend: I items, E width of the encoder.
+A text is known by its SHA-256. Where a catalogue has grown, the new texts alone are encoded; TF-IDF, which is fitted on
+all texts, starts anew.
+
+Shape legend: I items, E width of the encoder, N texts, M texts that are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedecider.data.domain import Domain, by_catalogue
-from fedecider.data.encoders import chosen_encoder, load_encoder
-from fedecider.running.run_folder import cached_stage, check_tensors, damage_names, file_digest
+from fedecider.data.encoders import chosen_encoder, encoder_label, is_fitted, load_encoder
+from fedecider.running.progress import progress, stage
+from fedecider.running.run_folder import cached_stage, check_tensors, content_key, damage_names, file_digest
 from idgen.text_vectors import TextProjection
 
 VECTOR_FILE = "vectors.safetensors"
@@ -37,14 +45,58 @@ def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> di
     texts = {name: domain.item_texts for name, domain in by_catalogue(domains).items()}
 
     def build(folder: Path) -> None:
-        vector_IE = load_encoder(encoder).encode([text for of_domain in texts.values() for text in of_domain])
-        parts = vector_IE.float().split([len(of_domain) for of_domain in texts.values()])
+        vector_IE = _encoded([text for of_domain in texts.values() for text in of_domain], encoder, Path(cache))
+        parts = vector_IE.split([len(of_domain) for of_domain in texts.values()])
         save_file({name: part.contiguous() for name, part in zip(texts, parts, strict=True)}, folder / VECTOR_FILE)
 
-    stage = cached_stage(Path(cache), "text-vectors", {"encoder": encoder_digest(encoder), "texts": texts}, build)
-    with damage_names(stage.folder / VECTOR_FILE):
-        loaded = load_file(stage.folder / VECTOR_FILE)
+    with stage("texts"):
+        kept = cached_stage(Path(cache), "text-vectors", {"encoder": encoder_digest(encoder), "texts": texts}, build)
+    with damage_names(kept.folder / VECTOR_FILE):
+        loaded = load_file(kept.folder / VECTOR_FILE)
         return {name: loaded[domain.catalogue] for name, domain in domains.items()}
+
+
+def _encoded(texts: Sequence[str], encoder: str, cache: Path) -> Tensor:
+    """(N, E) float32; what was encoded before is read. The last bits of a vector depend on the batch that it was in."""
+    if is_fitted(encoder):
+        return load_encoder(encoder).encode(texts).float()
+    folder = cache / f"texts-{content_key(encoder_digest(encoder))}"
+    row_of, vector_ME = _known(folder)
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    new = [number for number, digest in enumerate(digests) if digest not in row_of]
+    if new:
+        with progress(f"text vectors of {encoder_label(encoder)}", os.environ.get("RANK", "0") == "0") as told:
+            vector_NE = load_encoder(encoder).encode([texts[number] for number in new], told).float()
+        for row, number in enumerate(new):  # of equal texts the first one counts
+            row_of.setdefault(digests[number], len(vector_ME) + row)
+        _keep(folder, [digests[number] for number in new], vector_NE)
+        vector_ME = torch.cat([vector_ME, vector_NE]) if len(vector_ME) else vector_NE
+    return vector_ME[[row_of[digest] for digest in digests]]
+
+
+def _known(folder: Path) -> tuple[dict[bytes, int], Tensor]:
+    """Digest -> row of the (M, E) vectors in the files of ``folder``."""
+    row_of: dict[bytes, int] = {}
+    parts: list[Tensor] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        check_tensors(path)
+        with damage_names(path):
+            block, before = load_file(path), sum(map(len, parts))
+            row_of |= {bytes(row): before + number for number, row in enumerate(block["digest"].numpy())}
+            parts.append(block["vector"])
+    return row_of, torch.cat(parts) if parts else torch.zeros(0, 0)
+
+
+def _keep(folder: Path, digests: Sequence[bytes], vector_NE: Tensor) -> None:
+    """One file more; nothing half-written ever has its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    first: dict[bytes, int] = {}
+    for number, digest in enumerate(digests):
+        first.setdefault(digest, number)
+    digest_N = torch.frombuffer(bytearray(b"".join(first)), dtype=torch.uint8).view(-1, 32)
+    name = uuid.uuid4().hex
+    save_file({"digest": digest_N, "vector": vector_NE[list(first.values())].contiguous()}, folder / f".{name}")
+    os.replace(folder / f".{name}", folder / f"{name}.safetensors")
 
 
 def save_projection(path: Path, projection: TextProjection, encoder: str) -> None:

@@ -1,15 +1,18 @@
-"""Progress for long steps: a rich bar on a terminal, plain lines otherwise."""
+"""What a run tells of itself: progress of long steps, a rich bar on a terminal and plain lines otherwise, and the
+seconds of its stages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedecider.federation.record import read_json, write_json
 from fedecider.federation.rounds import OnClients, silent
 
 console = Console()
@@ -30,7 +33,78 @@ def quiet(enabled: bool = True) -> Iterator[None]:
         console.quiet = before
 
 
-_LINE_EVERY_S = 15.0
+class _Clock:
+    """Gives the seconds that go by to the innermost stage."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = {}
+        self.inside: list[str] = []
+        self._read()
+
+    def _read(self) -> None:
+        self._last = (time.perf_counter(), time.process_time())
+
+    def charge(self) -> None:
+        before = self._last
+        self._read()
+        if self.inside:
+            sums = self.spent.setdefault(self.inside[-1], [0.0, 0.0])
+            for number in range(2):
+                sums[number] += self._last[number] - before[number]
+
+
+_clocks: list[_Clock] = []
+
+
+@contextmanager
+def timed_run() -> Iterator[None]:
+    """Keep the seconds of every `stage` within the block; a block within another one is part of that."""
+    if _clocks:
+        yield
+        return
+    _clocks.append(_Clock())
+    try:
+        yield
+    finally:
+        _clocks.pop()
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Count the seconds of the block under ``name``, without those of stages within it, so that all sum to the run's.
+
+    Nothing is counted outside `timed_run`.
+    """
+    if not _clocks:
+        yield
+        return
+    clock = _clocks[0]
+    clock.charge()
+    clock.inside.append(name)
+    try:
+        yield
+    finally:
+        clock.charge()
+        clock.inside.pop()
+
+
+def stage_seconds() -> dict[str, dict[str, float]]:
+    """Stage -> ``wall_s`` and ``cpu_s`` of this process so far, all of its threads together; in the order of their
+    ends."""
+    if not _clocks:
+        return {}
+    _clocks[0].charge()
+    return {name: {"wall_s": round(wall, 3), "cpu_s": round(cpu, 3)} for name, (wall, cpu) in _clocks[0].spent.items()}
+
+
+def write_seconds(metrics: Path) -> None:
+    """Put `stage_seconds` into ``metrics.json``, which is there; those in it stay: they are on the page."""
+    if seconds := stage_seconds():
+        content = read_json(metrics)
+        write_json(metrics, {**content, "seconds": {**seconds, **content.get("seconds", {})}})
+
+
+_LINE_EVERY_S = 10.0
 
 
 class Report(Protocol):
@@ -67,14 +141,20 @@ def progress(title: str, enabled: bool = True) -> Iterator[Report]:
 def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[OnClients]:
     """Yield what :func:`fedecider.federation.rounds.run_rounds` tells of the clients of a round that are done.
 
-    On a terminal it moves a bar that is gone at the end, elsewhere it prints a line every 15 seconds at most.
+    On a terminal it moves a bar that is gone at the end, elsewhere it prints a line every 10 seconds at most.
     """
     if not enabled:
         yield silent
     elif not console.is_terminal:
         yield _plain_rounds(num_rounds)
     else:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("", total=None)
 
@@ -96,7 +176,7 @@ def _plain_rounds(num_rounds: int) -> OnClients:
             started = now
         elif done < total and now - last >= _LINE_EVERY_S:
             last = now
-            text = f"round {round}/{num_rounds}, {what}: {done}/{total} clients ({now - started:.0f} s)"
+            text = f"round {round}/{num_rounds}, {what}: {done}/{total} clients ({_times(now - started, done, total)})"
             console.print(text, highlight=False, soft_wrap=True)
 
     return log
@@ -111,6 +191,13 @@ def _plain_lines(title: str) -> Report:
         now = time.monotonic()
         if done >= total or now - last >= _LINE_EVERY_S:
             last = now
-            console.print(f"{title}: {done}/{total} {note} ({now - started:.0f} s)", highlight=False, soft_wrap=True)
+            spent = _times(now - started, done, total)
+            console.print(f"{title}: {done}/{total} {note} ({spent})", highlight=False, soft_wrap=True)
 
     return report
+
+
+def _times(elapsed: float, done: int, total: int) -> str:
+    """Seconds so far, and those that are left where the rest goes as fast."""
+    left = f", about {elapsed * (total - done) / done:.0f} s left" if 0 < done < total else ""
+    return f"{elapsed:.0f} s{left}"

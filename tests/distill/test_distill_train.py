@@ -9,9 +9,9 @@ from distill.pairing import build_student, pairs_of
 from distill.train import DistillConfig, distill, train_pairs
 from idgen import training
 from idgen.backbone import train_backbone
+from idgen.config import BackboneTraining
 from idgen.decode import constrained_beam_search
 from idgen.samples import eval_batches
-from idgen.training import BackboneTraining
 
 pytestmark = pytest.mark.whole
 

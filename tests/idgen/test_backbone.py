@@ -9,11 +9,11 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from idgen import backbone, training
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
+from idgen.config import BackboneTraining
 from idgen.prompts import SampleConfig
 from idgen.samples import train_batches
 from idgen.training import (
     DISTILL_COURSE,
-    BackboneTraining,
     Course,
     TrainConfig,
     epoch_generator,

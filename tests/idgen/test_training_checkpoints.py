@@ -12,8 +12,9 @@ from distill.train import DistillConfig, distill
 from idgen import backbone, training
 from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
+from idgen.config import BackboneTraining
 from idgen.prompts import SampleConfig
-from idgen.training import BackboneTraining, Checkpoint
+from idgen.training import Checkpoint
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)

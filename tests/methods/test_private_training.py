@@ -13,6 +13,7 @@ from toy_recommender import catalogue_recommender, run, toy_recommender
 
 from fedecider.federation.privacy import PrivacyConfig, protector
 from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods.config import UserPrivacy
 from fedecider.methods.local_training import (
     draw_users,
     private_steps,
@@ -21,7 +22,7 @@ from fedecider.methods.local_training import (
     user_epsilon,
     user_report,
 )
-from fedecider.methods.recommender import TABLE, UserPrivacy, Users
+from fedecider.methods.recommender import TABLE, Users
 from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, named_factors
 from idgen.training import sequence_loss
 

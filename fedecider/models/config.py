@@ -1,0 +1,67 @@
+"""Settings of adapters and of the hybrid. They import no model, so that a command line costs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedecider.bounds import LoraRank, check
+
+ROLES = {
+    "attention": ("q", "k", "v", "o", "q_proj", "k_proj", "v_proj", "o_proj"),
+    "feed_forward": ("wi", "wi_0", "wi_1", "wo", "gate_proj", "up_proj", "down_proj"),
+    "output": ("lm_head",),
+    "table": ("lm_head",),
+}
+"""What linear layers are for -> their names in the backbones that we know; table is the output and, by the same pair of
+factors, the embeddings that are tied to it."""
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Where and how large the adapters are.
+
+    Args:
+        rank: Rank r of every adapter.
+        targets: The linear layers that get one: roles of `ROLES`, or the ends of layers' names.
+    """
+
+    rank: LoraRank = 8
+    targets: tuple[str, ...] = ("attention",)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.targets:
+            raise ValueError("got no LoRA targets, expected at least one, for instance attention")
+        outputs = [target for target in self.targets if ROLES.get(target, (target,)) == ROLES["output"]]
+        if len(outputs) > 1:
+            raise ValueError(f"got LoRA targets {outputs}, expected one of them: they stand for the same layer")
+
+
+SOURCES = ("own", "public", "others")
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """The private part of the hybrid of a client, which ranks beside the model.
+
+    Args:
+        kind: The kind of hybrid: none is the paper's system; with mixture the results have two more rows, for the
+            hybrid and for the hybrid without a model, and the run folder keeps the hybrid under private/.
+        sources: The events that are counted together, separated by commas: own (the client's train parts), public (the
+            public users of its domain) and others (the sum over other clients with the same catalogue, by a secure
+            sum; nothing where there are none).
+    """
+
+    kind: Literal["none", "mixture"] = "none"
+    sources: str = "own,public,others"
+
+    def __post_init__(self) -> None:
+        check(self)
+        names = self.source_names
+        if not names or len(set(names)) != len(names) or not set(names) <= set(SOURCES):
+            raise ValueError(f"got sources {self.sources!r}, expected some of {', '.join(SOURCES)}, each once")
+
+    @property
+    def source_names(self) -> list[str]:
+        return [name.strip() for name in self.sources.split(",") if name.strip()]

@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export OMP_WAIT_POLICY ?= PASSIVE
+# pip is told not to compile, so the first import keeps what it compiles: without, every process compiles all libraries.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo fast test check lint format slow docs docs-serve notebooks clean
 

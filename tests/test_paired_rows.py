@@ -1,7 +1,6 @@
 """Rows of runs on several data sets in one table (benchmarks/paired_rows.py)."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -68,12 +67,14 @@ def test_rows_that_are_missing_are_named(paired, tmp_path):
         paired["table"](*paired["rows_of_all"]([[[run]]])[:2], ["hybrid"])
 
 
-def test_a_run_that_is_not_there_is_named_in_one_line(tmp_path):
-    command = [sys.executable, "benchmarks/paired_rows.py", "--runs", str(tmp_path / "run"), "--rows", "model"]
-    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert found.returncode == 2
+def test_a_run_that_is_not_there_is_named_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["paired_rows.py", "--runs", str(tmp_path / "run"), "--rows", "model"])
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(REPOSITORY / "benchmarks" / "paired_rows.py"), run_name="__main__")
+    assert stop.value.code == 2
     expected = "without per_user.parquet, expected the folder of a finished run of federate.py"
-    assert found.stderr == f"error: got {tmp_path / 'run'} {expected}\n"
+    assert capsys.readouterr().err == f"error: got {tmp_path / 'run'} {expected}\n"
 
 
 def test_rows_are_compared_with_those_that_are_asked_for_alone(paired, tmp_path):

@@ -17,7 +17,11 @@ from fedecider.federation.method import Upload
 from fedecider.federation.wire import dense
 
 MEANS = ["median", "trimmed_mean", "norm_clip"]
-BY_ROWS = [("fedmf", {}), ("pfedclr", {}), ("fedrecgel", {"variant": "code"})]
+BY_ROWS = [
+    ("fedmf", {}),
+    ("pfedclr", {}),
+    pytest.param("fedrecgel", {"variant": "code"}, marks=pytest.mark.whole),  # half a minute to compile
+]
 
 
 @pytest.fixture

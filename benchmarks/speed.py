@@ -114,7 +114,8 @@ def directions_seconds(made: dict[str, Any], num_directions: int) -> float:
     trie, times = Trie.build(made["ids"], made["end"]), []
     for _ in range(TURNS):
         start = time.process_time()
-        constrained_beam_search(adapted, *made["prompts"][0], trie, BEAMS[0])
+        input_ids, mask = made["prompts"][0]
+        constrained_beam_search(adapted, input_ids, mask, trie, BEAMS[0])
         times.append(time.process_time() - start)
     return min(times)
 

@@ -22,7 +22,7 @@ from idgen.trie import Trie
 
 MAX_LOGITS = 2**26  # logits computed at a time: 256 MiB in fp32
 CACHED_LOGITS = 2**20
-"""The same on a CPU: 4 MiB, which the sums over the vocabulary then read from its cache. Measured: half the time."""
+"""The same on a CPU: 4 MiB, which the sums over the vocabulary then read from its cache. Measured: 0.6 of the time."""
 
 
 class _Beams(NamedTuple):

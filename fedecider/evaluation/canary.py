@@ -87,7 +87,8 @@ def memoriser_positions(
 ) -> dict[str, Tensor]:
     """Split -> what :func:`memoriser` gives with a generator of this state; every user is drawn once."""
     check_sequences(sequences, num_items)
-    score, found = memoriser_scores(sequences, num_items, protocol, generator), {split: [] for split in splits}
+    score = memoriser_scores(sequences, num_items, protocol, generator)
+    found: dict[str, list[Tensor]] = {split: [] for split in splits}
     for user_B in torch.arange(len(sequences)).split(batch_size):
         score_BI, batch = score(user_B), [sequences[user] for user in user_B.tolist()]
         for split, parts in found.items():

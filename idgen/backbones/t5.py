@@ -2,11 +2,11 @@
 
 The decoder runs here step by step on the model's own sub-modules (so adapters injected into them take part), with
 the beams of a user laid along the query axis: keys and values of the encoder output exist once per user and serve
-all of the user's beams, and the self-attention cache is a growing list of tokens of which every beam sees its
-ancestors only, so nothing is copied when beams are reordered.
+all of the user's beams, and the self-attention cache is a list of tokens of which every beam sees its ancestors only:
+nothing is copied for beams that are reordered, and tokens that no beam sees any more are dropped.
 
 Shape legend: B users or samples, S input tokens, K beams, D width, H heads, V vocabulary, T target tokens, C targets
-tried for one user, R rows, N decoder tokens kept for a user (those of all beams of all steps so far).
+tried for one user, R rows, N decoder tokens kept for a user.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DecoderState(NamedTuple):
     cross_bias_B11S: Tensor  # 0 on input tokens, the lowest number on padding
     self_keys: list[tuple[Tensor, Tensor]]  # per layer: keys and values of the decoder tokens, (B, H, N, D / H)
     visible_BKN: Tensor  # bool: decoder token n is an ancestor of beam k
-    depth_N: Tensor  # the step in which token n was read
+    depth_BN: Tensor  # the step in which token n was read
 
 
 class T5(Family):
@@ -83,24 +83,23 @@ class T5(Family):
             cross_bias_B11S=bias_B11S,
             self_keys=[],
             visible_BKN=torch.zeros(num_users, 1, 0, dtype=torch.bool, device=hidden_BSD.device),
-            depth_N=torch.zeros(0, dtype=torch.long, device=hidden_BSD.device),
+            depth_BN=torch.zeros(num_users, 0, dtype=torch.long, device=hidden_BSD.device),
         )
 
     def step(
         self, model: Any, state: DecoderState, token_BK: Tensor, parent_BK: Tensor, number: int
     ) -> tuple[Tensor, DecoderState]:
         num_users, num_beams = token_BK.shape
-        num_kept = len(state.depth_N)
-        visible_BKN = state.visible_BKN.gather(1, parent_BK[..., None].expand(-1, -1, num_kept))
+        state = _of_beams(state, parent_BK)
         itself_BKK = torch.eye(num_beams, dtype=torch.bool, device=token_BK.device).expand(num_users, -1, -1)
-        visible_BKN = torch.cat([visible_BKN, itself_BKK], 2)
-        depth_N = torch.cat([state.depth_N, state.depth_N.new_full((num_beams,), number)])
+        visible_BKN = torch.cat([state.visible_BKN, itself_BKK], 2)
+        depth_BN = torch.cat([state.depth_BN, torch.full_like(token_BK, number)], 1)
 
         blocks = model.decoder.block
         # One relative position bias, held by the first layer; the row of the newest query, by the depth of the key.
         bias_HT = blocks[0].layer[0].SelfAttention.compute_bias(number + 1, number + 1)[0, :, -1, :]
         lowest = torch.finfo(torch.float32).min
-        self_bias = bias_HT[:, depth_N].float()[None, :, None, :].masked_fill(~visible_BKN[:, None], lowest)
+        self_bias = bias_HT[:, depth_BN].float().transpose(0, 1)[:, :, None].masked_fill(~visible_BKN[:, None], lowest)
 
         hidden_BKD = model.decoder.embed_tokens(token_BK)
         self_keys = []
@@ -116,7 +115,7 @@ class T5(Family):
             hidden_BKD = hidden_BKD + _attend(attention, normed, *state.cross_keys[layer], state.cross_bias_B11S)
             hidden_BKD = block.layer[2](hidden_BKD)
         hidden_BKD = model.decoder.final_layer_norm(hidden_BKD)
-        return hidden_BKD, state._replace(self_keys=self_keys, visible_BKN=visible_BKN, depth_N=depth_N)
+        return hidden_BKD, state._replace(self_keys=self_keys, visible_BKN=visible_BKN, depth_BN=depth_BN)
 
     def start_token(self, model: Any) -> int:
         return model.config.decoder_start_token_id
@@ -167,6 +166,30 @@ def _labels(batch: TokenBatch) -> Tensor:
             "prompt in its encoder. Set pretrain.samples.templates to natural or compact, or take a decoder-only model"
         )
     return batch["labels"]
+
+
+def _of_beams(state: DecoderState, parent_BK: Tensor) -> DecoderState:
+    """The state whose beams are the children of ``parent_BK``, without tokens that are an ancestor of none of them."""
+    num_kept = state.depth_BN.shape[1]
+    visible_BKN = state.visible_BKN.gather(1, parent_BK[..., None].expand(-1, -1, num_kept))
+    seen_BN = visible_BKN.any(1)
+    num_seen = int(seen_BN.sum(1).max()) if num_kept else 0
+    if num_seen == num_kept:
+        return state._replace(visible_BKN=visible_BKN)
+    # What another user sees more of stays as padding, which no beam sees.
+    kept_BN = torch.sort(seen_BN, dim=1, descending=True, stable=True).indices[:, :num_seen]
+    num_users, num_heads = state.self_keys[0][0].shape[:2]
+    first_BH = num_kept * torch.arange(num_users * num_heads, device=kept_BN.device).view(num_users, num_heads)
+    place_R = (first_BH[..., None] + kept_BN[:, None]).flatten()
+
+    def kept(keys: Tensor) -> Tensor:
+        return keys.flatten(0, 2)[place_R].view(num_users, num_heads, num_seen, -1)
+
+    return state._replace(
+        self_keys=[(kept(keys), kept(values)) for keys, values in state.self_keys],
+        visible_BKN=visible_BKN.gather(2, kept_BN[:, None].expand(-1, parent_BK.shape[1], -1)),
+        depth_BN=state.depth_BN.gather(1, kept_BN),
+    )
 
 
 def _heads(attention: Any, projected_BTD: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from tiny_t5 import VOCAB, ragged_inputs, tiny_t5
 
 from fedecider.evaluation.metrics import NOT_RANKED
 from idgen import decode
+from idgen.backbones.t5 import T5
 from idgen.decode import constrained_beam_search, item_positions, score_catalogue, stable_topk
 from idgen.trie import Trie, TrieLogitsProcessor
 
@@ -133,6 +134,24 @@ def test_limited_logits_at_a_time_change_nothing(monkeypatch):
     item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, trie, 4)
     assert torch.equal(item_BK, expected[0])
     torch.testing.assert_close(score_BK, expected[1], atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_that_no_beam_descends_from_are_dropped(monkeypatch):
+    """Three beams over long IDs: kept tokens stay below all that were read, and nothing of the answer depends on it."""
+    ids = [[first, *tail] for first in (3, 4, 5, 6) for tail in ([7, 8, 9, 10], [9, 9, 4, 3], [11, 3, 6, 5])]
+    trie, (inputs, mask) = Trie.build(ids, EOS), ragged_inputs([5, 3, 8])
+    kept, step = [], T5.step
+
+    def spied(self, model, state, *given):
+        hidden, state = step(self, model, state, *given)
+        kept.append(state.depth_BN.shape[1])
+        return hidden, state
+
+    monkeypatch.setattr(T5, "step", spied)
+    item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, trie, 3)
+    assert kept[-1] < 1 + 3 * (len(kept) - 1)
+    exact_BI = score_catalogue(MODEL, inputs, mask, trie)
+    torch.testing.assert_close(score_BK, exact_BI.gather(1, item_BK), atol=2e-5, rtol=1e-5)
 
 
 def test_equal_scores_come_in_item_order_in_any_batch():

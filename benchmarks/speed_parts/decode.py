@@ -1,4 +1,4 @@
-"""Beam search over a trie of IDs of several tokens against that of a checkout of before, and K directions against one."""
+"""Beam search over a trie against that of a checkout of before, and K directions against one."""
 
 from __future__ import annotations
 

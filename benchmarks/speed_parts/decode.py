@@ -17,12 +17,12 @@ from transformers import T5Config, T5ForConditionalGeneration
 from fedecider.data.store import load_domains
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_fusion
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
+from idgen.config import BackboneTraining
 from idgen.decode import constrained_beam_search
 from idgen.item_ids import keyword_item_ids
 from idgen.prompts import SampleConfig, prompt_texts
 from idgen.samples import build_task, eval_batches
 from idgen.tokenizer import train_tokenizer
-from idgen.training import BackboneTraining
 from idgen.trie import Trie
 
 BEAMS, BATCH, STEPS, TURNS = (20, 50), 64, 120, 2

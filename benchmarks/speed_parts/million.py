@@ -137,8 +137,8 @@ def texts(folder: Path, size: int) -> dict[str, Any]:
 def epoch(folder: Path, size: int) -> dict[str, Any]:
     """One pass of training over all customers' training parts."""
     from idgen.backbone import train_backbone
+    from idgen.config import BackboneTraining
     from idgen.samples import num_batches
-    from idgen.training import BackboneTraining
 
     model, task = load_model(folder), client_task(folder, read(folder))
     config = BackboneTraining(batch_size=BATCH, learning_rate=1e-3, epochs=1)
@@ -157,6 +157,31 @@ def results(folder: Path, size: int) -> dict[str, Any]:
     return places(folder, size, "test", NUM_RESULTS)
 
 
+def rules(folder: Path, size: int) -> dict[str, Any]:
+    """Places of the same customers' test items by every rule, counted on all customers' training parts."""
+    import torch
+
+    from fedecider.baselines.counts import DECAYED, TEXT_AND_COUNTS, heuristic_positions, text_votes
+    from fedecider.data.encoders import nearest_texts, unit_vectors
+    from fedecider.evaluation.metrics import mean_metrics
+    from fedecider.evaluation.protocols import NUM_HELD_OUT
+
+    sequences = read(folder).clients.arrays().sequences
+    vector_ID = torch.load(folder / "vectors.pt")[NAME]
+    text = text_votes(nearest_texts(unit_vectors(vector_ID.numpy())))
+    is_asked_U = np.zeros(len(sequences), bool)
+    is_asked_U[asked_users(len(sequences), NUM_RESULTS)] = True
+    others = sequences.take(~is_asked_U).without_last(NUM_HELD_OUT)
+    found = heuristic_positions(sequences.take(is_asked_U), len(vector_ID), ["test"], text, extra=others)["test"]
+    ndcg = {row: mean_metrics(found[row])["ndcg@10"] for row in (DECAYED, TEXT_AND_COUNTS)}
+    return {"customers": int(is_asked_U.sum()), "ndcg@10": ndcg}
+
+
+def asked_users(num_users: int, most: int) -> np.ndarray:
+    """At most so many customers, evenly among all."""
+    return np.linspace(0, num_users - 1, min(most, num_users)).astype(np.int64)
+
+
 def places(folder: Path, size: int, split: str, most: int) -> dict[str, Any]:
     import torch
 
@@ -166,7 +191,7 @@ def places(folder: Path, size: int, split: str, most: int) -> dict[str, Any]:
 
     model, task = load_model(folder, "trained"), client_task(folder, read(folder))
     num_users = len(task.sequences)
-    users = torch.from_numpy(np.linspace(0, num_users - 1, min(most, num_users)).astype(np.int64))
+    users = torch.from_numpy(asked_users(num_users, most))
     cpu = torch.device("cpu")
     position_U = rank_task(model, task, task.trie, split, users, RankingConfig(), True, "fp32", cpu)
     return {"customers": len(users), "ndcg@10": mean_metrics(position_U)["ndcg@10"]}
@@ -201,7 +226,7 @@ def lists(folder: Path, size: int) -> dict[str, Any]:
 
 
 STAGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
-    stage.__name__: stage for stage in (make, prepare, load, count, texts, epoch, validation, results, lists)
+    stage.__name__: stage for stage in (make, prepare, load, count, texts, epoch, validation, results, rules, lists)
 }
 
 

@@ -88,8 +88,9 @@ def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
         collect(["--run", str(tmp_path)])
 
 
-def test_rows_that_some_sites_alone_have_are_printed(tmp_path, capsys):
+def test_rows_that_some_sites_alone_have_are_printed(tmp_path, capsys, monkeypatch):
     """Who shares a catalogue tells more rows than who does not."""
+    monkeypatch.setenv("COLUMNS", "160")  # no label is broken
     figures = {"hit@10": {"mean": 0.25}, "ndcg@10": {"mean": 0.125}}
     tests = {
         "shop.1": {"fedavg": figures, "own hybrid without a model": figures},

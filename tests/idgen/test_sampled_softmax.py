@@ -10,6 +10,7 @@ from tiny_tasks import make_domain, make_tokenizer
 from idgen import samples
 from idgen.backbone import train_backbone
 from idgen.backbones.family import every_nth_row, num_targets
+from idgen.config import BackboneTraining
 from idgen.item_ids import ItemIds
 from idgen.prompts import SampleConfig
 from idgen.samples import (
@@ -21,7 +22,7 @@ from idgen.samples import (
     train_batches,
     with_candidates,
 )
-from idgen.training import BackboneTraining, RowAdamW, clip_gradients, row_gradients, sequence_loss
+from idgen.training import RowAdamW, clip_gradients, row_gradients, sequence_loss
 
 TOKENS = torch.arange(3, 9)
 SHARE_V = torch.tensor([0, 0, 0, 0.3, 0.05, 0.1, 0.25, 0.1, 0.2])

@@ -18,7 +18,6 @@ def machine(monkeypatch):
 
     def is_faster(times: float) -> None:
         monkeypatch.setattr(precision, "bf16_speedup", lambda device_type: times)
-        monkeypatch.setattr(commands, "bf16_speedup", lambda device_type: times)
         commands._log.cache_clear()
 
     return is_faster

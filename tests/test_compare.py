@@ -239,8 +239,8 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
     monkeypatch.chdir(playground)
     content = {**RUNS, "precision": "auto", "distill": {**RUNS["distill"], "precision": "auto"}}
     Path("runs.yaml").write_text(yaml.safe_dump(content))
-    monkeypatch.setattr("fedecider.experiment.command_line.fastest", lambda device: "bf16")
-    monkeypatch.setattr("fedecider.experiment.command_line.bf16_speedup", lambda device: 2.0)
+    monkeypatch.setattr("idgen.precision.fastest", lambda device: "bf16")
+    monkeypatch.setattr("idgen.precision.bf16_speedup", lambda device: 2.0)
     called = []
     monkeypatch.setattr(
         planning.subprocess, "run", lambda command, **_: called.append(command) or subprocess.CompletedProcess([], 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -69,7 +70,7 @@ from fedecider.report.tables import (
     variant_labels,
 )
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, log_line, stage, write_seconds
+from fedecider.running.progress import console, log_line, progress, stage, write_seconds
 from fedecider.running.run_folder import RunFolder
 from idgen.ranking import ranks_all
 from idgen.samples import train_batches
@@ -360,21 +361,28 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     run = run._replace(recommender=recommender)
     shares = chosen_shares(settings, method, recommender, state, artifacts.domains)
     hybrids, texts = None, item_texts_of(settings, artifacts, run.launch.device)
-    if mixes:
-        mixed = every_hybrid(settings, method, artifacts, recommender, state, shares, texts, others)
-        hybrids = mixed.hybrids[HYBRID_ROW]
-        save_hybrids(hybrids, artifacts.domains, run.folder)
-        for split, found in (("test", methods), ("valid", valid_methods)):
-            found[reported] = {name: mixed.reported[split][name] for name in names}
-            found |= mixed.rows[split]
-    else:
-        for name in (name for name in names if shares[name] != 1.0):
-            client = recommender.names.index(name)
-            load_reported(settings, method, recommender, state, client, shares[name])
+    num_passes, passes = len(artifacts.domains) * (2 + mixes), count(1)
+    with progress("results") as report:
+
+        def on_ranked(row: str) -> None:
+            report(next(passes), num_passes, row)
+
+        if mixes:
+            mixed = every_hybrid(settings, method, artifacts, recommender, state, shares, texts, others, on_ranked)
+            hybrids = mixed.hybrids[HYBRID_ROW]
+            save_hybrids(hybrids, artifacts.domains, run.folder)
             for split, found in (("test", methods), ("valid", valid_methods)):
-                found[reported][name] = recommender.positions(client, split)
-    models = {**methods, **zero_shot(settings, artifacts, recommender, run.launch.device)}
-    rules = counting_positions(settings, artifacts, texts, ("test", "valid"))
+                found[reported] = {name: mixed.reported[split][name] for name in names}
+                found |= mixed.rows[split]
+        else:
+            for name in (name for name in names if shares[name] != 1.0):
+                client = recommender.names.index(name)
+                load_reported(settings, method, recommender, state, client, shares[name])
+                for split, found in (("test", methods), ("valid", valid_methods)):
+                    found[reported][name] = recommender.positions(client, split)
+        students = zero_shot(settings, artifacts, recommender, run.launch.device, on_ranked=on_ranked)
+        models = {**methods, **students}
+        rules = counting_positions(settings, artifacts, texts, ("test", "valid"), on_ranked)
     counts = rules["test"]
     users = {name: domain.clients.users for name, domain in artifacts.domains.items()}
     rows = result_rows(models, counts, shared_persons(users))

@@ -6,7 +6,7 @@ Shape legend: U users, U users of a client, B users of a batch, K returned items
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -77,6 +77,14 @@ from idgen.samples import Split, Task, eval_batches
 
 Positions = dict[str, Tensor]
 """domain -> (U,) positions of the held-out items."""
+OnRanked = Callable[[str], None]
+"""Called after every client's share of a row, with the row's name."""
+
+
+def silent(row: str) -> None:
+    """Tells nobody."""
+
+
 TEACHER, STUDENT = "zero-shot teacher", "zero-shot student"
 
 
@@ -86,10 +94,14 @@ def zero_shot(
     recommender: ClientModels,
     device: torch.device,
     split: Split = "test",
+    on_ranked: OnRanked = silent,
 ) -> dict[str, Positions]:
     """Positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
     load_student(recommender)
-    student = {name: recommender.positions(recommender.names.index(name), split) for name in artifacts.domains}
+    student = {}
+    for name in artifacts.domains:
+        student[name] = recommender.positions(recommender.names.index(name), split)
+        on_ranked(STUDENT)
     if not settings.run.teacher_row:
         return {STUDENT: student}
     teacher = load_backbone(artifacts.pretrained.folder / "backbone", recommender.tokenizer)
@@ -134,6 +146,7 @@ def counting_positions(
     artifacts: BaseArtifacts,
     texts: Mapping[str, ItemTexts],
     splits: Sequence[str] = ("test",),
+    on_ranked: OnRanked = silent,
 ) -> dict[str, dict[str, Positions]]:
     """Split -> positions of the rows that need no training and of the canary.
 
@@ -156,6 +169,7 @@ def counting_positions(
         for split in splits:
             for label, position_U in {**rules[split], CANARY: canary[split]}.items():
                 found[split][label][name] = position_U
+        on_ranked("heuristic baselines")
     return found
 
 
@@ -205,6 +219,7 @@ def every_hybrid(
     shares: Shares,
     texts: Mapping[str, ItemTexts],
     others: Mapping[str, Counts] | None = None,
+    on_ranked: OnRanked = silent,
 ) -> Mixed:
     """Fit every client's hybrid beside its reported model, choose its weights, and rank both splits.
 
@@ -250,6 +265,7 @@ def every_hybrid(
             for row, of_row in places.items():
                 rows[split].setdefault(with_hybrid(method.name, row), {})[name] = of_row["both"]
                 rows[split].setdefault(row, {})[name] = of_row["alone"]
+        on_ranked(with_hybrid(method.name))
     return Mixed(hybrids, reported, rows)
 
 

@@ -49,7 +49,7 @@ def main(script: str, *words: str) -> int:
         return int(stop.code or 0)
 
 
-def word_sums(texts):
+def word_sums(texts, on_step=None):
     """(N, 64): a text's vector is the sum of vectors that its words alone decide."""
     rows = []
     for text in texts:

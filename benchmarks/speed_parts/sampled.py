@@ -235,7 +235,7 @@ def draw_shops(work: str) -> None:
         save_domains({shop.name: shop for shop in shops}, folder)
 
 
-def drawn_vectors(texts: Sequence[str]) -> torch.Tensor:
+def drawn_vectors(texts: Sequence[str], on_step: Any = None) -> torch.Tensor:
     """Unit vectors in place of an encoder's: a direction for each kind that a title names, and something of its own."""
     kind_N = torch.tensor([int(text.partition("kind")[2].split()[0]) for text in texts])
     drawn = torch.Generator().manual_seed(0)

@@ -4,6 +4,7 @@
     python benchmarks/speed.py --parts results --base CHECKOUT --data data/toys --base_data data/old_toys
     python benchmarks/speed.py --parts sampled --data data --work runs/speed
     python benchmarks/speed.py --parts two_shops,million --work runs/speed
+    python benchmarks/speed.py --parts rectools --data data --work runs/speed --peer PYTHON_WITH_RECTOOLS
 
 ``CHECKOUT`` is one of 29f5bd6, run as a process of its own. Data are prepared by the tree that reads them
 (``scripts/prepare_data.py``), 300 public users, all others clients.
@@ -29,6 +30,7 @@ PARTS = {
     "sampled": "Sampled softmax",
     "two_shops": "Two shops of 98,000 customers",
     "million": "A million customers on one machine",
+    "rectools": "Beside RecTools' SASRec",
     "decode": "Decoding with a trie",
     "start": "Start, and the stages of the demo",
     "processes": "Several processes",
@@ -60,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="", help=f"separated by commas: {', '.join(PARTS)}")
     parser.add_argument("--base", default="", help="a checkout of the commit that is compared with")
-    parser.add_argument("--data", default="data", help="results, sampled, decode: prepared data")
+    parser.add_argument("--data", default="data", help="results, sampled, rectools, decode: prepared data")
     parser.add_argument("--base_data", default="", help="results: the same data, prepared by the checkout")
     parser.add_argument("--domain", default="toys", help="results")
     parser.add_argument("--turns", type=int, default=1, help="results: of both sides")
@@ -69,6 +71,10 @@ def main() -> None:
     parser.add_argument("--sizes", default="", help="million: numbers of customers")
     parser.add_argument("--stage", default="", help="million: run this stage of one size here")
     parser.add_argument("--local_epochs", type=int, default=10, help="processes: of every round")
+    parser.add_argument("--peer", default="", help="rectools: a Python that has rectools[torch]")
+    parser.add_argument("--sides", default="ours,sampled,full", help="rectools: those that are not there yet are run")
+    parser.add_argument("--vectors", default="", help="rectools: a cache with text vectors of Beauty")
+    parser.add_argument("--text_seconds", type=float, default=170, help="rectools: CPU seconds of these vectors")
     parser.add_argument("--suites", default="fast,test", help="tests: fast, test, ci")
     parser.add_argument("--output", type=Path, default=PAGE)
     args = parser.parse_args()

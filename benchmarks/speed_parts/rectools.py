@@ -86,7 +86,7 @@ def train_ours(folder: Path, cache: str) -> None:
 
         def look(round: int) -> None:
             held_out = {split: recommender.positions(0, split).numpy() for split in ("valid", "test")}
-            found = {"minutes": spent / 60, "epochs": float(round), "before": before / 60, **held_out}
+            found: dict[str, Any] = {"minutes": spent / 60, "epochs": float(round), "before": before / 60, **held_out}
             np.savez(folder / f"look-{round:06d}.npz", **found)
 
         looks, round = list(LOOKS), 0

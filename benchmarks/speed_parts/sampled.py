@@ -99,7 +99,7 @@ def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
         if not (folder / vectors.name).exists():
             (folder / vectors.name).symlink_to(vectors.resolve())
     words = f"--config {CONFIG} --domains {domain} --data {data}/{domain} --method local --local_epochs 1 --seed {seed}"
-    words += f" --num_eval_users 0 --alternatives [] --cache {folder} --output {folder}/runs"
+    words += f" --num_eval_users 0 --hyperparameter_candidates [] --cache {folder} --output {folder}/runs"
     settings = parse_settings("", words.split())
     with start(1) as launch, softmax(kind):
         began = time.process_time()
@@ -255,7 +255,7 @@ def two_shops(work: str) -> dict[str, Any]:
 
     folder, item_texts.load_encoder = Path(work) / "two_shops", lambda name: Encoder("drawn", drawn_vectors)
     words = f"--config {CONFIG} --domains {','.join(SHOPS)} --data {folder}/data --method fedecider --num_rounds 1"
-    words += f" --local_epochs 1 --alternatives [] --cache {folder}/cache"
+    words += f" --local_epochs 1 --hyperparameter_candidates [] --cache {folder}/cache"
     with start(1) as launch:
         settings, began = parse_settings("", [*words.split(), "--output", f"{folder}/runs"]), time.process_time()
         artifacts = build_base_artifacts(settings.run, launch)

@@ -146,10 +146,12 @@ def _sentence_encoder(source: str) -> Callable[..., Tensor]:
     return encode
 
 
-# Which texts of a catalogue are near: a sparse table, since what is far says nothing.
+# Which texts of a catalogue are near: a table of all items where it is small, a sparse one beyond.
 
-NUM_NEAREST = 100
-"""Neighbours of each item that are kept, itself among them."""
+MAX_NEAREST, MIN_NEAREST = 2**23, 100
+"""Cosines that are kept of a catalogue, and at least of each item, itself among them: with all of them up to 2,896
+items, with 703 of 11,924 and 100 from 83,886 on. Far texts say little one by one, but there are many: of 11,924 items
+100 neighbours cost a hybrid without a model 1.2 % of its ndcg@10, 1,000 0.7 %."""
 MAX_COSINES = 2**24
 """Cosines at a time: bounds memory, changes no result."""
 
@@ -167,15 +169,17 @@ def unit_vectors(vector_ID: np.ndarray, mean_D: np.ndarray | None = None) -> np.
 def nearest_texts(
     unit_ID: np.ndarray,
     item_K: np.ndarray | None = None,
-    num_nearest: int = NUM_NEAREST,
+    num_nearest: int | None = None,
     device: torch.device | str = "cpu",
 ) -> scipy.sparse.csr_array:
     """Cosines above 0 of each item with its ``num_nearest`` nearest, (I, I) float64, columns rising.
 
+    ``num_nearest``: without it as many as `MAX_NEAREST` leaves each item, and `MIN_NEAREST` at least.
     ``item_K``: the items whose rows are filled, all without it. Cost: one product of the vectors with each other, in
     blocks.
     """
     num_items = len(unit_ID)
+    num_nearest = max(MIN_NEAREST, MAX_NEAREST // max(1, num_items)) if num_nearest is None else num_nearest
     item_K = np.arange(num_items) if item_K is None else np.unique(item_K)
     unit_ID_there = torch.from_numpy(unit_ID).to(device)
     values, items = [], []

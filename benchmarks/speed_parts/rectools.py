@@ -18,6 +18,7 @@ import torch
 
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED, mean_metrics
+from fedecider.evaluation.protocols import train_part
 from speed_parts.cost import BENCHMARKS, QUIET
 
 CONFIG = BENCHMARKS / "configs" / "amazon_decoder.yaml"
@@ -53,7 +54,7 @@ def everybody(data: str) -> Domain:
     (beauty,) = load_domains(Path(data) / "beauty").values()
     clients, public = beauty.clients.arrays(), beauty.public.arrays()
     rows = [list(row) for events in (public, clients) for row in events.sequences]
-    parts = [(f"{user}-train", list(row)[:-2]) for user, row in zip(public.users, public.sequences, strict=True)]
+    parts = [(f"{user}-train", list(train_part(row))) for user, row in zip(public.users, public.sequences, strict=True)]
     pool = [part for part in parts if len(part[1]) >= 3]
     return Domain(
         name="beauty",

@@ -10,6 +10,7 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.deployment.commands import collect, public_project
 from fedecider.deployment.project import read_project
+from fedecider.running import progress
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = "user,item\n" + "".join(
@@ -90,7 +91,7 @@ def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
 
 def test_rows_that_some_sites_alone_have_are_printed(tmp_path, capsys, monkeypatch):
     """Who shares a catalogue tells more rows than who does not."""
-    monkeypatch.setenv("COLUMNS", "160")  # no label is broken
+    monkeypatch.setattr(progress.console, "_width", 160)  # no label is broken
     figures = {"hit@10": {"mean": 0.25}, "ndcg@10": {"mean": 0.125}}
     tests = {
         "shop.1": {"fedavg": figures, "own hybrid without a model": figures},

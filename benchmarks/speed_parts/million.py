@@ -110,7 +110,7 @@ def count(folder: Path, size: int) -> dict[str, Any]:
 
 def texts(folder: Path, size: int) -> dict[str, Any]:
     """Item IDs of one token, their tokenizer, and the table of a decoder that starts from item texts."""
-    import torch
+    from safetensors.torch import save_file
 
     from fedecider.data.encoders import tfidf_vectors
     from idgen.backbone import BackboneConfig, build_backbone
@@ -125,7 +125,7 @@ def texts(folder: Path, size: int) -> dict[str, Any]:
     ids = phrase_item_ids(domain.item_keys, phrases, tokenizer)
     encoded = {NAME: tfidf_vectors(domain.item_texts)}
     vector_ID = text_projection(encoded, D_MODEL).rows(NAME, encoded[NAME])
-    torch.save({NAME: vector_ID}, folder / "vectors.pt")
+    save_file({NAME: vector_ID.contiguous()}, folder / "vectors.safetensors")
     tokenizer.save_pretrained(str(folder / "model"))
     (folder / "ids.json").write_text(json.dumps(ids._asdict()))
     config = BackboneConfig(kind="decoder", embedding_init="text", d_model=D_MODEL, num_layers=2)
@@ -159,7 +159,7 @@ def results(folder: Path, size: int) -> dict[str, Any]:
 
 def rules(folder: Path, size: int) -> dict[str, Any]:
     """Places of the same customers' test items by every rule, counted on all customers' training parts."""
-    import torch
+    from safetensors.torch import load_file
 
     from fedecider.baselines.counts import DECAYED, TEXT_AND_COUNTS, heuristic_positions, text_votes
     from fedecider.data.encoders import nearest_texts, unit_vectors
@@ -167,7 +167,7 @@ def rules(folder: Path, size: int) -> dict[str, Any]:
     from fedecider.evaluation.protocols import NUM_HELD_OUT
 
     sequences = read(folder).clients.arrays().sequences
-    vector_ID = torch.load(folder / "vectors.pt")[NAME]
+    vector_ID = load_file(folder / "vectors.safetensors")[NAME]
     text = text_votes(nearest_texts(unit_vectors(vector_ID.numpy())))
     is_asked_U = np.zeros(len(sequences), bool)
     is_asked_U[asked_users(len(sequences), NUM_RESULTS)] = True

@@ -150,8 +150,8 @@ def _sentence_encoder(source: str) -> Callable[..., Tensor]:
 
 MAX_NEAREST, MIN_NEAREST = 2**23, 100
 """Cosines that are kept of a catalogue, and at least of each item, itself among them: with all of them up to 2,896
-items, with 703 of 11,924 and 100 from 83,886 on. Far texts say little one by one, but there are many: of 11,924 items
-100 neighbours cost a hybrid without a model 1.2 % of its ndcg@10, 1,000 0.7 %."""
+items, with 703 of 11,924 and 100 from 83,886 on. Far texts say little one by one, but there are many: on Toys
+(11,924) a hybrid without a model loses 2.2 % of its ndcg@10 with 100 neighbours (``benchmarks/results/speed.md``)."""
 MAX_COSINES = 2**24
 """Cosines at a time: bounds memory, changes no result."""
 

@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py --parts start,processes,tests --base CHECKOUT
     python benchmarks/speed.py --parts results --base CHECKOUT --data data/toys --base_data data/old_toys
-    python benchmarks/speed.py --parts sampled --data data --work runs/speed
+    python benchmarks/speed.py --parts texts,sampled --data data --work runs/speed
     python benchmarks/speed.py --parts two_shops,million --work runs/speed
     python benchmarks/speed.py --parts rectools --data data --work runs/speed --peer PYTHON_WITH_RECTOOLS
 
@@ -27,6 +27,7 @@ PAGE = Path(__file__).with_name("results") / "speed.md"
 TITLE = "# Speed"
 PARTS = {
     "results": "Full Toys against 29f5bd6",
+    "texts": "Far texts by their mean",
     "sampled": "Sampled softmax",
     "two_shops": "Two shops of 98,000 customers",
     "million": "A million customers on one machine",

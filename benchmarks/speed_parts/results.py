@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -55,8 +54,8 @@ BASE = (
 )
 EXACT = ("popularity", "last-item co-occurrence", "decayed co-occurrence", "memoriser (canary)")
 """Rows that may not differ in the last bit."""
-WITH_TEXTS = 0.005
-"""Relative difference of ndcg@10 of rows that read item texts, whose far neighbours are left out."""
+MOST_LOST = 0.005
+"""Of ndcg@10 of rows that read item texts, whose far neighbours have one common value; some gain by it."""
 RENAMED = {"local + memory": "local + hybrid", "memory": "hybrid without a model"}
 
 
@@ -90,7 +89,7 @@ def check_rows(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if row in EXACT:
             assert before[row] == after[row], (row, before[row], after[row])
         one, other = before[row]["ndcg@10"], after[row]["ndcg@10"]
-        assert math.isclose(one, other, rel_tol=WITH_TEXTS), (row, one, other)
+        assert other >= one * (1 - MOST_LOST), (row, one, other)
         lines.append(f"| {row} | {one:.5f} | {other:.5f} |")
     return lines
 

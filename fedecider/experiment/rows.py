@@ -12,14 +12,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy
 import torch
 from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
 from fedecider.bounds import Precision
 from fedecider.data.domain import Domain
-from fedecider.data.encoders import nearest_texts, unit_vectors
+from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser_positions
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
@@ -34,10 +33,8 @@ from fedecider.methods.recommender import ClientModels
 from fedecider.models.counts import (
     Contexts,
     Counts,
-    Near,
     count_events,
     held_out_contexts,
-    near_powers,
     no_counts,
     securely_summed,
     training_contexts,
@@ -124,8 +121,7 @@ class ItemTexts(NamedTuple):
     """What rules and hybrids read of the item texts of a catalogue."""
 
     unit_ID: np.ndarray
-    near_II: scipy.sparse.csr_array
-    """Cosines with the nearest (`nearest_texts`)."""
+    near: NearTexts
 
 
 def item_texts_of(
@@ -162,7 +158,7 @@ def counting_positions(
     found: dict[str, dict[str, Positions]] = {split: {name: {} for name in (*UNTRAINED, CANARY)} for split in splits}
     for name, domain in artifacts.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
-        text, extra = text_votes(texts[name].near_II), domain.public.sequences
+        text, extra = text_votes(texts[name].near), domain.public.sequences
         asked = (sequences, num_items, splits)
         rules = heuristic_positions(*asked, text, extra=extra, drop_seen=protocol.drop_seen)
         canary = memoriser_positions(*asked, protocol, generator=stream(settings.run.seed, CANARY, name))
@@ -243,7 +239,7 @@ def every_hybrid(
         client = recommender.names.index(name)
         contexts = hybrid_contexts(domain, settings.run.seed)
         load_reported(settings, method, recommender, state, client, shares[name])
-        scores, near = scores_of(recommender, client), near_powers(texts[name].near_II)
+        scores, near = scores_of(recommender, client), texts[name].near
         fitted = {
             row: fit_hybrid(counts[name], texts[name].unit_ID, contexts, scores, configs[row], near)
             for row, (counts, _) in counted.items()
@@ -273,7 +269,7 @@ def _ranked(
     settings: Settings,
     recommender: ClientModels,
     client: int,
-    near: Near | None,
+    near: NearTexts | None,
     split: Split,
     asked: Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]],
 ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
@@ -295,7 +291,7 @@ def rank_mixtures(
     precision: Precision,
     device: torch.device,
     asked: Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]],
-    near: Near | None,
+    near: NearTexts | None,
 ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
     """What `rank_task` gives, and the same of mixtures of hybrids with the model or without it.
 

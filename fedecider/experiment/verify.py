@@ -17,7 +17,6 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
 from fedecider.experiment.rows import HYBRID_ROW, rank_mixtures, with_hybrid
-from fedecider.models.counts import near_powers
 from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
@@ -97,7 +96,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             hybrid = load_hybrid(private, domains[task.name].item_keys)
             rows = {with_hybrid(settings.run.method): beside_model_of(hybrid), HYBRID_ROW: hybrid.alone}
             asked = {HYBRID_ROW: (hybrid, rows)}
-            near = near_powers(nearest_texts(hybrid.unit_ID, device=device))
+            near = nearest_texts(hybrid.unit_ID, device=device)
         position_U, mixed = rank_mixtures(model, task, split, None, *parts, asked, near)
         metrics = mean_metrics(position_U)
         found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))

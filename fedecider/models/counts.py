@@ -24,6 +24,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from fedecider.data.encoders import NearTexts
 from fedecider.evaluation.protocols import NUM_HELD_OUT, history, target, train_part
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
@@ -193,11 +194,9 @@ POPULARITY_FLOOR = 0.1
 """Added to the events of every item: no item is impossible."""
 PRIOR = 10.0
 """m: counts of pairs that the popularity stands for behind every voting item."""
-AGREEING_POWER = 3.0
-"""Exponent of the cosine where texts are to agree with counts."""
-COUNT_EXPONENT, TEXT_POWER = 1.5, 6.0
-"""Of counts before they become probabilities, and of the cosine of two texts: chosen on validation items of two Amazon
-pools and of the sample."""
+COUNT_EXPONENT = 1.5
+"""Of counts before they become probabilities: chosen, as the powers of the cosines are, on validation items of two
+Amazon pools and of the sample."""
 
 
 class Newest(NamedTuple):
@@ -222,15 +221,6 @@ class Newest(NamedTuple):
     @property
     def num_unseen_B(self) -> np.ndarray:
         return self.num_items - np.bincount(self.seen_N // self.num_items, minlength=self.num_rows)
-
-
-class Near(NamedTuple):
-    """How near the texts of items are to those of their nearest (`fedecider.data.encoders.nearest_texts`)."""
-
-    agreeing_II: scipy.sparse.csr_array
-    """max(0, cos)^`AGREEING_POWER`."""
-    alone_II: scipy.sparse.csr_array
-    """max(0, cos)^`TEXT_POWER`, at the same places."""
 
 
 class Evidence(NamedTuple):
@@ -341,23 +331,14 @@ def known(found: Evidence) -> np.ndarray:
     return found.total_T[first_B]
 
 
-def near_powers(cos_II: scipy.sparse.csr_array) -> Near:
-    """Of a table of `nearest_texts`."""
-    cube_S = cos_II.data * cos_II.data * cos_II.data
-    assert (AGREEING_POWER, TEXT_POWER) == (3.0, 6.0), "products take a tenth of the time of np.power"
-    powers = (
-        scipy.sparse.csr_array((data, cos_II.indices, cos_II.indptr), cos_II.shape) for data in (cube_S, cube_S**2)
-    )
-    return Near(*powers)
-
-
 EXPERTS = ("counts", "text", "agreement", "uniform")
 
 
 class ExpertProbs(NamedTuple):
     """p_e(b | h) of the experts that know no language model, E of them as in ``EXPERTS``; 0 for seen items.
 
-    Of most items none of them knows anything: what is not stored has ``base_BE``, times ``popularity_I`` for counts.
+    Of most items none of them knows anything. What is not stored has ``base_BE``, for counts times ``popularity_I``,
+    and for agreement ``far_B`` times ``agreeing_I`` more.
     """
 
     place_S: Tensor
@@ -366,6 +347,8 @@ class ExpertProbs(NamedTuple):
     prob_SE: Tensor
     base_BE: Tensor
     popularity_I: Tensor
+    far_B: Tensor
+    agreeing_I: Tensor
     seen_N: Tensor
     """Places of seen items."""
 
@@ -376,6 +359,9 @@ class ExpertProbs(NamedTuple):
         """sum_e w_be p_e(i | h_b), (B, I) float64 on the device of the parts."""
         base_BE = weight_BE * self.base_BE
         total_BI = base_BE[:, 1:].sum(1, keepdim=True).addcmul(base_BE[:, :1], self.popularity_I)
+        if bool(self.far_B.any()):
+            far_B1 = (weight_BE[:, EXPERTS.index("agreement")] * self.far_B)[:, None]
+            total_BI.addcmul_(far_B1, self.agreeing_I)
         total_1 = total_BI.view(-1)
         total_1[self.place_S] = (self.prob_SE * weight_BE[self.row_S]).sum(1)
         total_1[self.seen_N] = 0.0
@@ -387,17 +373,17 @@ class ExpertProbs(NamedTuple):
         return {name: self.mixture(one_EE[number].expand_as(self.base_BE)) for number, name in enumerate(EXPERTS)}
 
 
-def expert_probs(found: Evidence, near: Near) -> ExpertProbs:
+def expert_probs(found: Evidence, near: NearTexts) -> ExpertProbs:
     """The four experts, each a distribution over the unseen items.
 
     - counts: proportional to s(b)^`COUNT_EXPONENT`, s(b) = sum_k w_k (C[h_k, b] + m pop_b) / (C[h_k, .] + m). An item
       of which little is counted says little, and the popularity speaks in its place. Votes of ten items make s flatter
       than what users do next; the exponent takes that back.
-    - text: proportional to sum_k w_k max(0, cos(e_{h_k}, e_b))^`TEXT_POWER`.
-    - agreement: proportional to sqrt(s(b) t(b)), t as text with `AGREEING_POWER`: what both find likely.
+    - text: proportional to sum_k w_k max(0, cos(e_{h_k}, e_b))^6.
+    - agreement: proportional to sqrt(s(b) t(b)), t as text with the third power: what both find likely.
     - uniform.
 
-    Text and agreement are uniform where no text is near.
+    Texts that are far from h_k have the mean of all such. Text and agreement are uniform where no text is near.
     """
     assert COUNT_EXPONENT == 1.5, "a product with the root takes a tenth of the time of np.power"
     newest, num_items, num_rows = found.newest, found.newest.num_items, found.newest.num_rows
@@ -407,8 +393,8 @@ def expert_probs(found: Evidence, near: Near) -> ExpertProbs:
     context_BI = scipy.sparse.coo_array((weight_T, (row_T, newest.item_T)), shape=(num_rows, num_items)).tocsr()
     stored = [
         _stored(vote_BT @ found.pair_TI),
-        _stored(context_BI @ near.agreeing_II),
-        _stored(context_BI @ near.alone_II),
+        _stored(context_BI @ near.cube_II),
+        _stored(context_BI @ near.sixth_II),
         (found.less_X, found.less_event_X),
     ]
     # the places that anything is stored at, each once, in the order in which they come
@@ -432,20 +418,36 @@ def expert_probs(found: Evidence, near: Near) -> ExpertProbs:
     vote_S = count_S + backed_B[row_S] * (found.event_I[item_S] - less_S)
     counted_S, popularity_I = vote_S * np.sqrt(vote_S), found.event_I * np.sqrt(found.event_I)
     row_N, item_N = np.divmod(newest.seen_N, num_items)
-    rest_B = popularity_I.sum() - np.bincount(row_N, popularity_I[item_N], num_rows)
-    rest_B -= np.bincount(row_S, popularity_I[item_S], num_rows)
+
+    def of_the_rest(value_I: np.ndarray) -> np.ndarray:
+        """The sum over the items that are neither seen nor stored, (B,)."""
+        rest_B = value_I.sum() - np.bincount(row_N, value_I[item_N], num_rows)
+        return np.maximum(rest_B - np.bincount(row_S, value_I[item_S], num_rows), 0.0)
+
     base_B = backed_B * np.sqrt(backed_B)
-    total_B = np.bincount(row_S, counted_S, num_rows) + base_B * np.maximum(rest_B, 0.0)
+    total_B = np.bincount(row_S, counted_S, num_rows) + base_B * of_the_rest(popularity_I)
     total_B = np.maximum(total_B, np.finfo(np.float64).tiny)
     uniform_B = 1.0 / np.maximum(newest.num_unseen_B, 1.0)
-    text_S, text_B = _normalised(text_S, row_S, uniform_B)
-    agreeing_S, agreeing_B = _normalised(np.sqrt(vote_S * agreeing_S), row_S, uniform_B)
+    far_text_B, far_agreeing_B = context_BI @ near.far_sixth_I, context_BI @ near.far_cube_I
+    text_S, text_B, far_text_B = _normalised(
+        text_S + far_text_B[row_S], row_S, far_text_B, of_the_rest(np.ones(num_items)), uniform_B
+    )
+    agreeing_I = np.sqrt(found.event_I)
+    agreeing_S, agreeing_B, far_agreeing_B = _normalised(
+        np.sqrt(vote_S * (agreeing_S + far_agreeing_B[row_S])),
+        row_S,
+        np.sqrt(backed_B * far_agreeing_B),
+        of_the_rest(agreeing_I),
+        uniform_B,
+    )
     return ExpertProbs(
         torch.from_numpy(place_S),
         torch.from_numpy(row_S),
         torch.from_numpy(np.stack([counted_S / total_B[row_S], text_S, agreeing_S, uniform_B[row_S]], 1)),
-        torch.from_numpy(np.stack([base_B / total_B, text_B, agreeing_B, uniform_B], 1)),
+        torch.from_numpy(np.stack([base_B / total_B, text_B + far_text_B, agreeing_B, uniform_B], 1)),
         torch.from_numpy(popularity_I),
+        torch.from_numpy(far_agreeing_B),
+        torch.from_numpy(agreeing_I),
         torch.from_numpy(newest.seen_N),
     )
 
@@ -457,13 +459,16 @@ def _stored(value_BI: scipy.sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
     return row_S * num_items + value_BI.indices, value_BI.data
 
 
-def _normalised(value_S: np.ndarray, row_S: np.ndarray, uniform_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values over their sum a row, and what all other items have: 0, or all alike in a row without any."""
-    total_B = np.bincount(row_S, value_S, len(uniform_B))
-    base_B = np.where(total_B > 0.0, 0.0, uniform_B)
-    return np.where(
-        total_B[row_S] > 0.0, value_S / np.maximum(total_B[row_S], np.finfo(np.float64).tiny), base_B[row_S]
-    ), base_B
+def _normalised(
+    value_S: np.ndarray, row_S: np.ndarray, far_B: np.ndarray, rest_B: np.ndarray, uniform_B: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values over their sum a row, what all items have in a row without any, and ``far_B`` over the same sum.
+
+    ``rest_B``: how often ``far_B`` stands in that sum.
+    """
+    total_B = np.bincount(row_S, value_S, len(uniform_B)) + far_B * rest_B
+    base_B, total_B = np.where(total_B > 0.0, 0.0, uniform_B), np.maximum(total_B, np.finfo(np.float64).tiny)
+    return np.where(base_B[row_S] > 0.0, base_B[row_S], value_S / total_B[row_S]), base_B, far_B / total_B
 
 
 def popularity_probs(counts: Counts) -> np.ndarray:

@@ -30,7 +30,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from fedecider.data.encoders import nearest_texts
+from fedecider.data.encoders import NearTexts, nearest_texts
 from fedecider.evaluation.metrics import NOT_RANKED, user_metrics
 from fedecider.evaluation.statistics import clearly_best
 from fedecider.federation.record import write_json
@@ -188,7 +188,7 @@ def fit_hybrid(
     contexts: Contexts,
     model: ModelScores | None,
     config: HybridConfig,
-    near: experts.Near | None = None,
+    near: NearTexts | None = None,
 ) -> Hybrid:
     """The hybrid of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
 
@@ -277,17 +277,17 @@ class Block(NamedTuple):
         return self if other is None else self._replace(own=self.own.to(other.device))
 
 
-def blocks_of(hybrid: Hybrid, contexts: Contexts, near: experts.Near) -> Iterator[Block]:
+def blocks_of(hybrid: Hybrid, contexts: Contexts, near: NearTexts) -> Iterator[Block]:
     """The contexts, some after the other; ``near`` holds the neighbours of all items that vote there."""
     for batch in _batches(contexts, hybrid.counts.num_items, "own" in hybrid.config.source_names):
         found = experts.evidence(hybrid.counts, batch)
         yield Block(batch, experts.known(found), experts.expert_probs(found, near))
 
 
-def _near(unit_ID: np.ndarray, contexts: Contexts) -> experts.Near:
+def _near(unit_ID: np.ndarray, contexts: Contexts) -> NearTexts:
     """Of the items that vote in ``contexts``."""
     newest = {item for items in contexts.histories for item in items[: -experts.NUM_CONTEXT - 1 : -1]}
-    return experts.near_powers(nearest_texts(unit_ID, np.array(sorted(newest), np.int64)))
+    return nearest_texts(unit_ID, np.array(sorted(newest), np.int64))
 
 
 def _rank_catalogue(hybrid: Hybrid, mixture: Mixture, block: Block, model_BI: Tensor | None) -> Ranked:
@@ -486,7 +486,7 @@ def positions(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None) -> 
 
 
 def block_positions(
-    hybrid: Hybrid, near: experts.Near, contexts: Contexts, mixtures: Sequence[Mixture], score_BI: Tensor | None
+    hybrid: Hybrid, near: NearTexts, contexts: Contexts, mixtures: Sequence[Mixture], score_BI: Tensor | None
 ) -> list[Tensor]:
     """Of each mixture what `positions` gives, for contexts whose items the model has scored, (B, I).
 

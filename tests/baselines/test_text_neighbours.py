@@ -24,8 +24,8 @@ def test_one_score_by_hand():
     expected = [1 + 0.5**3 / 2, 0.5**3 + 1 / 2, 0 + math.cos(math.pi / 6) ** 3 / 2, 0.0, 0.0, 0.0]
     assert score_I.tolist() == pytest.approx(expected, abs=1e-6)  # cosines are float32
     # test: item 2 is the newest now
-    score_I = text_neighbour_scores(vector_ID, [[1, 0, 2, 4]], "test", power=1, num_context=2)(USER)[0]
-    expected = [0 + 1 / 2, math.cos(math.pi / 6) + 0.25, 1.0, 0.0, 0.0, 0.0]
+    score_I = text_neighbour_scores(vector_ID, [[1, 0, 2, 4]], "test", num_context=2)(USER)[0]
+    expected = [0 + 1 / 2, math.cos(math.pi / 6) ** 3 + 0.5**3 / 2, 1.0, 0.0, 0.0, 0.0]
     assert score_I.tolist() == pytest.approx(expected, abs=1e-6)  # cosines are float32
 
 

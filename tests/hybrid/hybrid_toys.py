@@ -44,10 +44,24 @@ def toy_model(num_beams: int = 0) -> ModelScores:
     )
 
 
-def dense_experts(parts, contexts: Contexts, unit_ID: np.ndarray, num_context: int = 10) -> dict[str, np.ndarray]:
+def with_far_mean(cos_II: np.ndarray, power: int, num_nearest: int) -> np.ndarray:
+    """Powers row by row; those that are not among the nearest, or not above 0, have the mean of all such."""
+    rows = []
+    for cos_I in cos_II:
+        far = np.ones(len(cos_I), bool)
+        far[np.argsort(-cos_I)[:num_nearest]] = False
+        far |= cos_I <= 0
+        rows.append(np.where(far, (cos_I**power)[far].mean() if far.any() else 0.0, cos_I**power))
+    return np.stack(rows)
+
+
+def dense_experts(
+    parts, contexts: Contexts, unit_ID: np.ndarray, num_context: int = 10, num_nearest: int = NUM_ITEMS
+) -> dict[str, np.ndarray]:
     """Expert -> (B, I): the equations item by item, from counts in which the left-out user never was."""
     rows: dict[str, list[np.ndarray]] = {"counts": [], "text": [], "agreement": [], "uniform": []}
     cos_II = np.maximum(unit_ID.astype(np.float64) @ unit_ID.T.astype(np.float64), 0.0)
+    cube_II, sixth_II = (with_far_mean(cos_II, power, num_nearest) for power in (3, 6))
     for items, left_out in zip(contexts.histories, contexts.left_out or [[]] * len(contexts.histories), strict=True):
         kept = list(parts)
         if left_out:
@@ -61,8 +75,8 @@ def dense_experts(parts, contexts: Contexts, unit_ID: np.ndarray, num_context: i
         for age, item in enumerate(items[: -num_context - 1 : -1]):
             share_I = (pair_II[item] + PRIOR * popularity_I) / (pair_II[item].sum() + PRIOR)
             vote_I += share_I * unseen_I / (age + 1)
-            text_I += cos_II[item] ** 6 * unseen_I / (age + 1)
-            near_I += cos_II[item] ** 3 * unseen_I / (age + 1)
+            text_I += sixth_II[item] * unseen_I / (age + 1)
+            near_I += cube_II[item] * unseen_I / (age + 1)
         uniform_I = unseen_I / unseen_I.sum()
         for name, found_I in {"counts": vote_I**1.5, "text": text_I, "agreement": np.sqrt(vote_I * near_I)}.items():
             rows[name].append(found_I / found_I.sum() if found_I.sum() > 0 else uniform_I)

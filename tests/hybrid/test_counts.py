@@ -67,10 +67,10 @@ def test_users_are_left_out_of_their_own_held_out_contexts(split):
     assert contexts.histories == [sequence[: {"valid": -2, "test": -1}[split]] for sequence in USERS]
 
 
-def probs_of(counts, contexts, unit_ID=None, num_context=10):
+def probs_of(counts, contexts, unit_ID=None, num_context=10, num_nearest=None):
     unit_ID = unit_vectors(vectors(counts.num_items)) if unit_ID is None else unit_ID
     probs = experts.expert_probs(
-        experts.evidence(counts, contexts, num_context), experts.near_powers(nearest_texts(unit_ID))
+        experts.evidence(counts, contexts, num_context), nearest_texts(unit_ID, num_nearest=num_nearest)
     )
     return {name: prob_BI.numpy() for name, prob_BI in probs.each().items()}
 
@@ -87,15 +87,17 @@ def test_count_probs_by_hand():
     assert experts.known(experts.evidence(counts, contexts, 10)).tolist() == [3.0]
 
 
+@pytest.mark.parametrize("num_nearest", [NUM_ITEMS, 3])
 @pytest.mark.parametrize("which", ["train", "test"])
-def test_sparse_experts_are_the_dense_ones(which):
+def test_sparse_experts_are_the_dense_ones(which, num_nearest):
     """Also where the left-out user has items that its history does not hold, and where no text is near."""
     contexts = training_contexts(USERS, stream(0, "toy")) if which == "train" else held_out_contexts(USERS, "test")
     unit_ID = unit_vectors(vectors())
     unit_ID[contexts.histories[0][-1]] = 0.0
     assert len(contexts.histories[0]) == 1 or which == "test"
-    found = probs_of(COUNTS, contexts, unit_ID)
-    for name, expected_BI in dense_experts([list(part) for part in PARTS], contexts, unit_ID).items():
+    found = probs_of(COUNTS, contexts, unit_ID, num_nearest=num_nearest)
+    expected = dense_experts([list(part) for part in PARTS], contexts, unit_ID, num_nearest=num_nearest)
+    for name, expected_BI in expected.items():
         assert np.allclose(found[name], expected_BI, rtol=1e-5, atol=1e-9), name  # cosines of float32
         assert np.allclose(found[name].sum(1), 1.0)
         assert all((row_I[items] == 0).all() for row_I, items in zip(found[name], contexts.histories, strict=True))
@@ -104,9 +106,7 @@ def test_sparse_experts_are_the_dense_ones(which):
 
 def test_mixtures_are_sums_of_the_experts():
     contexts = held_out_contexts(USERS, "test")
-    probs = experts.expert_probs(
-        experts.evidence(COUNTS, contexts, 10), experts.near_powers(nearest_texts(unit_vectors(vectors())))
-    )
+    probs = experts.expert_probs(experts.evidence(COUNTS, contexts, 10), nearest_texts(unit_vectors(vectors())))
     weight_BE = torch.rand(len(USERS), 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     expected_BI = sum(weight_BE[:, [number]] * prob_BI for number, prob_BI in enumerate(probs.each().values()))
     torch.testing.assert_close(probs.mixture(weight_BE), expected_BI)

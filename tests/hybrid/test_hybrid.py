@@ -14,7 +14,6 @@ from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import rank_held_out, train_part
 from fedecider.federation.streams import stream
-from fedecider.models import counts as experts
 from fedecider.models.counts import count_events, held_out_contexts, training_contexts
 from fedecider.models.hybrid import (
     NUM_BUCKETS,
@@ -144,7 +143,7 @@ def test_probabilities_of_the_model_leave_out_seen_items():
     for row, items in enumerate(HISTORIES):
         unseen_BI[row, items] = False
     expected = torch.softmax(scores_of(HISTORIES).masked_fill(~unseen_BI, -torch.inf), 1)
-    (block,) = blocks_of(HYBRID, ASKED, experts.near_powers(nearest_texts(UNIT)))
+    (block,) = blocks_of(HYBRID, ASKED, nearest_texts(UNIT))
     score_BI = scores_of(HISTORIES)
     assert torch.allclose(catalogue_probs(score_BI, block), expected)
     assert torch.equal(score_BI, scores_of(HISTORIES))  # others read them too
@@ -157,7 +156,7 @@ def test_blocks_of_scored_users_have_the_places_of_the_whole_list(at_once, monke
     expected = [positions(HYBRID, ASKED, toy_model()), positions(HYBRID, ASKED, None)]
     monkeypatch.setattr("fedecider.models.hybrid.MAX_NUMBERS", at_once * NUM_ITEMS)
     mixtures = [HYBRID.beside_model, HYBRID.alone]
-    found = block_positions(HYBRID, experts.near_powers(nearest_texts(UNIT)), ASKED, mixtures, scores_of(HISTORIES))
+    found = block_positions(HYBRID, nearest_texts(UNIT), ASKED, mixtures, scores_of(HISTORIES))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert len(expected[0].unique()) > 4
 

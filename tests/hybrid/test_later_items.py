@@ -75,7 +75,7 @@ def test_the_others_share_the_weights_of_those_that_count():
     """By hand: of a later item the mean of its text and the uniform floor by their weights."""
     history = [[1, 2]]
     found = experts.evidence(LONGER.counts, new_contexts(history))
-    probs = experts.expert_probs(found, experts.near_powers(nearest_texts(LONGER.unit_ID)))
+    probs = experts.expert_probs(found, nearest_texts(LONGER.unit_ID))
     own = {name: prob_BI[0].numpy() for name, prob_BI in probs.each().items()}
     weight = dict(zip(LONGER.alone.experts, LONGER.alone.weights(experts.known(found))[0], strict=True))
     expected_I = sum(weight[name] * prob_I for name, prob_I in own.items())

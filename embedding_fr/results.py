@@ -26,6 +26,7 @@ from fedecider.federation.record import (
     capped_clients,
     non_finite_uploads,
     read_records,
+    sum_notes,
     upload_notes,
     write_json,
     write_text,
@@ -318,6 +319,7 @@ def _notes(
         *order_warning(settings.run.method, interactions),
         *federation,
         *broken,
+        *sum_notes(settings.run.secure_sum, settings.privacy.clips),
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
         f"{setup.method.variants[0]}",
         f"{time['wall_s']:.2f} s a round (median), {time['evaluate_s']:.2f} s for its validation; per client and round "

@@ -44,6 +44,7 @@ from fedecider.federation.record import (
     capped_clients,
     non_finite_uploads,
     read_records,
+    sum_notes,
     upload_notes,
     write_json,
     write_text,
@@ -607,4 +608,5 @@ def _notes(run: Ended, models: Models) -> list[str]:
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
         *privacy_notes(models.privacy),
         *upload_notes(records, run.recommender.names),
+        *sum_notes(settings.run.secure_sum, settings.run.privacy.clips),
     ]

@@ -162,6 +162,20 @@ def upload_notes(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
     return lines
 
 
+def sum_notes(secure_sum: bool, clips: bool) -> list[str]:
+    """What nobody bounds where uploads are summed unseen."""
+    if not secure_sum:
+        return []
+    told = (
+        "every client holds itself to the clip"
+        if clips
+        else "no client is bounded: set clip, to which each holds itself"
+    )
+    return [
+        f"secure sums: the server cannot compare updates, and {told}; one that lies about its update or weight is not seen"
+    ]
+
+
 def _who(one: Mapping[str, Any], names: Sequence[str]) -> str:
     return names[one["client"]] if names else f"client {one['client']}"
 

@@ -367,7 +367,10 @@ def _train(
 
 def _nobody_left(round: int, done: _Done) -> str:
     """What to say where numbers that are no good have left nobody of a round; empty where somebody is left."""
-    useless = {one["client"] for one in left_out([{"round": round, "clients": done.logs, "non_finite_uploads": done.non_finite}])}
+    useless = {
+        one["client"]
+        for one in left_out([{"round": round, "clients": done.logs, "non_finite_uploads": done.non_finite}])
+    }
     if not useless or {log["client"] for log in done.logs} - useless - {one["client"] for one in done.refused}:
         return ""
     who = ", ".join(map(str, sorted(useless)[:5])) + (", ..." if len(useless) > 5 else "")

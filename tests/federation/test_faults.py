@@ -323,7 +323,10 @@ def test_what_leaves_float32_when_squared_is_left_out_and_named():
 
 
 def test_a_round_of_which_nobody_is_left_ends_the_run():
-    for faults in ([Fault(client, "nan", 2) for client in range(3)], [Fault(0, "nan", 2), Fault(1, "late"), Fault(2, "away")]):
+    for faults in (
+        [Fault(client, "nan", 2) for client in range(3)],
+        [Fault(0, "nan", 2), Fault(1, "late"), Fault(2, "away")],
+    ):
         with pytest.raises(Diverged, match="no usable upload in round 2"):
             run_with("fedavg", *faults, rounds=3)
     run_with("fedavg", Fault(0, "nan"), Fault(1, "late"), rounds=1)

@@ -5,8 +5,9 @@
 Companies: four with one catalogue (crime of the embedded sample, its users dealt out), a small decoder set up as in
 configs/companies.yaml; users: Amazon gift cards ($FEDECIDER_DATA). The first client attacks in every round, or from the
 second on where it sends its last upload again. A cell is the honest companies' mean test ndcg@10 without the hybrid, of
-users that of all, over that of the same run without the attack; under `away` the client is not there at all. One JSON a cell in WORK: what is there is not run
-again; `--cells` ends after so many. The page benchmarks/results/attacks.md is written after every row.
+users that of all, over that of the same run without the attack; under `away` the client is not there at all. One JSON
+a cell in WORK: what is there is not run again; `--cells` ends after so many. The page benchmarks/results/attacks.md is
+written after every row.
 """
 
 from __future__ import annotations

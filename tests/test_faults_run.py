@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from slow import slow
 
 from fedecider.federation.secure_rounds import SecureSums

@@ -34,6 +34,7 @@ from fedecider.federation.record import (
     non_finite_uploads,
     read_json,
     read_records,
+    upload_notes,
     write_json,
     write_text,
 )

@@ -476,8 +476,9 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
 
 
 def run(function: Callable[[], Any]) -> int:
-    """Call ``function`` and turn input errors and a full memory into one line on stderr and exit code 2; 1 for a run that
-    diverged, which nobody can see from its settings."""
+    """Call ``function`` and turn input errors and a full memory into one line on stderr and exit code 2.
+
+    1 for a run that diverged, which its settings do not show."""
     _quiet_libraries()
     try:
         function()

@@ -129,11 +129,11 @@ def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     return "\n".join([*lines, "", told])
 
 
-def work(argv: list[str]) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--cells", type=int, default=sys.maxsize)
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, dict[str, Any]]] = {}
     left = options.cells
@@ -152,4 +152,4 @@ def work(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(lambda: work(sys.argv[1:])))
+    sys.exit(run(main))

@@ -70,7 +70,7 @@ LARGEST_UPDATE = 3.0
 LARGEST_CLAIM = 10.0
 """Times the median client weight."""
 NUM_PEERS = 256
-"""Clients over whom medians are taken: with so many they are known to a few per cent."""
+"""Clients over whom medians are taken, and whose uploads are held for it."""
 LEAST_PEERS = 3
 
 
@@ -90,7 +90,8 @@ def bounded(arrived: Iterable[Arrived], caps_norms: bool, note: Callable[[dict[s
     client weights end at their median times `LARGEST_CLAIM`. Within both bounds every bit is kept. ``note`` is told
     ``client``, ``norm`` and ``cap``, or ``client``, ``weight`` and ``cap``.
 
-    The medians are over the first `NUM_PEERS` clients, in client order, whose uploads wait for them: the others stream.
+    The medians are over the first `NUM_PEERS` clients as they arrive, whose uploads wait for them: the others stream. A
+    simulation of users brings the largest ones first, so that in rounds of more clients the bounds are those of these.
     Norms and weights that are zero do not count, as little as clients that are not finite, which are left as they are.
     Of fewer than `LEAST_PEERS` no median is safe from one of them, and nothing is bounded.
     """
@@ -103,8 +104,9 @@ def bounded(arrived: Iterable[Arrived], caps_norms: bool, note: Callable[[dict[s
     waiting: list[tuple[Upload, Tree, Tensor]] = []
     while sum(len(norm_C) for _, _, norm_C in waiting) < NUM_PEERS and (one := next(stream, None)):
         waiting.append(one)
-    norm_cap = _cap([norm_C[finite_clients(upload)] for upload, _, norm_C in waiting], LARGEST_UPDATE)
-    claims = [upload.weights.cpu().double()[finite_clients(upload)] for upload, _, _ in waiting]
+    # numbers that are not finite become 0, which does not count: so many clients, however blocks are cut
+    norm_cap = _cap([norm_C.where(finite_clients(upload), 0.0) for upload, _, norm_C in waiting], LARGEST_UPDATE)
+    claims = [upload.weights.cpu().double().where(finite_clients(upload), 0.0) for upload, _, _ in waiting]
     claim_cap = _cap(claims, LARGEST_CLAIM)
     waiting.reverse()
     while waiting:
@@ -141,7 +143,7 @@ def _known(upload: Upload, name: str, reference: Tree) -> Tensor | None:
 
 
 def _cap(values: Sequence[Tensor], factor: float) -> float:
-    value_P = torch.cat([torch.zeros(0, dtype=torch.float64), *values])
+    value_P = torch.cat([torch.zeros(0, dtype=torch.float64), *values])[:NUM_PEERS]
     value_P = value_P[value_P > 0.0]
     return factor * float(_middle(value_P, "median")) if len(value_P) >= LEAST_PEERS else math.inf
 

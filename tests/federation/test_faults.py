@@ -331,3 +331,12 @@ def test_a_round_of_which_nobody_is_left_ends_the_run():
             run_with("fedavg", *faults, rounds=3)
     run_with("fedavg", Fault(0, "nan"), Fault(1, "late"), rounds=1)
     run_with("fedavg", *(Fault(client, "late", 1, 1) for client in range(3)), rounds=2)  # late, and not diverged
+
+
+def test_bounds_do_not_depend_on_how_clients_are_cut_into_blocks(monkeypatch):
+    monkeypatch.setattr(aggregate, "NUM_PEERS", 3)
+    tensors = {"x": torch.tensor([[1.0], [2.0], [torch.nan], [4.0], [90.0], [100.0]])}
+    assert after(tensors, block=6)[1] == []  # two of the first three have numbers
+    tensors["x"][2] = 3.0
+    assert [one["client"] for one in after(tensors, block=1)[1]] == [4, 5]
+    assert after(tensors, block=1)[1] == after(tensors, block=4)[1] == after(tensors, block=6)[1]

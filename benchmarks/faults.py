@@ -44,7 +44,7 @@ MOST = 1 << 20
 EXPECTED = {
     "not heard": "refused with a reason; server and honest clients are those of a run where the client was away",
     "no effect": "server and honest clients are those of a run without a fault",
-    "bounded": "a hundredth of what it does to the plain mean",
+    "bounded": "moves the server by at most ten times as much as the absence of the client",
     "gets through": "moves the result, for nothing tells it from an honest upload; or ends the run with a sentence",
     "stops": "the run ends with a sentence",
     "goes on": "the others train on",
@@ -194,11 +194,11 @@ def verdict(case: Case, ran: Ran | str) -> str:
         return "the same to the last bit" if _bits(ran, plain) else "the same but for rounding"
     moved = _distance(ran, plain)
     if case.expected == "bounded":
-        harm, calm = like(case, case.faults, mean="mean"), like(case, mean="mean")
-        assert isinstance(calm, Ran), calm
-        worst = float("inf") if isinstance(harm, str) else _distance(harm, calm)
-        assert moved < 1e-2 * worst, f"moved by {moved:.3g}, the plain mean by {worst:.3g}"
-        return f"moves the server by {moved:.2g}, with the plain mean by {worst:.2g}"
+        away = like(case, (Fault(HIT, "away"),), place="simulated")
+        assert isinstance(away, Ran), away
+        absent = _distance(away, plain)
+        assert moved < 10.0 * absent, f"moved by {moved:.3g}, its absence by {absent:.3g}"
+        return f"moves the server by {moved:.2g}, its absence by {absent:.2g}"
     assert moved > 0.0, "no effect"
     return f"went on; moves the server by {moved:.2g}"
 
@@ -265,7 +265,7 @@ def cases() -> Iterator[Case]:
     for method in ("fedmf", "fedrap", "fedem", "gpfedrec"):
         yield from _of_uploads("embedding", "simulated", method)
     yield from _of_counts()
-    for mean in ("median", "trimmed_mean", "norm_clip"):
+    for mean in ("mean", "median", "trimmed_mean", "norm_clip"):
         for track, place, method in (
             ("LLM", "simulated", "fedavg"),
             ("LLM", "deployed", "fedavg"),

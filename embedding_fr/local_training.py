@@ -27,6 +27,7 @@ from torch.optim.adam import adam
 
 from embedding_fr.blocks import Federation, UserData
 from embedding_fr.config import EmbeddingTraining
+from fedecider.bounds import Diverged
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.streams import below, client_keys, counter_draws
 
@@ -571,12 +572,12 @@ def received_rows(download: Download, name: str, row_CR: Tensor) -> Tensor:
 
 
 def check_finite(params: Tree, loss_C: Tensor, clients: Tensor, round: int) -> None:
-    """``ValueError`` that names the first client, the round and the tensor when training has diverged."""
+    """``Diverged`` that names the first client, the round and the tensor when training has."""
     for name, tensor in {**params, "loss": loss_C}.items():
         finite_C = torch.isfinite(tensor.reshape(len(tensor), -1).sum(1))  # of a sum: twenty times faster
         if not bool(finite_C.all()):
             client = int(clients[int((~finite_C).int().argmax())])
-            raise ValueError(
+            raise Diverged(
                 f"got a non-finite {name} for client {client} in round {round}, "
                 "expected numbers: the training diverged, lower learning_rate or item_learning_rate"
             )

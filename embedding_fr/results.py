@@ -22,7 +22,15 @@ from fedecider.evaluation.statistics import Comparison, compare_table
 from fedecider.experiment.report import Parts, RunFiles, write_run_page
 from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import privacy_report
-from fedecider.federation.record import non_finite_line, non_finite_uploads, read_records, write_json, write_text
+from fedecider.federation.record import (
+    capped_clients,
+    non_finite_uploads,
+    read_records,
+    sum_notes,
+    upload_notes,
+    write_json,
+    write_text,
+)
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import (
@@ -185,6 +193,7 @@ def write_embedding_results(
         "round_seconds": median_seconds(records),
         "bytes": total_bytes(records),
         "non_finite_uploads": non_finite_uploads(records),
+        "capped_clients": capped_clients(records),
         "comparisons": comparisons_data(paired_tests(rows[0].label, interactions.name, {**methods, **baselines})),
     }
     write_json(folder.metrics, content)
@@ -300,7 +309,7 @@ def _notes(
 ) -> list[str]:
     time, size, clients = median_seconds(records), total_bytes(records), participations(records)
     federation = [] if settings.run.federation else ["federation is off: every client trained alone"]
-    broken = [line] if (line := non_finite_line(records)) else []
+    broken = upload_notes(records)
     sampled = sum(len(block.clients) for block in setup.validated)
     if sampled < setup.population.num_clients:
         federation.append(f"rounds are chosen by {sampled:,} users, drawn once; the test takes all")
@@ -310,6 +319,7 @@ def _notes(
         *order_warning(settings.run.method, interactions),
         *federation,
         *broken,
+        *sum_notes(settings.run.secure_sum, settings.privacy.clips),
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
         f"{setup.method.variants[0]}",
         f"{time['wall_s']:.2f} s a round (median), {time['evaluate_s']:.2f} s for its validation; per client and round "

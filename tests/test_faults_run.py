@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from slow import slow
 
 from fedecider.federation.secure_rounds import SecureSums
 
@@ -162,3 +163,37 @@ def test_a_robust_mean_of_the_embedding_track_gives_another_model(ratings, tmp_p
         scores.append([json.loads(line)["clients"][0]["loss"] for line in rounds])
     assert scores[0][0] == scores[1][0]  # the same training
     assert scores[0][1] != scores[1][1]  # from another mean of it
+
+
+@pytest.mark.parametrize("method", ["fedavg", slow("fedecider"), slow("local")])
+def test_a_run_of_which_nobody_is_left_has_no_figures_and_says_so_everywhere(method, playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    output = Path("runs") / f"diverged_{method}"
+    words = ("--config", "toy.yaml", "--method", method, "--learning_rate", "1e30", "--output", str(output))
+    assert federate(*words) == 1
+    told = capsys.readouterr()
+    assert "crime in round" in told.out + told.err or "crime in 1" in told.out + told.err
+    assert "the training has diverged" in told.err
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert "the training has diverged" in metrics["diverged"]
+    assert "test" not in json.dumps(metrics)
+    assert {one["client"] for one in metrics["left_out"]} == {0, 1, 2}
+    assert "the training has diverged" in (output / "report.html").read_text()
+    assert not (output / "results.md").exists()
+
+
+def test_one_company_of_numbers_that_are_none_is_named_and_the_run_goes_on(playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    (playground / "huge.yaml").write_text(
+        "faults: [{client: crime, kind: scale, factor: 1.0e+30}, {client: comics, kind: scale, rounds: 2}]\n"
+    )
+    words = ("--config", "toy.yaml", "--method", "fedavg", "--num_rounds", "2", "--faults", "huge.yaml")
+    assert federate(*words, "--output", "runs/huge") == 0
+    metrics = json.loads(Path("runs/huge/metrics.json").read_text())
+    assert [(one["round"], one["client"]) for one in metrics["non_finite_uploads"]] == [(1, 0), (2, 0)]
+    for text in (
+        capsys.readouterr().out,
+        Path("runs/huge/results.md").read_text(),
+        Path("runs/huge/report.html").read_text(),
+    ):
+        assert "too large: crime in " in " ".join(text.split())

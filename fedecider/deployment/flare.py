@@ -42,7 +42,7 @@ from fedecider.deployment.messages import Message, pack
 from fedecider.deployment.project import PartyFile, party_file, read_project, site_names
 from fedecider.deployment.run import answer_of, make_site, serve
 from fedecider.experiment.track import GROUP
-from fedecider.federation.record import write_json
+from fedecider.federation.record import upload_notes, write_json
 from fedecider.running.launch import round_text, start
 from fedecider.running.run_folder import RunFolder
 
@@ -92,7 +92,11 @@ class RoundsController(ModelController):
             return self._exchange({names[site]: (site, blob) for site, blob in sent.items()}, deadline_s)
 
         num_rounds = project.settings.run.num_rounds
-        log = lambda record: self.info(round_text(record, num_rounds))  # noqa: E731
+
+        def log(record: dict) -> None:
+            for text in [round_text(record, num_rounds), *upload_notes([record])]:
+                self.info(text)
+
         serve(project, party, exchange, torch.device("cpu"), resume=resume, on_round=log)
 
     def _exchange(self, sent: Mapping[str, tuple[int, bytes]], deadline_s: float) -> dict[int, bytes]:

@@ -257,7 +257,8 @@ class Channel:
         return found
 
     def refuse(self, site: int, reason: str) -> None:
-        self.refused.append({**self.who(site), "reason": reason[:MOST_REASON]})  # a site may have written parts of it
+        seen = "".join(one if one.isprintable() else " " for one in reason)  # a site may have written parts of it
+        self.refused.append({**self.who(site), "reason": " ".join(seen.split())[:MOST_REASON]})
         self.holds.pop(site, None)  # who knows what it has now
 
     def who(self, site: int) -> dict[str, Any]:

@@ -31,6 +31,8 @@ from fedecider.federation.wire import joined
 SCORES = tuple(user_metrics(torch.zeros(1)))
 """Means over the own validation users that a site tells after every round."""
 MAX_ROWS = 100
+MOST_NAME = 100
+"""Characters in the name of a row."""
 
 
 def remote(
@@ -178,11 +180,11 @@ def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
         raise ValueError(f"got {answer.kind!r}, expected the results of the test in at most {MAX_ROWS} rows")
     for row, metrics in rows.items():
         good = isinstance(metrics, dict) and all(
-            isinstance(value, dict) and all(map(_is_figure, value.values())) and "mean" in value
-            for value in metrics.values()
+            _is_name(metric) and isinstance(value, dict) and all(map(_is_figure, value.values())) and "mean" in value
+            for metric, value in metrics.items()
         )
-        if not good:
-            raise ValueError(f"got no figures in the row {row!r}, expected the mean of every metric")
+        if not (good and _is_name(row)):
+            raise ValueError(f"got no figures in the row {row[:MOST_NAME]!r}, expected means of metrics, from 0 to 1")
     return rows
 
 
@@ -198,15 +200,20 @@ def _read_scores(
     for variant in variants:
         given = told.get(variant) if isinstance(told, dict) else None
         values: list[Any] = [given.get(name) if isinstance(given, dict) else None for name in scores]
-        if not all(_is_figure(value) and 0.0 <= value <= 1.0 for value in values):
+        if not all(map(_is_figure, values)):
             raise ValueError(f"got the scores {str(values)[:200]} of {variant}, expected numbers from 0 to 1")
         found[variant] = [float(value) for value in values]
     return found
 
 
 def _is_figure(value: Any) -> bool:
-    """Whether a value of a message is a number that can be reckoned with."""
-    return type(value) in (int, float) and abs(value) <= 1e9  # neither NaN nor infinite
+    """Whether a value of a message can be a mean of hit@k, ndcg@k or mrr@k, or an end of its interval."""
+    return type(value) in (int, float) and -1e-9 <= value <= 1.0 + 1e-9  # which NaN is not
+
+
+def _is_name(name: str) -> bool:
+    """Whether the name of a row or metric, which goes into tables, is one line of characters that can be seen."""
+    return name.isprintable() and len(name) <= MOST_NAME
 
 
 class Plan(NamedTuple):

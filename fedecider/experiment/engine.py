@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from fedecider.bounds import Diverged
 from fedecider.data.domain import Domain
 from fedecider.data.store import save_domains
 from fedecider.experiment.track import Track
@@ -156,6 +157,7 @@ def run(
 
     Raises:
         ValueError: the folder holds another run, or a stage finds settings that cannot be.
+        Diverged: no client's numbers could be used any more; metrics and page say so.
     """
     with timed_run():
         return _run(experiment, launch, callbacks, chosen, log_results)
@@ -189,10 +191,16 @@ def _run(
                     checkpoints=folder.checkpoints,
                     key=fingerprint(record),
                     resume=config.resume,
-                    on_round=round_logger(launch, config.num_rounds),
+                    on_round=round_logger(launch, config.num_rounds, rounds.names),
                     on_clients=on_clients,
                     callbacks=callbacks,
                 )
+        except Diverged as error:
+            if launch.is_main and folder.rounds.exists():
+                from fedecider.experiment.report import write_diverged  # pages are for the end of a run
+
+                write_diverged(folder, rounds.method.name, str(error))
+            raise
         except ValueError:
             if launch.is_main:
                 forget_unstarted(folder)

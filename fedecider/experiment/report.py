@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import plotly.graph_objects as go
 
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.federation.record import read_records
+from fedecider.federation.record import capped_clients, left_out, read_records, sum_notes, upload_notes, write_json
 from fedecider.models.item_texts import TEXT_ENCODER
 from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, validation_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
@@ -92,7 +93,24 @@ def write_run_page(folder: RunFolder, parts_of: Callable[[RunFiles], Parts]) -> 
         chosen = f"round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
         subtitle = f"{files.metrics['method']} on {clients}; {chosen}"
     title = f"Run {folder.root.resolve().name}"
-    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, parts.warnings, parts.conclusion)
+    config = files.record["config"]
+    clip = {**config.get("privacy", {}), **config["run"].get("privacy", {})}.get("clip")
+    warnings = [
+        *parts.warnings,
+        *upload_notes(files.rounds, list(files.metrics.get("domains", {}))),
+        *sum_notes(config["run"].get("secure_sum", False), clip is not None and clip < math.inf),
+    ]
+    return write_page(folder.root / PAGE_FILE, title, subtitle, sections, warnings, parts.conclusion)
+
+
+def write_diverged(folder: RunFolder, method: str, text: str) -> None:
+    """Metrics and page of a run that ended in `fedecider.bounds.Diverged`: what happened, and no figures."""
+    records = read_records(folder.rounds)
+    found = {"left_out": left_out(records), "capped_clients": capped_clients(records)}
+    write_json(folder.metrics, {"method": method, "diverged": text, "last_round": len(records), **found})
+    section = Section("No result", [text, *upload_notes(records)])
+    subtitle = f"{method}; diverged in round {len(records)}"
+    write_page(folder.root / PAGE_FILE, f"Run {folder.root.resolve().name}", subtitle, [section], [f"diverged: {text}"])
 
 
 @contextmanager

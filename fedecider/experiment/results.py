@@ -40,7 +40,15 @@ from fedecider.experiment.run_page import finish_report
 from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
-from fedecider.federation.record import read_records, write_json, write_text
+from fedecider.federation.record import (
+    capped_clients,
+    non_finite_uploads,
+    read_records,
+    sum_notes,
+    upload_notes,
+    write_json,
+    write_text,
+)
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
@@ -492,6 +500,8 @@ def _write_metrics(
             "valid": rows_data(valid_rows, name),
             "test": rows_data(made.rows, name),
         }
+    records = read_records(folder.rounds)
+    content["non_finite_uploads"], content["capped_clients"] = non_finite_uploads(records), capped_clients(records)
     if settings.run.share_grid != [1.0]:
         content["update_scales"] = dict(made.shares)
     if made.privacy:
@@ -582,7 +592,7 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
 
 
 def _notes(run: Ended, models: Models) -> list[str]:
-    settings, state = run.settings, run.state
+    settings, state, records = run.settings, run.state, read_records(run.folder.rounds)
     taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
     choices = {} if models.hybrids is None else models.hybrids.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
@@ -597,4 +607,6 @@ def _notes(run: Ended, models: Models) -> list[str]:
         *([f"hybrid, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
         *privacy_notes(models.privacy),
+        *upload_notes(records, run.recommender.names),
+        *sum_notes(settings.run.secure_sum, settings.run.privacy.clips),
     ]

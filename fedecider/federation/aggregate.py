@@ -5,8 +5,9 @@ Shape legend: C clients of a block, I rows of a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from fedecider.federation.config import RobustMean
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.rows import add_rows
-from fedecider.federation.wire import with_finite
+from fedecider.federation.wire import only_rows, reference_of, with_finite
 
 
 def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = False) -> Tree:
@@ -64,6 +65,120 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
     return {name: (mean + fallback[name] if name in held_I else mean).to(dtypes[name]) for name, mean in means.items()}
 
 
+LARGEST_UPDATE = 3.0
+"""Times the median norm."""
+LARGEST_CLAIM = 10.0
+"""Times the median client weight."""
+NUM_PEERS = 256
+"""Clients over whom medians are taken, and whose uploads are held for it."""
+LEAST_PEERS = 3
+
+
+class Arrived(NamedTuple):
+    """The uploads of a block as the server has them."""
+
+    upload: Upload
+    received: Callable[[], Tree]
+    """What tells with what these are compared: tensors of the same names, shared (...) or per client (C, ...)."""
+
+
+def bounded(arrived: Iterable[Arrived], caps_norms: bool, note: Callable[[dict[str, Any]], None]) -> Iterator[Upload]:
+    """The uploads of a round such that no client counts for many.
+
+    ``r + min(1, c / ||x - r||) (x - r)`` with ``x`` a client's upload, ``r`` what it had received and ``c`` the median
+    norm of the round times `LARGEST_UPDATE`, over all tensors of a client together; only with ``caps_norms``. Claimed
+    client weights end at their median times `LARGEST_CLAIM`. Within both bounds every bit is kept. ``note`` is told
+    ``client``, ``norm`` and ``cap``, or ``client``, ``weight`` and ``cap``.
+
+    The medians are over the first `NUM_PEERS` clients as they arrive, whose uploads wait for them: the others stream. A
+    simulation of users brings the largest ones first, so that in rounds of more clients the bounds are those of these.
+    Norms and weights that are zero do not count, as little as clients that are not finite, which are left as they are.
+    Of fewer than `LEAST_PEERS` no median is safe from one of them, and nothing is bounded.
+    """
+
+    def measured(one: Arrived) -> tuple[Upload, Tree, Tensor]:
+        reference = one.received() if caps_norms else None
+        return one.upload, reference or {}, update_norms(one.upload, reference)
+
+    stream = map(measured, arrived)
+    waiting: list[tuple[Upload, Tree, Tensor]] = []
+    while sum(len(norm_C) for _, _, norm_C in waiting) < NUM_PEERS and (one := next(stream, None)):
+        waiting.append(one)
+    # numbers that are not finite become 0, which does not count: so many clients, however blocks are cut
+    norm_cap = _cap([norm_C.where(finite_clients(upload), 0.0) for upload, _, norm_C in waiting], LARGEST_UPDATE)
+    claims = [upload.weights.cpu().double().where(finite_clients(upload), 0.0) for upload, _, _ in waiting]
+    claim_cap = _cap(claims, LARGEST_CLAIM)
+    waiting.reverse()
+    while waiting:
+        yield _within(*waiting.pop(), norm_cap, claim_cap, note)
+    for one in stream:
+        yield _within(*one, norm_cap, claim_cap, note)
+
+
+def update_norms(upload: Upload, reference: Tree | None) -> Tensor:
+    """(C,) float64, the norm of what every client changed of ``reference``; zero without one."""
+    total_C = torch.zeros(len(upload.clients), dtype=torch.float64)
+    for change in _changes(upload, reference).values() if reference is not None else ():
+        total_C += torch.linalg.vector_norm(change.flatten(1), dim=1, dtype=torch.float64).square().cpu()
+    return total_C.sqrt()
+
+
+def _changes(upload: Upload, reference: Tree) -> Tree:
+    """What every client changed of the tensors in ``reference``; of others, which it did not receive, all. Whole
+    numbers have no size."""
+    changes = {}
+    for name, tensor in upload.tensors.items():
+        if tensor.is_floating_point():
+            base = reference_of(tensor, _known(upload, name, reference), upload.rows.get(name))
+            change = tensor - only_rows(base, upload.sent_rows.get(name))
+            if name in upload.rows:
+                pad_CR = (upload.rows[name] < 0).to(change.device)
+                change = change.masked_fill(pad_CR.view(*pad_CR.shape, *[1] * (change.dim() - 2)), 0.0)
+            changes[name] = change
+    return changes
+
+
+def _known(upload: Upload, name: str, reference: Tree) -> Tensor | None:
+    return None if name in upload.num_rows else reference.get(name)
+
+
+def _cap(values: Sequence[Tensor], factor: float) -> float:
+    value_P = torch.cat([torch.zeros(0, dtype=torch.float64), *values])[:NUM_PEERS]
+    value_P = value_P[value_P > 0.0]
+    return factor * float(_middle(value_P, "median")) if len(value_P) >= LEAST_PEERS else math.inf
+
+
+def _within(
+    upload: Upload,
+    reference: Tree,
+    norm_C: Tensor,
+    norm_cap: float,
+    claim_cap: float,
+    note: Callable[[dict[str, Any]], None],
+) -> Upload:
+    """One block within both caps."""
+    weight_C = upload.weights.cpu().double()
+    finite_C = finite_clients(upload)
+    large_C, greedy_C = finite_C & (norm_C > norm_cap), finite_C & (weight_C > claim_cap)
+    for what, over_C, value_C, cap in (
+        ("norm", large_C, norm_C, norm_cap),
+        ("weight", greedy_C, weight_C, claim_cap),
+    ):
+        for row in over_C.nonzero()[:, 0].tolist():
+            note({"client": int(upload.clients[row]), what: float(value_C[row]), "cap": cap})
+    if greedy_C.any():
+        upload = upload._replace(weights=upload.weights.clamp(max=claim_cap))
+    if not large_C.any():
+        return upload
+    factor_C = torch.where(large_C, norm_cap / norm_C, 1.0)
+    tensors = dict(upload.tensors)
+    for name, change in _changes(upload, reference).items():
+        scale = factor_C.to(change.device).view(-1, *[1] * (change.dim() - 1))
+        less = (upload.tensors[name].double() - (1.0 - scale) * change.double()).to(change.dtype)
+        tensors[name] = torch.where(scale < 1.0, less, upload.tensors[name])
+    return upload._replace(tensors=tensors, payload={})  # what is bounded is no longer what was encoded
+
+
 PART_NUMBERS = 1 << 23
 """64 MiB of float64."""
 
@@ -102,13 +217,15 @@ def robust(uploads: Iterable[Upload], kind: RobustMean, server: Tree) -> Iterato
     ``median`` and ``trimmed_mean`` (Yin et al., 2018): every client's numbers become that of all clients, coordinate by
     coordinate; of a tensor with ``sent_rows`` over those who sent the row. Trimming leaves out the largest and the
     smallest, of fewer than three clients none. ``norm_clip``: a client's change of what the ``server`` holds, over all
-    its tensors, is scaled down to the median of the clients' norms. Clients that are not finite are left out.
+    its tensors, is scaled down to the median of the clients' norms. Clients that are not finite are left out, and all
+    others weigh alike: who may lie about an upload may lie about its number of examples.
 
     Of a table held by rows a client's other rows are those of the ``server``, and count: where fewer than half of the
     clients move a row, its median is the row as it was. Such a table is gone over in parts of at most `PART_NUMBERS`
     numbers of all clients together.
     """
-    held = [upload for upload in map(_finite_only, uploads) if len(upload.clients)]
+    finite = (upload for upload in map(_finite_only, uploads) if len(upload.clients))
+    held = [upload._replace(weights=(upload.weights > 0.0).to(upload.weights)) for upload in finite]
     if not held:
         return
     if kind == "norm_clip":

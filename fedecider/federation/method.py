@@ -121,6 +121,9 @@ class FederatedMethod(NamedTuple):
     """Whether the server divides that mean by its own size: the resolution of a secure sum would be too coarse."""
     takes_mean: bool = False
     """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""
+    passes_norms: bool = False
+    """Whether, without such a mean, the sizes of single updates reach other clients: they are bounded all the same
+    (:func:`fedecider.federation.aggregate.bounded`)."""
     alone: Callable[[int, Tree, Upload], NewRows] | None = None
     """round, what the clients of a block had received (C, ...), their uploads -> what each one would receive next if
     nobody else took part, for federation off; None: what it uploaded."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.federation.wire import dense, only_rows
+from fedecider.federation.wire import dense, only_rows, reference_of
 
 Protect = Callable[[Upload, Download, int, int], Upload]
 """upload, download, round, clients in the cohort -> what leaves the clients."""
@@ -115,7 +115,7 @@ def protect(
         if not tensor.is_floating_point():
             raise ValueError(f"got {tensor.dtype} in {name}, expected floating point: encode integers after the noise")
     base = {
-        name: only_rows(_base(tensor, reference.get(name), rows.get(name)), marks.get(name))
+        name: only_rows(reference_of(tensor, reference.get(name), rows.get(name)), marks.get(name))
         for name, tensor in tensors.items()
     }
     update = {name: tensor - base[name] for name, tensor in tensors.items()}
@@ -214,16 +214,6 @@ def privacy_report(
         f"{budget} over {num_rounds} round(s){cohorts}: one client's contribution there or zero; {whom} "
         f"({config.mechanism}, clip {config.clip:g}, noise_scale {config.noise_scale:g})"
     )
-
-
-def _base(tensor: Tensor, reference: Tensor | None, row_CR: Tensor | None) -> Tensor:
-    """What a client started from, in the shape of its upload; zero where nothing was downloaded."""
-    if reference is None:
-        return torch.zeros_like(tensor)
-    base = reference.expand(len(tensor), *reference.shape) if reference.dim() < tensor.dim() else reference
-    if row_CR is not None:
-        base = base[torch.arange(len(row_CR), device=row_CR.device)[:, None], row_CR.clamp(min=0)]
-    return base.to(tensor)
 
 
 def _clip_factors(update: Tree, rows: Tree, config: PrivacyConfig) -> Tensor:

@@ -119,14 +119,74 @@ def non_finite_uploads(records: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     ]
 
 
-def non_finite_line(records: Sequence[Mapping[str, Any]]) -> str:
-    """What to say under the results about uploads that were not finite; empty when all were."""
+def left_out(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """``round``, ``client`` and ``tensors`` of whoever could not take part for its numbers: uploads that are not finite
+    or too large, and, where none is sent, training that ended so (no tensors)."""
     found = non_finite_uploads(records)
-    if not found:
-        return ""
-    some = [f"client {one['client']} in round {one['round']} ({', '.join(one['tensors'])})" for one in found[:3]]
-    more = f" and {len(found) - 3} more, see rounds.jsonl" if len(found) > 3 else ""
-    return f"uploads that were not finite: {', '.join(some)}{more}; what is averaged leaves them out"
+    known = {(one["round"], one["client"]) for one in found}
+    for record in records:
+        for log in record.get("clients", []):
+            if log.get("finite") is False and (record["round"], log["client"]) not in known:
+                found.append({"round": record["round"], "client": log["client"], "tensors": []})
+    return sorted(found, key=lambda one: (one["round"], one["client"]))
+
+
+def capped_clients(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Whose uploads were bounded: ``client``, ``what`` (norm or weight), ``rounds`` (how many), and ``largest`` with
+    the ``cap`` of its round."""
+    found: dict[tuple[int, str], dict[str, Any]] = {}
+    for record in records:
+        for one in record.get("capped_uploads", []):
+            what = "norm" if "norm" in one else "weight"
+            new = {"client": one["client"], "what": what, "rounds": 0, "largest": one[what], "cap": one["cap"]}
+            known = found.setdefault((one["client"], what), new)
+            known["rounds"] += 1
+            if one[what] > known["largest"]:
+                known.update(largest=one[what], cap=one["cap"])
+    return [found[key] for key in sorted(found)]
+
+
+def upload_notes(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> list[str]:
+    """What to say under the results about uploads that were left out or bounded; nothing when all were taken as they
+    came. ``names`` of the clients, where they may be told."""
+    lines, broken, capped = [], left_out(records), capped_clients(records)
+    if broken:
+        some = [f"{_who(one, names)} in round {one['round']}{_of(one['tensors'])}" for one in broken]
+        lines.append(f"left out, with numbers that are not finite or too large: {_first(some)}")
+    if capped:
+        some = [
+            f"{_who(one, names)} in {one['rounds']} round(s) ({one['what']} {one['largest']:.3g} to {one['cap']:.3g})"
+            for one in capped
+        ]
+        lines.append(f"bounded by what the others sent: {_first(some)}")
+    return lines
+
+
+def sum_notes(secure_sum: bool, clips: bool) -> list[str]:
+    """What nobody bounds where uploads are summed unseen."""
+    if not secure_sum:
+        return []
+    told = (
+        "every client holds itself to the clip"
+        if clips
+        else "no client is bounded: set clip, to which each holds itself"
+    )
+    return [
+        f"secure sums: the server cannot compare updates, and {told}; one that lies about its update or weight is not "
+        "seen"
+    ]
+
+
+def _who(one: Mapping[str, Any], names: Sequence[str]) -> str:
+    return names[one["client"]] if names else f"client {one['client']}"
+
+
+def _of(tensors: Sequence[str]) -> str:
+    return f" ({', '.join(tensors[:3])}{', ...' if len(tensors) > 3 else ''})" if tensors else ""
+
+
+def _first(some: Sequence[str]) -> str:
+    return ", ".join(some[:3]) + (f" and {len(some) - 3} more, see rounds.jsonl" if len(some) > 3 else "")
 
 
 def _parsed(text: bytes, place: str) -> Any:

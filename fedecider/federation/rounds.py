@@ -13,9 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.bounds import Diverged
+from fedecider.federation.aggregate import Arrived, bounded
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.parties import Processes, choose_cohort, in_client_order
-from fedecider.federation.record import Recorder
+from fedecider.federation.record import Recorder, left_out
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, remove_debris, save_state, snapshot
 from fedecider.federation.wire import Traffic, check_upload, download_to, group_traffic, measure, with_finite
@@ -60,11 +62,14 @@ class AggregationBackend(NamedTuple):
     are heard -> what is sent; asked alike by every process."""
     read: Callable[[int, Sequence[int], Tree, Iterator[Upload]], Iterator[Upload]]
     """round, cohort, server, what was sent -> what the server aggregates."""
+    sees_each: bool = False
+    """Whether what was sent are uploads of single clients, which the server bounds before it reads them."""
 
 
 ONE_BY_ONE = AggregationBackend(
     send=lambda round, cohort, sent_to, left, heard: Sent(heard, left.traffic),
     read=lambda round, cohort, server, uploads: uploads,
+    sees_each=True,
 )
 """The server sees every upload."""
 
@@ -143,6 +148,7 @@ def run_rounds(
     far.
 
     Raises:
+        Diverged: no upload of a round can be used; the round is recorded, and no checkpoint is made of it.
         ValueError: a cohort is empty; a loss is not finite (told by the method, which knows the tensor); checkpoints or
             records of the run to resume are damaged.
     """
@@ -175,7 +181,8 @@ def run_rounds(
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
         server, local, done = _train(method, round, state, present, protect, deliver, gathering, processes, on_clients)
         trained = time.perf_counter()
-        variants = method.variants if settings.validates(round) else ()
+        diverged = _nobody_left(round, done)
+        variants = method.variants if settings.validates(round) and not diverged else ()
         found = evaluate_variants(
             method, round, variants, "valid", server, local, validated or blocks, processes, on_clients
         )
@@ -199,8 +206,13 @@ def run_rounds(
             "traffic": done.traffic,
             "non_finite_uploads": done.non_finite,
             "refused_uploads": [*({"client": c, "reason": "away"} for c in sorted(asked - cohort)), *done.refused],
+            "capped_uploads": done.capped,
             **seconds,
         }
+        if diverged:
+            recorder.write(record)
+            on_round(record)
+            raise Diverged(diverged)
         recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
         ended = ends(record, state)
         due = round % settings.checkpoint_every == 0 or round == settings.num_rounds or ended
@@ -265,6 +277,7 @@ class _Done(NamedTuple):
     traffic: list[dict]
     non_finite: list[dict]
     refused: list[dict]
+    capped: list[dict]
     train_s: float
 
 
@@ -299,6 +312,7 @@ def _train(
     non_finite: list[dict] = []
     refused: list[dict] = []
     train_s = 0.0
+    capped: list[dict] = []
     cohort = sorted(client for block in blocks for client in block.clients.tolist())
 
     def work(block: Block) -> _Trained:
@@ -312,7 +326,7 @@ def _train(
         upload = protect(upload, download, round, len(cohort))
         return _Trained(trained, upload, own, client_logs, measure(download, upload), seconds)
 
-    def uploads() -> Iterator[Upload]:
+    def arrived() -> Iterator[Arrived]:
         nonlocal train_s
         for _, trained in in_client_order(blocks, work, processes):
             for name, update in trained.own.items():
@@ -326,24 +340,54 @@ def _train(
             on_clients(round, "training", len(logs), len(cohort))
             sent_to = partial(method.broadcast, round, state.server, trained.clients)
             left = _moved(trained.upload, state.server)
-            arrived = deliver(left, sent_to, round)
-            heard, bad = with_finite(arrived.upload)
+            delivered = deliver(left, sent_to, round)
+            heard, bad = with_finite(delivered.upload)
             sent = gathering.send(round, cohort, sent_to, Sent(left, trained.traffic), heard)
             traffic.extend(zip(clients, sent.traffic, strict=True))
             non_finite.extend(bad)
-            refused.extend([*arrived.refused, *sent.refused])
-            yield sent.upload
+            refused.extend([*delivered.refused, *sent.refused])
+            heard_C = torch.isin(trained.clients, sent.upload.clients)
+            yield Arrived(sent.upload, partial(_reference, method, round, sent_to, heard_C))
 
     on_clients(round, "training", 0, len(cohort))
-    stream = uploads()
+    passes_norms = method.takes_mean or method.passes_norms
+    stream = (
+        bounded(arrived(), passes_norms, capped.append) if gathering.sees_each else (one.upload for one in arrived())
+    )
     server = method.server_aggregate(round, state.server, gathering.read(round, cohort, state.server, stream))
     for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads
         pass
     logs.sort(key=itemgetter("client"))
     non_finite.sort(key=itemgetter("client"))
     refused.sort(key=itemgetter("client"))
+    capped.sort(key=itemgetter("client"))
     by_client = group_traffic(sorted(traffic, key=itemgetter(0)))
-    return server, local, _Done(logs, by_client, non_finite, refused, train_s)
+    return server, local, _Done(logs, by_client, non_finite, refused, capped, train_s)
+
+
+def _nobody_left(round: int, done: _Done) -> str:
+    """What to say where numbers that are no good have left nobody of a round; empty where somebody is left."""
+    useless = {
+        one["client"]
+        for one in left_out([{"round": round, "clients": done.logs, "non_finite_uploads": done.non_finite}])
+    }
+    if not useless or {log["client"] for log in done.logs} - useless - {one["client"] for one in done.refused}:
+        return ""
+    who = ", ".join(map(str, sorted(useless)[:5])) + (", ..." if len(useless) > 5 else "")
+    return (
+        f"got no usable upload in round {round} (of client {who}: numbers that are not finite, or beyond float32 once "
+        "squared), expected one at least: the training has diverged, and there is no result. Lower the learning rate"
+    )
+
+
+def _reference(
+    method: FederatedMethod, round: int, sent_to: Callable[[], Download], heard_C: Tensor
+) -> dict[str, Tensor]:
+    """With what the uploads of a block's clients ``heard_C`` are compared."""
+    if method.bounded_from is not None:
+        return method.bounded_from(round)
+    download = download_to(sent_to(), heard_C)
+    return {**download.shared, **download.per_client}
 
 
 def _whole(blocks: Sequence[Block]) -> Pack:

@@ -30,10 +30,11 @@ from fedecider.federation.method import FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import (
     Recorder,
-    non_finite_line,
+    capped_clients,
     non_finite_uploads,
     read_json,
     read_records,
+    upload_notes,
     write_json,
     write_text,
 )
@@ -316,7 +317,7 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     rows, valid_rows = (result_rows(positions[split], persons=shared_persons(users)) for split in ("test", "valid"))
     time, size = median_seconds(records), total_bytes(records)
     each = {way: size[way] // participations(records) for way in size}
-    broken = [line] if (line := non_finite_line(records)) else []
+    broken = upload_notes(records)
     notes = [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
         f"{trained.method.variants[0]}",
@@ -336,6 +337,7 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
         "round_seconds": time,
         "bytes": size,
         "non_finite_uploads": non_finite_uploads(records),
+        "capped_clients": capped_clients(records),
     }
     write_json(folder.metrics, content)
     every = (

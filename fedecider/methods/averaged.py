@@ -200,6 +200,7 @@ def personal_average(
         positions,
         VARIANTS,
         upload_like=lambda round, server: like,
+        passes_norms=True,
     )
 
 

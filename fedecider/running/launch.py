@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from fedecider.federation.parties import Placement, Processes
-from fedecider.federation.record import Recorder, plain, read_json, write_json
+from fedecider.federation.record import Recorder, plain, read_json, upload_notes, write_json
 from fedecider.federation.state import keep_newest
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import (
@@ -382,9 +382,14 @@ def valid_metrics(record: dict, names: Sequence[str] = ()) -> Iterator[tuple[str
                 yield metric_name("valid", variant, name, metric), value
 
 
-def round_logger(launch: Launch, num_rounds: int) -> Callable[[dict], None]:
-    """Print each round as it ends, once however many processes there are."""
-    return lambda record: log_line(round_text(record, num_rounds)) if launch.is_main else None
+def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> Callable[[dict], None]:
+    """Print each round as it ends, once however many processes there are; ``names`` of the clients, if they have."""
+
+    def tell(record: dict) -> None:
+        for text in [round_text(record, num_rounds), *upload_notes([record], names)] if launch.is_main else []:
+            log_line(text)
+
+    return tell
 
 
 def round_text(record: dict, num_rounds: int) -> str:

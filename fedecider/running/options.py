@@ -24,7 +24,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 from safetensors import SafetensorError
 
-from fedecider.bounds import is_out_of_memory
+from fedecider.bounds import Diverged, is_out_of_memory
 
 # Reading YAML that somebody else wrote: its size, its nesting and what its aliases expand to are limited.
 
@@ -476,7 +476,9 @@ def peek(argv: Sequence[str], name: str, default: str = "") -> str:
 
 
 def run(function: Callable[[], Any]) -> int:
-    """Call ``function`` and turn input errors and a full memory into one line on stderr and exit code 2."""
+    """Call ``function`` and turn input errors and a full memory into one line on stderr and exit code 2.
+
+    1 for a run that diverged, which its settings do not show."""
     _quiet_libraries()
     try:
         function()
@@ -486,7 +488,7 @@ def run(function: Callable[[], Any]) -> int:
             raise
         text = str(error) or type(error).__name__
         print(f"error: {_out_of_memory(text) if full else _one_line(text)}", file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, Diverged) else 2
     except KeyboardInterrupt:
         print("interrupted; a run goes on with --resume true", file=sys.stderr)
         return 130

@@ -13,6 +13,7 @@ from slow import fast_where
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_data, toy_recommender
 
+from fedecider.bounds import Diverged
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan, recorded_scores, run_deployed
@@ -382,10 +383,21 @@ def test_scores_out_of_range_are_not_believed(tmp_path):
     assert any("expected numbers from 0 to 1" in one["reason"] for one in records[2]["refused_uploads"])
 
 
-LIES = [{"row": {"hit@10": {"mean": "many"}}}, None, [], {"row": 3}, {"row": {"hit@10": {}}}]
+LIES = [
+    {"row": {"hit@10": {"mean": "many"}}},
+    {"row": {"hit@10": {"mean": 1000.0}}},
+    {"row": {"hit@10": {"mean": 0.5, "low": -5.0}}},
+    {"row": {"hit@10": {"mean": float("nan")}}},
+    {"row\n| fake | 1.0 |": {"hit@10": {"mean": 0.5}}},
+    {"row": {"\x1b[2J": {"mean": 0.5}}},
+    None,
+    [],
+    {"row": 3},
+    {"row": {"hit@10": {}}},
+]
 
 
-@pytest.mark.parametrize("lie", fast_where(LIES[:1], LIES))
+@pytest.mark.parametrize("lie", fast_where(LIES[:6], LIES))
 def test_results_that_are_no_figures_are_left_out(lie, tmp_path):
     def lies(client, asked, blob):
         return changed(blob, facts={"results": lie}) if client == 1 and asked.kind == "finish" else blob
@@ -395,6 +407,30 @@ def test_results_that_are_no_figures_are_left_out(lie, tmp_path):
     _, _, line, results = deployed("fedavg", sites, 1, damage=lies)
     assert results == {0: honest, 2: honest}
     assert [one["client"] for one in line.refused] == [1]
+
+
+def test_a_reason_of_a_site_is_one_line_of_characters_that_can_be_seen():
+    line = Channel(lambda sent, deadline: {}, DeploymentConfig(), "abc", ["crime"])
+    line.refuse(0, "no\n\nanswer\x1b[31m\u202e to\ttrain")
+    assert line.refused[0]["reason"] == "no answer [31m to train"
+
+
+def test_a_site_of_numbers_that_are_none_is_named_and_the_run_goes_on(tmp_path):
+    def broken(client, asked, blob):
+        if asked.kind != "train" or client not in hostile:
+            return blob
+        one = unpack(blob, MOST)
+        bad = {name: tensor * (float("nan") if client else 1e30) for name, tensor in one.tensors.items()}
+        return pack(one._replace(tensors=bad))
+
+    for hostile in ([0], [1], [0, 1]):
+        sites = [site_of("fedavg", client, tmp_path / str(hostile)) for client in range(3)]
+        _, records, _, _ = deployed("fedavg", sites, 1, damage=broken)
+        assert [one["client"] for one in records[0]["non_finite_uploads"]] == hostile
+    hostile = [0, 1, 2]
+    sites = [site_of("fedavg", client, tmp_path / "all") for client in range(3)]
+    with pytest.raises(Diverged, match="no usable upload in round 1"):
+        deployed("fedavg", sites, 1, damage=broken)
 
 
 def test_deployment_settings_are_checked():

@@ -10,7 +10,7 @@ import torch
 
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Upload
-from fedecider.federation.record import Recorder, non_finite_line, non_finite_uploads, read_records
+from fedecider.federation.record import Recorder, non_finite_uploads, read_records, upload_notes
 from fedecider.federation.rounds import RoundSettings, evaluate, evaluate_variants, run_rounds
 from fedecider.federation.state import load_state
 from fedecider.federation.streams import stream
@@ -160,8 +160,9 @@ def test_an_upload_that_is_not_finite_is_recorded_with_client_round_and_tensor(t
             [],
         ]
         assert non_finite_uploads(records) == [{"round": 2, "client": 1, "tensors": ["other"]}]
-        assert "client 1 in round 2 (other)" in non_finite_line(records)
-    assert non_finite_line([{"round": 1}]) == ""
+        (line,) = upload_notes(records, ["crime", "comics", "children"])
+        assert "comics in round 2 (other)" in line
+    assert upload_notes([{"round": 1}]) == []
 
 
 def test_resume_refuses_another_configuration(tmp_path):

@@ -115,7 +115,7 @@ def test_scores_and_results_that_a_site_tells(value):
     )
     results = told(lambda: _read_results(Message("results", 3, {}, {"results": value})))
     for found in (scores or {}, results or {}):
-        assert all(abs(one) <= 1e9 for row in found.values() for one in figures(row))
+        assert all(-1e-9 <= one <= 1.0 + 1e-9 for row in found.values() for one in figures(row))
 
 
 def figures(row):

@@ -1,0 +1,155 @@
+"""What one hostile client costs the honest ones, with every configuration that the documentation recommends.
+
+    python benchmarks/attacks.py --work WORK [--cells N]
+
+Companies: four with one catalogue (crime of the embedded sample, its users dealt out), a small decoder set up as in
+configs/companies.yaml; users: Amazon gift cards ($FEDECIDER_DATA). The first client attacks in every round, or from the
+second on where it sends its last upload again. A cell is the honest companies' mean test ndcg@10 without the hybrid, of
+users that of all, over that of the same run without the attack; under `away` the client is not there at all. One JSON
+a cell in WORK: what is there is not run again; `--cells` ends after so many. The page benchmarks/results/attacks.md is
+written after every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from provenance import heading
+
+import fedecider
+from fedecider.bounds import Diverged
+from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
+from fedecider.federation.record import write_json
+from fedecider.running.options import run
+
+PAGE = Path(__file__).parent / "results" / "attacks.md"
+KEPT = 0.95
+MERGE = {"self_term": "raw", "alpha_init": "auto", "alpha_per": "module", "alpha_peers": 1.0, "merge": True}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"method": "fedavg"},
+    "exact mean": {"method": "fedecider", "fedecider": {**MERGE, "initial_fusion": "1"}},
+    "fedmf, weighting examples (users)": {"method": "fedmf", "dataset": "amazon-gift-cards"},
+    "fedavg, norm_clip": {"method": "fedavg", "robust_mean": "norm_clip"},
+    "fedavg, median": {"method": "fedavg", "robust_mean": "median"},
+    "fedavg, trimmed_mean": {"method": "fedavg", "robust_mean": "trimmed_mean"},
+    "fedavg, weighting examples": {"method": "fedavg", "fedavg": {"weighting": "examples"}},
+}
+"""Row of the table -> what sets it apart."""
+ATTACKS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "away": {"kind": "away"},
+    "x1e3": {"kind": "scale", "factor": 1e3},
+    "x1e30": {"kind": "scale", "factor": 1e30},
+    "sign flip": {"kind": "sign_flip"},
+    "random": {"kind": "random"},
+    "replay": {"kind": "replay", "rounds": "2-"},
+    "NaN": {"kind": "nan"},
+    "1e6 examples": {"kind": "weight", "factor": 1e6},
+}
+COMPANIES: dict[str, Any] = {
+    "num_rounds": 5,
+    "local_epochs": 3,
+    "batch_size": 32,
+    "learning_rate": 1e-3,
+    "schedule": "cosine",
+    "output_lr_multiplier": 20.0,
+    "lora_rank": 32,
+    "lora_targets": "table",
+    "update_scales": "0,0.25,0.5,0.75,1",
+    "num_eval_users": 0,
+    "teacher_row": False,
+    "hybrid": {"kind": "none"},
+    "pretrain": {
+        "ids": "phrases",
+        "text_encoder": "tfidf",
+        "samples": {"templates": "history", "user_wording": "none", "max_history": 20, "max_source_tokens": 24},
+        "backbone": {"kind": "decoder", "embedding_init": "text", "d_model": 32, "num_layers": 2},
+        "train": {"learning_rate": 1e-4, "table_lr_multiplier": 20.0, "batch_size": 64, "epochs": 5},
+    },
+    "distill": {"epochs": 1},
+}
+USERS: dict[str, Any] = {"num_rounds": 30, "local_epochs": 1, "init_std": 0.1, "protocol": "strict"}
+
+
+def cell(row: str, attack: str, work: Path) -> dict[str, Any]:
+    """One run: honest clients' ndcg@10, or that it diverged; and whose uploads were left out or bounded."""
+    chosen, users = METHODS[row], "dataset" in METHODS[row]
+    settings = {**(USERS if users else COMPANIES), **chosen, "num_threads": 1}
+    settings |= {} if users else {"cache": str(work / "cache")}
+    names = [] if users else sorted(companies())
+    if fault := ATTACKS[attack]:
+        scenario = work / "scenario.yaml"
+        scenario.write_text(yaml.safe_dump({"faults": [{"client": 0, **fault}]}))
+        settings["faults"] = str(scenario)
+    output = work / "run"
+    shutil.rmtree(output, ignore_errors=True)
+    method = settings.pop("method")
+    data = settings.pop("dataset") if users else companies()
+    try:
+        fedecider.federate(data, method, config=settings, output=output, progress=False)
+    except Diverged as error:
+        return {"ndcg@10": 0.0, "ended": str(error)}
+    metrics = json.loads((output / "metrics.json").read_text())
+    told = {name: metrics[name] for name in ("non_finite_uploads", "capped_clients")}
+    tables = [metrics["test"]] if users else [metrics["domains"][name]["test"] for name in names[1:]]
+    return {"ndcg@10": fmean(one[metrics["reported"]]["ndcg@10"]["mean"] for one in tables), **told}
+
+
+def companies() -> dict[str, Any]:
+    """Four of one catalogue."""
+    return share_out(sample_domains(["crime"]), 4, None, 0)
+
+
+def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    lines = [
+        "| configuration | ndcg@10 without attack | " + " | ".join(name for name in ATTACKS if name != "none") + " |",
+        "|---|---|" + "---|" * (len(ATTACKS) - 1),
+    ]
+    below = []
+    for row, cells in found.items():
+        plain, texts = cells["none"]["ndcg@10"], []
+        for attack, one in cells.items():
+            if attack == "none":
+                continue
+            kept = one["ndcg@10"] / plain
+            mark = "" if kept >= KEPT else "**"
+            texts.append(f"{mark}{100 * kept:.0f} %{mark}")
+            if mark:
+                below.append(f"{row} under {attack} ({100 * kept:.1f} %)")
+        lines.append(f"| {row} | {plain:.4f} | {' | '.join(texts)} |")
+    told = f"Below {100 * KEPT:.0f} %: {'; '.join(below)}." if below else f"Every cell keeps {100 * KEPT:.0f} %."
+    return "\n".join([*lines, "", told])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--cells", type=int, default=sys.maxsize)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    left = options.cells
+    for row in METHODS:
+        for attack in ATTACKS:
+            file = options.work / f"{row}, {attack}.json".replace(" ", "_")
+            if not file.is_file():
+                if not left:
+                    return
+                left -= 1
+                write_json(file, cell(row, attack, options.work))
+            found.setdefault(row, {})[attack] = json.loads(file.read_text())
+            print(row, attack, found[row][attack]["ndcg@10"], flush=True)
+        text = __doc__.split("\n\n")[2]
+        PAGE.write_text("\n".join(["# Attacks", "", text, "", page(found), "", *heading(Path(__file__).name, 1), ""]))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -47,7 +47,7 @@ from fedecider.models.directions import (
     geometric_mean_norm,
     least_rank,
     load_factors,
-    module_cosines,
+    module_products,
     normalise,
     update_norms,
 )
@@ -209,23 +209,29 @@ def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
 def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Tree:
     """The local row with its weights as they start with ``auto``, once: when others' directions first reach the client.
 
-    ``alpha_ij = c_ij / sum_k c_ik^2``, c the cosines of its direction with all (its own is 1), none below 0, mean over
-    modules with one weight a client. Along the own update the fusion is then as large as that: directions that have
-    nothing in common leave the own update alone, K equal ones get 1 / K each, their mean.
+    ``alpha_ij = alpha_ii c_ij / sum_k c_ik^2``, c the cosines of its direction with all (its own is 1), none below 0,
+    and ``alpha_ii`` 1 or what the client has learnt alone; with one weight a client c is the mean over the modules that
+    it has trained. Along the own update the fusion is then as large as that: directions that have nothing in common
+    leave the own update alone, K equal ones get 1 / K each, their mean.
     """
-    others_K = torch.arange(own["alpha"].shape[-1]) != client
-    if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not own["norm"].any():
+    norm_M, names, num_clients = own["norm"], module_names(directions), own["alpha"].shape[-1]
+    if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not norm_M.any():
+        return own
+    others = [one for one in range(num_clients) if one != client]
+    if not any(bool(directions[f"{name}.lora_b"][others].any()) for name in names):
         return own
     mine = {key: tensor[client : client + 1] for key, tensor in directions.items()}
-    cosine_MK, both_MK = (one[:, 0] for one in module_cosines(mine, directions))
-    if not both_MK[:, others_K].any():
-        return own
+    cosine_MK = module_products(mine, directions)[:, 0]
+    if not config.normalises:  # directions have norm 1, also those of which only rows of the own catalogue came
+        norm_KM = update_norms(directions)
+        cosine_MK = cosine_MK / (norm_KM[client] * norm_KM).T.clamp(min=EPSILON**2)
     if own["alpha"].dim() == 1:
-        cosine_MK = (cosine_MK.sum(0) / both_MK.sum(0).clamp(min=1))[None]
+        cosine_MK = cosine_MK.sum(0, keepdim=True) / (norm_M >= EPSILON).sum()
     cosine_MK = cosine_MK.clamp(min=0.0)
     cosine_MK[:, client] = 1.0
-    alpha_MK = (cosine_MK / cosine_MK.square().sum(1, keepdim=True)).to(own["alpha"])
-    return {**own, "alpha": alpha_MK.view(own["alpha"].shape), "met": torch.tensor(True)}
+    start_MK = (cosine_MK / cosine_MK.square().sum(1, keepdim=True)).to(own["alpha"])
+    alpha = own["alpha"][..., client, None] * start_MK.view(own["alpha"].shape)
+    return {**own, "alpha": alpha, "met": torch.tensor(True)}
 
 
 def _whole(recommender: ClientModels, config: FedeciderConfig, factors: Tree) -> Tree:

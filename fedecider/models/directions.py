@@ -92,9 +92,14 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
     return cosine_MCC.sum(0) / both_MCC.sum(0).clamp(min=1)
 
 
+def module_products(adapters: Tree, others: Tree) -> Tensor:
+    """(M, C, C') float64 inner products of updates, module by module."""
+    return torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
+
+
 def module_cosines(adapters: Tree, others: Tree) -> tuple[Tensor, Tensor]:
     """(M, C, C') float64 cosines module by module, 0 where one of the two is untrained, and bool where neither is."""
-    inner_MCC = torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
+    inner_MCC = module_products(adapters, others)
     if others is adapters:
         norm_MC = others_MC = inner_MCC.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt()
     else:

@@ -11,7 +11,7 @@ import fedecider as fd
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.federation.record import read_json
-from fedecider.methods.fedavg import FedavgConfig, fedavg, load_variant, scalars
+from fedecider.methods.fedavg import WeightingConfig, fedavg, load_variant, scalars
 
 pytestmark = pytest.mark.whole
 
@@ -158,7 +158,7 @@ def test_data_in_memory_are_those_of_a_folder(place, result):
 def test_a_method_of_ones_own_beside_built_in_ones(place):
     from fedecider.methods import METHODS, Method
 
-    class AverageConfig(FedavgConfig):
+    class AverageConfig(WeightingConfig):
         pass
 
     mine = Method(AverageConfig, fedavg, load_variant, scalars)

@@ -197,11 +197,7 @@ def test_goodreads_holds_what_the_papers_fix():
     assert run.domain_names == ["crime", "comics", "children"]
     assert (run.num_rounds, run.lora_rank, run.participation) == (20, 8, 1.0)
     assert (found.training.local_epochs, found.training.batch_size, found.training.learning_rate) == (5, 64, 1e-3)
-    assert (found.method.alpha_init, found.method.alpha_learning_rate, found.method.self_term) == (
-        2.0,
-        1e-3,
-        "normalized",
-    )
+    assert (found.method.alpha_init, found.method.alpha_learning_rate, found.method.alpha_per) == (2.0, 1e-3, "client")
     assert pretrain.backbone.name_or_path == "google-t5/t5-small"
     assert pretrain.ids == "generator"
     assert pretrain.id_generator == "nandakishormpai/t5-small-machine-articles-tag-generation"
@@ -289,6 +285,16 @@ def test_the_package_says_that_it_is_typed():
     assert 'fedecider = ["py.typed", ' in (REPOSITORY / "pyproject.toml").read_text()
 
 
-def test_the_small_model_on_real_domains_does_not_start_at_the_papers_fusion_weights():
-    chosen = settings(OURS / "amazon_t5.yaml")
-    assert chosen.method.alpha_init == 0.4
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [
+        (FOLDER / "companies.yaml", "fedavg"),
+        (OURS / "amazon_silos.yaml", "fedavg"),
+        (FOLDER / "domains.yaml", "fedecider"),
+        (OURS / "amazon_t5.yaml", "fedecider"),
+    ],
+)
+def test_companies_of_one_catalogue_average_and_domains_fuse_as_they_do_by_default(path, method):
+    found = settings(path)
+    assert found.run.method == method
+    assert found.method == METHODS[method].config()

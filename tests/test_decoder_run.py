@@ -105,7 +105,7 @@ def test_without_any_share_of_its_update_a_client_is_the_student(playground, mon
 @pytest.mark.slow
 def test_absent_clients_and_a_tracker(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    words = ("--config", "toy.yaml", "--participation", "0.5", "--self_term", "raw", "--tracker", "tensorboard")
+    words = ("--config", "toy.yaml", "--participation", "0.5", "--tracker", "tensorboard")
     assert main("federate", *words, "--output", "runs/partly") == 0
     run = playground / "runs" / "partly"
     assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (2, 3, 3)

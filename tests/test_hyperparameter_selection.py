@@ -164,9 +164,6 @@ def test_what_may_not_choose(folder, monkeypatch):
         check_deployable(parse_settings("", words))
     with pytest.raises(ValueError, match="got user_privacy with hyperparameter_candidates"):
         check_privacy(parse_settings("", [*words, "--user_privacy.clip", "1"]))
-    words = ["--config", "learns.yaml", "--user_privacy.clip", "1", "--initial_fusion", "sum,1"]
-    with pytest.raises(ValueError, match="got user_privacy with several entries of initial_fusion"):
-        check_privacy(parse_settings("", words))
 
 
 def test_a_run_that_goes_on_keeps_its_choice_though_the_cache_has_lost_it(run, tmp_path, monkeypatch, capsys):

@@ -218,7 +218,7 @@ def short_run(folder: Path, method: str, *words: str) -> None:
 @pytest.mark.slow
 def test_absent_clients(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    partly = ("--participation", "0.5", "--self_term", "raw", "--tracker", "tensorboard")
+    partly = ("--participation", "0.5", "--tracker", "tensorboard")
     short_run(playground, "fedecider", *partly)
     weights = json.loads((playground / "runs" / "fedecider" / "fusion_weights.json").read_text())
     assert torch.tensor(weights["alpha"]).shape == (2, 3, 3)

@@ -126,17 +126,6 @@ def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
     return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gain_NKU[number]]), default=0)
 
 
-def first_not_beaten(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
-    """Number of the choice that is left when each of N, in order of preference, gives way to a later one only where
-    that is `clearly_above` it.
-    """
-    held = 0
-    for number in range(1, len(gain_NKU)):
-        if clearly_above(gain_NKU[number], gain_NKU[held]):
-            held = number
-    return held
-
-
 # Intervals, paired tests and the words for them: what a table may claim.
 
 PERMUTATIONS_PER_TEST = 400  # the smallest p-value that Holm's correction can then leave is 0.0025

@@ -10,6 +10,7 @@ TRACK = Track(
         "fedecider",
         "local",
         "fedavg",
+        "flora",
         "ditto",
         "fdlora",
         "fedprox",

@@ -113,11 +113,6 @@ def check_privacy(settings: Settings) -> None:
                 "got user_privacy with hyperparameter_candidates, expected none: which is taken would tell of "
                 "users without noise"
             )
-        if getattr(settings.method, "fits_peers", False):
-            raise ValueError(
-                "got user_privacy with several entries of initial_fusion, expected one: what is sent after the choice "
-                "would tell of users without noise"
-            )
         reason, samples = METHODS[config.method].beside_training, config.pretrain.samples
         if reason:
             raise ValueError(f"got user_privacy with {config.method}, expected another method: {reason}")

@@ -17,7 +17,6 @@ from fedecider.bounds import (
     ShareBelow1,
     at_least,
     check,
-    shares_of,
 )
 from idgen.config import TrainConfig
 
@@ -85,13 +84,7 @@ class LocalTraining(TrainConfig):
 Weighting = Literal["uniform", "examples"]
 
 AUTO = "auto"
-"""``alpha_init`` by which a client's weights start from the norm of its first own update."""
-
-SUM = "sum"
-"""``initial_fusion`` that leaves the start of the weights as it is."""
-
-PROJECTED = "projected"
-"""``initial_fusion`` by which the fusion is as large as the own update along each direction (`projection_weights`)"""
+"""``alpha_init`` by which weights start from the directions, on the scale of the client's own update."""
 
 
 @dataclass(frozen=True)
@@ -99,100 +92,30 @@ class FedeciderConfig:
     """Settings of FeDecider and of its ablations.
 
     Args:
-        alpha_init: Where the fusion weights start, at the first round after a broadcast: a number for every weight
-            (paper: 2); auto: the own weight is the norm of the client's first own update, so that the first broadcast
-            leaves the own part as large as it was, and the others are alpha_peers times that.
-        alpha_peers: With alpha_init auto, the start of the weights of the other clients as a share of the own norm.
-        initial_fusion: With alpha_init auto, the weights with which a client meets the others' directions when they
-            first reach it. sum: those that alpha_init and alpha_peers give, on top of the own update. A number t from
-            0 to 1: 1 - t (n - 1) / n of the own update and t / n of its norm for each of the others, so that 0 is the
-            client alone and 1 the mean of the n directions that hold anything in a layer. projected: in every layer
-            those that make the fusion as large as the own update along each direction, a sum of directions that have
-            nothing in common and a mean of equal ones.
-            Several, separated by commas, stand in order of preference: one gives way to a later one that ranks the
-            client's own validation items better by a standard error.
-        merge: If true, what a client has trained and taken in stays in its model with the weights that it had then, and
-            every local training starts from a new pair: a direction is what one round brought, and the weights are
-            those of that round (the restarts of ReLoRA, Lialin et al., 2024, and FLoRA, Wang et al., 2024).
-            initial_fusion then holds for every broadcast. With every direction comes the norm that the server took from
-            it, one number a layer, from which its weight starts: a mean of directions is then the mean of the updates,
-            however unequal clients are in size. Wants alpha_init auto and self_term raw. A client that is absent from a
-            round misses what the others brought in it.
+        alpha_init: Where the fusion weights start. auto: directions are as large as the client's own update, and the
+            weights start from what they have in common with it, so that the first broadcast leaves the own update as
+            large as it was. A number: there, for directions of norm 1; 2 is the paper's start.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
             layers; module one per adapted layer.
-        self_term: What a client's own slot holds after a broadcast: normalized (paper) the unit-norm pair; absorb the
-            same with its geometric mean norm multiplied into the own weight, or each layer's own norm with alpha_per
-            module; raw the client's own pair as trained.
         ablation: What is left out: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep
             combines the raw factors first, (sum alpha B)(sum alpha A), as printed.
     """
 
-    alpha_init: float | Literal["auto"] = 2.0
-    alpha_peers: NotNegative = 0.0
-    initial_fusion: str = "sum"
-    merge: bool = False
+    alpha_init: float | Literal["auto"] = "auto"
     alpha_learning_rate: Positive = 1e-3
     alpha_per: Literal["client", "module"] = "client"
-    self_term: Literal["normalized", "absorb", "raw"] = "normalized"
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
 
     def __post_init__(self) -> None:
         check(self)
-        if self.self_term != "normalized" and not self.normalises:
-            raise ValueError(
-                f"got self_term {self.self_term} with {self.ablation}, where nothing is normalised; drop self_term"
-            )
-        if self.self_term == "absorb" and self.ablation == "wo_per":
-            raise ValueError("got self_term absorb with wo_per, which has no fusion weights; use raw or normalized")
         if self.alpha_per == "module" and self.ablation == "wo_per":
             raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
-        if self.starts_from_norms and self.ablation != "none":
-            raise ValueError(
-                f"got alpha_init auto with {self.ablation}, expected no ablation: only there a weight is the size of a "
-                "direction of norm 1. Give alpha_init a number"
-            )
-        if self.alpha_peers and not self.starts_from_norms:
-            raise ValueError(
-                f"got alpha_peers {self.alpha_peers} with alpha_init {self.alpha_init}, which is the start of every "
-                "weight; set alpha_init auto, or drop alpha_peers"
-            )
-        if self.first_fusions != [SUM] and not self.alpha_peers:
-            raise ValueError(
-                f"got initial_fusion {self.initial_fusion} with alpha_peers 0, expected alpha_init auto and "
-                "alpha_peers above 0"
-            )
-        if self.merge and not (self.starts_from_norms and self.self_term == "raw"):
-            raise ValueError(
-                f"got merge with alpha_init {self.alpha_init} and self_term {self.self_term}, expected auto and raw: "
-                "weights of a round start from that round's own update"
-            )
 
     @property
     def normalises(self) -> bool:
         """Whether directions are broadcast, not raw pairs."""
         return self.ablation in ("none", "wo_per")
-
-    @property
-    def starts_from_norms(self) -> bool:
-        """Whether every client sets its own start of the weights, after its first local training."""
-        return self.alpha_init == AUTO
-
-    @property
-    def first_fusions(self) -> list[float | str]:
-        """As they are tried: `SUM`, and numbers from 0 to 1."""
-        words = [word.strip() for word in self.initial_fusion.split(",")]
-        named = [word for word in words if word in (SUM, PROJECTED)]
-        others = [word for word in words if word not in named]
-        numbers = shares_of(",".join(others), "initial_fusion") if others else []
-        if len(set(named)) < len(named):
-            raise ValueError(f"got initial_fusion {self.initial_fusion!r}, expected different entries")
-        return [word if word in named else numbers.pop(0) for word in words]
-
-    @property
-    def fits_peers(self) -> bool:
-        """Whether a client looks at its validation items before it takes in the others' directions."""
-        return len(self.first_fusions) > 1
 
     @property
     def learns_alpha(self) -> bool:
@@ -205,8 +128,8 @@ class LocalConfig:
 
 
 @dataclass(frozen=True)
-class FedavgConfig:
-    """Settings of FedAvg.
+class WeightingConfig:
+    """Settings of methods whose server takes a mean: FedAvg, PFedAvg, FFA-LoRA, RoLoRA and FLoRA.
 
     Args:
         weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
@@ -282,48 +205,6 @@ class FedproxConfig:
 
 
 @dataclass(frozen=True)
-class PfedavgConfig:
-    """Settings of PFedAvg.
-
-    Args:
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
-class FfaLoraConfig:
-    """Settings of FFA-LoRA.
-
-    Args:
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
-class RoloraConfig:
-    """Settings of RoLoRA.
-
-    Args:
-        weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
-    """
-
-    weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True)
 class FellrecConfig:
     """Settings of FellRec.
 
@@ -369,17 +250,18 @@ class CentralisedConfig:
 METHOD_CONFIGS: dict[str, type] = {
     "fedecider": FedeciderConfig,
     "local": LocalConfig,
-    "fedavg": FedavgConfig,
+    "fedavg": WeightingConfig,
+    "flora": WeightingConfig,
     "ditto": DittoConfig,
     "fdlora": FdloraConfig,
     "fedprox": FedproxConfig,
-    "pfedavg": PfedavgConfig,
-    "ffa_lora": FfaLoraConfig,
-    "rolora": RoloraConfig,
+    "pfedavg": WeightingConfig,
+    "ffa_lora": WeightingConfig,
+    "rolora": WeightingConfig,
     "fellrec": FellrecConfig,
     "lora_sim": LoraSimConfig,
     "centralised": CentralisedConfig,
 }
 """Built-in method -> its settings."""
-TAKES_NO_MEAN = ("fedecider", "local", "fellrec", "lora_sim", "centralised")
+TAKES_NO_MEAN = ("fedecider", "local", "flora", "fellrec", "lora_sim", "centralised")
 """Built-in methods whose server takes no mean over uploads (`fedecider.methods.Method.takes_mean`)."""

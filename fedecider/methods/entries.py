@@ -17,6 +17,7 @@ from fedecider.methods import (
     fedprox,
     fellrec,
     ffa_lora,
+    flora,
     local,
     lora_sim,
     pfedavg,
@@ -80,7 +81,8 @@ BUILT_IN = {
         takes_mean=False,
     ),
     "local": Method(local.LocalConfig, local.local, local.load_variant, local.scalars, takes_mean=False),
-    "fedavg": Method(fedavg.FedavgConfig, fedavg.fedavg, fedavg.load_variant, fedavg.scalars),
+    "fedavg": Method(fedavg.WeightingConfig, fedavg.fedavg, fedavg.load_variant, fedavg.scalars),
+    "flora": Method(flora.WeightingConfig, flora.flora, flora.load_variant, flora.scalars, takes_mean=False),
     "ditto": Method(
         ditto.DittoConfig, ditto.ditto, ditto.load_variant, ditto.scalars, ditto.GRID, ditto.SPACE, beside_training=PULL
     ),
@@ -102,9 +104,9 @@ BUILT_IN = {
         fedprox.SPACE,
         beside_training=PULL,
     ),
-    "pfedavg": Method(pfedavg.PfedavgConfig, pfedavg.pfedavg, pfedavg.load_variant, pfedavg.scalars),
-    "ffa_lora": Method(ffa_lora.FfaLoraConfig, ffa_lora.ffa_lora, ffa_lora.load_variant, ffa_lora.scalars),
-    "rolora": Method(rolora.RoloraConfig, rolora.rolora, rolora.load_variant, rolora.scalars),
+    "pfedavg": Method(pfedavg.WeightingConfig, pfedavg.pfedavg, pfedavg.load_variant, pfedavg.scalars),
+    "ffa_lora": Method(ffa_lora.WeightingConfig, ffa_lora.ffa_lora, ffa_lora.load_variant, ffa_lora.scalars),
+    "rolora": Method(rolora.WeightingConfig, rolora.rolora, rolora.load_variant, rolora.scalars),
     "fellrec": Method(
         fellrec.FellrecConfig,
         fellrec.fellrec,

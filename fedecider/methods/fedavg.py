@@ -6,7 +6,7 @@ from functools import partial
 
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
-from fedecider.methods.config import FedavgConfig
+from fedecider.methods.config import WeightingConfig
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
@@ -15,7 +15,7 @@ VARIANTS = ("global", "local")
 scalars = scalars_both_ways
 
 
-def fedavg(recommender: ClientModels, config: FedavgConfig) -> FederatedMethod:
+def fedavg(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` trained from ``theta``.
 
     The mean of the factors is not the mean of the products. Variants: ``global`` (after aggregation, reported) and
@@ -27,7 +27,7 @@ def fedavg(recommender: ClientModels, config: FedavgConfig) -> FederatedMethod:
 
 
 def load_variant(
-    recommender: ClientModels, config: FedavgConfig, variant: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global adapters, or the client's before its upload."""
     assert variant in VARIANTS, variant

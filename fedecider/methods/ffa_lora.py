@@ -8,7 +8,7 @@ from typing import Any
 
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged
-from fedecider.methods.config import FfaLoraConfig
+from fedecider.methods.config import WeightingConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import (
@@ -25,7 +25,7 @@ from fedecider.models.adapters import (
 VARIANTS = ("global", "local")
 
 
-def ffa_lora(recommender: ClientModels, config: FfaLoraConfig) -> FederatedMethod:
+def ffa_lora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
     """``B <- sum_i p_i B_i`` with A as it was drawn: ``sum_i p_i B_i A = (sum_i p_i B_i) A``, without cross terms.
 
     A follows from the seed of the run, which all parties know: it is never sent, and neither server nor local state
@@ -50,7 +50,7 @@ def ffa_lora(recommender: ClientModels, config: FfaLoraConfig) -> FederatedMetho
 
 
 def load_variant(
-    recommender: ClientModels, config: FfaLoraConfig, variant: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global B, or the client's before its upload, beside the common A."""
     assert variant in VARIANTS, variant

@@ -6,7 +6,7 @@ from functools import partial
 
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
-from fedecider.methods.config import PfedavgConfig
+from fedecider.methods.config import WeightingConfig
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
@@ -15,7 +15,7 @@ VARIANTS = ("fine_tuned", "global")
 scalars = scalars_both_ways
 
 
-def pfedavg(recommender: ClientModels, config: PfedavgConfig) -> FederatedMethod:
+def pfedavg(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
     """FedAvg whose reported model is ``w`` after ``local_epochs`` epochs on the client's own data.
 
     A client's adapters before its upload in round t are ``w`` of round t - 1, fine-tuned. They are kept and reported
@@ -29,7 +29,7 @@ def pfedavg(recommender: ClientModels, config: PfedavgConfig) -> FederatedMethod
 
 
 def load_variant(
-    recommender: ClientModels, config: PfedavgConfig, variant: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the global adapters, or those that the client made of the last ones it received."""
     assert variant in VARIANTS, variant

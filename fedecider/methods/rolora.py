@@ -17,7 +17,7 @@ from torch import Tensor
 from fedecider.federation.aggregate import heard_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.methods.config import RoloraConfig
+from fedecider.methods.config import WeightingConfig
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -34,7 +34,7 @@ from fedecider.models.adapters import (
 LAST_ROUND = "last_round"
 
 
-def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
+def rolora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
     """Odd rounds: ``B <- sum_i p_i B_i`` with A frozen; even rounds: ``A <- sum_i p_i A_i`` with B frozen.
 
     B comes first, since A has no gradient while B = 0. Every round is exact: ``sum_i p_i B_i A = (sum_i p_i B_i) A``.
@@ -99,7 +99,7 @@ def rolora(recommender: ClientModels, config: RoloraConfig) -> FederatedMethod:
 
 
 def load_variant(
-    recommender: ClientModels, config: RoloraConfig, variant: str, download: Download, own: Tree, client: int
+    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
 ) -> None:
     """Load the client's adapters before its upload, or the global ones: the download over what the client has."""
     assert variant in ("local", "global"), variant

@@ -62,15 +62,12 @@ class Bank(NamedTuple):
     each output among them (O,), -1 for none (`peer_rows`)."""
     whole: dict[tuple[int, ...], Tensor]
     """At most one: the dense update, by versions of what it was made of (`FusedLinear.dense_update`)."""
-    num_merged: int = 0
-    """The last of the P slots that are no peers, but a part of the model: their weight is 1 and does not learn."""
     weighed: Tensor | None = None
     """Which of the weights belong to the slots, where not all do: directions that are 0 in this layer have none."""
 
     def weight_S(self) -> Tensor:
         weights = self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
-        weights = weights if self.weighed is None else weights[self.weighed]
-        return F.pad(weights, (0, self.num_merged), value=1.0) if self.num_merged else weights
+        return weights if self.weighed is None else weights[self.weighed]
 
     @torch.no_grad()
     def peer_rows(self, token_ids: Tensor, rank: int) -> Tensor:
@@ -288,16 +285,13 @@ def load_fusion(
     own: int,
     alpha_K: Tensor,
     *,
-    own_pair: Tree | None = None,
-    merged: Tree | None = None,
     train_alpha: bool = True,
     separate: bool = True,
 ) -> nn.Parameter:
     """Put client ``own``'s fusion into ``model`` and return the shared fusion weights, in slot order.
 
-    ``directions`` holds K rows; row ``own`` (or ``own_pair`` when given) becomes the trainable pair, the others the
-    frozen bank. ``alpha_K`` is (K,), or (M, K) for one row per layer in sorted order. ``merged`` is one frozen pair per
-    layer, of any common rank, that is added as it is. Weights and bank live on the device of the layers; hand the
+    ``directions`` holds K rows; row ``own`` becomes the trainable pair, the others the frozen bank. ``alpha_K`` is
+    (K,), or (M, K) for one row per layer in sorted order. Weights and bank live on the device of the layers; hand the
     returned parameter to the optimiser beside the LoRA parameters.
     """
     layers = fused_layers(model)
@@ -312,16 +306,10 @@ def load_fusion(
                 f"got {stacked_a.shape[0]} directions for {name} and {num_clients} fusion weights, expected one weight "
                 "per direction; rebuild alpha for the clients of this run"
             )
-        source_a, source_b = stacked_a[own], stacked_b[own]
-        if own_pair is not None:
-            source_a, source_b = own_pair[f"{name}.lora_a"], own_pair[f"{name}.lora_b"]
-        _write_pair(layer, source_a, source_b)
-        kept, num_merged = _nonzero(stacked_b, peers) if separate else peers, 0
+        _write_pair(layer, stacked_a[own], stacked_b[own])
+        kept = _nonzero(stacked_b, peers) if separate else peers
         peer_a, peer_b = stacked_a[kept], stacked_b[kept]
         weighed = None if kept == peers else torch.tensor([0, *(1 + peers.index(peer) for peer in kept)], device=device)
-        if merged is not None:
-            merged_a, merged_b = slots_of_rank(len(source_a), merged[f"{name}.lora_a"], merged[f"{name}.lora_b"])
-            peer_a, peer_b, num_merged = torch.cat([peer_a, merged_a]), torch.cat([peer_b, merged_b]), len(merged_a)
         layer.bank = Bank(
             peer_a=peer_a.flatten(0, 1).to(device, torch.float32),
             peer_bt=_peer_outputs(peer_b.to(device, torch.float32), layer.by_rows),
@@ -330,7 +318,6 @@ def load_fusion(
             separate=separate,
             kept=[],
             whole={},
-            num_merged=num_merged,
             weighed=weighed,
         )
     return alpha
@@ -377,8 +364,6 @@ def scale_update(model: nn.Module, share: float) -> None:
             layer.own_pair()[1].mul_(share)
         else:  # a product of sums has every weight twice
             alphas[id(layer.bank.alpha)] = (layer.bank.alpha, share if layer.bank.separate else share**0.5)
-            merged = layer.bank.num_merged * len(layer.own_pair()[0])
-            layer.bank.peer_bt[len(layer.bank.peer_bt) - merged :].mul_(share)
     for alpha, factor in alphas.values():
         alpha.mul_(factor)
 
@@ -388,21 +373,7 @@ def fused_factors(model: nn.Module) -> Tree:
 
     Its rank is S*r of the layer with most slots.
     """
-    return _of_one_rank({name: layer.factors() for name, layer in fused_layers(model).items()})
-
-
-def frozen_factors(model: nn.Module) -> Tree:
-    """What the loaded model adds beside its own pair, as one LoRA pair per layer of one rank, on CPU."""
-    beside = {}
-    for name, layer in fused_layers(model).items():
-        factor_a, factor_b = layer.factors()
-        rank = len(layer.own_pair()[0])
-        beside[name] = factor_a[rank:], factor_b[:, rank:]
-    return _of_one_rank(beside)
-
-
-def _of_one_rank(pairs: dict[str, tuple[Tensor, Tensor]]) -> Tree:
-    """``pairs`` by layer as one tree, zero-padded to the largest rank among them."""
+    pairs = {name: layer.factors() for name, layer in fused_layers(model).items()}
     rank = max(len(factor_a) for factor_a, _ in pairs.values())
     tree: Tree = {}
     for name, (factor_a, factor_b) in pairs.items():
@@ -410,11 +381,6 @@ def _of_one_rank(pairs: dict[str, tuple[Tensor, Tensor]]) -> Tree:
         tree[f"{name}.lora_a"] = F.pad(factor_a.cpu(), (0, 0, 0, missing)).contiguous()
         tree[f"{name}.lora_b"] = F.pad(factor_b.cpu(), (0, missing)).contiguous()
     return tree
-
-
-def joined(left: Tree, right: Tree) -> Tree:
-    """The sum of two updates, one pair per layer each, as one pair of both ranks together."""
-    return {key: torch.cat([left[key], right[key]], 0 if key.endswith(".lora_a") else 1) for key in left}
 
 
 def slot_order(alpha_K: Tensor, own: int) -> Tensor:

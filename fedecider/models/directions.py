@@ -52,11 +52,6 @@ def update_norms(adapters: Tree) -> Tensor:
     return torch.tensor(norms, dtype=torch.float64)
 
 
-def hold_anything(adapters: Tree) -> Tensor:
-    """(C, M) bool: whose updates are not 0, where B is what an untrained module has zeros in; costs no product."""
-    return torch.stack([rows_with_anything(adapters[f"{name}.lora_b"]) for name in module_names(adapters)], 1)
-
-
 def normalise(adapters: Tree, *, epsilon: float = EPSILON) -> Directions:
     """Split stacked updates into directions and magnitudes.
 
@@ -97,9 +92,14 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
     return cosine_MCC.sum(0) / both_MCC.sum(0).clamp(min=1)
 
 
+def module_products(adapters: Tree, others: Tree) -> Tensor:
+    """(M, C, C') float64 inner products of updates, module by module."""
+    return torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
+
+
 def module_cosines(adapters: Tree, others: Tree) -> tuple[Tensor, Tensor]:
     """(M, C, C') float64 cosines module by module, 0 where one of the two is untrained, and bool where neither is."""
-    inner_MCC = torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
+    inner_MCC = module_products(adapters, others)
     if others is adapters:
         norm_MC = others_MC = inner_MCC.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt()
     else:
@@ -107,19 +107,6 @@ def module_cosines(adapters: Tree, others: Tree) -> tuple[Tensor, Tensor]:
     both_MCC = (norm_MC >= EPSILON)[:, :, None] & (others_MC >= EPSILON)[:, None, :]
     cosine_MCC = inner_MCC / (norm_MC[:, :, None] * others_MC[:, None, :]).clamp(min=EPSILON**2)
     return torch.where(both_MCC, cosine_MCC, 0.0), both_MCC
-
-
-def projection_weights(directions: Tree, ridge: float = 0.01) -> Tensor:
-    """(M, K) weights ``w`` of a sum of K unit directions whose component along each of them is 1: ``G w = 1``.
-
-    ``G`` (K, K) are the cosines of a module's directions, ``ridge`` is added to its diagonal of 1, and no weight is
-    below 0. Directions that say different things get 1 each, their sum; K that say the same get 1 / K each, their mean;
-    with a cosine of c between every two of them 1 / (1 + (K - 1) c). An untrained one gets 1 and changes nothing.
-    """
-    gram_MKK = module_cosines(directions, directions)[0]
-    identity = torch.eye(gram_MKK.shape[-1], dtype=gram_MKK.dtype)
-    gram_MKK = torch.where(identity.bool(), 1.0, gram_MKK) + ridge * identity
-    return torch.linalg.solve(gram_MKK, (1.0 + ridge) * gram_MKK.new_ones(gram_MKK.shape[:-1])).clamp(min=0.0)
 
 
 def thin_svd(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,14 +219,40 @@ def compact(factors: Tree, rank: int = 0) -> Tree:
     for name, (num_inputs, num_outputs) in sides.items():
         factor_a, factor_b = factors[f"{name}.lora_a"], factors[f"{name}.lora_b"]
         if least < given:  # in every layer: all are at most ``least`` wide
-            update, filled_O = factor_a.new_zeros(num_outputs, num_inputs), filled_rows(factor_b)
-            update[filled_O] = (factor_b[filled_O].double() @ factor_a.double()).to(factor_a.dtype)
-            square = torch.eye(min(num_inputs, num_outputs), dtype=factor_a.dtype)
-            factor_a, factor_b = (square, update) if num_inputs <= num_outputs else (update, square)
+            update = factor_a.new_zeros(num_outputs, num_inputs)
+            add_product(update, factor_a, factor_b)
+            factor_a, factor_b = _pair_of(update)
         missing = rank - len(factor_a)
         tree[f"{name}.lora_a"] = nn.functional.pad(factor_a, (0, 0, 0, missing))
         tree[f"{name}.lora_b"] = nn.functional.pad(factor_b, (0, missing))
     return tree
+
+
+def add_product(total: Tensor, factor_a: Tensor, factor_b: Tensor) -> None:
+    """``total += B A``, (O, I), by a product in float64; rows where B is 0 cost nothing."""
+    filled_O = filled_rows(factor_b)
+    total[filled_O] += (factor_b[filled_O].double() @ factor_a.double()).to(total.dtype)
+
+
+def _pair_of(update: Tensor) -> tuple[Tensor, Tensor]:
+    """An update (O, I) as the longer factor of a pair, beside an identity."""
+    square = torch.eye(min(update.shape), dtype=update.dtype)
+    return (square, update) if update.shape[1] <= update.shape[0] else (update, square)
+
+
+def load_above(model: nn.Module, pair: Tree, updates: Tree) -> None:
+    """Put one trainable pair per layer into ``model``, above ``X.update`` (O, I) of every layer X, which is frozen."""
+    slots: Tree = {}
+    below = {}
+    for name in module_names(pair):
+        rank = len(pair[f"{name}.lora_a"])
+        below[name] = slots_of_rank(rank, *_pair_of(updates[f"{name}.update"]))
+    num_slots = max(len(slot_a) for slot_a, _ in below.values())
+    for name, factors in below.items():
+        for key, factor in zip((f"{name}.lora_a", f"{name}.lora_b"), factors, strict=True):
+            empty = factor.new_zeros(num_slots - len(factor), *factor.shape[1:])
+            slots[key] = torch.cat([pair[key][None], factor, empty])
+    load_fusion(model, slots, 0, torch.ones(1 + num_slots), train_alpha=False)
 
 
 def load_factors(model: nn.Module, factors: Tree) -> None:

@@ -25,7 +25,7 @@ from fedecider.methods import BUILT_IN as METHODS
 pytestmark = pytest.mark.whole
 
 NAMES = ("crime", "comics", "children")
-SETTINGS: dict[str, dict] = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"alpha_init": "auto"}}
+SETTINGS: dict[str, dict] = {"fdlora": {"sync_every": 2, "num_evaluations": 5}}
 FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
 MOST = 1 << 24
 

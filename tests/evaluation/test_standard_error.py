@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedecider.evaluation.statistics import clearly_above, clearly_best, first_not_beaten
+from fedecider.evaluation.statistics import clearly_above, clearly_best
 
 ZERO = np.zeros(4)
 
@@ -48,13 +48,3 @@ def test_the_best_of_those_that_are_clearly_above_the_first():
     assert clearly_best([[ZERO], [better_U], [best_U], [unsure_U]]) == 2
     assert clearly_best([[best_U], [better_U], [ZERO]]) == 0
     assert clearly_best([[ZERO]]) == 0
-
-
-def test_an_earlier_choice_gives_way_only_to_what_is_clearly_above_it():
-    """The last is the best by its mean, and clearly above the first, but not above the second, which is preferred."""
-    bad_U, good_U, better_U = np.zeros(4), np.array([1.0, 0.9, 1.1, 1.0]), np.array([2.0, 0.1, 1.9, 0.2])
-    assert better_U.mean() > good_U.mean()
-    assert first_not_beaten([[bad_U], [good_U], [better_U]]) == 1
-    assert first_not_beaten([[bad_U], [good_U], [good_U + 0.5]]) == 2
-    assert first_not_beaten([[good_U], [bad_U]]) == 0
-    assert first_not_beaten([[bad_U]]) == 0

@@ -13,18 +13,18 @@ from fedecider.federation.wire import take_row
 from fedecider.models.adapters import (
     _LowRank,
     adapter_parameters,
+    adapter_shapes,
     base_hash,
     client_order,
-    frozen_factors,
     fused_factors,
     fused_layers,
-    joined,
     load_fusion,
     load_plain,
     read_adapters,
     scale_update,
     slot_order,
 )
+from fedecider.models.directions import load_above
 
 ALPHA = torch.tensor([0.7, -1.3, 2.0])
 OWN = 1
@@ -248,7 +248,7 @@ def test_product_of_sums_is_the_formula_with_its_cross_terms():
     assert (model(**batch()).logits - logits).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("kind", ["plain", "separate", "product of sums", "per layer", "merged"])
+@pytest.mark.parametrize("kind", ["plain", "separate", "product of sums", "per layer", "above"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
     model = adapted()
@@ -256,8 +256,9 @@ def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
         load_plain(model, random_adapters(model, 1))
     else:
         alpha = ALPHA if kind != "per layer" else torch.stack([ALPHA + row for row in range(len(fused_layers(model)))])
-        merged = take_row(random_stack(model, 4), 3) if kind == "merged" else None
-        load_fusion(model, random_stack(model, 3), OWN, alpha, merged=merged, separate=kind != "product of sums")
+        load_fusion(model, random_stack(model, 3), OWN, alpha, separate=kind != "product of sums")
+    if kind == "above":
+        load_above(model, random_adapters(model, 1), random_updates(model))
     whole = {name: layer.get_delta_weight("default") for name, layer in fused_layers(model).items()}
     logits = model(**batch()).logits
     scale_update(model, share)
@@ -270,33 +271,32 @@ def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
             torch.testing.assert_close(model(**batch()).logits, adapted()(**batch()).logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [ALPHA, ALPHA.repeat(len(fused_layers(adapted())), 1)])
+def random_updates(model):
+    generator = torch.Generator().manual_seed(5)
+    return {
+        f"{name}.update": torch.randn(shape.out_features, shape.in_features, generator=generator)
+        for name, shape in adapter_shapes(model).items()
+    }
+
+
 @pytest.mark.parametrize("rank", [RANK, RANK + 2, 1])
-def test_a_merged_pair_of_any_rank_is_added_as_it_is_and_does_not_learn(alpha, rank):
-    model = adapted()
-    stack, merged = random_stack(model, 3), take_row(random_stack(adapted(rank=rank), 4), 3)
-    parameter = load_fusion(model, stack, OWN, alpha, merged=merged)
-    assert parameter.shape == alpha.shape
-    updates = dense_updates(stack, ALPHA)
-    below = {name: merged[f"{name}.lora_b"] @ merged[f"{name}.lora_a"] for name in updates}
-    dense = with_dense(model, {name: update + below[name] for name, update in updates.items()})
-    torch.testing.assert_close(gradients(model).logits, dense(**batch()).logits, rtol=0, atol=1e-5)
-    assert parameter.grad.shape == alpha.shape
-    assert parameter.grad.abs().min() > 0
-    frozen = frozen_factors(model)
-    own = read_adapters(model)
-    for name, update in updates.items():
-        own_update = ALPHA[OWN] * own[f"{name}.lora_b"] @ own[f"{name}.lora_a"]
-        found = frozen[f"{name}.lora_b"] @ frozen[f"{name}.lora_a"]
-        torch.testing.assert_close(found, update + below[name] - own_update, rtol=1e-4, atol=1e-5)
-
-
-def test_a_joined_update_is_the_sum_of_two():
-    left, right = (random_adapters(adapted(rank=rank), seed) for rank, seed in ((2, 1), (3, 2)))
-    found = joined(left, right)
-    for name in fused_layers(adapted()):
-        total = sum(tree[f"{name}.lora_b"] @ tree[f"{name}.lora_a"] for tree in (left, right))
-        torch.testing.assert_close(found[f"{name}.lora_b"] @ found[f"{name}.lora_a"], total)
+def test_a_dense_update_below_a_pair_is_added_as_it_is_and_does_not_learn(rank):
+    model = adapted(rank=rank)
+    pair, below = random_adapters(model, 1), random_updates(model)
+    sides = {tuple(one.shape) for one in below.values()}
+    assert {out > into for out, into in sides} == {True, False}
+    load_above(model, pair, below)
+    updates = {
+        name: below[f"{name}.update"] + pair[f"{name}.lora_b"] @ pair[f"{name}.lora_a"] for name in fused_layers(model)
+    }
+    logits = gradients(model).logits
+    torch.testing.assert_close(logits, with_dense(model, updates)(**batch()).logits, rtol=0, atol=1e-4)
+    trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    assert len(trained) == 2 * len(updates)
+    load_above(model, pair, {key: torch.zeros_like(one) for key, one in below.items()})
+    alone = model(**batch()).logits
+    load_plain(model, pair)
+    torch.testing.assert_close(model(**batch()).logits, alone)
 
 
 def test_product_of_sums_with_one_client_and_weight_one_is_plain_lora():
@@ -337,16 +337,6 @@ def test_per_layer_weights_equal_shared_ones_when_rows_agree_and_differ_otherwis
     name = list(fused_layers(model))[4]
     updates[name] = 3.0 * updates[name]
     torch.testing.assert_close(model(**batch()).logits, with_dense(model, updates)(**batch()).logits, rtol=0, atol=1e-5)
-
-
-def test_own_pair_may_be_another_than_the_broadcast_one():
-    model = adapted()
-    stack, raw = random_stack(model, 3), random_adapters(model, 99)
-    load_fusion(model, stack, OWN, ALPHA, own_pair=raw)
-    for key, tensor in stack.items():
-        tensor[OWN] = raw[key]
-    dense = with_dense(model, dense_updates(stack, ALPHA))
-    torch.testing.assert_close(model(**batch()).logits, dense(**batch()).logits, rtol=0, atol=1e-5)
 
 
 def test_bf16_autocast_keeps_fp32_parameters_and_gradients():

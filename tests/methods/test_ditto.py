@@ -8,7 +8,7 @@ from toy_recommender import blocks, run, toy_recommender
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.ditto import GRID, DittoConfig, ditto, load_variant
-from fedecider.methods.fedavg import FedavgConfig, fedavg
+from fedecider.methods.fedavg import WeightingConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import Pull, train_locally
 from fedecider.models.adapters import load_plain, read_adapters, without_prefix
@@ -31,7 +31,7 @@ def test_without_pull_v_is_local_training_bit_for_bit():
 @pytest.mark.parametrize("personal_pull", [1.0, 30.0])
 def test_w_is_that_of_fedavg_bit_for_bit(personal_pull):
     state, records = run(ditto(toy_recommender(dropout=0.1), DittoConfig(personal_pull=personal_pull)), 3, 3)
-    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), FedavgConfig()), 3, 3)
+    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), WeightingConfig()), 3, 3)
     assert same(state.server, plain.server)
     assert records[2]["valid"]["global"] == plain_records[2]["valid"]["global"]
     for log, plain_log in zip(records[2]["clients"], plain_records[2]["clients"], strict=True):
@@ -41,9 +41,11 @@ def test_w_is_that_of_fedavg_bit_for_bit(personal_pull):
 def test_v_goes_on_from_v_and_is_drawn_to_the_w_of_the_start_of_the_round():
     """The same three rounds written down as a loop over one client."""
     state, _ = run(ditto(toy_recommender(local_epochs=3), DittoConfig(personal_pull=2.0)), 3, 3)
-    globals_ = [run(fedavg(toy_recommender(local_epochs=3), FedavgConfig()), 3, rounds)[0].server for rounds in (1, 2)]
+    globals_ = [
+        run(fedavg(toy_recommender(local_epochs=3), WeightingConfig()), 3, rounds)[0].server for rounds in (1, 2)
+    ]
     recommender = toy_recommender(local_epochs=3)
-    start, _ = fedavg(recommender, FedavgConfig()).init()
+    start, _ = fedavg(recommender, WeightingConfig()).init()
     expected = start
     for round, anchor in enumerate([start, *globals_], 1):
         load_plain(recommender.model, expected)
@@ -65,7 +67,7 @@ def test_a_strong_pull_brings_v_to_w():
 
 
 def initial(recommender):
-    return fedavg(recommender, FedavgConfig()).init()[0]
+    return fedavg(recommender, WeightingConfig()).init()[0]
 
 
 def test_what_is_loaded_for_each_variant_and_a_broken_v_leaves_w_alone():
@@ -87,8 +89,8 @@ def test_what_is_loaded_for_each_variant_and_a_broken_v_leaves_w_alone():
 
 def test_weights_by_examples_and_settings():
     weighted, _ = run(ditto(toy_recommender(), DittoConfig(weighting="examples")), 3, 1)
-    plain, _ = run(fedavg(toy_recommender(), FedavgConfig(weighting="examples")), 3, 1)
-    uniform, _ = run(fedavg(toy_recommender(), FedavgConfig()), 3, 1)
+    plain, _ = run(fedavg(toy_recommender(), WeightingConfig(weighting="examples")), 3, 1)
+    uniform, _ = run(fedavg(toy_recommender(), WeightingConfig()), 3, 1)
     close(weighted.server, plain.server)
     assert not same(weighted.server, uniform.server)
     assert DittoConfig(**GRID[0]) == DittoConfig()

@@ -18,7 +18,7 @@ from fedecider.methods.fdlora import (
     load_variant,
     outer_step,
 )
-from fedecider.methods.fedavg import FedavgConfig, fedavg
+from fedecider.methods.fedavg import WeightingConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import load_plain, read_adapters, with_prefix, without_prefix
@@ -79,7 +79,7 @@ def test_the_outer_step_leaves_rows_alone_that_nobody_sent():
 def test_a_full_step_without_momentum_is_fedavg(weighting):
     config = FdloraConfig(outer_learning_rate=1.0, outer_momentum=0.0, weighting=weighting, **FAST)
     state, records = run(fdlora(toy_recommender(dropout=0.1), config), 3, 3)
-    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), FedavgConfig(weighting=weighting)), 3, 3)
+    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), WeightingConfig(weighting=weighting)), 3, 3)
     assert same(theta_s(state), plain.server)
     assert records[2]["valid"]["global"] == plain_records[2]["valid"]["global"]
 
@@ -92,7 +92,7 @@ def test_the_server_starts_at_the_mean_of_the_personal_adapters_then_steps_beyon
     assert same(first.local, alone.local)
     assert not any(bool(tensor.any()) for tensor in without_prefix(first.server, "momentum").values())
     second, _ = run(fdlora(toy_recommender(), FdloraConfig(**FAST)), 3, 2)
-    mean, _ = run(fedavg(toy_recommender(), FedavgConfig()), 3, 2)
+    mean, _ = run(fedavg(toy_recommender(), WeightingConfig()), 3, 2)
     for key, tensor in theta_s(second).items():  # 0.7 * 1.9 of the mean change
         change = mean.server[key] - theta_s(first)[key]
         torch.testing.assert_close(tensor - theta_s(first)[key], 1.33 * change, rtol=1e-4, atol=1e-6)

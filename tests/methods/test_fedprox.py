@@ -7,7 +7,7 @@ from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.fedavg import FedavgConfig, fedavg
+from fedecider.methods.fedavg import WeightingConfig, fedavg
 from fedecider.methods.fedprox import GRID, FedproxConfig, fedprox
 from fedecider.models.adapters import without_prefix
 
@@ -20,7 +20,7 @@ def same(left, right):
 
 def received(recommender, seed=5):
     """Global adapters far away from where all clients started."""
-    start, _ = fedavg(recommender, FedavgConfig()).init()
+    start, _ = fedavg(recommender, WeightingConfig()).init()
     generator = torch.Generator().manual_seed(seed)
     return {key: 0.3 * torch.randn(tensor.shape, generator=generator) for key, tensor in start.items()}
 
@@ -42,7 +42,7 @@ def take_rows(local, client):
 
 def test_mu_zero_is_fedavg_bit_for_bit():
     prox, records = run(fedprox(toy_recommender(dropout=0.1), FedproxConfig(mu=0.0)), 3, 3)
-    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), FedavgConfig()), 3, 3)
+    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), WeightingConfig()), 3, 3)
     assert same(prox.server, plain.server)
     assert same(prox.local, plain.local)
     assert records[2]["valid"]["local"] == plain_records[2]["valid"]["local"]

@@ -5,7 +5,7 @@ import torch
 from toy_recommender import run, toy_recommender
 
 from fedecider.federation.wire import take_row
-from fedecider.methods.ffa_lora import FfaLoraConfig, ffa_lora, load_variant
+from fedecider.methods.ffa_lora import WeightingConfig, ffa_lora, load_variant
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
     adapter_shapes,
@@ -22,7 +22,7 @@ def start_of(recommender):
 
 
 def test_a_is_bit_equal_over_rounds_and_clients_and_never_leaves():
-    recommender, config = toy_recommender(), FfaLoraConfig()
+    recommender, config = toy_recommender(), WeightingConfig()
     method, start = ffa_lora(recommender, config), start_of(recommender)
     for num_rounds in (1, 3):
         state, records = run(method, 3, num_rounds)
@@ -41,7 +41,7 @@ def test_a_is_bit_equal_over_rounds_and_clients_and_never_leaves():
 @pytest.mark.parametrize(("weighting", "shares"), [("uniform", (1, 1, 1)), ("examples", (7, 5, 9))])
 def test_the_mean_of_the_products_is_the_product_of_the_means(weighting, shares):
     recommender = toy_recommender()
-    state, _ = run(ffa_lora(recommender, FfaLoraConfig(weighting=weighting)), 3, 2)
+    state, _ = run(ffa_lora(recommender, WeightingConfig(weighting=weighting)), 3, 2)
     share_C = torch.tensor(shares).double() / sum(shares)
     own, start = without_prefix(state.local, "own"), start_of(recommender)
     for name in module_names(start):
@@ -53,7 +53,7 @@ def test_the_mean_of_the_products_is_the_product_of_the_means(weighting, shares)
 
 
 def test_one_client_is_training_of_b_alone():
-    state, _ = run(ffa_lora(toy_recommender(["comics"]), FfaLoraConfig()), 1, 2)
+    state, _ = run(ffa_lora(toy_recommender(["comics"]), WeightingConfig()), 1, 2)
     recommender = toy_recommender(["comics"])
     load_plain(recommender.model, start_of(recommender))
     for round in (1, 2):
@@ -65,11 +65,11 @@ def test_one_client_is_training_of_b_alone():
 def test_a_comes_from_the_seed_of_the_run():
     names = list(start_of(toy_recommender()))
     assert not torch.equal(start_of(toy_recommender())[names[0]], start_of(toy_recommender(seed=4))[names[0]])
-    first, _ = run(ffa_lora(toy_recommender(), FfaLoraConfig()), 3, 1)
-    other, _ = run(ffa_lora(toy_recommender(seed=4), FfaLoraConfig()), 3, 1)
+    first, _ = run(ffa_lora(toy_recommender(), WeightingConfig()), 3, 1)
+    other, _ = run(ffa_lora(toy_recommender(seed=4), WeightingConfig()), 3, 1)
     assert any(not torch.equal(first.server[key], other.server[key]) for key in first.server)
 
 
 def test_another_weighting_is_refused():
     with pytest.raises(ValueError, match="got weighting 'mean'"):
-        FfaLoraConfig(weighting="mean")
+        WeightingConfig(weighting="mean")

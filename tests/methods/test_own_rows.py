@@ -17,7 +17,7 @@ from fedecider.models.adapters import adapter_shapes, initial_adapters, load_pla
 pytestmark = pytest.mark.whole
 
 FEDERATED = [name for name, method in METHODS.items() if not method.pooled]
-SETTINGS = {"fdlora": {"sync_every": 2, "num_evaluations": 5}, "fedecider": {"self_term": "raw", "alpha_init": 0.5}}
+SETTINGS = {"fdlora": {"sync_every": 2, "num_evaluations": 5}}
 CRIME, COMICS = torch.arange(3, 12), torch.arange(12, 22)
 NOBODYS = torch.tensor([1, 22, 23])
 
@@ -95,7 +95,7 @@ def test_block_size_and_a_resumed_run_do_not_matter(name, tmp_path):
         assert (record["valid"], record["traffic"]) == (other["valid"], other["traffic"])
 
 
-@pytest.mark.parametrize("config", [{}, slow({"self_term": "normalized"}), slow({"alpha_per": "module"})])
+@pytest.mark.parametrize("config", [{}, slow({"alpha_init": 2.0}), slow({"alpha_per": "module"})])
 def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
     recommender = catalogue_recommender()
     rows, found = run(build("fedecider", recommender, **config), 4, 3)

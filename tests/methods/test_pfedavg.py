@@ -7,9 +7,9 @@ from toy_recommender import run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.fedavg import FedavgConfig, fedavg
+from fedecider.methods.fedavg import WeightingConfig, fedavg
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.pfedavg import PfedavgConfig, load_variant, pfedavg
+from fedecider.methods.pfedavg import load_variant, pfedavg
 from fedecider.models.adapters import load_plain, read_adapters, without_prefix
 
 pytestmark = pytest.mark.whole
@@ -21,24 +21,24 @@ def same(left, right):
 
 def test_the_fine_tuned_model_is_the_last_global_one_after_local_training():
     recommender = toy_recommender(local_epochs=2, dropout=0.1)
-    method = pfedavg(recommender, PfedavgConfig())
+    method = pfedavg(recommender, WeightingConfig())
     before, _ = run(method, 3, 2)
     after, _ = run(method, 3, 3)
     for client in range(3):
         load_plain(recommender.model, before.server)
         expected = train_locally(recommender, client, 3).adapters
         load_variant(
-            recommender, PfedavgConfig(), "fine_tuned", Download(after.server), take_row(after.local, client), client
+            recommender, WeightingConfig(), "fine_tuned", Download(after.server), take_row(after.local, client), client
         )
         assert same(read_adapters(recommender.model), expected)
-    load_variant(recommender, PfedavgConfig(), "global", Download(after.server), take_row(after.local, 0), 0)
+    load_variant(recommender, WeightingConfig(), "global", Download(after.server), take_row(after.local, 0), 0)
     assert same(read_adapters(recommender.model), after.server)
 
 
 def test_the_global_model_is_that_of_fedavg_but_another_one_is_reported():
-    method = pfedavg(toy_recommender(), PfedavgConfig())
+    method = pfedavg(toy_recommender(), WeightingConfig())
     state, records = run(method, 3, 3)
-    plain, plain_records = run(fedavg(toy_recommender(), FedavgConfig()), 3, 3)
+    plain, plain_records = run(fedavg(toy_recommender(), WeightingConfig()), 3, 3)
     assert same(state.server, plain.server)
     assert method.variants[0] == "fine_tuned"
     assert records[2]["valid"]["fine_tuned"] == plain_records[2]["valid"]["local"]
@@ -46,9 +46,9 @@ def test_the_global_model_is_that_of_fedavg_but_another_one_is_reported():
 
 
 def test_weights_by_examples():
-    state, _ = run(pfedavg(toy_recommender(), PfedavgConfig(weighting="examples")), 3, 1)
+    state, _ = run(pfedavg(toy_recommender(), WeightingConfig(weighting="examples")), 3, 1)
     share_C = torch.tensor([7.0, 5.0, 9.0]) / 21.0
     own = without_prefix(state.local, "own")
     close(state.server, {key: torch.tensordot(share_C, tensor, 1) for key, tensor in own.items()})
     with pytest.raises(ValueError, match="got weighting 'users'"):
-        PfedavgConfig(weighting="users")
+        WeightingConfig(weighting="users")

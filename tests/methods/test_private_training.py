@@ -218,7 +218,9 @@ def test_fusion_weights_are_noised_with_the_factors(monkeypatch):
     nobody = lambda client: Users(0, lambda numbers, generator: iter(()))  # noqa: E731
     for noise_scale, moved in ((0.0, 0.0), (2.0, 0.1)):
         recommender = toy(UserPrivacy(0.05, noise_scale))._replace(users=nobody)
-        method = METHODS["fedecider"].build(recommender, METHODS["fedecider"].config(alpha_learning_rate=0.1))
+        method = METHODS["fedecider"].build(
+            recommender, METHODS["fedecider"].config(alpha_init=2.0, alpha_learning_rate=0.1)
+        )
         alpha_KK = run(method, 3, 2)[0].local["alpha"]
         torch.testing.assert_close((alpha_KK - 2.0).abs(), torch.full((3, 3), moved), atol=1e-4, rtol=0)
 

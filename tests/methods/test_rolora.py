@@ -9,7 +9,7 @@ from fedecider.federation.wire import take_row
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.rolora import (
     LAST_ROUND,
-    RoloraConfig,
+    WeightingConfig,
     frozen_factor,
     load_variant,
     only,
@@ -58,7 +58,7 @@ def equal(left, right):
 
 def test_the_frozen_factor_is_unchanged_in_its_round():
     assert [trained_factor(round) for round in (1, 2, 3)] == ["lora_b", "lora_a", "lora_b"]
-    method = rolora(toy_recommender(), RoloraConfig())
+    method = rolora(toy_recommender(), WeightingConfig())
     before = method.init()[0]
     for round, server, local, _ in play(method, [(0, 1, 2)] * 4):
         frozen, trained = only(server, frozen_factor(round)), only(server, trained_factor(round))
@@ -72,7 +72,7 @@ def test_the_frozen_factor_is_unchanged_in_its_round():
 @pytest.mark.parametrize(("weighting", "shares"), [("uniform", (1, 1, 1)), ("examples", (7, 5, 9))])
 def test_every_aggregation_is_exact(weighting, shares):
     share_C = torch.tensor(shares).double() / sum(shares)
-    method = rolora(toy_recommender(), RoloraConfig(weighting=weighting))
+    method = rolora(toy_recommender(), WeightingConfig(weighting=weighting))
     for _, server, local, _ in play(method, [(0, 1, 2)] * 3):
         own = without_prefix(local, "own")
         for name in module_names(server):
@@ -84,7 +84,7 @@ def test_every_aggregation_is_exact(weighting, shares):
 
 
 def test_one_client_is_alternating_training():
-    state, _ = run(rolora(toy_recommender(["comics"]), RoloraConfig()), 1, 3)
+    state, _ = run(rolora(toy_recommender(["comics"]), WeightingConfig()), 1, 3)
     recommender = toy_recommender(["comics"])
     load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
     for round, factor in enumerate(("lora_b", "lora_a", "lora_b"), 1):
@@ -94,8 +94,8 @@ def test_one_client_is_alternating_training():
 
 def test_absent_clients_catch_up():
     """Sending both factors always is the plain method; the cheap one has the same bits and sends half where it can."""
-    cheap = rolora(toy_recommender(), RoloraConfig())
-    plain = rolora(toy_recommender(), RoloraConfig())._replace(
+    cheap = rolora(toy_recommender(), WeightingConfig())
+    plain = rolora(toy_recommender(), WeightingConfig())._replace(
         broadcast=lambda round, server, clients: Download(factors(server))
     )
     sent_both = []
@@ -111,7 +111,7 @@ def test_absent_clients_catch_up():
 
 
 def test_every_client_can_load_the_global_model_whenever_it_was_there_last():
-    recommender, config = toy_recommender(), RoloraConfig()
+    recommender, config = toy_recommender(), WeightingConfig()
     method = rolora(recommender, config)
     for round, server, local, _ in play(method, COHORTS):
         for client in range(3):
@@ -124,7 +124,7 @@ def test_every_client_can_load_the_global_model_whenever_it_was_there_last():
 
 
 def test_a_client_whose_update_was_not_finite_is_sent_both_factors():
-    method, broken = (rolora(toy_recommender(learning_rate=rate), RoloraConfig()) for rate in (1e-2, 1e38))
+    method, broken = (rolora(toy_recommender(learning_rate=rate), WeightingConfig()) for rate in (1e-2, 1e38))
     server, local = method.init()
     uploads = []
     for client, block in enumerate(blocks(3)):
@@ -141,7 +141,7 @@ def test_a_client_whose_update_was_not_finite_is_sent_both_factors():
 
 
 def test_a_block_is_sent_both_factors_when_one_of_its_clients_needs_them():
-    method = rolora(toy_recommender(), RoloraConfig())
+    method = rolora(toy_recommender(), WeightingConfig())
     *_, (_, server, _, _) = play(method, COHORTS[:2])
     assert equal(method.broadcast(3, server, torch.tensor([0, 1])).shared, factors(server))
     assert method.broadcast(3, server, torch.tensor([0])).shared.keys() == only(server, "lora_a").keys()
@@ -149,12 +149,12 @@ def test_a_block_is_sent_both_factors_when_one_of_its_clients_needs_them():
 
 def test_another_weighting_is_refused():
     with pytest.raises(ValueError, match="got weighting 'mean'"):
-        RoloraConfig(weighting="mean")
+        WeightingConfig(weighting="mean")
 
 
 def test_bounded_clients_are_always_sent_both_factors_and_learn_the_same():
-    free = rolora(toy_recommender(), RoloraConfig())
-    bounded = rolora(toy_recommender()._replace(protected=True), RoloraConfig())
+    free = rolora(toy_recommender(), WeightingConfig())
+    bounded = rolora(toy_recommender()._replace(protected=True), WeightingConfig())
     for one, other in zip(play(bounded, COHORTS), play(free, COHORTS), strict=True):
         assert equal(one[1], other[1])
         assert equal(one[2], other[2])

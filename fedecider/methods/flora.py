@@ -1,0 +1,204 @@
+"""FLoRA (Wang et al., NeurIPS 2024): the exact mean of LoRA products, by stacking the clients' factors.
+
+State. Server: ``X.update`` (O, I), all that has been merged in layer X; of layers whose factors travel ``X.lora_a``
+(K, R, I) and ``X.lora_b`` (K, O, R), the last round's stack, with the clients' weights in B; ``last_round`` (K,) int64,
+the last round in which a usable upload of each client arrived. Local: ``merged.X.update``, what lay below the own pair,
+and ``own.*``, the pair as the client trained it.
+
+Shape legend: K clients of the run, J whose uploads are usable, C clients of a block, O outputs, I inputs, R rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedecider.federation.aggregate import finite_clients
+from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.wire import take_row
+from fedecider.methods.config import WeightingConfig
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.recommender import TABLE, ClientModels, client_positions
+from fedecider.models.adapters import (
+    HEAD,
+    AdapterShape,
+    Shapes,
+    adapter_shapes,
+    factor_scalars,
+    initial_adapters,
+    load_plain,
+    stack_trees,
+    with_prefix,
+    without_prefix,
+)
+from fedecider.models.directions import add_product, load_above
+
+VARIANTS = ("global", "local")
+LAST_ROUND = "last_round"
+
+
+def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
+    """``W <- W + sum_i p_i B_i A_i``: every round clients train a new pair above what is merged, and merge the mean.
+
+    ``p_i`` is 1 / J or the share of training samples; where tables travel by rows of catalogues, those of a row are
+    brought to sum 1 over the clients that have it. The same mean as FedEx-LoRA (Singhal et al., 2024), which sends it
+    as a mean pair and a residual. Upload: the pair (P scalars). Download: of every layer the stack of the round's
+    factors, or the sum of all means (O, I) where that is smaller (`is_dense`); in round 1 the common start. Who missed
+    the last round, or whose upload then was not usable, is sent the sums of all layers, and so are all clients of its
+    block. Variants: ``global`` (after aggregation, reported) and ``local`` (the client's model before the upload).
+    Uploads are bounded around the common start. Its server needs every single pair, so that there are no secure sums
+    and no robust means: FedAvg has both. Differs from the paper: the base stays, merged updates are kept beside it; a
+    new pair starts where the first one did; one rank for all clients; absent clients; uniform weights by default.
+    """
+    shapes, num_clients = adapter_shapes(recommender.model), recommender.num_clients
+    start = initial_adapters(shapes, recommender.seed)
+    stacked = [name for name, shape in shapes.items() if not is_dense(name, shape, num_clients)]
+
+    def init() -> tuple[Tree, Tree]:
+        nothing = {_update(name): torch.zeros(shape.out_features, shape.in_features) for name, shape in shapes.items()}
+        stacks = {
+            f"{name}.{factor}": torch.zeros(num_clients, *start[f"{name}.{factor}"].shape)
+            for name in stacked
+            for factor in ("lora_a", "lora_b")
+        }
+        local = with_prefix(stack_trees([start] * num_clients), "own")
+        local.update(with_prefix(stack_trees([nothing] * num_clients), "merged"))
+        return {**nothing, **stacks, LAST_ROUND: torch.zeros(num_clients, dtype=torch.int64)}, local
+
+    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
+        if round == 1:
+            return Download(start)
+        heard_K = server[LAST_ROUND] == round - 1
+        marks: Tree = {}
+        if bool(heard_K[clients].all()):
+            shared = {key: one for key, one in server.items() if key.endswith((".lora_a", ".lora_b"))}
+            if not heard_K.all():
+                marks = {key: heard_K.expand(len(clients), -1) for key in shared}
+        else:
+            shared = {}
+        shared |= {_update(name): server[_update(name)] for name in shapes if f"{name}.lora_a" not in shared}
+        if TABLE in recommender.own_rows and _update(HEAD) in shared:
+            marks[_update(HEAD)] = recommender.own_rows[TABLE][clients]
+        return Download(shared, sent_rows=marks)
+
+    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        pairs, rows, logs = [], [], []
+        for row, client in enumerate(block.clients.tolist()):
+            before = take_row(own, row)
+            if round == 1:
+                merged = without_prefix(before, "merged")
+                load_plain(recommender.model, download.shared)
+            else:
+                merged = _merged(download, before)
+                load_above(recommender.model, start, merged)
+            trained = train_locally(recommender, client, round)
+            after = {**with_prefix(trained.adapters, "own"), **with_prefix(merged, "merged")}
+            pairs.append(trained.adapters)
+            rows.append(after if trained.log["finite"] else before)
+            logs.append(trained.log)
+        counted = config.weighting == "examples"  # else the number of samples stays with the client
+        counts = [float(recommender.num_examples(client)) if counted else 1.0 for client in block.clients.tolist()]
+        return Upload(block.clients, torch.tensor(counts), stack_trees(pairs)), stack_trees(rows), logs
+
+    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        client_J, weight_J, pairs, marks = [], [], [], []
+        for upload in uploads:
+            for row in finite_clients(upload).nonzero()[:, 0].tolist():
+                client_J.append(int(upload.clients[row]))
+                weight_J.append(float(upload.weights[row]) if config.weighting == "examples" else 1.0)
+                pairs.append(take_row(upload.tensors, row))
+                marks.append(take_row(upload.sent_rows, row))
+        if sum(weight_J) == 0.0:
+            return server
+        after = {**server, LAST_ROUND: server[LAST_ROUND].clone()}
+        after[LAST_ROUND][client_J] = round
+        for name, shape in shapes.items():
+            key_a, key_b = f"{name}.lora_a", f"{name}.lora_b"
+            held = [mark.get(key_b, torch.ones(shape.out_features, dtype=torch.bool)).double() for mark in marks]
+            weight_JO = torch.stack([weight * one for weight, one in zip(weight_J, held, strict=True)])
+            share_JO = weight_JO / weight_JO.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
+            factor_a = torch.zeros(num_clients, *start[key_a].shape)
+            factor_b = torch.zeros(num_clients, *start[key_b].shape)
+            for client, pair, share_O in zip(client_J, pairs, share_JO, strict=True):
+                factor_a[client] = pair[key_a]
+                factor_b[client] = share_O[:, None] * pair[key_b]
+            after[_update(name)] = server[_update(name)] + _summed(factor_a, factor_b)
+            if name in stacked:
+                after[key_a], after[key_b] = factor_a, factor_b
+        return after
+
+    positions = client_positions(recommender, partial(load_variant, recommender, config))
+    return FederatedMethod(
+        "flora",
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        VARIANTS,
+        upload_like=lambda round, server: start,
+        bounded_from=lambda round: start,
+    )
+
+
+def load_variant(
+    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
+) -> None:
+    """Load what all have merged, or the client's model before its upload."""
+    assert variant in VARIANTS, variant
+    if variant == "local":
+        load_above(recommender.model, without_prefix(own, "own"), without_prefix(own, "merged"))
+    else:
+        start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+        load_above(recommender.model, start, _merged(download, own))
+
+
+def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
+    """P up; down the common start in round 1, later the smaller form of every layer, where all took part before.
+
+    Of a table travel the rows that the receiver has, of a stack those that the factors' client has too.
+    """
+    num_scalars = sum(factor_scalars(shapes).values())
+    if round == 1:
+        return num_scalars, num_scalars
+    down = 0
+    for name, shape in shapes.items():
+        if is_dense(name, shape, len(peers)):
+            down += shape.in_features * shape.out_features
+        else:
+            down += sum(shape.rank * (shape.in_features + peer[name].out_features) for peer in peers)
+    return down, num_scalars
+
+
+def is_dense(name: str, shape: AdapterShape, num_clients: int) -> bool:
+    """Whether ``O I <= K R (O + I)``; of the output, of which any number of rows may travel, whether ``I <= K R``."""
+    sides = shape.in_features, shape.out_features
+    side = sides[0] if name == HEAD else sides[0] * sides[1] / sum(sides)
+    return side <= num_clients * shape.rank
+
+
+def _update(name: str) -> str:
+    return f"{name}.update"
+
+
+def _merged(download: Download, own: Tree) -> Tree:
+    """All that is merged after a download: what came whole, or what the client has and the stack."""
+    merged, shared = without_prefix(own, "merged"), download.shared
+    for key in merged:
+        name = key.removesuffix(".update")
+        if key in shared:
+            merged[key] = shared[key]
+        else:
+            merged[key] = merged[key] + _summed(shared[f"{name}.lora_a"], shared[f"{name}.lora_b"])
+    return merged
+
+
+def _summed(factor_a: Tensor, factor_b: Tensor) -> Tensor:
+    """(O, I) sum of the products of a stack, rounded once."""
+    total = torch.zeros(factor_b.shape[1], factor_a.shape[2], dtype=torch.float64)
+    for one_a, one_b in zip(factor_a, factor_b, strict=True):
+        add_product(total, one_a, one_b)
+    return total.to(factor_b.dtype)

@@ -51,7 +51,7 @@ from fedecider.models.adapters import (
 from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, progress, stage
+from fedecider.running.progress import console, log_line, progress, stage
 from fedecider.running.run_folder import (
     Stage,
     begun_folder,
@@ -65,7 +65,7 @@ from idgen.alternating import alternate
 from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone, train_backbone
 from idgen.backbones.families import family_of
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
-from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases, user_texts
+from idgen.item_ids import ItemIds, phrase_item_ids, quality_line, unique_phrases, user_texts
 from idgen.precision import check_quantize
 from idgen.prompts import prompt_texts
 from idgen.ranking import eval_users, rank_task, with_prior
@@ -139,7 +139,7 @@ def _item_ids(
     quiet: bool,
 ) -> ItemIds:
     if phrases is not None:
-        return phrase_item_ids(domain.item_keys, phrases, tokenizer)
+        return phrase_item_ids(domain.item_keys, phrases, tokenizer, item_texts=domain.item_texts)
     with progress(f"item IDs of {domain.catalogue}", not quiet and generator is not None) as on_step:
         writer = generator if settings.ids == "generator" else None
         return make_item_ids(domain.item_keys, domain.item_texts, tokenizer, writer, settings.words, on_step)
@@ -488,13 +488,14 @@ def _id_generator(
     config: RunConfig, catalogues: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
 ) -> tuple[IDGenerator, list[dict]]:
     settings, seed = config.pretrain, derive_seed(config.seed, "id generator")
-    generator = build_id_generator(settings.id_generator, tokenizer, seed, settings.train.precision == "bf16")
+    bf16 = settings.train.precision == "bf16"
+    generator = build_id_generator(settings.id_generator, tokenizer, seed, bf16, settings.words)
     generator.model.to(device)
     if settings.id_generator:  # it writes tags already
         return generator, []
     texts = [text for domain in catalogues.values() for text in domain.item_texts]
     with progress("ID generator", not quiet) as on_step:
-        logs = train_id_generator(generator, texts, settings.words, seed, on_step)
+        logs = train_id_generator(generator, texts, seed, on_step)
     return generator, logs
 
 
@@ -625,6 +626,9 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
             console.print(f"{name}: {'reused' if kept.reused else 'built'} {kept.folder}", highlight=False)
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
+    if launch.is_main:
+        for name, domain in by_catalogue(clients).items():
+            log_line(f"item IDs of {name}: {quality_line(ids[domain.name].items.report)}")
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
 
 

@@ -487,6 +487,7 @@ def _write_metrics(
         content["domains"][name] = {
             "num_users": len(sequences),
             "num_items": len(domain.item_keys),
+            "item_ids": artifacts.ids[name].items.report,
             "chance_hit@10": chance_hit(sequences, len(domain.item_keys), "test", protocol),
             "returned_share": {label: ranked_share(positions[name]) for label, positions in models.items()},
             "valid": rows_data(valid_rows, name),

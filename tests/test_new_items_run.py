@@ -281,7 +281,7 @@ def test_models_without_a_place_for_new_items_are_refused(tmp_path):
 BAD_SETTINGS = {
     "a T5": ({"backbone": BackboneConfig()}, "got train.table_lr_multiplier 0 with backbone.kind t5"),
     "a pretrained decoder": ({"backbone": BackboneConfig(kind="decoder", name_or_path="x")}, "name_or_path x"),
-    "tokens that are words": ({"ids": "keywords"}, "and ids keywords, expected a decoder from scratch and phrases"),
+    "tokens that are words": ({"ids": "keywords"}, "and ids keywords, expected a decoder from scratch and item"),
     "turns without their length": (
         {
             "backbone": BackboneConfig(),
@@ -298,7 +298,7 @@ BAD_SETTINGS = {
 def test_settings_that_do_not_go_together(case):
     changes, expected = BAD_SETTINGS[case]
     backbone = BackboneConfig(kind="decoder", embedding_init="text")
-    whole = PretrainConfig(backbone=backbone, ids="phrases", train=BackboneTraining(table_lr_multiplier=0.0))
+    whole = PretrainConfig(backbone=backbone, ids="item", train=BackboneTraining(table_lr_multiplier=0.0))
     with pytest.raises(ValueError, match=expected):
         dataclasses.replace(whole, **changes)
 

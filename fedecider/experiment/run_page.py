@@ -367,8 +367,8 @@ def id_section(metrics: Mapping[str, Any]) -> list[Section]:
         rows.append([name, f"{one['num_items']:,}", *shares, *numbers, *lengths, category])
         examples += [(name, title, text) for title, text in one.get("examples", [])]
     paragraph = (
-        "A collision is an item whose first choice another item has; it gets another ID of its own words, or where there "
-        "is none a suffix, which is no word of its text."
+        "A collision is an item whose first choice another item has; it gets another ID of its own words, or where "
+        "there is none a suffix, which is no word of its text."
     )
     tables = [PageTable(header, rows)]
     if examples:

@@ -253,7 +253,7 @@ def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:
     if several is not None:
         raise ValueError(
             f"got new items for a run with item IDs of several tokens, such as {several!r}, expected one token each "
-            "(ids phrases): an item without training has no place among words"
+            "(ids item): an item without training has no place among words"
         )
     known = set(items.keys)
     for item in new_items:

@@ -17,7 +17,7 @@ from idgen.id_generator import (
     make_item_ids,
     train_id_generator,
 )
-from idgen.item_ids import STOP_WORDS, Words, own_words
+from idgen.item_ids import STOP_WORDS, TITLE_WORDS, Words, own_words
 from idgen.tokenizer import clean_words, encode_ids, train_tokenizer
 
 HARD = [
@@ -42,7 +42,7 @@ for bytes_tokenizer in (BYTES, LETTERS):
     bytes_tokenizer.pad_token = bytes_tokenizer.eos_token
 
 
-def random_generator(tokenizer, seed: int, words: Words = Words(2, 6, False)) -> IDGenerator:
+def random_generator(tokenizer, seed: int, words: Words = TITLE_WORDS) -> IDGenerator:
     generator = build_id_generator("", tokenizer, seed, words=words)
     with torch.no_grad():  # far from uniform, so that seeds write different words
         for parameter in generator.model.parameters():

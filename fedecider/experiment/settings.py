@@ -32,6 +32,7 @@ from idgen.ranking_config import RankingConfig
 
 NUM_WORDS = 4000
 """Of a tokenizer that is trained on the item texts, beside tokens of IDs."""
+IDS_RENAMED = "got pretrain.ids phrases, expected its present name: write item, which is one token an item"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         if str(self.ids) == "phrases":
-            raise ValueError("got ids phrases, expected its present name: write ids item, which is one token an item")
+            raise ValueError(IDS_RENAMED)
         check(self)
         if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.is_row:
             raise ValueError(

@@ -1,7 +1,7 @@
 """Four kinds of item IDs on the same backbone and budget, and what the IDs of each are like.
 
-Backbone before distillation, ndcg@10 of test items of client users, protocol of the configuration. One JSON a cell below
---work: an interrupted call goes on where it stopped. --reports writes the IDs alone and trains no backbone.
+Backbone before distillation, ndcg@10 of test items of client users, protocol of the configuration. One JSON a cell
+below --work: an interrupted call goes on where it stopped. --reports writes the IDs alone and trains no backbone.
 
     python benchmarks/item_ids.py --data data/beauty_pool:beauty --data data/amazon_cpu:video_games --max_steps 1200
     python benchmarks/item_ids.py --data sample:crime --data data/beauty:beauty --reports
@@ -71,6 +71,7 @@ def settings_of(args: argparse.Namespace, place: str, kind: str) -> Settings:
     folder, _, domain = place.rpartition(":")
     words = ["--config", args.config, "--domains", domain, "--data", "" if folder == "sample" else folder]
     words += ["--pretrain.ids", kind, "--pretrain.train.max_steps", str(args.max_steps), "--seed", str(args.seed)]
+    words += ["--pretrain.backbone.embedding_init", "random"] if args.reports else []  # it stays untrained
     settings = parse_settings("", [*words, "--cache", str(args.work / "cache")])
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
     return settings

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -70,6 +70,15 @@ def _read(item_text: str) -> _Item:
     return _Item(fields, words or list(tier), tier)
 
 
+def own_words(item_text: str) -> tuple[list[str], list[str]]:
+    """The distinct words of the fields of a text, in its order: those that tell something, and the stop words.
+
+    A text of stop words alone has these as its telling words. Names of fields are no words of an item.
+    """
+    item = _read(item_text)
+    return item.words, [word for word in item.tier if word not in item.words]
+
+
 def _candidates(item: _Item, item_count: Mapping[str, int], config: Words, num_variants: int) -> list[str]:
     place = {word: number for number, word in enumerate(item.words)}
     ranked = sorted(item.words, key=lambda word: (item.tier[word], item_count[word], place[word]))
@@ -107,16 +116,8 @@ def _title_starts(
 # Unique item ID texts and leak-free user texts: candidates in, one ID per item out, whatever wrote the
 # candidates.
 
-PENALTIES = 10  # attempts with growing diversity penalty before IDs are made longer
 MAX_USER_WORDS = 8  # of a user text made by joining words
-
-
-class Attempt(NamedTuple):
-    """One rung of the retry ladder, for generators that can make use of it."""
-
-    number: int  # 0 is the first pass over all items
-    diversity_penalty: float
-    min_length: int  # decoder tokens with the start token, as Hugging Face counts
+NUM_EXAMPLES = 20  # of a report
 
 
 class ItemIds(NamedTuple):
@@ -125,40 +126,32 @@ class ItemIds(NamedTuple):
     texts: list[str]
     token_ids: list[list[int]]
     report: dict[str, Any]
-
-
-CandidatesFn = Callable[[Sequence[int], Attempt], list[list[str]]]
-"""Item numbers, attempt -> for each of these items its candidate texts, best first. Called with whole batches."""
+    """What `assign_item_ids` counts; with item texts what `quality` says too."""
 
 
 MAX_ID_TOKENS = 40
 """The length of the longest ID in tokens, without the end token."""
-MAX_ATTEMPTS = 30
-"""Calls of the generator before the suffix fallback."""
-
-
-def ladder(max_attempts: int) -> Iterator[Attempt]:
-    """Diversity penalty 1, 2, .. 10, then the same with IDs longer by 10 tokens, and so on."""
-    for number in range(max_attempts):
-        yield Attempt(number, 1.0 + number % PENALTIES, 1 + 10 * (number // PENALTIES))
 
 
 def assign_item_ids(
     item_keys: Sequence[str],
-    candidates_fn: CandidatesFn,
+    candidates: Sequence[Sequence[str]],
     tokenizer: PreTrainedTokenizerBase,
-    max_attempts: int = MAX_ATTEMPTS,
     max_id_tokens: int = MAX_ID_TOKENS,
+    taken: Iterable[Sequence[int]] = (),
+    item_texts: Sequence[str] | None = None,
 ) -> ItemIds:
     """Give every item an ID text that is unique as a token sequence.
 
-    Items are served in the order of their keys, so the order of the input does not matter; each takes its first
-    candidate that is free and valid (words only, decode(encode(text)) == text, no special token, at most
-    ``max_id_tokens``). Items left without one are tried again together, attempt by attempt, and at the end get the
-    shortest free suffix: a number, else a short hash of the key. ``report`` holds first_choice_share, mean_attempts
-    (calls of the generator per item), mean_tokens, max_tokens, num_fallbacks and num_items.
+    ``candidates``: the possible ID texts of every item, best first. ``taken``: token sequences that no ID may have.
+    Items are served in the order of their keys, so the order of the input does not matter: all that can have their
+    first candidate get it, then the others the first of theirs that is free and valid (words only,
+    decode(encode(text)) == text, no special token, at most ``max_id_tokens``). Items left without one get the shortest
+    free suffix: a number, else a short hash of the key. ``report``: num_items; num_collisions, items whose first
+    candidate went to another one; num_collisions_left, which is 0; num_suffixes; mean and max of words and tokens; with
+    ``item_texts`` also `quality`.
     Source: IDGenRec (SIGIR 2024). Differs from the paper: uniqueness of token sequences instead of strings, no
-    dependence on file order, retries after the first pass over all items, a bounded search, no empty IDs.
+    dependence on file order, a bounded search, no empty IDs.
     Raises ValueError for no items, duplicate keys, or an ID that cannot be written within ``max_id_tokens``.
     """
     if not item_keys or len(set(item_keys)) != len(item_keys):
@@ -166,45 +159,102 @@ def assign_item_ids(
             f"got {len(item_keys)} item keys, {len(set(item_keys))} of them distinct; expected at least one and no "
             "duplicates. Check the prepared data"
         )
+    if len(candidates) != len(item_keys):
+        raise ValueError(f"got candidates of {len(candidates)} items for {len(item_keys)} keys; expected as many")
     known: dict[str, tuple[int, ...] | None] = {}  # text -> its tokens, None when it cannot be an ID
-    used: set[tuple[int, ...]] = set()
+    used = {tuple(tokens) for tokens in taken}
     text_of: dict[int, str] = {}
-    base_of: dict[int, str] = {}  # first valid candidate, for the fallback
-    num_first = num_attempts = 0
-    waiting = sorted(range(len(item_keys)), key=lambda item: item_keys[item])
-    for attempt in ladder(max_attempts):
-        if not waiting:
-            break
-        num_attempts += len(waiting)
-        candidates = [[_tidy(text) for text in texts] for texts in candidates_fn(waiting, attempt)]
-        if len(candidates) != len(waiting):
-            raise ValueError(f"the ID generator answered {len(candidates)} items of {len(waiting)}; expected all")
-        _learn(known, (text for texts in candidates for text in texts), tokenizer, max_id_tokens)
-        for item, texts in zip(waiting, candidates, strict=True):
-            valid = [text for text in texts if known[text] is not None]
-            if valid:
-                base_of.setdefault(item, valid[0])
-            free = next((text for text in valid if known[text] not in used), None)
-            if free is not None:
-                used.add(known[free] or ())
-                text_of[item] = free
-                num_first += attempt.number == 0 and free == texts[0]
-        waiting = [item for item in waiting if item not in text_of]
-    for item in waiting:
-        text = _with_suffix(base_of.get(item, "item"), item_keys[item], known, used, tokenizer, max_id_tokens)
+    order = sorted(range(len(item_keys)), key=lambda item: item_keys[item])
+    first = [_tidy(texts[0]) if texts else "" for texts in candidates]
+    _learn(known, first, tokenizer, max_id_tokens)
+    for item in order:
+        tokens = known[first[item]]
+        if tokens is not None and tokens not in used:
+            used.add(tokens)
+            text_of[item] = first[item]
+    later = [item for item in order if item not in text_of]
+    num_collisions = sum(known[first[item]] is not None for item in later)
+    suffixed = []
+    for item in later:
+        texts = [_tidy(text) for text in candidates[item]]
+        _learn(known, texts, tokenizer, max_id_tokens)
+        valid = [text for text in texts if known[text] is not None]
+        text = next((text for text in valid if known[text] not in used), "")
+        if not text:
+            base = valid[0] if valid else "item"
+            text = _with_suffix(base, item_keys[item], known, used, tokenizer, max_id_tokens)
+            suffixed.append(item)
         used.add(known[text] or ())
         text_of[item] = text
     texts = [text_of[item] for item in range(len(item_keys))]
     token_ids = [list(known[text] or ()) for text in texts]
     report = {
         "num_items": len(texts),
-        "first_choice_share": num_first / len(texts),
-        "mean_attempts": num_attempts / len(texts),
-        "mean_tokens": sum(map(len, token_ids)) / len(texts),
-        "max_tokens": max(map(len, token_ids)),
-        "num_fallbacks": len(waiting),
+        "num_collisions": num_collisions,
+        "num_collisions_left": len(texts) - len(set(map(tuple, token_ids))),
+        "num_suffixes": len(suffixed),
+        **_lengths("words", [len(text.split()) for text in texts]),
+        **_lengths("tokens", list(map(len, token_ids))),
     }
+    if item_texts is not None:
+        report |= quality(texts, item_texts, set(suffixed))
     return ItemIds(texts, token_ids, report)
+
+
+def _lengths(name: str, numbers: Sequence[int]) -> dict[str, float]:
+    return {f"mean_{name}": sum(numbers) / len(numbers), f"max_{name}": max(numbers)}
+
+
+def quality(id_texts: Sequence[str], item_texts: Sequence[str], suffixed: Collection[int] = ()) -> dict[str, Any]:
+    """What can be said of ID texts beside the texts of their items.
+
+    own_word_share: of all words of IDs those that stand in the text of their item; a suffix, which ``suffixed`` items
+    have for a last word, and IDs of items without any word are left out (num_without_words). repeat_share: IDs with a
+    word twice. category_share: of the items of a category, which is the last entry of the field categories, those whose
+    ID begins with the category's most frequent first word; None where no two items have one. examples: (title, ID) of
+    items evenly spaced over the catalogue.
+    """
+    num_words = num_own = num_repeats = num_wordless = 0
+    firsts: dict[str, Counter[str]] = {}
+    for item, (id_text, item_text) in enumerate(zip(id_texts, item_texts, strict=True)):
+        words, fields = id_text.split(), split_fields(item_text)
+        own = {word for value in fields.values() for word in clean_words(value)}
+        num_repeats += len(set(words)) < len(words)
+        category = re.split(r"[,|>]", fields.get("categories", ""))[-1].strip()
+        if category:
+            firsts.setdefault(category, Counter())[words[0]] += 1
+        if not own:
+            num_wordless += 1
+            continue
+        written = words[:-1] if item in suffixed else words
+        num_words += len(written)
+        num_own += sum(word in own for word in written)
+    shared = [count for count in firsts.values() if count.total() > 1]
+    total = sum(count.total() for count in shared)
+    num_shown = min(NUM_EXAMPLES, len(id_texts))
+    shown = [number * len(id_texts) // num_shown for number in range(num_shown)]
+    return {
+        "own_word_share": num_own / num_words if num_words else None,
+        "num_without_words": num_wordless,
+        "repeat_share": num_repeats / len(id_texts),
+        "category_share": sum(max(count.values()) for count in shared) / total if total else None,
+        "examples": [[split_fields(item_texts[item]).get("title", item_texts[item]), id_texts[item]] for item in shown],
+    }
+
+
+def quality_line(report: Mapping[str, Any]) -> str:
+    """The report of `assign_item_ids` as one line for the console."""
+    own, category = report.get("own_word_share"), report.get("category_share")
+    parts = [
+        *([f"{own:.1%} of the words from the item's own text"] if own is not None else []),
+        *([f"{report['repeat_share']:.1%} repeat a word"] if "repeat_share" in report else []),
+        f"collisions {report['num_collisions']:,} before, {report['num_collisions_left']:,} after",
+        f"{report['num_suffixes']:,} suffixes",
+        f"{report['mean_words']:.1f} words (at most {report['max_words']})",
+        f"{report['mean_tokens']:.1f} tokens (at most {report['max_tokens']})",
+        *([f"{category:.0%} of a category share the first word"] if category is not None else []),
+    ]
+    return f"{report['num_items']:,} IDs: " + ", ".join(parts)
 
 
 def keyword_item_ids(
@@ -215,8 +265,7 @@ def keyword_item_ids(
 ) -> ItemIds:
     """Item IDs from the items' own words, without a neural generator, through the same uniqueness rules."""
     candidates = keyword_candidates(item_texts, words)
-    # Asking again would give the same answer.
-    return assign_item_ids(item_keys, lambda items, _: [candidates[item] for item in items], tokenizer, 1)
+    return assign_item_ids(item_keys, candidates, tokenizer, item_texts=item_texts)
 
 
 def encode_item_ids(
@@ -237,8 +286,7 @@ def encode_item_ids(
                 "decode(encode(id)) == id expected). Assign the item IDs again with this tokenizer"
             )
         token_ids.append(list(tokens))
-    lengths = [len(tokens) for tokens in token_ids]
-    report = {**item_ids.report, "mean_tokens": sum(lengths) / len(lengths), "max_tokens": max(lengths)}
+    report = item_ids.report | _lengths("tokens", list(map(len, token_ids)))
     return ItemIds(item_ids.texts, token_ids, report)
 
 
@@ -255,7 +303,7 @@ def user_texts(
     train_sequences: Sequence[Sequence[int]],
     item_ids: ItemIds,
     tokenizer: PreTrainedTokenizerBase,
-    generate: Callable[[Sequence[str], Attempt], list[list[str]]] | None = None,
+    generate: Callable[[Sequence[str]], list[list[str]]] | None = None,
 ) -> ItemIds:
     """A unique text per user from item ID texts of the first h items (`num_wording_items`) of the user's TRAIN part.
 
@@ -269,11 +317,8 @@ def user_texts(
         [item_ids.texts[item] for item in sequence[: num_wording_items(len(sequence))]] for sequence in train_sequences
     ]
     if generate is None:
-        return assign_item_ids(user_keys, lambda users, _: [_joined(shown[user]) for user in users], tokenizer, 1)
-    sources = [" ".join(texts) for texts in shown]
-    return assign_item_ids(
-        user_keys, lambda users, attempt: generate([sources[user] for user in users], attempt), tokenizer
-    )
+        return assign_item_ids(user_keys, [_joined(texts) for texts in shown], tokenizer)
+    return assign_item_ids(user_keys, generate([" ".join(texts) for texts in shown]), tokenizer)
 
 
 def _tidy(text: str) -> str:
@@ -308,6 +353,8 @@ def _with_suffix(
     digest = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     suffixes = [str(number) for number in range(2, 100)] + [digest[:length] for length in range(4, 33, 4)]
     for suffix in suffixes:
+        if suffix in words:
+            continue
         for num_words in range(len(words), -1, -1):
             text = " ".join([*words[:num_words], suffix])
             _learn(known, [text], tokenizer, max_id_tokens)
@@ -366,6 +413,8 @@ def phrase_item_ids(
     phrases: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     max_id_tokens: int = MAX_ID_TOKENS,
+    item_texts: Sequence[str] | None = None,
 ) -> ItemIds:
     """IDs from phrases that ``tokenizer`` was trained with; uniqueness and round trip are checked as for any ID."""
-    return assign_item_ids(item_keys, lambda items, _: [[phrases[item]] for item in items], tokenizer, 1, max_id_tokens)
+    candidates = [[phrase] for phrase in phrases]
+    return assign_item_ids(item_keys, candidates, tokenizer, max_id_tokens, item_texts=item_texts)

@@ -77,7 +77,7 @@ def with_phrases(tokenizer: PreTrainedTokenizerBase, phrases: Sequence[str]) -> 
     if content["model"]["type"] != "Unigram" or len(content["model"]["vocab"]) != len(tokenizer):
         raise ValueError(
             f"got a tokenizer of the kind {content['model']['type']}, expected one that was trained with phrases "
-            "(ids phrases)"
+            "(ids item)"
         )
     both = sorted(known_phrases(tokenizer).intersection(phrases))
     if both or len(set(phrases)) != len(phrases):

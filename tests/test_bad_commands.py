@@ -287,6 +287,11 @@ LINE = {
         ("--method", "centralised", "--domains", "crime,comics", "--participation", "0.5"),
         "got participation 0.5 with centralised, expected 1",
     ),
+    "the old name of a kind of IDs": (
+        "federate",
+        ("--pretrain.ids", "phrases"),
+        "got pretrain.ids phrases, expected its present name: write item, which is one token an item",
+    ),
     "no run": ("evaluate", ("--run", "runs/none"), "no run in"),
     "no option": ("evaluate", (), "run"),
     "a tolerance below 0": ("evaluate", ("--run", RUN, "--tolerance", "-1"), "got tolerance -1.0, expected 0 or more"),

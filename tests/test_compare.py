@@ -281,7 +281,7 @@ def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
         ({"tune": 0}, "got tune 0, expected at least 1"),
         ({"rows": {"local": {"domains": "crime"}}}, "got domains in the row local"),
         ({"rows": {"local": {"num_beams": 40}}}, "got num_beams in the row local"),
-        ({"rows": {"local": {"pretrain.ids": "phrases"}}}, "got pretrain.ids in the row local"),
+        ({"rows": {"local": {"pretrain.ids": "item"}}}, "got pretrain.ids in the row local"),
         ({"rows": {"popularity": {"method": "local"}}}, "got the row popularity, which is the name"),
         ({"lines": {"fedavg": {"weighting": "examples"}}}, "got lines in table.yaml, expected the name of an option"),
         ({"encoder": "nowhere/model"}, "nowhere/model"),

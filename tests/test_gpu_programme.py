@@ -22,7 +22,6 @@ from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
 from idgen import alternating, id_generator, soft_ids
 from idgen.backbone import BackboneConfig, load_backbone, train_backbone
 from idgen.config import BackboneTraining
-from idgen.item_ids import ladder
 from idgen.prompts import SampleConfig
 from idgen.ranking_config import RankingConfig
 from idgen.tokenizer import load_tokenizer
@@ -165,9 +164,7 @@ def test_all_stages_run_on_the_device(name, tmp_path, monkeypatch):
     device = torch.device(name)
     for module in (id_generator, soft_ids):
         monkeypatch.setattr(module, "MAX_TEXT_TOKENS", 24)
-    monkeypatch.setattr(id_generator, "NUM_GROUPS", 3)
     monkeypatch.setattr(alternating, "GENERATOR_BATCH", 256)
-    monkeypatch.setattr("idgen.item_ids.ladder", lambda _: ladder(2))
     pretrain = PretrainConfig(
         samples=SampleConfig(max_history=3, max_source_tokens=128),
         backbone=BackboneConfig(d_model=32, num_layers=2),

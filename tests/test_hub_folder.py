@@ -14,7 +14,6 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForCo
 from fedecider.data.sample import sample_domains
 from idgen import alternating, id_generator, soft_ids
 from idgen.decode import constrained_beam_search
-from idgen.item_ids import ladder
 from idgen.prompts import prompt_texts
 from idgen.tokenizer import clean_words, train_tokenizer
 from idgen.trie import Trie
@@ -59,9 +58,7 @@ CHEAP = (
 def fast(monkeypatch):
     for module in (id_generator, soft_ids):
         monkeypatch.setattr(module, "MAX_TEXT_TOKENS", 24)
-    monkeypatch.setattr(id_generator, "NUM_GROUPS", 3)
     monkeypatch.setattr(alternating, "GENERATOR_BATCH", 256)
-    monkeypatch.setattr("idgen.item_ids.ladder", lambda _: ladder(1))
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from idgen.backbone import BackboneConfig
 from idgen.config import BackboneTraining
 from idgen.item_ids import TITLE_WORDS
 from idgen.text_vectors import text_projection, token_vectors
-from idgen.tokenizer import train_tokenizer
+from idgen.tokenizer import clean_words, train_tokenizer
 
 pytestmark = pytest.mark.whole
 
@@ -281,7 +281,7 @@ def test_models_without_a_place_for_new_items_are_refused(tmp_path):
 BAD_SETTINGS = {
     "a T5": ({"backbone": BackboneConfig()}, "got train.table_lr_multiplier 0 with backbone.kind t5"),
     "a pretrained decoder": ({"backbone": BackboneConfig(kind="decoder", name_or_path="x")}, "name_or_path x"),
-    "tokens that are words": ({"ids": "keywords"}, "and ids keywords, expected a decoder from scratch and phrases"),
+    "tokens that are words": ({"ids": "keywords"}, "and ids keywords, expected a decoder from scratch and item"),
     "turns without their length": (
         {
             "backbone": BackboneConfig(),
@@ -298,7 +298,7 @@ BAD_SETTINGS = {
 def test_settings_that_do_not_go_together(case):
     changes, expected = BAD_SETTINGS[case]
     backbone = BackboneConfig(kind="decoder", embedding_init="text")
-    whole = PretrainConfig(backbone=backbone, ids="phrases", train=BackboneTraining(table_lr_multiplier=0.0))
+    whole = PretrainConfig(backbone=backbone, ids="item", train=BackboneTraining(table_lr_multiplier=0.0))
     with pytest.raises(ValueError, match=expected):
         dataclasses.replace(whole, **changes)
 
@@ -365,3 +365,37 @@ def test_the_benchmark_of_later_items_asks_what_a_run_hands_over(there, monkeypa
     written = Path("work/run-0/metrics.json").stat().st_mtime_ns
     assert benchmark(monkeypatch, "later_items", *words) == 0
     assert Path("work/run-0/metrics.json").stat().st_mtime_ns == written  # a run that is there is asked again
+
+
+def test_items_of_an_id_generator_get_ids_of_it(tmp_path, monkeypatch):
+    """A run of a T5 with IDs of words: later items have words of their own text for IDs, and are recommended."""
+    monkeypatch.chdir(tmp_path)
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo.yaml").read_text())
+    content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 10, "lora_rank": 2}
+    content["pretrain"] = {
+        "samples": {"templates": "compact", "user_wording": "none", "max_history": 3, "max_source_tokens": 32},
+        "backbone": {"d_model": 32, "num_layers": 2, "embedding_init": "random"},
+        "train": {"max_steps": 5},
+        "text_encoder": "tfidf",
+    }
+    content["distill"] = {"epochs": 1}
+    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
+    assert main("federate", "--config", "toy.yaml", "--teacher_row", "false", "--output", "run") == 0
+    reports = json.loads(Path("run/metrics.json").read_text())["domains"]
+    assert {one["item_ids"]["own_word_share"] for one in reports.values()} == {1.0}
+    assert {one["item_ids"]["repeat_share"] for one in reports.values()} == {0.0}
+    assert "Examples of item IDs" in Path("run/report.html").read_text()
+    text = CRIME.item_texts[0]
+    later = [NewItem("n1", "First", text), NewItem("n2", "Second", "title: the silent silent harbour; brand: atlas")]
+    recommender = Recommender.from_pretrained("run", "crime", new_items=later)
+    table = recommender._loaded.table
+    old, new = table.id_texts[:-2], table.id_texts[-2:]
+    assert not set(new) & set(old)
+    assert set(new[0].split()) <= set(clean_words(text))
+    assert set(new[1].split()) <= {"the", "silent", "harbour", "atlas"}
+    assert len(set(new[1].split())) == len(new[1].split())
+    answers = recommender.recommend(["First", "Second"], k=5)
+    assert len(answers) == 5
+    Recommender.from_pretrained("run", "crime").save_pretrained("alone")
+    again = Recommender.from_pretrained("alone", new_items=later)
+    assert list(again._loaded.table.id_texts[-2:]) == list(new)

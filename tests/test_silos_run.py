@@ -91,7 +91,7 @@ def rows(batches) -> list:
 
 
 DECODER = PretrainConfig(
-    ids="phrases",
+    ids="item",
     samples=SampleConfig(templates="history", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3),
     text_encoder="tfidf",
     backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.whole
 DOMAINS = sample_domains(["crime", "comics"], 0)
 SAMPLES = SampleConfig(templates="history", user_wording="none", max_history=8, max_source_tokens=24)
 PRETRAIN = PretrainConfig(
-    ids="phrases",
+    ids="item",
     text_encoder="tfidf",
     samples=SAMPLES,
     backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),

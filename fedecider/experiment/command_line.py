@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedecider.experiment.settings import RunConfig, Settings
+from fedecider.experiment.settings import IDS_RENAMED, RunConfig, Settings
 from fedecider.federation.registry import LLM_METHODS, may_be_name, outside_methods
 from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN, LocalTraining
 from fedecider.models.config import ROLES
@@ -98,7 +98,12 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     for name in blocks_of:
         parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
     parser.set_defaults(blocks.get(method, {}))
-    found = parse(parser, words, *classes)
+    try:
+        found = parse(parser, words, *classes)
+    except ValueError as error:
+        if "pretrain.ids" in str(error) and "phrases" in str(error):
+            raise ValueError(IDS_RENAMED) from error
+        raise
     from fedecider.experiment.hyperparameter_selection import choices  # the models, which --help does without
 
     settings, others = _with_precision(Settings(*found[len(beside) :])), found[: len(beside)]

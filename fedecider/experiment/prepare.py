@@ -2,8 +2,8 @@
 
 Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
 (item and user IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``text_projection.safetensors``
-where the backbone starts from them alone, ``report.json``. Folder of stage 2: ``backbone/`` (student and tokenizer) and
-``report.json``.
+where the backbone starts from them alone, ``codebook.safetensors`` of semantic IDs, ``report.json``. Folder of stage 2:
+``backbone/`` (student and tokenizer) and ``report.json``.
 
 Item IDs, item vectors and public tasks are made once per catalogue, which silos share. ``domains`` are those of the
 clients and, behind them, those of a foreign pool, which have no client users (`load_data`).
@@ -51,7 +51,7 @@ from fedecider.models.adapters import (
 from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, progress, stage
+from fedecider.running.progress import console, log_line, progress, stage
 from fedecider.running.run_folder import (
     Stage,
     begun_folder,
@@ -65,12 +65,13 @@ from idgen.alternating import alternate
 from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone, train_backbone
 from idgen.backbones.families import family_of
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
-from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases, user_texts
+from idgen.item_ids import ItemIds, phrase_item_ids, quality_line, unique_phrases, user_texts
 from idgen.precision import check_quantize
 from idgen.prompts import prompt_texts
 from idgen.ranking import eval_users, rank_task, with_prior
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Neighbours, Task, build_task, catalogue_task, nearest_items
+from idgen.semantic_ids import Codebook, fit_codebook, semantic_item_ids, semantic_texts, semantic_tokens
 from idgen.text_vectors import TextProjection, text_projection
 from idgen.tokenizer import load_tokenizer, train_tokenizer
 from idgen.training import Checkpoint
@@ -80,6 +81,7 @@ from idgen.training import Checkpoint
 
 ID_GROUPS = ("items", "clients", "public")
 ITEM_VECTORS = "item_vectors.safetensors"
+CODEBOOK_FILE = "codebook.safetensors"
 
 
 class DomainIds(NamedTuple):
@@ -101,11 +103,11 @@ def assign_ids(
     domains: Mapping[str, Domain],
     tokenizer: PreTrainedTokenizerBase,
     generator: IDGenerator | None,
-    phrases: Mapping[str, list[str]],
+    id_texts: Mapping[str, list[str]],
     near: Mapping[str, Neighbours],
     quiet: bool,
 ) -> dict[str, DomainIds]:
-    """The IDs of every domain; ``phrases`` and ``near`` by catalogue, empty where there are none.
+    """The IDs of every domain; ``id_texts``, which are fixed, and ``near`` by catalogue, empty where there are none.
 
     Users are described by their training parts, public users by all their events.
     """
@@ -118,7 +120,7 @@ def assign_ids(
 
     shared: dict[str, DomainIds] = {}
     for name, domain in by_catalogue(domains).items():
-        items = _item_ids(settings, domain, tokenizer, generator, phrases.get(name), quiet)
+        items = _item_ids(settings, domain, tokenizer, generator, id_texts.get(name), quiet)
         shared[name] = DomainIds(items, None, None, near.get(name))
         public = users(domain, domain.public, domain.public.sequences)
         shared[name] = shared[name]._replace(public=public)
@@ -135,11 +137,12 @@ def _item_ids(
     domain: Domain,
     tokenizer: PreTrainedTokenizerBase,
     generator: IDGenerator | None,
-    phrases: list[str] | None,
+    id_texts: list[str] | None,
     quiet: bool,
 ) -> ItemIds:
-    if phrases is not None:
-        return phrase_item_ids(domain.item_keys, phrases, tokenizer)
+    if id_texts is not None:
+        make = semantic_item_ids if settings.ids == "semantic" else phrase_item_ids
+        return make(domain.item_keys, id_texts, tokenizer, item_texts=domain.item_texts)
     with progress(f"item IDs of {domain.catalogue}", not quiet and generator is not None) as on_step:
         writer = generator if settings.ids == "generator" else None
         return make_item_ids(domain.item_keys, domain.item_texts, tokenizer, writer, settings.words, on_step)
@@ -226,6 +229,8 @@ class Beginning(NamedTuple):
     """Catalogue -> vectors of its item texts; empty where nothing reads them."""
     projection: TextProjection | None
     """What made them."""
+    codebook: Codebook | None
+    """What made semantic IDs; None for others."""
     ids: dict[str, DomainIds]
     tasks: list[Task]
     model: Any
@@ -332,31 +337,36 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
-    phrases: dict[str, list[str]] = {}
-    if settings.ids == "phrases":
-        keys = {name: domain.item_keys for name, domain in catalogues.items()}
+    keys = {name: domain.item_keys for name, domain in catalogues.items()}
+    vectors, projection, id_texts, codebook = {}, None, {}, None
+    id_tokens: list[str] = []
+    if settings.needs_item_vectors:
+        encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
+        fewer = not settings.has_text_start  # no table has to be filled: neighbours are found in fewer dimensions too
+        projection = text_projection(encoded, settings.backbone.d_model, zero_fill=fewer)
+        vectors = {name: projection.rows(name, text_IE) for name, text_IE in encoded.items()}
+        if settings.ids == "semantic":  # one codebook for all: near items of two catalogues share codes
+            codebook = fit_codebook(torch.cat(list(encoded.values())), derive_seed(config.seed, "semantic IDs"))
+            id_texts = {name: semantic_texts(codebook, keys[name], encoded[name]) for name in encoded}
+            id_tokens = semantic_tokens(codebook, [text for texts in id_texts.values() for text in texts])
+    if settings.ids == "item":
         texts = {name: domain.item_texts for name, domain in catalogues.items()}
-        phrases = unique_phrases(keys, texts, settings.words)
-    tokenizer = _tokenizer(settings, catalogues, phrases)
+        id_texts = unique_phrases(keys, texts, settings.words)
+        id_tokens = [text for of_domain in id_texts.values() for text in of_domain]
+    tokenizer = _tokenizer(settings, catalogues, id_tokens)
     if source is not None:
         check_backbone(source, tokenizer, source_tokens)
     report: dict[str, Any] = {}
     generator = None
     if settings.ids == "generator":
         generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
-    vectors, projection = {}, None
-    if settings.needs_item_vectors:
-        encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
-        fewer = not settings.has_text_start  # no table has to be filled: neighbours are found in fewer dimensions too
-        projection = text_projection(encoded, settings.backbone.d_model, zero_fill=fewer)
-        vectors = {name: projection.rows(name, text_IE) for name, text_IE in encoded.items()}
     walks = settings.samples.walk_share > 0.0
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}
-    ids = assign_ids(settings, domains, tokenizer, generator, phrases, near, quiet)
+    ids = assign_ids(settings, domains, tokenizer, generator, id_texts, near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
     seed, freeze_table = derive_seed(config.seed, "backbone"), settings.train.table_lr_multiplier == 0.0
     model = build_backbone(settings.backbone, tokenizer, seed, tasks, vectors, freeze_table)
-    return Beginning(tokenizer, generator, vectors, projection, ids, tasks, model.to(device), report)
+    return Beginning(tokenizer, generator, vectors, projection, codebook, ids, tasks, model.to(device), report)
 
 
 def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
@@ -405,6 +415,9 @@ def _pretrain(
     save_ids(folder, domains, ids)
     if made.projection is not None and settings.backbone.starts_from_texts:
         save_projection(folder / PROJECTION_FILE, made.projection, encoder_digest(settings.text_encoder))
+    if made.codebook is not None:
+        levels = {str(number): rows_CE for number, rows_CE in enumerate(made.codebook.centroids)}
+        save_file(levels, folder / CODEBOOK_FILE, metadata={"encoder": encoder_digest(settings.text_encoder)})
     if made.vectors:
         vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
         save_file(vectors, folder / ITEM_VECTORS)
@@ -472,29 +485,27 @@ def save_backbone(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) 
     tokenizer.save_pretrained(str(folder))
 
 
-def _tokenizer(
-    settings: PretrainConfig, catalogues: Domains, phrases: Mapping[str, list[str]]
-) -> PreTrainedTokenizerBase:
+def _tokenizer(settings: PretrainConfig, catalogues: Domains, id_tokens: Sequence[str]) -> PreTrainedTokenizerBase:
     """Item texts are catalogue data, which every client publishes; no interaction is read."""
     if settings.tokenizer_source:
         return load_tokenizer(settings.tokenizer_source)
     texts = [text for domain in catalogues.values() for text in domain.item_texts]
     prompts = prompt_texts(settings.samples.templates, list(catalogues))
-    all_phrases = [phrase for of_domain in phrases.values() for phrase in of_domain]
-    return train_tokenizer([*texts, *prompts], settings.vocab_size(len(all_phrases)), all_phrases)
+    return train_tokenizer([*texts, *prompts], settings.vocab_size(len(id_tokens)), id_tokens)
 
 
 def _id_generator(
     config: RunConfig, catalogues: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
 ) -> tuple[IDGenerator, list[dict]]:
     settings, seed = config.pretrain, derive_seed(config.seed, "id generator")
-    generator = build_id_generator(settings.id_generator, tokenizer, seed, settings.train.precision == "bf16")
+    bf16 = settings.train.precision == "bf16"
+    generator = build_id_generator(settings.id_generator, tokenizer, seed, bf16, settings.words)
     generator.model.to(device)
     if settings.id_generator:  # it writes tags already
         return generator, []
     texts = [text for domain in catalogues.values() for text in domain.item_texts]
     with progress("ID generator", not quiet) as on_step:
-        logs = train_id_generator(generator, texts, settings.words, seed, on_step)
+        logs = train_id_generator(generator, texts, seed, on_step)
     return generator, logs
 
 
@@ -625,6 +636,9 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
             console.print(f"{name}: {'reused' if kept.reused else 'built'} {kept.folder}", highlight=False)
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
+    if launch.is_main:
+        for name, domain in by_catalogue(clients).items():
+            log_line(f"item IDs of {name}: {quality_line(ids[domain.name].items.report)}")
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
 
 

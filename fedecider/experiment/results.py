@@ -62,7 +62,7 @@ from fedecider.models.export import Card, export_adapter, prompt_layout
 from fedecider.models.folders import InferenceConfig, write_inference_config, write_manifest
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE
-from fedecider.models.loaded import TEXT_FOLDER
+from fedecider.models.loaded import GENERATOR_FOLDER, TEXT_FOLDER
 from fedecider.report.analyses import WAYS, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.tables import (
@@ -248,6 +248,8 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
     if projection.is_file():
         (folder.backbone / TEXT_FOLDER).mkdir()
         shutil.copy(projection, folder.backbone / TEXT_FOLDER)
+    if settings.run.pretrain.ids == "generator":
+        shutil.copytree(artifacts.pretrained.folder / GENERATOR_FOLDER, folder.backbone / GENERATOR_FOLDER)
     folder.adapters.mkdir(exist_ok=True)
     entry = METHODS[settings.run.method]
     for name, domain in artifacts.domains.items():
@@ -490,6 +492,7 @@ def _write_metrics(
         content["domains"][name] = {
             "num_users": len(sequences),
             "num_items": len(domain.item_keys),
+            "item_ids": artifacts.ids[name].items.report,
             "chance_hit@10": chance_hit(sequences, len(domain.item_keys), "test", protocol),
             "returned_share": {label: ranked_share(positions[name]) for label, positions in models.items()},
             "valid": rows_data(valid_rows, name),

@@ -306,7 +306,7 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
                 *audit_section(files.audit),
                 *extra,
             ],
-            [*more_examples, *_data_run_page(files), *_run(files)],
+            [*more_examples, *id_section(files.metrics), *_data_run_page(files), *_run(files)],
             [*run_warnings(files.record, files.metrics, files.rounds, files.cards), *warnings],
         )
 
@@ -339,6 +339,41 @@ def _run(files: RunFiles) -> list[Section]:
         ("protocol", files.metrics["protocol"]),
     ]
     return [Section("What was run", tables=[PageTable(("setting", "value"), rows)])]
+
+
+def id_section(metrics: Mapping[str, Any]) -> list[Section]:
+    """What the item IDs are like, by domain, and examples; nothing of runs that do not tell it."""
+    reports = {name: one["item_ids"] for name, one in metrics["domains"].items() if one.get("item_ids")}
+    if not reports:
+        return []
+    header = (
+        "domain",
+        "item IDs",
+        "words from the item's text",
+        "IDs with a word twice",
+        "collisions before",
+        "after",
+        "suffixes",
+        "words (most)",
+        "tokens (most)",
+        "of a category with one first word",
+    )
+    rows, examples = [], []
+    for name, one in reports.items():
+        numbers = (f"{one[key]:,}" for key in ("num_collisions", "num_collisions_left", "num_suffixes"))
+        lengths = (f"{one[f'mean_{kind}']:.1f} ({one[f'max_{kind}']})" for kind in ("words", "tokens"))
+        shares = (_share(one.get("own_word_share")), _share(one.get("repeat_share")))
+        category = _share(one.get("category_share"))
+        rows.append([name, f"{one['num_items']:,}", *shares, *numbers, *lengths, category])
+        examples += [(name, title, text) for title, text in one.get("examples", [])]
+    paragraph = (
+        "A collision is an item whose first choice another item has; it gets another ID of its own words, or where "
+        "there is none a suffix, which is no word of its text."
+    )
+    tables = [PageTable(header, rows)]
+    if examples:
+        tables.append(PageTable(("domain", "title", "item ID"), examples, "Examples of item IDs"))
+    return [Section("Item IDs", [paragraph], tables)]
 
 
 def _decoding(metrics: Mapping[str, Any]) -> str:

@@ -31,7 +31,8 @@ from idgen.config import (
 from idgen.ranking_config import RankingConfig
 
 NUM_WORDS = 4000
-"""Of a tokenizer that is trained on the item texts, beside phrases."""
+"""Of a tokenizer that is trained on the item texts, beside tokens of IDs."""
+IDS_RENAMED = "got pretrain.ids phrases, expected its present name: write item, which is one token an item"
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,9 @@ class PretrainConfig:
     """Stage 1 (pretrain): tokenizer, item IDs and backbone, from the public pool.
 
     Args:
-        ids: Who writes item and user IDs: "generator", the ID generator; "keywords", the items' own words alone; or
-            "phrases", the same, each ID being one token of a tokenizer that is trained on the item texts.
+        ids: What item IDs are made of: "generator", words of the item's text that the ID generator chooses; "keywords",
+            its most telling words; "semantic", codes of its text vector, near texts sharing the first ones; or "item",
+            one token. Tokens of the last two are of a tokenizer that is trained with them.
         id_generator: The folder or hub name of a T5 that writes tags; if empty, a small T5 is trained from scratch on
             the items' keywords.
         samples: How histories become prompts; used in every stage.
@@ -53,7 +55,7 @@ class PretrainConfig:
             epochs, as is the end (IDGenRec, SIGIR 2024: 3 of 10 epochs); 0 leaves the IDs as they are.
     """
 
-    ids: Literal["generator", "keywords", "phrases"] = "generator"
+    ids: Literal["generator", "keywords", "semantic", "item"] = "generator"
     id_generator: str = ""
     samples: SampleConfig = field(default_factory=SampleConfig)
     text_encoder: str = "auto"
@@ -62,6 +64,8 @@ class PretrainConfig:
     alternating_phases: ZeroOrMore = 0
 
     def __post_init__(self) -> None:
+        if str(self.ids) == "phrases":
+            raise ValueError(IDS_RENAMED)
         check(self)
         if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.is_row:
             raise ValueError(
@@ -69,10 +73,10 @@ class PretrainConfig:
                 "the history in its encoder and writes one target. Set backbone.kind to decoder for a model that "
                 "predicts every item of a history at once"
             )
-        if self.train.table_lr_multiplier == 0.0 and not (self.backbone.starts_from_texts and self.ids == "phrases"):
+        if self.train.table_lr_multiplier == 0.0 and not (self.backbone.starts_from_texts and self.ids == "item"):
             raise ValueError(
                 f"got train.table_lr_multiplier 0 with backbone.kind {self.backbone.kind}, name_or_path "
-                f"{self.backbone.name_or_path} and ids {self.ids}, expected a decoder from scratch and phrases: only "
+                f"{self.backbone.name_or_path} and ids {self.ids}, expected a decoder from scratch and item: only "
                 "there are the tokens items that start as vectors of their texts"
             )
         if self.alternating_phases > 0 and self.backbone.kind != "t5" and self.backbone.name_or_path is None:
@@ -101,19 +105,20 @@ class PretrainConfig:
         """How an item's words become its ID, or the target of the ID generator: a pretrained model knows titles."""
         return TITLE_WORDS if self.backbone.name_or_path is None else TITLES_AS_WRITTEN
 
-    def vocab_size(self, num_phrases: int) -> int:
+    def vocab_size(self, num_id_tokens: int) -> int:
         """The largest number of tokens of a trained tokenizer; 0 where nothing but item IDs is read."""
-        return 0 if self.ids == "phrases" and self.samples.templates == "history" else NUM_WORDS + num_phrases
+        ids_alone = self.ids in ("semantic", "item") and self.samples.templates == "history"
+        return 0 if ids_alone else NUM_WORDS + num_id_tokens
 
     @property
     def has_one_token_ids(self) -> bool:
         """Whether item IDs are sure to be one token each that nothing closes: items are ranked without beams."""
-        return self.ids == "phrases" and self.samples.is_row and not self.tokenizer_source
+        return self.ids == "item" and self.samples.is_row and not self.tokenizer_source
 
     @property
     def needs_item_vectors(self) -> bool:
         """Whether stage 1 reads vectors of the item texts."""
-        return self.has_text_start or self.samples.walk_share > 0.0
+        return self.has_text_start or self.samples.walk_share > 0.0 or self.ids == "semantic"
 
     @property
     def has_text_start(self) -> bool:

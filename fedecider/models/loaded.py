@@ -33,6 +33,7 @@ from fedecider.models.item_texts import encoder_digest, load_projection
 from fedecider.models.source import Place, Source, file_hashes
 from fedecider.running.run_folder import damage_names
 from idgen.decode import constrained_beam_search, stable_topk
+from idgen.id_generator import build_id_generator, make_item_ids
 from idgen.item_ids import ItemIds, Words, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.precision import autocast
@@ -96,6 +97,8 @@ def model_scores(
 
 TEXT_FOLDER = "item_texts"
 """In the backbone of a run: what gives later texts their vectors."""
+GENERATOR_FOLDER = "id_generator"
+"""In the backbone of a run, where item IDs come from an ID generator: what gives later texts their IDs."""
 
 
 class NewItem(NamedTuple):
@@ -114,6 +117,8 @@ class NewTexts(NamedTuple):
     words: Words
     prompts: Sequence[str] = ()
     """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
+    generator: Path | None = None
+    """The folder of the ID generator; None where no generator wrote the IDs."""
 
 
 class Added(NamedTuple):
@@ -185,15 +190,19 @@ def add_items(
 ) -> Added:
     """Add items to a loaded model, in place, behind the others.
 
-    Each gets a phrase of its text that is no token yet and in no prompt for its ID, and for its row what
-    `text_projection` of stage 1 makes of the text. Nothing is trained, and scores of other items before softmax stay
-    what they were. A hybrid gets them by their texts as well (`fedecider.models.hybrid.with_items`).
+    Where an ID generator wrote the IDs each gets another one of it, of words of its own text, which are tokens already:
+    no row is added. Else it gets a phrase of its text that is no token yet and in no prompt for its ID, and for its row
+    what `text_projection` of stage 1 makes of the text. Nothing is trained, and scores of other items before softmax
+    stay what they were. A hybrid gets them by their texts as well (`fedecider.models.hybrid.with_items`).
 
     Raises:
-        ValueError: a key that is there already, an empty text, IDs of several tokens, a run that keeps no projection,
-            an encoder that is not the run's, or TF-IDF, which is fitted on all texts and cannot encode one more.
+        ValueError: a key that is there already, an empty text, IDs of several tokens without an ID generator, a run
+            that keeps no projection where a row or a hybrid needs it, an encoder that is not the run's, or TF-IDF,
+            which is fitted on all texts and cannot encode one more.
     """
-    _check(items, new_items)
+    _check(items, new_items, texts.generator is not None)
+    if texts.generator is not None:
+        return _written(tokenizer, items, catalogue, new_items, texts, hybrid)
     row_ND, unit_NE = _vectors(catalogue, [_clean(item.text) for item in new_items], texts)
     keys = [item.key for item in new_items]
     phrases = unique_phrases(
@@ -206,13 +215,33 @@ def add_items(
     ids = phrase_item_ids(keys, phrases, longer, max_id_tokens=1)
     longer_hybrid = None if hybrid is None else with_items(hybrid, unit_NE)
     append_rows(model, row_ND)
-    table = items._replace(
-        keys=[*items.keys, *keys],
+    return Added(longer, _longer(items, new_items, ids), longer_hybrid)
+
+
+def _written(
+    tokenizer: PreTrainedTokenizerBase,
+    items: ItemTable,
+    catalogue: str,
+    new_items: Sequence[NewItem],
+    texts: NewTexts,
+    hybrid: Hybrid | None,
+) -> Added:
+    """New items with IDs of the ID generator, under the constraint of all others (`idgen.id_generator`)."""
+    found = [_clean(item.text) for item in new_items]
+    longer_hybrid = None if hybrid is None else with_items(hybrid, _vectors(catalogue, found, texts)[1])
+    generator = build_id_generator(str(texts.generator), tokenizer, words=texts.words)
+    keys = [item.key for item in new_items]
+    ids = make_item_ids(keys, found, tokenizer, generator, taken=items.token_ids)
+    return Added(tokenizer, _longer(items, new_items, ids), longer_hybrid)
+
+
+def _longer(items: ItemTable, new_items: Sequence[NewItem], ids: ItemIds) -> ItemTable:
+    return items._replace(
+        keys=[*items.keys, *(item.key for item in new_items)],
         titles=[*items.titles, *(item.title for item in new_items)],
         id_texts=[*items.id_texts, *ids.texts],
         token_ids=[*items.token_ids, *ids.token_ids],
     )
-    return Added(longer, table, longer_hybrid)
 
 
 def _word_runs(texts: Sequence[str]) -> set[str]:
@@ -246,14 +275,14 @@ def _vectors(catalogue: str, texts: Sequence[str], settings: NewTexts) -> tuple[
     return projection.rows(catalogue, text_NE), unit_NE
 
 
-def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:
+def _check(items: ItemTable, new_items: Sequence[NewItem], are_written: bool) -> None:
     several = next(
         (text for text, tokens in zip(items.id_texts, items.token_ids, strict=True) if len(tokens) > 1), None
     )
-    if several is not None:
+    if several is not None and not are_written:
         raise ValueError(
             f"got new items for a run with item IDs of several tokens, such as {several!r}, expected one token each "
-            "(ids phrases): an item without training has no place among words"
+            "(ids item), or an ID generator: an item without training has no place among words"
         )
     known = set(items.keys)
     for item in new_items:

@@ -47,6 +47,7 @@ from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Hybrid, load_hyb
 from fedecider.models.item_table import CONFIG_FILE, INNER_BACKBONE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
 from fedecider.models.item_texts import PROJECTION_FILE
 from fedecider.models.loaded import (
+    GENERATOR_FOLDER,
     TEXT_FOLDER,
     Loaded,
     NewItem,
@@ -208,6 +209,8 @@ def _copied(backbone: Path, target: Path) -> Path:
     if (backbone / projection).is_file():
         (target / TEXT_FOLDER).mkdir()
         shutil.copyfile(backbone / projection, target / projection)
+    if (backbone / GENERATOR_FOLDER).is_dir():
+        shutil.copytree(backbone / GENERATOR_FOLDER, target / GENERATOR_FOLDER)
     return target
 
 
@@ -383,7 +386,9 @@ class Recommender:
             projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
             catalogue, samples = now.table.catalogue or place.domain, place.inference.samples
             prompts = prompt_texts(samples.templates, [catalogue])
-            texts = NewTexts(projection, place.inference.text_encoder, place.inference.words, prompts)
+            writer = place.backbone / GENERATOR_FOLDER
+            generator = writer if writer.is_dir() else None
+            texts = NewTexts(projection, place.inference.text_encoder, place.inference.words, prompts, generator)
             with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.hybrid)
             ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))

@@ -74,7 +74,7 @@ def damaged(path: Path, reason: Exception | str) -> ValueError:
 
 # Stages of the pipeline, cached by the content of their inputs: settings, data and models, but not our code.
 
-FORMAT = 1
+FORMAT = 2
 """Raise it when the same settings begin to give another result, so that older stages are not reused."""
 
 

@@ -5,28 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_causal import byte_level_tokenizer
 
-from idgen import id_generator
-from idgen.id_generator import (
-    IDGenerator,
-    build_id_generator,
-    make_item_ids,
-    train_id_generator,
-)
 from idgen.item_ids import (
-    Attempt,
     ItemIds,
     Words,
     assign_item_ids,
     encode_item_ids,
     keyword_candidates,
     keyword_item_ids,
-    ladder,
     num_wording_items,
+    quality,
+    quality_line,
     split_fields,
     user_texts,
 )
@@ -71,31 +63,34 @@ def check(ids: ItemIds, max_id_tokens: int = 16, tokenizer=TOKENIZER) -> None:
 
 
 def test_assignment_by_hand():
-    asked: list[tuple[list[str], Attempt]] = []
-    keys = ["c", "a", "b", "d"]
-    answers = {
-        0: {"c": ["red fox", "blue fox"], "a": ["Red  fox!"], "b": ["red fox", "龍", ""], "d": ["...", "<pad>"]},
-        1: {"b": ["blue fox", "quiet, fox"], "d": ["blue fox"]},
-    }
-
-    def candidates(items, attempt):
-        asked.append(([keys[item] for item in items], attempt))
-        return [answers.get(attempt.number, {}).get(keys[item], []) for item in items]
-
-    ids = assign_item_ids(keys, candidates, TOKENIZER, 3)
-    # Pass 1 in key order: a takes "red fox", b finds it taken, c takes its second, d gets "pad" (a word like any).
-    assert ids.texts == ["blue fox", "red fox", "quiet fox", "pad"]
-    assert asked == [(["a", "b", "c", "d"], Attempt(0, 1.0, 1)), (["b"], Attempt(1, 2.0, 1))]
-    assert ids.report["first_choice_share"] == 0.25
-    assert ids.report["mean_attempts"] == 5 / 4
-    assert ids.report["num_fallbacks"] == 0
+    keys = ["c", "a", "b", "d", "e"]
+    candidates = [
+        ["Red fox", "blue fox"],
+        ["Red  fox!"],
+        ["red fox", "龍", "", "blue fox", "quiet, fox"],
+        ["<pad>"],
+        [],
+    ]
+    ids = assign_item_ids(keys, candidates, TOKENIZER)
+    # In the order of keys: a has its first; d "pad", a word like any; b and c find theirs taken; e has none.
+    assert ids.texts == ["red fox 2", "red fox", "blue fox", "pad", "item 2"]
+    assert ids.report["num_collisions"] == 2
+    assert ids.report["num_collisions_left"] == 0
+    assert ids.report["num_suffixes"] == 2
+    assert ids.report["mean_words"] == 10 / 5
+    assert ids.report["max_words"] == 3
     check(ids)
 
 
-def test_the_ladder():
-    rungs = list(ladder(30))
-    assert [rung.diversity_penalty for rung in rungs] == [float(number) for number in range(1, 11)] * 3
-    assert [rung.min_length for rung in rungs] == [1] * 10 + [11] * 10 + [21] * 10
+def test_a_first_candidate_is_not_lost_to_another_items_second_one():
+    ids = assign_item_ids(["a", "b", "c"], [["red fox"], ["red fox", "blue fox"], ["blue fox"]], TOKENIZER)
+    assert ids.texts == ["red fox", "red fox 2", "blue fox"]
+
+
+def test_ids_that_are_taken_stay_taken():
+    taken = encode_ids(TOKENIZER, ["red fox", "red fox 2"])
+    ids = assign_item_ids(["a", "b"], [["red fox"], ["red fox", "fox"]], TOKENIZER, taken=taken)
+    assert ids.texts == ["red fox 3", "fox"]
 
 
 @BOTH
@@ -111,13 +106,12 @@ def test_the_ladder():
 )
 def test_any_candidates_give_valid_ids_that_do_not_depend_on_order(tokenizer, candidates, max_id_tokens, rng):
     keys = [f"k{number:02d}" for number in range(len(candidates))]
-    limits = (2, max_id_tokens)
-    ids = assign_item_ids(keys, lambda items, _: [candidates[item] for item in items], tokenizer, *limits)
+    ids = assign_item_ids(keys, candidates, tokenizer, max_id_tokens)
     check(ids, max_id_tokens, tokenizer)
     order = list(range(len(keys)))
     rng.shuffle(order)
     shuffled = assign_item_ids(
-        [keys[item] for item in order], lambda items, _: [candidates[order[item]] for item in items], tokenizer, *limits
+        [keys[item] for item in order], [candidates[item] for item in order], tokenizer, max_id_tokens
     )
     assert [shuffled.texts[order.index(item)] for item in range(len(keys))] == ids.texts
     assert shuffled.report == ids.report
@@ -125,20 +119,20 @@ def test_any_candidates_give_valid_ids_that_do_not_depend_on_order(tokenizer, ca
 
 def test_fallback_takes_numbers_then_hashes():
     keys = [f"k{number:03d}" for number in range(103)]
-    ids = assign_item_ids(keys, lambda items, _: [["red fox"]] * len(items), TOKENIZER, 1)
+    ids = assign_item_ids(keys, [["red fox"]] * len(keys), TOKENIZER)
     assert ids.texts[:3] == ["red fox", "red fox 2", "red fox 3"]
     assert ids.texts[98] == "red fox 99"
     assert all(text.startswith("red fox ") and len(text) == 12 for text in ids.texts[99:])
-    assert ids.report["num_fallbacks"] == 102
+    assert ids.report["num_suffixes"] == 102
     check(ids)
-    tight = assign_item_ids(["a", "b"], lambda items, _: [["red fox"]] * 2, TOKENIZER, 1, 2)
+    tight = assign_item_ids(["a", "b"], [["red fox"]] * 2, TOKENIZER, 2)
     assert tight.texts == ["red fox", "red 2"]  # no room for three tokens: the base gives way
 
 
 @pytest.mark.parametrize("keys", [[], ["a", "a"]])
 def test_bad_keys_are_refused(keys):
     with pytest.raises(ValueError, match="item keys"):
-        assign_item_ids(keys, lambda items, _: [[] for _ in items], TOKENIZER)
+        assign_item_ids(keys, [[] for _ in keys], TOKENIZER)
 
 
 def test_fields():
@@ -162,12 +156,34 @@ def test_keywords_by_hand():
     assert found[3] == []
 
 
+def test_quality_by_hand():
+    texts = [
+        "title: the red fox; categories: books, foxes",
+        "title: red kitten; categories: pets, foxes",
+        "title: atlas; categories: books, maps",
+        "title: !",
+    ]
+    found = quality(["red fox 2", "kitten red kitten", "atlas novel", "item 2"], texts, {0, 3})
+    # Words before suffixes, of items with words: red fox, kitten red kitten, atlas novel; "novel" is of no text.
+    assert found["own_word_share"] == 6 / 7
+    assert found["num_without_words"] == 1
+    assert found["repeat_share"] == 1 / 4
+    assert found["category_share"] == 1 / 2  # foxes: red, kitten; the map is alone
+    assert found["examples"][0] == ["the red fox", "red fox 2"]
+    assert len(found["examples"]) == 4
+    ids = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
+    assert len(ids.report["examples"]) == 20
+    assert quality_line(ids.report).startswith("60 IDs: 100.0% of the words from the item's own text, 0.0% repeat a")
+    assert quality(["a"], ["red"])["category_share"] is None
+
+
 @BOTH
 def test_keyword_ids(tokenizer):
     ids = keyword_item_ids(KEYS, TEXTS, tokenizer)
     check(ids, 16, tokenizer)
     assert ids.report["mean_tokens"] > 2
-    assert ids.report["first_choice_share"] > 0.3
+    assert ids.report["num_collisions"] < 40
+    assert ids.report["own_word_share"] == 1.0
     shuffled = list(range(60))
     random.Random(1).shuffle(shuffled)
     again = keyword_item_ids([KEYS[item] for item in shuffled], [TEXTS[item] for item in shuffled], tokenizer)
@@ -178,7 +194,7 @@ def test_words_of_a_byte_level_tokenizer_have_other_tokens_at_the_start():
     """So IDs that share a word at another place share no token, and an ID may begin another one."""
     alone, behind = encode_ids(BYTES, ["fox", "red fox"])
     assert not set(alone) & set(behind)
-    ids = assign_item_ids(["a", "b", "c"], lambda items, _: [["red"], ["red fox"], ["fox"]], BYTES)
+    ids = assign_item_ids(["a", "b", "c"], [["red"], ["red fox"], ["fox"]], BYTES)
     check(ids, 16, BYTES)
     red, both, _ = ids.token_ids
     assert both[: len(red)] == red
@@ -201,52 +217,13 @@ def test_ids_as_single_tokens():
         encode_item_ids(ItemIds(["龍"], [[2]], {}), whole)
 
 
-def trained(seed: int) -> tuple[IDGenerator, list[dict[str, float]]]:
-    generator = build_id_generator("", TOKENIZER, seed)
-    return generator, train_id_generator(generator, TEXTS, Words(2, 3, False), seed, epochs=30)
-
-
-def test_generator_learns_keywords_and_gives_the_same_ids_again(monkeypatch):
-    monkeypatch.setattr("idgen.item_ids.ladder", lambda _: ladder(3))
-    state = torch.get_rng_state()
-    generator, logs = trained(0)
-    assert torch.equal(state, torch.get_rng_state())
-    assert logs[-1]["loss"] < 0.6 * logs[0]["loss"]
-    assert len(logs) == 30
-    ids = make_item_ids(KEYS, TEXTS, TOKENIZER, generator)
-    check(ids, 40)
-    twin = make_item_ids(KEYS[::-1], TEXTS[::-1], TOKENIZER, trained(0)[0])
-    assert twin.texts[::-1] == ids.texts
-    assert twin.report == ids.report
-    assert make_item_ids(KEYS, TEXTS, TOKENIZER, trained(1)[0]).texts != ids.texts
-
-
-def test_generator_from_a_folder(tmp_path):
-    generator = build_id_generator("", TOKENIZER, 3)
-    generator.model.save_pretrained(tmp_path)
-    loaded = build_id_generator(str(tmp_path), TOKENIZER)
-    assert loaded.candidates(TEXTS[:3], Attempt(0, 1.0, 1)) == generator.candidates(TEXTS[:3], Attempt(0, 1.0, 1))
-    generator.model.resize_token_embeddings(len(TOKENIZER) + 5, mean_resizing=False)
-    own_VD = torch.randn(len(TOKENIZER) + 5, id_generator.D_MODEL, generator=torch.Generator().manual_seed(1))
-    generator.model.lm_head.weight = torch.nn.Parameter(own_VD)  # as in flan-t5
-    generator.model.save_pretrained(tmp_path)
-    cut = build_id_generator(str(tmp_path), TOKENIZER).model
-    assert torch.equal(cut.lm_head.weight, own_VD[: len(TOKENIZER)])
-    assert torch.equal(cut.shared.weight, loaded.model.shared.weight)
-    larger = train_tokenizer(TEXTS, 400, phrases=[f"fox {number}" for number in range(99)])
-    with pytest.raises(ValueError, match="expected one shared tokenizer"):
-        build_id_generator(str(tmp_path), larger)
-    with pytest.raises(ValueError, match="no T5 model could be loaded"):
-        build_id_generator(str(tmp_path / "none"), TOKENIZER)
-
-
 ITEM_IDS = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
 SEQUENCES = [[3, 4, 5, 6, 7, 8], [9, 3, 4], [11, 12, 13, 14], [20, 21, 22, 23, 24], [3, 4, 5, 9, 9]]
 USERS = [f"u{number}" for number in range(len(SEQUENCES))]
 
 
-def copy_first(sources, attempt):
-    return [[source, f"{source} {attempt.number}"] for source in sources]
+def copy_first(sources):
+    return [[source] for source in sources]
 
 
 @pytest.mark.parametrize("generate", [None, copy_first])

@@ -38,8 +38,8 @@ class Echo:
     """Stands for the ID generator: repeats the text that it was given."""
 
     @staticmethod
-    def candidates(texts, attempt):
-        return [[text, f"{text} {attempt.number}"] for text in texts]
+    def candidates(texts):
+        return [[text, *(f"{text} {number}" for number in range(9))] for text in texts]
 
 
 ECHO = Echo()
@@ -193,7 +193,7 @@ def playground(tmp_path_factory):
 
 
 DECODERS = {
-    "every item, phrases": ("history", "phrases"),
+    "every item, phrases": ("history", "item"),
     "every item, titles": ("history", "keywords"),
     "a list, titles": ("list", "keywords"),
 }
@@ -204,7 +204,7 @@ def begun(domains, case, folder) -> tuple[Made, dict[str, torch.Tensor]]:
     """And the weights before the first step."""
     templates, kind = DECODERS[case]
     scratch = {"kind": "decoder", "embedding_init": "text"}
-    source = scratch if kind == "phrases" else {"name_or_path": str(folder / "decoder")}
+    source = scratch if kind == "item" else {"name_or_path": str(folder / "decoder")}
     samples = {"item_dropout": 0.1, "walk_share": 0.3, "max_history": 6, "max_source_tokens": 120}
     config = PretrainConfig(
         ids=kind,
@@ -229,7 +229,7 @@ def test_held_out_items_reach_no_decoder_before_they_are_due(case, playground):
     assert before.train[1] == after.train[1]
     assert before.inputs["valid"] != after.inputs["valid"]
     assert before.ids == after.ids
-    assert (before.longest_id == 1) is (DECODERS[case][1] == "phrases")
+    assert (before.longest_id == 1) is (DECODERS[case][1] == "item")
     assert "row_labels" in before.train[0][0]
 
 

@@ -1,0 +1,145 @@
+"""Four kinds of item IDs on the same backbone and budget, and what the IDs of each are like.
+
+Backbone before distillation, ndcg@10 of test items of client users, protocol of the configuration. One JSON a cell
+below --work: an interrupted call goes on where it stopped. --reports writes the IDs alone and trains no backbone.
+
+    python benchmarks/item_ids.py --data data/beauty_pool:beauty --data data/amazon_cpu:video_games --max_steps 1200
+    python benchmarks/item_ids.py --data sample:crime --data data/beauty:beauty --reports
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import provenance
+import torch
+
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import begin, client_tasks, load_data, load_ids, pretrain_stage
+from fedecider.experiment.settings import PretrainConfig, Settings
+from fedecider.federation.record import read_json, write_json
+from fedecider.federation.streams import stream
+from fedecider.running.options import run
+from idgen.backbone import load_backbone
+from idgen.ranking import eval_users, rank_task
+from idgen.tokenizer import load_tokenizer
+
+KINDS: Sequence[str] = get_args(get_type_hints(PretrainConfig)["ids"])
+HERE = Path(__file__).resolve().parent
+REPORT = {
+    "num_items": "items",
+    "own_word_share": "words from the item's text",
+    "repeat_share": "IDs with a word twice",
+    "num_collisions": "collisions before",
+    "num_collisions_left": "after",
+    "num_suffixes": "suffixes",
+    "mean_words": "words",
+    "max_words": "most",
+    "mean_tokens": "tokens",
+    "max_tokens": "most",
+    "category_share": "of a category with one first word",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", action="append", required=True, help="FOLDER:DOMAIN, or sample:DOMAIN; repeatable")
+    parser.add_argument("--config", default=str(HERE / "configs" / "amazon_t5.yaml"))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--max_steps", type=int, default=1200, help="training steps of every backbone")
+    parser.add_argument("--num_users", type=int, default=500, help="client users whose test items are ranked")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reports", action="store_true", help="IDs alone, of --kinds")
+    parser.add_argument("--work", type=Path, default=Path("runs/item_ids"), help="cells and cache")
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "item_ids.md")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for place in args.data:
+        for kind in args.kinds.split(","):
+            found[place, kind] = cell(args, place, kind)
+            args.output.write_text("\n".join(page(args, found)) + "\n")
+
+
+def settings_of(args: argparse.Namespace, place: str, kind: str) -> Settings:
+    folder, _, domain = place.rpartition(":")
+    words = ["--config", args.config, "--domains", domain, "--data", "" if folder == "sample" else folder]
+    words += ["--pretrain.ids", kind, "--pretrain.train.max_steps", str(args.max_steps), "--seed", str(args.seed)]
+    words += ["--pretrain.backbone.embedding_init", "random"] if args.reports else []  # it stays untrained
+    settings = parse_settings("", [*words, "--cache", str(args.work / "cache")])
+    torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
+    return settings
+
+
+def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:
+    """The report of the IDs, and unless --reports the score of their backbone; read where it is there already."""
+    budget = "ids" if args.reports else f"{args.max_steps}-{args.num_users}"
+    folder, _, domain = place.rpartition(":")
+    path = args.work / f"{Path(folder).name}-{domain}-{kind}-{budget}-{args.seed}.json"
+    if path.is_file():
+        return read_json(path)
+    settings, device = settings_of(args, place, kind), torch.device("cpu")
+    domains = load_data(settings.run)
+    if args.reports:
+        content = {"report": begin(settings.run, domains, device).ids[domain].items.report}
+    else:
+        stage = pretrain_stage(settings.run, domains, device)
+        tokenizer = load_tokenizer(stage.folder / "backbone")
+        model = load_backbone(stage.folder / "backbone", tokenizer)
+        ids = load_ids(stage.folder, domains, settings.run.pretrain)
+        (task,) = client_tasks(domains, ids, tokenizer, settings.run.pretrain)
+        users = eval_users(task, "test", args.num_users, stream(args.seed, "eval_users", domain))
+        drop_seen = get_protocol(settings.run.protocol).drop_seen
+        positions = rank_task(model, task, task.trie, "test", users, settings.ranking, drop_seen, "fp32", device)
+        content = {"report": ids[domain].items.report, "ndcg@10": mean_metrics(positions, (10,))["ndcg@10"]}
+        content["num_users"] = len(positions)
+    write_json(path, content)
+    return content
+
+
+def page(args: argparse.Namespace, found: Mapping[tuple[str, str], dict[str, Any]]) -> list[str]:
+    lines = ["# Kinds of item IDs", ""]
+    if not args.reports:
+        lines += [
+            f"ndcg@10 of the test items of {args.num_users} client users, {args.max_steps} steps, seed {args.seed}.",
+            "",
+            "| data | " + " | ".join(args.kinds.split(",")) + " |",
+            "|---|" + "---:|" * len(args.kinds.split(",")),
+        ]
+        for place in args.data:
+            scores = [found.get((place, kind), {}).get("ndcg@10") for kind in args.kinds.split(",")]
+            cells = ["" if score is None else f"{score:.4f}" for score in scores]
+            lines.append(f"| {label(place)} | {' | '.join(cells)} |")
+        lines.append("")
+    lines += ["## What the IDs are like", "", "| data | kind | " + " | ".join(REPORT.values()) + " |"]
+    lines.append("|---|---|" + "---:|" * len(REPORT))
+    for (place, kind), one in found.items():
+        lines.append(f"| {label(place)} | {kind} | {' | '.join(text(key, one['report'][key]) for key in REPORT)} |")
+    for (place, kind), one in found.items():
+        lines += ["", f"## {label(place)}, {kind}", "", "| title | ID |", "|---|---|"]
+        lines += [f"| {title.replace('|', '/')} | {written} |" for title, written in one["report"]["examples"]]
+    return [*lines, "", *provenance.heading("item_ids.py", torch.get_num_threads())]
+
+
+def label(place: str) -> str:
+    """The folder's name and the domain: no path of a machine."""
+    folder, _, domain = place.rpartition(":")
+    return f"{Path(folder).name}: {domain}"
+
+
+def text(key: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if key.endswith("_share"):
+        return f"{value:.1%}"
+    return f"{value:.1f}" if key.startswith("mean_") else f"{value:,}"
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

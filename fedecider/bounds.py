@@ -32,6 +32,10 @@ KINDS: dict[Any, str] = {
 }
 
 
+class Diverged(ValueError):
+    """Numbers of a training are no numbers any more: a run that ends so has no result, and exit code 1."""
+
+
 class Bound(NamedTuple):
     """The numbers from ``least`` to ``most``; ``above`` and ``below`` leave out the ends themselves."""
 

@@ -28,6 +28,7 @@ from idgen.backbones.families import (
     loading,
 )
 from idgen.backbones.small_decoder import build_small_decoder
+from idgen.backbones.small_t5 import build_small_t5
 from idgen.config import BackboneConfig, BackboneTraining
 from idgen.precision import Quantize, keep_trainable, loading_options
 from idgen.samples import Task, TokenBatch, candidates_of, num_batches, train_batches, with_candidates
@@ -106,9 +107,13 @@ def build_backbone(
         )
         decoder.get_input_embeddings().requires_grad_(not freeze_table)
         return decoder
+    sizes = _scratch_config(config, tokenizer)
+    if vector_VD is not None and config.embedding_init == "text":
+        lengths = [len(tokens) for task in tasks for tokens in task.item_ids.token_ids]
+        return build_small_t5(vector_VD, sizes, 1.0 + sum(lengths) / len(lengths), seed)  # a separator behind each ID
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = T5ForConditionalGeneration(_scratch_config(config, tokenizer))
+        model = T5ForConditionalGeneration(sizes)
     if vector_VD is not None:
         start_from_word_vectors(model, vector_VD)
     return model.eval()

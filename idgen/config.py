@@ -47,8 +47,8 @@ class SampleConfig:
     """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
 
     Args:
-        templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, the newest
-            item first, fast on CPUs), or what a decoder-only model goes on writing: "history" (the item IDs and nothing
+        templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, fast
+            on CPUs), or what a decoder-only model goes on writing: "history" (the item IDs and nothing
             else) or "list" (the same below a heading that names the domain). Under the latter two every item of a
             history but the first one is a target, each from those before it, in one pass.
         user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
@@ -58,6 +58,8 @@ class SampleConfig:
         pairs: If true, a quarter of the training samples are item pairs, a history of a single item near the target in
             the same training part and no user; other training histories are cut at random, and outside training the
             newest item alone is shown. For small T5 models.
+        num_targets: The number of items of a target: the next one alone, or several that follow it, each written behind
+            those before it. What is read of a history then serves more targets.
         item_dropout: The probability that an item of a training history is left out (one always stays).
         walk_share: The share of all training samples that are catalogue walks, which come on top of the others: a
             history of items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody
@@ -69,6 +71,7 @@ class SampleConfig:
     max_history: OneOrMore = 20
     max_source_tokens: OneOrMore = 512
     pairs: bool = False
+    num_targets: OneOrMore = 1
     item_dropout: ShareBelow1 = 0.0
     walk_share: ShareBelow1 = 0.0
 
@@ -84,11 +87,6 @@ class SampleConfig:
     def is_row(self) -> bool:
         """Whether prompt and target are one row of closed IDs, of which every item but the first is a target."""
         return self.templates in ROW_SETS
-
-    @property
-    def newest_first(self) -> bool:
-        """Whether the newest item of a history is written first."""
-        return self.templates == "compact"
 
     @property
     def shown_history(self) -> int:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedecider.evaluation.metrics import NOT_RANKED
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import evaluating
-from idgen.trie import Trie
+from idgen.backbones.family import evaluating, output_rows
+from idgen.trie import Trie, log_softmax_of_rows
 
 MAX_LOGITS = 2**26  # logits computed at a time: 256 MiB in fp32
 CACHED_LOGITS = 2**20
@@ -42,14 +42,14 @@ def constrained_beam_search(
 ) -> tuple[Tensor, Tensor]:
     """The best ``num_beams`` items of the catalogue for each user by beam search: (item_BK, score_BK), best first.
 
-    score = sum of token log-probabilities, end token included. With fewer items than beams the list ends with item -1,
-    score -inf. With at least as many beams as items the ranking is that of `score_catalogue`. Probabilities
-    are those over the whole vocabulary, not renormalised over the catalogue. Equal scores: the lower item first.
+    score = sum of token log-probabilities, end token included, each among the tokens that may follow in the trie: a
+    distribution over the catalogue. With fewer items than beams the list ends with item -1, score -inf. With at
+    least as many beams as items the ranking is that of `score_catalogue`. Equal scores: the lower item first.
     Scores of the trie's nodes are added to the sum of a beam (`idgen.ranking.with_prior`). A finished ID enters the
     list when it is among the ``num_beams`` best candidates of its step, as in the ``generate`` of transformers; a
     user's search stops when no running beam can enter the list any more, with scores of nodes when no beam runs.
-    Differs from IDGenRec (SIGIR 2024): likelihood in place of its mean per token, batched, and that stopping rule is
-    exact where the default of ``generate`` guesses.
+    Differs from IDGenRec (SIGIR 2024): likelihood in place of its mean per token, no probability for what is no
+    item, batched, and that stopping rule is exact where the default of ``generate`` guesses.
     """
     if num_beams < 1:
         raise ValueError(f"num_beams is {num_beams}; expected at least 1, and at least the largest k of hit@k")
@@ -96,13 +96,12 @@ def _search(
 def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, count: int) -> _Beams:
     """The up to ``count`` best continuations of each user, best first (ties: earlier beam, then lower token).
 
-    Only the children of live beams are looked at; the vocabulary is touched by the normaliser alone. Missing
-    candidates have the score -inf.
+    Only the children of live beams are looked at. Missing candidates have the score -inf.
     """
     num_users, num_beams = beams.score_BK.shape
     live_R = (beams.score_BK > -torch.inf).flatten().nonzero().squeeze(1)
     child = trie.children(beams.node_BK.flatten()[live_R])
-    score_C = log_prob_of(model, hidden_BKD.flatten(0, 1)[live_R], child.row_C, child.token_C)
+    score_C = child_log_probs(model, hidden_BKD.flatten(0, 1)[live_R], beams.node_BK.flatten()[live_R], trie)
     score_C = score_C + beams.score_BK.flatten()[live_R][child.row_C]
     if trie.score_N is not None:
         score_C = score_C + trie.score_N[child.node_C]
@@ -123,18 +122,26 @@ def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, 
     return _Beams(child.node_C[index_BK], score_BK, (beam_C % num_beams)[index_BK])
 
 
-def log_prob_of(model: Any, hidden_RD: Tensor, row_C: Tensor, token_C: Tensor) -> Tensor:
-    """Log-probabilities of the asked tokens, ``row_C`` rising; a limited number of logits exists at a time."""
-    device, parts = hidden_RD.device, []
-    at_once = min(MAX_LOGITS, CACHED_LOGITS) if device.type == "cpu" else MAX_LOGITS
-    rows_at_once = max(1, at_once // model.config.vocab_size)
-    starts = torch.arange(0, len(hidden_RD), rows_at_once, device=device)
-    sizes = torch.searchsorted(row_C, starts + rows_at_once).diff(prepend=starts.new_zeros(1)).tolist()
-    blocks = zip(hidden_RD.split(rows_at_once), row_C.split(sizes), token_C.split(sizes), strict=True)
-    for number, (part_RD, part_C, asked_C) in enumerate(blocks):
-        place_C = part_C - number * rows_at_once
-        logit_RV = family_of(model).token_logits(model, part_RD)
-        parts.append(logit_RV[place_C, asked_C] - torch.logsumexp(logit_RV, 1)[place_C])
+def child_log_probs(model: Any, hidden_RD: Tensor, node_R: Tensor, trie: Trie, score_N: Tensor | None = None) -> Tensor:
+    """log p(child | node) for the children of all nodes, (C,) in the order of `Trie.children`.
+
+    The softmax over the tokens that may follow in the trie, ``score_N`` added to the logits; a limited number of logits
+    exists at a time.
+    """
+    if not len(node_R):
+        return hidden_RD.new_zeros(0, dtype=torch.float32)
+    family, parts = family_of(model), []
+    token_U = trie.children(node_R.unique()).token_C.unique()
+    rows_UD = output_rows(model.lm_head, token_U)
+    at_once = min(MAX_LOGITS, CACHED_LOGITS) if hidden_RD.device.type == "cpu" else MAX_LOGITS
+    rows_at_once = max(1, at_once // max(1, len(token_U)))
+    for part_R, part_RD in zip(node_R.split(rows_at_once), hidden_RD.split(rows_at_once), strict=True):
+        child = trie.children(part_R)
+        logit_RU = family.token_logits(model, part_RD, token_U, rows_UD)
+        logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)]
+        if score_N is not None:
+            logit_C = logit_C + score_N[child.node_C]
+        parts.append(log_softmax_of_rows(logit_C, child.row_C, len(part_R)))
     return torch.cat(parts)
 
 
@@ -189,15 +196,25 @@ def score_catalogue(
     the search. Cost grows with users x items: for small catalogues.
     """
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
-    score_BI = torch.empty(len(input_ids_BS), len(trie), device=input_ids_BS.device)
+    score_BI = torch.zeros(len(input_ids_BS), len(trie), device=input_ids_BS.device)
     with evaluating(model):
         logits = family_of(model).teacher_forced(model, input_ids_BS, attention_mask_BS)
         for user in range(len(input_ids_BS)):
             for start in range(0, len(trie), chunk):
                 label_IT = trie.label_IT[start : start + chunk]
                 given_IT = label_IT.clamp(min=0)  # what stands behind the ID has no influence on the score
-                log_prob_IT = torch.log_softmax(logits(user, given_IT), -1).gather(2, given_IT[..., None]).squeeze(2)
-                score_BI[user, start : start + chunk] = log_prob_IT.masked_fill(label_IT < 0, 0.0).sum(1)
+                logit_ITV, node_I = (
+                    logits(user, given_IT),
+                    torch.zeros(len(label_IT), dtype=torch.long, device=trie.device),
+                )
+                for number, label_I in enumerate(label_IT.unbind(1)):
+                    here_I = label_I >= 0
+                    child = trie.children(node_I[here_I])
+                    allowed_IV = torch.full_like(logit_ITV[here_I, number], -torch.inf)
+                    allowed_IV[child.row_C, child.token_C] = logit_ITV[here_I, number][child.row_C, child.token_C]
+                    log_prob_I = torch.log_softmax(allowed_IV, 1).gather(1, label_I[here_I, None])[:, 0]
+                    score_BI[user, start : start + chunk][here_I] += log_prob_I
+                    node_I = torch.where(here_I, trie.advance(node_I, given_IT[:, number]), node_I)
     return score_BI
 
 

@@ -23,7 +23,7 @@ from fedecider.evaluation.metrics import NOT_RANKED, catalogue_positions
 from fedecider.evaluation.protocols import history
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating, output_rows
-from idgen.decode import MAX_LOGITS, constrained_beam_search, item_positions, log_prob_of
+from idgen.decode import MAX_LOGITS, child_log_probs, constrained_beam_search, item_positions
 from idgen.precision import autocast
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Split, Task, empty_prompt, eval_batches
@@ -35,57 +35,31 @@ AT_ONCE = 128
 """Items whose priors are computed together."""
 
 
-def score_candidates(
-    model: Any,
-    input_ids_BS: Tensor,
-    attention_mask_BS: Tensor,
-    trie: Trie,
-    candidate_BM: Tensor,
-) -> Tensor:
-    """Exact scores of given items, (B, M), as `idgen.decode.score_catalogue` gives them; -inf for a candidate of -1."""
-    log_prob_BMT = token_log_probs(model, input_ids_BS, attention_mask_BS, trie, candidate_BM)
-    score_BM = log_prob_BMT.sum(2)
-    return score_BM.masked_fill(candidate_BM.to(score_BM.device) < 0, -torch.inf)
-
-
-def token_log_probs(
-    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, candidate_BM: Tensor
-) -> Tensor:
-    """Log-probabilities (B, M, T) of the tokens of given items, 0 behind an ID; candidates of -1 count as item 0.
-
-    Teacher-forced on the cache of the prompt, which is read once a user: all candidates of a user stand side by side as
-    the beams of a search do. Memory of the cache grows with users x candidates x tokens: for some hundred candidates.
-    """
-    model, trie = unwrap(model), trie.to(input_ids_BS.device)
-    num_candidates = candidate_BM.shape[1]
-    label_BMT = trie.label_IT[candidate_BM.to(trie.device).clamp(min=0)]
-    row_C = torch.arange(candidate_BM.numel(), device=trie.device)
-    found = []
-    with evaluating(model):
-        for hidden_BMD, token_BM in _steps(model, input_ids_BS, attention_mask_BS, label_BMT):
-            hidden_BMD = hidden_BMD.expand(-1, num_candidates, -1)
-            log_prob_C = log_prob_of(model, hidden_BMD.flatten(0, 1), row_C, token_BM.clamp(min=0).flatten())
-            found.append(log_prob_C.view_as(token_BM).masked_fill(token_BM < 0, 0.0))
-    missing = trie.max_length - len(found)
-    return torch.nn.functional.pad(torch.stack(found, 2), (0, missing))
-
-
 def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, trie: Trie) -> Tensor:
     """log p(token | its beginning, a prompt without a history) at every node of the trie, (N,); 0 at the root.
 
     Cost: one pass over all tokens of the catalogue.
     """
+    model, trie = unwrap(model), trie.to(input_ids_1S.device)
     prior_N = torch.zeros(len(trie.token_N), device=input_ids_1S.device)
-    trie = trie.to(input_ids_1S.device)
-    for item_M in torch.arange(len(trie), device=trie.device).split(AT_ONCE):
-        log_prob_MT = token_log_probs(model, input_ids_1S, attention_mask_1S, trie, item_M[None])[0]
-        node_M = torch.zeros_like(item_M)
-        for number in range(trie.max_length):
-            token_M = trie.label_IT[item_M, number]
-            inside_M = token_M >= 0
-            node_M = torch.where(inside_M, trie.advance(node_M, token_M.clamp(min=0)), node_M)
-            prior_N[node_M[inside_M]] = log_prob_MT[inside_M, number]
+    with evaluating(model):
+        for item_M in torch.arange(len(trie), device=trie.device).split(AT_ONCE):
+            node_M = torch.zeros_like(item_M)
+            for hidden_1MD, label_1M in _steps(model, input_ids_1S, attention_mask_1S, trie.label_IT[item_M][None]):
+                inside_M = label_1M[0] >= 0
+                hidden_MD = hidden_1MD[0].expand(len(item_M), -1)[inside_M]
+                node_U, first_M = _firsts(node_M[inside_M])
+                child = trie.children(node_U)
+                prior_N[child.node_C] = child_log_probs(model, hidden_MD[first_M], node_U, trie)
+                node_M = torch.where(inside_M, trie.advance(node_M, label_1M[0].clamp(min=0)), node_M)
     return prior_N
+
+
+def _firsts(node_M: Tensor) -> tuple[Tensor, Tensor]:
+    """The different nodes, and where each stands first."""
+    node_U, group_M = node_M.unique(return_inverse=True)
+    place_M = torch.arange(len(node_M), device=node_M.device)
+    return node_U, torch.full_like(node_U, len(node_M)).scatter_reduce(0, group_M, place_M, "amin")
 
 
 def with_prior(task: Task, model: Any, weight: float, device: torch.device, precision: Precision = "fp32") -> Task:
@@ -113,11 +87,10 @@ def trie_log_probs(
 ) -> Tensor:
     """Log-probabilities of given items among all items of the catalogue, (B, M) float64; -inf for a candidate of -1.
 
-    log p(ID) = sum of log softmax(logits + scores of the trie's nodes) over the tokens that may follow in
-    the trie: a distribution over the catalogue, whose sum over all items is 1. `score_candidates` keeps what the
-    model gives to tokens outside the trie. Cost: a user's candidates read the beginnings that they share once, and
-    nothing behind the last place where the trie leaves a choice; where IDs are one token long, one step for any number
-    of candidates.
+    log p(ID) = sum of log softmax(logits + scores of the trie's nodes) over the tokens that may follow in the trie: a
+    distribution over the catalogue, whose sum over all items is 1. Cost: a user's candidates read the beginnings that
+    they share once, and nothing behind the last place where the trie leaves a choice; where IDs are one token long, one
+    step for any number of candidates.
     """
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
     family, candidate_BM = family_of(model), candidate_BM.to(trie.device)
@@ -138,10 +111,12 @@ def trie_log_probs(
             node_BM = path.after_IT[item_BM, number - 1]
             node_BK, parent_BK, place_BM = _distinct(node_BM, open_BM, place_BM, len(trie.token_N) - 1)
             hidden_BKD, state = family.step(model, state, trie.token_N[node_BK], parent_BK, number)
-            log_prob_C, first_BK = _child_log_probs(model, hidden_BKD, node_BK, trie)
+            count_R = trie.num_children(node_BK.flatten())
+            first_BK = (count_R.cumsum(0) - count_R).view_as(node_BK)
+            log_prob_C = child_log_probs(model, hidden_BKD.flatten(0, 1), node_BK.flatten(), trie, trie.score_N)
             first_BM = first_BK.gather(1, place_BM.clamp(max=node_BK.shape[1] - 1))
             child_BM = first_BM + path.after_IT[item_BM, number] - trie.first_child_N1[node_BM]
-            score_BM[open_BM] += log_prob_C[child_BM[open_BM]]
+            score_BM[open_BM] += log_prob_C[child_BM[open_BM]].double()
     return score_BM.masked_fill_(~asked_BM, -torch.inf)
 
 
@@ -206,23 +181,6 @@ def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie) -> Tensor:
         for part_BD in hidden_BD.split(max(1, MAX_LOGITS // len(token_C)))
     ]
     return torch.cat(parts)
-
-
-def _child_log_probs(model: Any, hidden_BKD: Tensor, node_BK: Tensor, trie: Trie) -> tuple[Tensor, Tensor]:
-    """log p(child | node) for the children of all nodes, (C,) float64, and the place of each node's first, (B, K)."""
-    node_R, parts = node_BK.flatten(), []
-    count_R = trie.num_children(node_R)
-    token_U = trie.children(node_R.unique()).token_C.unique()
-    rows_at_once = max(1, MAX_LOGITS // len(token_U))
-    for part_R, hidden_RD in zip(node_R.split(rows_at_once), hidden_BKD.flatten(0, 1).split(rows_at_once), strict=True):
-        child = trie.children(part_R)
-        logit_RU = family_of(model).token_logits(model, hidden_RD, token_U)
-        logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)].double()
-        logit_C += 0.0 if trie.score_N is None else trie.score_N[child.node_C]
-        largest_R = logit_C.new_full((len(part_R),), -torch.inf).scatter_reduce(0, child.row_C, logit_C, "amax")
-        total_R = torch.zeros_like(largest_R).index_add(0, child.row_C, (logit_C - largest_R[child.row_C]).exp())
-        parts.append(logit_C - (largest_R + total_R.log())[child.row_C])
-    return torch.cat(parts), (count_R.cumsum(0) - count_R).view_as(node_BK)
 
 
 # Where the held-out items of a task's users stand in the answers of a backbone.

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.protocols import NUM_AFTER, NUM_HELD_OUT, check_split
 from fedecider.evaluation.sequences import SequenceArray
-from idgen.backbones.family import TokenBatch
+from idgen.backbones.family import TokenBatch, labels_of
 from idgen.item_ids import ItemIds
 from idgen.prompts import (
     Draw,
@@ -41,7 +41,7 @@ from idgen.prompts import (
 )
 from idgen.segments import NOTHING, PromptParts, Prompts, join, lay_out, make_parts, merge_parts, num_tokens
 from idgen.tokenizer import encode
-from idgen.trie import IGNORED_LABEL, Trie
+from idgen.trie import IGNORED_LABEL, Parents, Trie
 
 # Catalogue walks: histories and targets drawn from published item texts alone, without a single interaction.
 
@@ -114,6 +114,8 @@ class Samples(NamedTuple):
     """Segment of the target's item ID."""
     walk_N: np.ndarray
     """Bool: catalogue walks, waiting to be drawn or there."""
+    later_NL: np.ndarray
+    """Segments of the items that follow it, which are targets too; ``NOTHING`` behind the last one."""
 
 
 def with_walks(
@@ -147,7 +149,7 @@ def with_walks(
         user_B=np.where(samples.walk_N, NOTHING, prompts.user_B),
         history_BH=history_NH,
     )
-    return Samples(prompts, target_N, samples.walk_N)
+    return Samples(prompts, target_N, samples.walk_N, np.where(samples.walk_N[:, None], NOTHING, samples.later_NL))
 
 
 def with_targets(samples: Samples) -> Prompts:
@@ -266,9 +268,9 @@ def build_task(
         user_tokens,
         tokenizer,
         templates=config.templates,
-        newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
         end_token=end_token,
+        prompt_end=end_token if config.is_row else int(tokenizer.eos_token_id),  # type: ignore[arg-type]
     )
     has_text_U = np.fromiter(map(bool, user_tokens), bool, len(user_tokens))
     return Task(
@@ -294,9 +296,9 @@ def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerB
         [],
         tokenizer,
         templates=config.templates,
-        newest_first=config.newest_first,
         max_source_tokens=config.max_source_tokens,
         end_token=end_token,
+        prompt_end=end_token if config.is_row else int(tokenizer.eos_token_id),  # type: ignore[arg-type]
     )
     trie = Trie.build(item_ids.token_ids, end_token)
     nobody = event_table([], True, np.zeros(0, bool), config.user_wording)
@@ -338,12 +340,13 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
             "Prepare the data with a larger min_length"
         )
     rng.shuffle(order)
-    num_wordings = len(load_templates(config.templates))
+    num_wordings, nodes = len(load_templates(config.templates)), parents_of(tasks)
     for start in range(0, len(order), batch_size * BATCHES_AT_A_TIME):
         target_N = order[start : start + batch_size * BATCHES_AT_A_TIME]
         walk_N = target_N == A_WALK
         draw = draw_samples(events, np.where(walk_N, 0, target_N), num_wordings, config, rng)
-        samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), walk_N)
+        target_NT = following(parts, events, draw.target_N, config.num_targets)
+        samples = Samples(prompts_of(parts, events, draw), target_NT[:, 0], walk_N, target_NT[:, 1:])
         if walk_N.any():
             samples = with_walks(samples, [task.neighbours for task in tasks], parts, rng)
         prompts = with_targets(samples) if config.is_row else samples.prompts
@@ -353,7 +356,12 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
         batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
         for number in rng.permutation(len(batches)):
             rows = batches[number]
-            yield sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
+            batch = sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
+            yield (
+                batch
+                if nodes is None
+                else batch | nodes.batch(labels_of(batch), torch.from_numpy(prompts.task_B[rows]))
+            )
 
 
 def eval_batches(
@@ -471,7 +479,7 @@ def prompts_of(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
 
 def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) -> np.ndarray:
     """(B, T) tokens of the targets' item IDs and the end token, if any, -100 as padding."""
-    return _labels(parts, item_segments(parts, events, target_B), events.task_E[target_B])
+    return _labels(parts, item_segments(parts, events, target_B)[:, None], events.task_E[target_B])
 
 
 def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tuple[np.ndarray, np.ndarray]:
@@ -498,9 +506,26 @@ def item_segments(parts: PromptParts, events: EventTable, target_N: np.ndarray) 
     return parts.first_item_K[events.task_E[target_N]] + events.item_E[target_N]
 
 
+def parents_of(tasks: Sequence[Task]) -> Parents | None:
+    """Where labels stand in the tries; None for rows of IDs of one token each, whose loss needs no trie."""
+    if all(task.config.is_row and task.trie.max_length == 1 for task in tasks):
+        return None
+    return Parents.of([task.trie for task in tasks])
+
+
+def following(parts: PromptParts, events: EventTable, target_N: np.ndarray, count: int) -> np.ndarray:
+    """(N, ``count``) segments of the targets and of what their users had next in the training part."""
+    event_NT = target_N[:, None] + np.arange(count)
+    inside_NT = event_NT < events.train_end_E[target_N][:, None]
+    event_NT = np.where(inside_NT, event_NT, target_N[:, None])
+    segment_NT = np.where(inside_NT, item_segments(parts, events, event_NT), NOTHING)
+    segment_NT[:, 0] = item_segments(parts, events, target_N)  # of walks any event stands in the place of one
+    return segment_NT
+
+
 def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> int | None:
     """What closes an item ID; nothing where a decoder reads nothing but IDs of one token each."""
-    if config.is_row and all(len(tokens) == 1 for tokens in item_ids.token_ids):
+    if all(len(tokens) == 1 for tokens in item_ids.token_ids):
         return None
     # A pretrained decoder expects a newline between the entries of a list.
     newline = encode(tokenizer, ["\n"])[0] if config.templates == "list" else []
@@ -508,8 +533,10 @@ def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: Sa
     return newline[0] if is_token else cast(int, tokenizer.eos_token_id)
 
 
-def _labels(parts: PromptParts, target_B: np.ndarray, task_B: np.ndarray) -> np.ndarray:
-    return join(parts.segments, np.stack([target_B, parts.end_K[task_B]], 1), IGNORED_LABEL)[0]
+def _labels(parts: PromptParts, target_BT: np.ndarray, task_B: np.ndarray) -> np.ndarray:
+    end_BT = np.where(target_BT == NOTHING, NOTHING, parts.end_K[task_B][:, None])
+    closed_BT = np.stack([target_BT, end_BT], 2).reshape(len(target_BT), -1)
+    return join(parts.segments, closed_BT, IGNORED_LABEL)[0]
 
 
 def _prompt_batch(parts: PromptParts, segment_BW: np.ndarray) -> TokenBatch:
@@ -517,8 +544,9 @@ def _prompt_batch(parts: PromptParts, segment_BW: np.ndarray) -> TokenBatch:
     return {"input_ids": torch.from_numpy(token_BS), "attention_mask": _mask(length_B, token_BS.shape[1])}
 
 
-def _batch(parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, task_B: np.ndarray) -> TokenBatch:
-    return {**_prompt_batch(parts, segment_BW), "labels": torch.from_numpy(_labels(parts, target_B, task_B))}
+def _batch(parts: PromptParts, segment_BW: np.ndarray, target_BT: np.ndarray, task_B: np.ndarray) -> TokenBatch:
+    label_BT = torch.from_numpy(_labels(parts, target_BT, task_B))
+    return {**_prompt_batch(parts, segment_BW), "labels": label_BT}
 
 
 def sample_batch(
@@ -532,7 +560,8 @@ def sample_batch(
     """The samples ``rows`` of those that were drawn."""
     segment_BW, target_B = segment_NW[rows], samples.target_N[rows]
     if not config.is_row:
-        return _batch(parts, segment_BW, target_B, task_N[rows])
+        target_BT = np.concatenate([target_B[:, None], samples.later_NL[rows]], 1)
+        return _batch(parts, segment_BW, target_BT, task_N[rows])
     batch = _prompt_batch(parts, segment_BW)
     given_B = num_given(parts, segment_BW, target_B, samples.walk_N[rows], task_N[rows])
     batch["row_labels"] = row_labels(batch, given_B)
@@ -639,8 +668,10 @@ def user_batches(task: Task, target_lists: Sequence[np.ndarray], generator: torc
     target_N = np.concatenate(target_lists)
     draw = draw_samples(events, target_N, len(load_templates(config.templates)), config, rng)
     nobody_N = np.zeros(len(target_N), dtype=bool)
-    samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), nobody_N)
+    target_NT = following(parts, events, draw.target_N, config.num_targets)
+    samples = Samples(prompts_of(parts, events, draw), target_NT[:, 0], nobody_N, target_NT[:, 1:])
     prompts = with_targets(samples) if config.is_row else samples.prompts
-    segment_NW = lay_out(parts, prompts)
+    segment_NW, nodes = lay_out(parts, prompts), parents_of([task])
     for rows in np.split(np.arange(len(target_N)), np.cumsum([len(targets) for targets in target_lists])[:-1]):
-        yield sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
+        batch = sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
+        yield batch if nodes is None else batch | nodes.batch(labels_of(batch), torch.from_numpy(prompts.task_B[rows]))

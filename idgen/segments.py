@@ -45,7 +45,6 @@ class PromptParts(NamedTuple):
     """Segment of user 0 of each task (an empty one for users without a text)."""
     end_K: np.ndarray
     """Segment that closes an item ID: the end token, or nothing."""
-    newest_first: bool
     max_source_tokens: int
     padding: int
     """The padding token."""
@@ -78,15 +77,16 @@ def make_parts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     templates: TemplateSet,
-    newest_first: bool,
     max_source_tokens: int,
     end_token: int | None,
+    prompt_end: int | None,
 ) -> PromptParts:
     """Tokenise the words of all prompts of one domain and number the segments.
 
     Wording ``2 t`` is template t with a user, ``2 t + 1`` the one without. ``end_token`` closes every item ID that is a
-    target, None where IDs need none; it also closes the prompt. Under the templates of `ROW_SETS` it closes the words
-    before the history and every item of it, instead of `SEPARATOR`: prompt and target are one row of closed IDs.
+    target, None where IDs need none; ``prompt_end`` closes the prompt. Under the templates of `ROW_SETS` the former
+    closes the words before the history and every item of it, instead of `SEPARATOR`: prompt and target are one row of
+    closed IDs.
     Errors: ``ValueError`` when the longest template with the longest user and item does not fit, or the tokenizer lacks
     a padding token.
     """
@@ -94,7 +94,7 @@ def make_parts(
         raise ValueError("the tokenizer has no padding token; load it with idgen.tokenizer.load_tokenizer")
     split = [split_wording(wording, domain) for template in load_templates(templates) for wording in template]
     words = sorted({part for before, after in split for part in (*before, *after) if part != USER})
-    number = {USER: THE_USER} | {word: 3 + place for place, word in enumerate(words)}
+    number = {USER: THE_USER} | {word: 4 + place for place, word in enumerate(words)}
     end = [] if end_token is None else [end_token]
     is_row = templates in ROW_SETS
     if not is_row and tokenizer.decode([token for word in encode(tokenizer, ["a", "b"]) for token in word]) == "ab":
@@ -103,7 +103,7 @@ def make_parts(
             "expected list or history, where what closes an item ID parts it from the next. Set samples.templates"
         )
     mark = [end] if is_row else encode(tokenizer, [SEPARATOR])
-    fixed = [[], *(mark or [[]]), end, *encode(tokenizer, words)]
+    fixed = [[], *(mark or [[]]), end, [] if prompt_end is None else [prompt_end], *encode(tokenizer, words)]
     parts = PromptParts(
         segments=make_segments([*fixed, *item_tokens, *user_tokens]),
         before_PL=_table(
@@ -112,12 +112,11 @@ def make_parts(
                 for before, _ in split
             ]
         ),
-        after_PL=_table([[number[part] for part in after] + [2] for _, after in split]),
+        after_PL=_table([[number[part] for part in after] + [3] for _, after in split]),
         separator_K=np.array([1]),
         first_item_K=np.array([len(fixed)]),
         first_user_K=np.array([len(fixed) + len(item_tokens)]),
         end_K=np.array([2]),
-        newest_first=newest_first,
         max_source_tokens=max_source_tokens,
         padding=int(tokenizer.pad_token_id),
     )
@@ -128,14 +127,14 @@ def make_parts(
 def merge_parts(parts: Sequence[PromptParts]) -> PromptParts:
     """One table for several tasks: task numbers count on, segments of later tasks are renumbered.
 
-    Errors: ``ValueError`` when the tasks differ in order of history, input length or number of wordings.
+    Errors: ``ValueError`` when the tasks differ in input length or number of wordings.
     """
     if len(parts) == 1:
         return parts[0]
-    settings = {(part.newest_first, part.max_source_tokens, len(part.before_PL)) for part in parts}
+    settings = {(part.max_source_tokens, len(part.before_PL)) for part in parts}
     if len(settings) != 1:
         raise ValueError(
-            f"got tasks with different (newest_first, max_source_tokens, number of wordings): {sorted(settings)}; "
+            f"got tasks with different (max_source_tokens, number of wordings): {sorted(settings)}; "
             "expected equal ones. Build all tasks with the same SampleConfig"
         )
     shifts = np.cumsum([0, *(len(part.segments.length_G) for part in parts)])[:-1]
@@ -155,7 +154,6 @@ def merge_parts(parts: Sequence[PromptParts]) -> PromptParts:
         first_item_K=np.concatenate([part.first_item_K + shift for part, shift in zip(parts, shifts, strict=True)]),
         first_user_K=np.concatenate([part.first_user_K + shift for part, shift in zip(parts, shifts, strict=True)]),
         end_K=np.concatenate([part.end_K + shift for part, shift in zip(parts, shifts, strict=True)]),
-        newest_first=parts[0].newest_first,
         max_source_tokens=parts[0].max_source_tokens,
         padding=parts[0].padding,
     )
@@ -173,8 +171,7 @@ def lay_out(parts: PromptParts, prompts: Prompts) -> np.ndarray:
     separator_B = parts.separator_K[prompts.task_B]
     room_B = parts.max_source_tokens - length_G[before_BL].sum(1) - length_G[after_BL].sum(1)
     history_BH = _newest_that_fit(prompts.history_BH, length_G, separator_B, room_B)
-    if not parts.newest_first:
-        history_BH = history_BH[:, ::-1]
+    history_BH = history_BH[:, ::-1]
     num_prompts, longest = history_BH.shape
     joined_BW = np.zeros((num_prompts, max(2 * longest - 1, 0)), np.int64)
     joined_BW[:, ::2] = history_BH

@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedecider.bounds import Precision, Schedule
+from fedecider.bounds import Diverged, Precision, Schedule
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import TokenBatch, labels_of, num_samples_of
+from idgen.backbones.family import Family, TokenBatch, labels_of, num_samples_of, output_rows
 from idgen.config import TrainConfig
 from idgen.precision import autocast
-from idgen.trie import IGNORED_LABEL
+from idgen.trie import IGNORED_LABEL, Forest, log_softmax_of_rows
 
 # How far a training is, kept on disk: one that was killed goes on from there and ends with the same weights.
 
@@ -45,6 +45,8 @@ class Position:
     """Steps of the epoch that are done."""
     loss: float = 0.0
     """Sum over the steps of the epoch."""
+    first_loss: float | None = None
+    """Mean of its first window (`LossGuard`)."""
     samples: int = 0
     seconds: float = 0.0
     logs: list[dict[str, Any]] = field(default_factory=list)
@@ -190,10 +192,12 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
 
     ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
     `MAX_LOGITS` exist at a time: all of the vocabulary, or the tokens of ``catalogue`` in the batch. ``log_weights`` in
-    the batch are added to all of them but the target's.
+    the batch are added to all of them but the target's. With ``node`` in the batch it is `trie_loss`.
     """
     family, base = family_of(model), unwrap(model)
     hidden_RD, target_R = family.predictions(base, batch)
+    if "node" in batch:
+        return trie_loss(family, base, hidden_RD, target_R, batch)
     token_C = batch.get("catalogue")
     if token_C is not None:
         target_R = torch.searchsorted(token_C, target_R)
@@ -209,6 +213,43 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
 
     num_logits = base.config.vocab_size if token_C is None else len(token_C)
     return mean_in_pieces(loss, num_logits, hidden_RD, target_R, row_R)
+
+
+DENSE_ABOVE = 512
+"""Children of a node above which the logits of all of them are one product for all its rows, as at a root."""
+
+
+def trie_loss(family: Family, model: Any, hidden_RD: Tensor, target_R: Tensor, batch: TokenBatch) -> Tensor:
+    """Mean over the target items of -log p(ID), in nats; p(ID) is the product over its tokens of their probabilities
+    among the tokens that may follow in the trie.
+
+    So no probability is spent on what is no item, and a token that the trie leaves no choice costs nothing. It is
+    what constrained decoding ranks by (`idgen.decode`): a hierarchical softmax (Morin and Bengio 2005) along the
+    IDs. Differs from IDGenRec (SIGIR 2024), which trains on all of the vocabulary.
+    """
+    forest = Forest(batch["first_child"], batch["child_token"])
+    node_R = batch["node"][labels_of(batch) != IGNORED_LABEL]
+    num_R = forest.num_children(node_R)
+    total = hidden_RD.new_zeros((), dtype=torch.float32)
+    for node in node_R[num_R > DENSE_ABOVE].unique():
+        rows_R = node_R == node
+        token_C = forest.children(node[None]).token_C
+
+        def loss(rows_RD: Tensor, place_R: Tensor, token_C: Tensor = token_C) -> Tensor:
+            return F.cross_entropy(family.token_logits(model, rows_RD, token_C), place_R)
+
+        place_R = torch.searchsorted(token_C, target_R[rows_R])
+        total = total + mean_in_pieces(loss, len(token_C), hidden_RD[rows_R], place_R) * len(place_R)
+    open_R = (num_R > 1) & (num_R <= DENSE_ABOVE)
+    if bool(open_R.any()):
+        child = forest.children(node_R[open_R])
+        token_U, place_C = child.token_C.unique(return_inverse=True)
+        rows_UD = output_rows(model.lm_head, token_U)
+        scaled_RD = hidden_RD[open_R] * family.output_scale(model)
+        logit_C = (scaled_RD[child.row_C] * rows_UD[place_C]).sum(1).float()
+        is_own_C = child.token_C == target_R[open_R][child.row_C]
+        total = total - log_softmax_of_rows(logit_C, child.row_C, int(open_R.sum()))[is_own_C].sum()
+    return total / forest.is_root(node_R).sum().clamp(min=1)
 
 
 def mean_in_pieces(loss: Callable[..., Tensor], vocab_size: int, *rows: Tensor) -> Tensor:
@@ -383,6 +424,42 @@ def checkpointed(model: Any, wanted: bool) -> Iterator[None]:
             base.gradient_checkpointing_disable()
 
 
+WINDOW, FAR_ABOVE, LONG_ABOVE = 20, 1.2, 10
+"""A training has diverged when the mean loss of so many steps is more than so many times that of its first, in so many
+windows in a row or in the last one."""
+
+
+class LossGuard:
+    """Ends a training whose loss is no number or stays above its start."""
+
+    def __init__(self, first: float | None = None) -> None:
+        """``first``: the mean loss of the first window, of a training that goes on."""
+        self.first = first
+        self._window: list[Tensor] = []
+        self._num_above = 0
+
+    def step(self, loss: Tensor, step: int, is_last: bool, learning_rate: float) -> None:
+        """The loss of one step; it is read at the end of a window alone, which makes an accelerator wait.
+
+        Raises:
+            Diverged: the loss is no number, or far above its start for long or in the end.
+        """
+        self._window.append(loss)
+        is_whole = len(self._window) == WINDOW
+        if not is_whole and not is_last:
+            return
+        mean, self._window = float(torch.stack(self._window).float().mean()), []
+        told = f"diverged at step {step}, learning_rate {learning_rate:g}: the loss is {mean:.4g}"
+        if not math.isfinite(mean):
+            raise Diverged(f"{told}, expected a number. Lower the learning rate")
+        if self.first is None:
+            self.first = mean
+        if is_whole:  # a few steps say little
+            self._num_above = self._num_above + 1 if mean > FAR_ABOVE * self.first else 0
+        if self._num_above and (is_last or self._num_above >= LONG_ABOVE):
+            raise Diverged(f"{told}, it was {self.first:.4g} at first; expected less. Lower the learning rate")
+
+
 def train_steps(
     optimizer: torch.optim.AdamW,
     batches: Iterable[TokenBatch],
@@ -394,12 +471,14 @@ def train_steps(
     total_steps: int,
     on_step: OnStep | None = None,
     clip_each_group: bool = False,
+    guard: LossGuard | None = None,
 ) -> tuple[int, float, int]:
     """One optimiser step per batch until the batches or ``total_steps`` end: (steps done, mean loss, samples).
 
     ``clip_each_group``: hold the gradient norm of every parameter group by itself below `CLIP_NORM`.
-    Errors: ``ValueError`` when the loss is not finite any more.
+    Errors: `Diverged`, as of `LossGuard`.
     """
+    guard = LossGuard() if guard is None else guard
     clipped = [group["params"] for group in optimizer.param_groups]
     if not clip_each_group:
         clipped = [[parameter for group in clipped for parameter in group]]
@@ -420,12 +499,13 @@ def train_steps(
         loss_sum += loss.detach()
         step += 1
         samples += num_samples_of(batch)
+        guard.step(loss.detach(), step, step == total_steps, optimizer.param_groups[0]["full_lr"])
         if step % NOTE_EVERY == 0 or step == total_steps:
-            note = f"loss {_finite(loss_sum / (step - first_step), step):.3f}"
+            note = f"loss {float(loss_sum / (step - first_step)):.3f}"
         if on_step is not None:
             on_step(step, total_steps, note)
     done = step - first_step
-    return done, _finite(loss_sum / max(1, done), step), samples
+    return done, float(loss_sum / max(1, done)), samples
 
 
 def train_model(
@@ -455,7 +535,7 @@ def train_model(
     ``checkpoint``: where to keep how far it is, and to go on from; weights are those of a training that never stopped.
     A log holds epoch, step, loss, samples, samples_per_s, learning_rate.
     Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
-    Errors: ``ValueError`` when the loss is not finite any more.
+    Errors: `Diverged` when the loss is not finite any more, or far above its start.
     """
     device = torch.device(device)
     if parameters is None:
@@ -469,6 +549,7 @@ def train_model(
     with forked, checkpointed(model, checkpointing):
         torch.manual_seed(seed)
         at = Position() if checkpoint is None else checkpoint.read(optimizer, device)
+        guard = LossGuard(at.first_loss)
         if at.step and on_step is not None:
             on_step(at.step, total_steps, "goes on")
         while at.step < total_steps:
@@ -490,7 +571,9 @@ def train_model(
                     total_steps,
                     on_step,
                     clip_each_group,
+                    guard,
                 )
+                at.first_loss = guard.first
                 at.step, at.batches = at.step + done, at.batches + done
                 at.loss, at.samples = at.loss + loss * done, at.samples + samples
                 if at.step >= total_steps:
@@ -519,10 +602,3 @@ def _pieces(batches: Iterable[TokenBatch], size: int) -> Iterable[Iterable[Token
     iterator = iter(batches)
     for first in iterator:
         yield chain([first], islice(iterator, size - 1))
-
-
-def _finite(loss: Tensor, step: int) -> float:
-    value = float(loss)
-    if not math.isfinite(value):
-        raise ValueError(f"the training loss is {value} at step {step}; expected a number. Lower the learning rate")
-    return value

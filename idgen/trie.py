@@ -26,6 +26,15 @@ class Children(NamedTuple):
     token_C: Tensor
 
 
+def children_of(first_child_N1: Tensor, token_N: Tensor, node_R: Tensor) -> Children:
+    """See `Trie`."""
+    count_R = first_child_N1[node_R + 1] - first_child_N1[node_R]
+    row_C = torch.repeat_interleave(torch.arange(len(node_R), device=node_R.device), count_R)
+    before_R = torch.cumsum(count_R, 0) - count_R
+    node_C = torch.arange(len(row_C), device=node_R.device) + (first_child_N1[node_R] - before_R)[row_C]
+    return Children(row_C, node_C, token_N[node_C])
+
+
 @dataclass(frozen=True, eq=False)
 class Trie:
     """Prefix tree over the token sequences of a catalogue, every ID closed by the end token where IDs have one.
@@ -112,11 +121,7 @@ class Trie:
 
     def children(self, node_R: Tensor) -> Children:
         """All children of the nodes, row after row and with rising tokens inside a row."""
-        count_R = self.num_children(node_R)
-        row_C = torch.repeat_interleave(torch.arange(len(node_R), device=node_R.device), count_R)
-        before_R = torch.cumsum(count_R, 0) - count_R
-        node_C = torch.arange(len(row_C), device=node_R.device) + (self.first_child_N1[node_R] - before_R)[row_C]
-        return Children(row_C, node_C, self.token_N[node_C])
+        return children_of(self.first_child_N1, self.token_N, node_R)
 
     def advance(self, node_R: Tensor, token_R: Tensor) -> Tensor:
         """Node after one more token; -1 when the tree has no such child (or the node already was -1)."""
@@ -137,6 +142,65 @@ class Trie:
         node = int(self.walk(torch.tensor([list(prefix)], dtype=torch.long, device=self.device)))
         tokens = [] if node < 0 else self.children(torch.tensor([node], device=self.device)).token_C.tolist()
         return tokens or [self.stuck_token]
+
+
+def log_softmax_of_rows(logit_C: Tensor, row_C: Tensor, num_rows: int) -> Tensor:
+    """Log-probabilities of what stands in ``num_rows`` rows of unequal length one after the other, (C,)."""
+    with torch.no_grad():  # it falls out of the result
+        largest_R = logit_C.new_full((num_rows,), -torch.inf).scatter_reduce(0, row_C, logit_C, "amax")
+    shifted_C = logit_C - largest_R[row_C]
+    return shifted_C - torch.zeros_like(largest_R).index_add(0, row_C, shifted_C.exp()).log()[row_C]
+
+
+class Forest(NamedTuple):
+    """The tries of several catalogues below one node 0, whose children, 1, 2, ..., are their roots."""
+
+    first_child_N1: Tensor
+    token_N: Tensor
+
+    def num_children(self, node_R: Tensor) -> Tensor:
+        return self.first_child_N1[node_R + 1] - self.first_child_N1[node_R]
+
+    def children(self, node_R: Tensor) -> Children:
+        return children_of(self.first_child_N1, self.token_N, node_R)
+
+    def is_root(self, node_R: Tensor) -> Tensor:
+        return node_R < self.first_child_N1[1]
+
+
+class Parents(NamedTuple):
+    """Where the labels of training batches stand in the tries of their catalogues."""
+
+    trie: Trie
+    """Of all catalogues, below a root for each."""
+    root_K: Tensor
+
+    @classmethod
+    def of(cls, tries: Sequence[Trie]) -> Parents:
+        """Catalogues may share tokens, and IDs."""
+        first = max(trie.stride for trie in tries)
+        rows = [
+            [first + number, *(token for token in label_T if token >= 0)]
+            for number, trie in enumerate(tries)
+            for label_T in trie.label_IT.tolist()
+        ]
+        trie = Trie.build(rows, None)
+        return cls(trie, trie.advance(torch.zeros(len(tries), dtype=torch.long), first + torch.arange(len(tries))))
+
+    def batch(self, label_BT: Tensor, task_B: Tensor) -> dict[str, Tensor]:
+        """What `idgen.training.trie_loss` reads: the ``node`` (B, T) whose children each label is one of, and the tree.
+
+        The IDs of a row follow each other, each from the root of its catalogue.
+        """
+        root_B = self.root_K[task_B]
+        node_B, nodes = root_B, []
+        for label_B in label_BT.unbind(1):
+            nodes.append(node_B)
+            next_B = self.trie.advance(node_B, label_B)
+            ended_B = (next_B < 0) | (self.trie.num_children(next_B.clamp(min=0)) == 0)
+            node_B = torch.where(ended_B, root_B, next_B)
+        tree = {"first_child": self.trie.first_child_N1, "child_token": self.trie.token_N}
+        return {"node": torch.stack(nodes, 1), **tree}
 
 
 class TrieLogitsProcessor(LogitsProcessor):

@@ -205,7 +205,6 @@ def test_goodreads_holds_what_the_papers_fix():
     samples = pretrain.samples
     assert (samples.templates, samples.user_wording) == ("natural", "prefix")
     assert (samples.max_history, samples.shown_history, samples.max_source_tokens) == (20, 20, 512)
-    assert not samples.newest_first
     assert (pretrain.train.learning_rate, pretrain.train.batch_size) == (1e-3, 64)
 
 

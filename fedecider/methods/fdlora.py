@@ -24,7 +24,7 @@ from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_g
 from fedecider.methods.config import SIMPLEX, FdloraConfig
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
-from idgen.backbones.family import num_targets
+from idgen.backbones.family import SHARED, num_targets
 from idgen.precision import autocast
 from idgen.training import sequence_loss
 
@@ -166,10 +166,7 @@ def _search_batches(recommender: ClientModels, config: FdloraConfig, client: int
     batches = list(islice(recommender.batches(client, generator), num_batches))
     share = -(-config.num_search_prompts // len(batches))
     return [
-        {
-            key: (tensor if key == "catalogue" else tensor[:share]).to(recommender.device)
-            for key, tensor in batch.items()
-        }
+        {key: (tensor if key in SHARED else tensor[:share]).to(recommender.device) for key, tensor in batch.items()}
         for batch in batches
     ]
 

@@ -58,7 +58,6 @@ class PromptLayout(NamedTuple):
     """Closes an item ID that the model writes, and the prompt; None: nothing does."""
     max_history: int
     """Items shown at most, the newest ones."""
-    newest_first: bool
     max_tokens: int
     """Tokens of a prompt at most, with the end token; the oldest items are left out first."""
     num_beams: int
@@ -133,6 +132,7 @@ rows = model.generate(
     input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
     num_beams=num_beams, num_return_sequences=num_beams, length_penalty=0.0, early_stopping="never",
     max_new_tokens={longest}, eos_token_id={end}, prefix_allowed_tokens_fn=allowed,
+    renormalize_logits=True,
 ).tolist()
 found = dict.fromkeys(tuple(row[{start} : row.index({end}, {start})]) for row in rows)
 best = [titles[tokens] for tokens in found if tokens in titles and tokens not in seen]
@@ -142,10 +142,9 @@ print(*(f"{{place}}\\t{{title}}" for place, title in enumerate(best[:10], 1)), s
 
 def _prompt(prompt: PromptLayout) -> str:
     """The lines that make the tokens of the prompt."""
-    order = "[::-1]" if prompt.newest_first else ""
     separator, after = list(prompt.separator_tokens), list(prompt.after_tokens)
     before = f"{list(prompt.before_tokens)} + " if prompt.before_tokens else ""
-    joined = f"[token for tokens in shown{order} for token in {f'(*{separator}, *tokens)' if separator else 'tokens'}]"
+    joined = f"[token for tokens in shown for token in {f'(*{separator}, *tokens)' if separator else 'tokens'}]"
     joined += f"[{len(separator)}:]" if separator else ""
     line = f"prompt = {before}{joined}{f' + {after}' if after else ''}\n"
     if not prompt.may_be_long:
@@ -187,7 +186,6 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
         separator=None if samples.is_row else SEPARATOR,
         end_token=task.trie.eos_token_id,
         max_history=samples.shown_history,
-        newest_first=samples.newest_first,
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
         prior_correction=ranking.prior_correction,
@@ -294,7 +292,6 @@ def _introduction(card: Card, base_name: str) -> str:
 
 
 def _prompt_text(prompt: PromptLayout) -> str:
-    order = "newest" if prompt.newest_first else "oldest"
     template = " ".join(part for part in (prompt.before, "{history}", prompt.after) if part)
     separator = f"`{prompt.separator}`" if prompt.separator else "none (a space)"
     if prompt.separator is None:
@@ -302,7 +299,7 @@ def _prompt_text(prompt: PromptLayout) -> str:
     closing = "" if prompt.end_token is None else f", then the closing token, {prompt.end_token}"
     rows = [
         ("prompt template", f"`{template}`{closing}"),
-        ("`{history}`", f"ID texts of the items, {order} first"),
+        ("`{history}`", "ID texts of the items, oldest first"),
         ("separator between two IDs", separator),
         ("`max_history`", f"{prompt.max_history} (the newest items)"),
         ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),

@@ -22,7 +22,11 @@ TokenBatch = dict[str, Tensor]
 """``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
 decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order.
 With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone; with ``log_weights`` (B, C) beside
-it they are a sample of those that it is compared with (`idgen.samples.with_candidates`)."""
+it they are a sample of those that it is compared with (`idgen.samples.with_candidates`). With ``node``, a node for each
+label, it is compared with the tokens that may stand in its place in a trie (`idgen.trie.Parents`)."""
+
+SHARED = ("catalogue", "first_child", "child_token")
+"""What is one for all rows of a batch."""
 
 
 def labels_of(batch: TokenBatch) -> Tensor:
@@ -31,13 +35,16 @@ def labels_of(batch: TokenBatch) -> Tensor:
 
 
 def num_targets(batch: TokenBatch) -> int:
-    """Target tokens of a batch."""
-    return int((labels_of(batch) != IGNORED_LABEL).sum())
+    """What the loss of a batch is a mean of: its target items where labels have nodes, its target tokens else."""
+    counts = labels_of(batch) != IGNORED_LABEL
+    if "node" in batch:
+        counts &= batch["node"] < batch["first_child"][1]
+    return int(counts.sum())
 
 
 def every_nth_row(batch: TokenBatch, first: int, step: int) -> TokenBatch:
     """A share of the rows of a batch; possibly none."""
-    return {name: tensor if name == "catalogue" else tensor[first::step] for name, tensor in batch.items()}
+    return {name: tensor if name in SHARED else tensor[first::step] for name, tensor in batch.items()}
 
 
 def num_samples_of(batch: TokenBatch) -> int:
@@ -135,6 +142,10 @@ class Family(ABC):
     @abstractmethod
     def width(self, config: Any) -> int:
         """D."""
+
+    def output_scale(self, model: Any) -> float:
+        """What the output is multiplied with before the output layer reads it."""
+        return 1.0
 
     @staticmethod
     def read_out(head: Any, hidden_RD: Tensor, token_C: Tensor | None, rows_CD: Tensor | None) -> Tensor:

@@ -124,10 +124,12 @@ class T5(Family):
         self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None, rows_CD: Tensor | None = None
     ) -> Tensor:
         """Logits in fp32; T5 with tied embeddings divides the decoder output by sqrt(D) first."""
-        config = model.config
-        if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
-            hidden_RD = hidden_RD * config.d_model**-0.5
+        hidden_RD = hidden_RD * self.output_scale(model)
         return self.read_out(model.lm_head, hidden_RD, token_C, rows_CD)
+
+    def output_scale(self, model: Any) -> float:
+        scaled = getattr(model.config, "scale_decoder_outputs", model.config.tie_word_embeddings)
+        return model.config.d_model**-0.5 if scaled else 1.0
 
     def teacher_forced(
         self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -7,14 +8,18 @@ from tiny_causal import tiny_causal
 from tiny_tasks import make_domain, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 
+from fedecider.bounds import Diverged
 from idgen import backbone, training
 from idgen.backbone import BackboneConfig, build_backbone, train_backbone
+from idgen.backbones.family import num_targets as num_targets_of
+from idgen.backbones.small_t5 import NUM_FLAGS
 from idgen.config import BackboneTraining
 from idgen.prompts import SampleConfig
 from idgen.samples import train_batches
 from idgen.training import (
     DISTILL_COURSE,
     Course,
+    LossGuard,
     TrainConfig,
     epoch_generator,
     learning_rate_factor,
@@ -95,18 +100,17 @@ def test_cooccurrence_start_touches_item_tokens_only():
     assert changed.nonzero().squeeze(1).tolist() == tokens
 
 
-def test_text_start_touches_item_tokens_only():
+def test_text_start_fills_item_tokens():
     sizes = {"d_model": 8, "num_layers": 1}
     vector_ID = torch.nn.functional.normalize(
         torch.randn(len(TASK.trie), 8, generator=torch.Generator().manual_seed(0))
     )
-    plain = build_backbone(BackboneConfig(**sizes), TOKENIZER, 1)
     config = BackboneConfig(**sizes, embedding_init="text")
     model = build_backbone(config, TOKENIZER, 1, [TASK], {TASK.name: vector_ID})
     tokens = sorted({token for tokens in TASK.item_ids.token_ids for token in tokens})
-    changed_V = (model.shared.weight != plain.shared.weight).any(1)
-    assert changed_V.nonzero().squeeze(1).tolist() == tokens
-    assert torch.allclose(model.shared.weight[tokens].norm(dim=1), torch.tensor(8**0.5))
+    others = sorted(set(range(len(TOKENIZER))) - set(tokens))
+    length_V = model.shared.weight[:, :-NUM_FLAGS].norm(dim=1)
+    assert float(length_V[tokens].min()) > 10 * float(length_V[others].max())
     with pytest.raises(ValueError, match="no item vectors"):
         build_backbone(config, TOKENIZER, 1, [TASK])
     decoder = BackboneConfig(**sizes, kind="decoder", embedding_init="text")
@@ -116,10 +120,14 @@ def test_text_start_touches_item_tokens_only():
     assert llama.config.max_position_embeddings == TASK.config.max_source_tokens + longest - 1
 
 
-def test_loss_is_the_models_own_and_padding_has_no_influence():
+def plain(batch):
+    return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
+
+
+def test_loss_without_nodes_is_the_models_own_and_padding_has_no_influence():
     """Equal to the cross-entropy of transformers; more padding on the right of inputs and labels changes nothing."""
     model = build_backbone(SMALL, TOKENIZER, 1)
-    batch = first_batch()
+    batch = plain(first_batch())
     with torch.no_grad():
         loss = sequence_loss(model, batch)
         assert loss.item() == pytest.approx(model(**batch).loss.item(), abs=1e-6)
@@ -128,6 +136,42 @@ def test_loss_is_the_models_own_and_padding_has_no_influence():
         assert sequence_loss(model, wider).item() == pytest.approx(loss.item(), abs=1e-6)
         wrong = {**wider, "labels": wider["labels"].clamp(min=0)}  # what the loss would be with pads as targets
         assert abs(sequence_loss(model, wrong).item() - loss.item()) > 1e-3
+
+
+@pytest.mark.parametrize("dense_above", [0, 512])
+@pytest.mark.parametrize("num_targets", [1, 3])
+def test_loss_of_batches_is_the_mean_of_what_items_are_ranked_by(num_targets, dense_above, monkeypatch):
+    """-log p(ID) along the trie of the row's own catalogue, the items of a row each behind those before it."""
+    monkeypatch.setattr("idgen.training.DENSE_ABOVE", dense_above)
+    corner = make_domain("corner", num_items=14, lengths=(5, 7, 8), seed=1)
+    config = dataclasses.replace(TASK.config, num_targets=num_targets)
+    tasks = [TASK._replace(config=config), make_task(corner, TOKENIZER, config)]
+    model = build_backbone(SMALL, TOKENIZER, 1)
+    batch = next(train_batches(tasks, 64, torch.Generator().manual_seed(0)))
+    with torch.no_grad():
+        logit_BTV, losses = model(**plain(batch)).logits, []
+        for row, label_T in enumerate(batch["labels"].tolist()):
+            prompt = TOKENIZER.decode(batch["input_ids"][row])
+            trie = tasks["corner" in prompt].trie
+            for place, token in enumerate(label_T):
+                if token < 0:
+                    continue
+                if place == 0 or label_T[place - 1] == TOKENIZER.eos_token_id:
+                    beginning, total = [], 0.0
+                allowed = trie.allowed_tokens(beginning)
+                total -= torch.log_softmax(logit_BTV[row, place, allowed], 0)[allowed.index(token)]
+                beginning.append(token)
+                if token == TOKENIZER.eos_token_id:
+                    losses.append(total)
+        assert num_targets_of(batch) == len(losses)
+        assert (len(losses) > len(batch["labels"])) == (num_targets > 1)
+        assert sequence_loss(model, batch).item() == pytest.approx(float(torch.stack(losses).mean()), rel=1e-4)
+
+
+def test_gradients_of_the_loss_along_the_trie():
+    model = build_backbone(SMALL, TOKENIZER, 1).train()
+    sequence_loss(model, first_batch()).backward()
+    assert all(bool(p.grad.any()) for p in model.parameters() if p.ndim > 1)
 
 
 def test_learning_rate_by_hand():
@@ -250,11 +294,34 @@ def test_bf16_and_dropout_settings():
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
+def guarded(losses, first=None, window=20):
+    """Of windows with these mean losses."""
+    guard = LossGuard(first)
+    for number, loss in enumerate(losses):
+        for step in range(window):
+            done = number * window + step + 1
+            guard.step(torch.tensor(loss), done, done == len(losses) * window, 0.1)
+
+
+def test_a_loss_that_stays_above_its_start_ends_the_training():
+    guarded([5.0, 6.1, 4.0, *[6.1] * 9, 5.9, *[6.1] * 9, 5.0])
+    with pytest.raises(Diverged, match=r"diverged at step 240, learning_rate 0.1: the loss is 6.1, it was 5 at first"):
+        guarded([5.0, 4.0, *[6.1] * 10, 5.0])
+    with pytest.raises(Diverged, match=r"at step 20, .* it was 5 at first"):
+        guarded([6.1], first=5.0)
+    guarded([6.1], first=5.0, window=19)  # a few steps say little
+
+
+def test_a_loss_that_is_no_number_ends_the_training():
+    with pytest.raises(Diverged, match=r"diverged at step 7, learning_rate 0.1: the loss is nan"):
+        guarded([math.nan], window=7)
+
+
 def test_divergence_and_wrong_settings_are_refused():
     model = build_backbone(SMALL, TOKENIZER, 1)
     with torch.no_grad():
-        model.shared.weight[5] = math.nan
-    with pytest.raises(ValueError, match="Lower the learning rate"):
+        model.shared.weight[:] = math.nan
+    with pytest.raises(Diverged, match=r"diverged at step \d+, learning_rate 0.001: the loss is nan"):
         train_backbone(model, TASK, BackboneTraining(batch_size=7), seed=0)
     for change in (
         {"learning_rate": 0.0},

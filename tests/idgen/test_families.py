@@ -21,7 +21,7 @@ from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import evaluating, labels_of, num_targets
 from idgen.decode import constrained_beam_search, score_catalogue
-from idgen.ranking import node_priors, score_candidates, trie_log_probs
+from idgen.ranking import node_priors, trie_log_probs
 from idgen.training import sequence_loss
 from idgen.trie import Trie, TrieLogitsProcessor
 
@@ -48,16 +48,6 @@ def test_the_search_equals_the_exact_scorer(name, ids, end):
     assert float(best_BK[:, 0].sub(best_BK[:, -1]).min()) > 0.5  # the scores differ
 
 
-@pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, None)])
-def test_given_candidates_have_the_exact_scores(name, ids, end):
-    model, trie = MODELS[name](), Trie.build(ids, end)
-    candidate_BM = torch.tensor([[3, 1, 0, 4], [2, -1, 5, 2], [0, 1, 2, 3]])
-    score_BM = score_candidates(model, PROMPTS, MASK, trie, candidate_BM)
-    exact_BI = score_catalogue(model, PROMPTS, MASK, trie)
-    expected_BM = exact_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
-    assert torch.allclose(score_BM, expected_BM, atol=1e-4)
-
-
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
 def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, scored, monkeypatch):
@@ -80,6 +70,8 @@ def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, 
                     logit_C = logit_TV[place, allowed] + score_N[children_C]
                     expected_BI[user, item] += torch.log_softmax(logit_C, 0)[allowed.index(token)]
     assert torch.allclose(expected_BI.exp().sum(1), torch.ones(len(PROMPTS), dtype=torch.float64))
+    if not scored:
+        assert torch.allclose(score_catalogue(model, PROMPTS, MASK, trie), expected_BI.float(), atol=1e-4)
     kept_BM = expected_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
     assert torch.allclose(found_BM, kept_BM, atol=1e-4)
 
@@ -150,6 +142,7 @@ def test_generate_writes_what_the_search_finds(name):
             eos_token_id=1,
             pad_token_id=0,
             logits_processor=[TrieLogitsProcessor(trie, prompt_length=before)],
+            renormalize_logits=True,
             return_dict_in_generate=True,
             output_scores=True,
         )

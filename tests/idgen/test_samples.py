@@ -57,7 +57,6 @@ def test_assembled_tokens_are_those_of_the_full_text(templates):
         train = sequence[:-2]
         for place in range(1, len(train)):
             shown = [IDS.texts[item] for item in train[:place][-4:]]
-            shown = shown[::-1] if templates == "compact" else shown
             named = place >= num_wording_items(len(train))
             for template in load_templates(templates):
                 wording = template.user if named else template.no_user
@@ -79,9 +78,9 @@ def test_the_oldest_items_give_way_and_the_newest_stay():
     assert len(tokens) <= longest // 2
     sequence = DOMAIN.clients.sequences[3][:-1]
     for kept in range(1, 20):
-        text = render("{domain} : {history}", DOMAIN.name, [IDS.texts[item] for item in sequence[-kept:][::-1]])
+        text = render("{domain} : {history}", DOMAIN.name, [IDS.texts[item] for item in sequence[-kept:]])
         if TOKENIZER(text)["input_ids"] == tokens:
-            longer = render("{domain} : {history}", DOMAIN.name, [IDS.texts[i] for i in sequence[-kept - 1 :][::-1]])
+            longer = render("{domain} : {history}", DOMAIN.name, [IDS.texts[i] for i in sequence[-kept - 1 :]])
             assert len(TOKENIZER(longer)["input_ids"]) > longest // 2  # as many as fit
             break
     else:

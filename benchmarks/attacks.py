@@ -32,10 +32,10 @@ from fedecider.running.options import run
 
 PAGE = Path(__file__).parent / "results" / "attacks.md"
 KEPT = 0.95
-MERGE = {"self_term": "raw", "alpha_init": "auto", "alpha_per": "module", "alpha_peers": 1.0, "merge": True}
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"method": "fedavg"},
-    "exact mean": {"method": "fedecider", "fedecider": {**MERGE, "initial_fusion": "1"}},
+    "flora": {"method": "flora"},
+    "fedecider": {"method": "fedecider"},
     "fedmf, weighting examples (users)": {"method": "fedmf", "dataset": "amazon-gift-cards"},
     "fedavg, norm_clip": {"method": "fedavg", "robust_mean": "norm_clip"},
     "fedavg, median": {"method": "fedavg", "robust_mean": "median"},
@@ -68,7 +68,7 @@ COMPANIES: dict[str, Any] = {
     "teacher_row": False,
     "hybrid": {"kind": "none"},
     "pretrain": {
-        "ids": "phrases",
+        "ids": "item",
         "text_encoder": "tfidf",
         "samples": {"templates": "history", "user_wording": "none", "max_history": 20, "max_source_tokens": 24},
         "backbone": {"kind": "decoder", "embedding_init": "text", "d_model": 32, "num_layers": 2},

@@ -360,8 +360,13 @@ def _batches(
 def _step(model: Any, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer, bf16: bool) -> float:
     device = batch["labels"].device
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-        logits = model(**batch).logits
-    loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+        logits_BTV = model(**batch).logits.float()
+    # Among the tokens of the own text, which it may write: among all it would learn which words are frequent.
+    own_BV = torch.zeros(len(logits_BTV), logits_BTV.shape[2], dtype=torch.bool, device=device)
+    own_BV.scatter_(1, batch["input_ids"], True).scatter_(1, batch["labels"].clamp(min=0), True)
+    own_BV[:, model.config.eos_token_id] = True
+    logits_BTV = logits_BTV.masked_fill(~own_BV[:, None], torch.finfo(torch.float32).min)
+    loss = nn.functional.cross_entropy(logits_BTV.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

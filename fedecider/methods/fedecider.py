@@ -145,7 +145,6 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         VARIANTS,
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
-        passes_norms=config.merge,
     )
 
 

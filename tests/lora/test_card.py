@@ -26,7 +26,7 @@ from idgen.samples import catalogue_task, encode_histories
 from idgen.tokenizer import load_tokenizer, train_tokenizer
 
 PROMPT = PromptLayout(
-    "so far the user has picked", "and next", ";", 1, 7, False, 512, 20, "AutoModelForSeq2SeqLM", False
+    "so far the user has picked", "and next", ";", 1, 7, 512, 20, "AutoModelForSeq2SeqLM", False
 )._replace(longest_id=30)
 CARD = Card(
     method="fedecider",

@@ -136,7 +136,6 @@ def local_only(method: FederatedMethod, federation: Federation) -> FederatedMeth
         positions=positions,
         upload_like=lambda round, server: {},
         takes_mean=False,
-        passes_norms=False,
         cohort=None,
     )
 

@@ -71,9 +71,10 @@ def test_plain_peft_gives_the_scores_of_our_search(playground):
     model = PeftModel.from_pretrained(model, str(run / "adapters" / "crime")).eval()
     tokens = [loaded.task.item_ids.token_ids[item][0] for item in (0, 1, 2)]
     with torch.no_grad():
-        score_V = model(input_ids=torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+        logit_V = model(input_ids=torch.tensor([tokens])).logits[0, -1]
     keys = list(loaded.items.keys)
-    own = {key: float(score_V[loaded.task.item_ids.token_ids[keys.index(key)][0]]) for key in keys}
+    score_I = logit_V[[tokens[0] for tokens in loaded.task.item_ids.token_ids]].log_softmax(-1)  # among the items
+    own = dict(zip(keys, score_I.tolist(), strict=True))
     best = [key for key in sorted(keys, key=lambda key: -own[key]) if keys.index(key) not in (0, 1, 2)]
     assert [item.key for item in ranked] == best[:5]
     assert [item.score for item in ranked] == pytest.approx([own[item.key] for item in ranked], abs=1e-4)

@@ -104,6 +104,15 @@ def test_bytes_follow_the_formula(playground):
     assert sum(first["down"].values()) == payload
 
 
+def score_in_the_catalogue(logits_TV, target, token_ids):
+    """The log-probability of an ID among those of the catalogue: at each step among the tokens that one of them has."""
+    score, ids = 0.0, [[*tokens, target[-1]] for tokens in token_ids]
+    for place, token in enumerate(target):
+        allowed = sorted({one[place] for one in ids if one[:place] == target[:place] and len(one) > place})
+        score += float(logits_TV[place, allowed].log_softmax(-1)[allowed.index(token)])
+    return score
+
+
 def test_plain_peft_reproduces_the_recommendations(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     run = playground / "runs" / "whole"
@@ -125,7 +134,7 @@ def test_plain_peft_reproduces_the_recommendations(playground, monkeypatch, caps
         target = torch.tensor([[*table[item.key]["tokens"], tokenizer.eos_token_id]])
         with torch.no_grad():
             logits = model(input_ids=input_ids, attention_mask=attention_mask, labels=target).logits
-        score = logits.log_softmax(-1).gather(2, target[..., None]).sum().item()
+        score = score_in_the_catalogue(logits[0], target[0].tolist(), loaded.task.item_ids.token_ids)
         assert score == pytest.approx(item.score, abs=1e-3)
 
 
@@ -146,7 +155,7 @@ def test_many_histories_get_what_each_gets_alone_and_an_empty_one_what_is_likely
     labels = torch.tensor([[*best, rec.tokenizer.eos_token_id]])
     with torch.no_grad():
         logits = rec.model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).logits
-    score = logits.log_softmax(-1).gather(2, labels[..., None]).sum().item()
+    score = score_in_the_catalogue(logits[0], labels[0].tolist(), rec.task.item_ids.token_ids)
     assert together[0][0].score == pytest.approx(score, abs=1e-3)
 
 

@@ -194,7 +194,6 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
         variants=("personal", "group"),
         unread=(PERSONAL,),
         upload_like=lambda round, server: {"item_table": server["item_table"][0]},
-        passes_norms=True,
     )
 
 

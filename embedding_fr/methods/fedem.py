@@ -256,5 +256,4 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
         server_aggregate=server_aggregate,
         upload_like=lambda round, server: {TABLE: server[TABLE][0]},
         takes_mean=False,
-        passes_norms=True,
     )

@@ -162,7 +162,6 @@ def fedfast(federation: Federation, training: EmbeddingTraining, config: Fedfast
         server_aggregate=server_aggregate,
         upload_like=lambda round, server: {**{name: server[name] for name in common}, "user": server["user"][0]},
         takes_mean=False,
-        passes_norms=True,
         cohort=cohort if chooses_cohort(config) else None,
     )
 

@@ -175,7 +175,6 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         positions,
         variants,
         upload_like=lambda round, server: {"item_table": server["item_table"]},
-        passes_norms=True,
     )
     return with_personal_variant(method, federation)
 

@@ -239,7 +239,6 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
         variants=("personal", *TABLE_OF),
         unread=(PERSONAL,),
         upload_like=lambda round, server: {"item_table": server["global_table"], "user": server["user"][0]},
-        passes_norms=True,
         alone=alone,
         cohort=cohort if chooses_cohort(config) else None,
     )

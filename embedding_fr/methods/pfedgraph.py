@@ -153,7 +153,6 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         variants=("mixed",),
         upload_like=lambda round, server: {TABLE: server[TABLE][0]},
         takes_mean=False,
-        passes_norms=True,
     )
 
 

@@ -200,6 +200,8 @@ def _run(
                 from fedecider.experiment.report import write_diverged  # pages are for the end of a run
 
                 write_diverged(folder, rounds.method.name, str(error))
+            elif launch.is_main:
+                forget_unstarted(folder)
             raise
         except ValueError:
             if launch.is_main:

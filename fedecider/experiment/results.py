@@ -498,7 +498,7 @@ def _write_metrics(
             "valid": rows_data(valid_rows, name),
             "test": rows_data(made.rows, name),
         }
-    records = read_records(folder.rounds)
+    records = _records(folder)
     content["non_finite_uploads"], content["capped_clients"] = non_finite_uploads(records), capped_clients(records)
     if settings.run.share_grid != [1.0]:
         content["update_scales"] = dict(made.shares)
@@ -589,8 +589,13 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
     }
 
 
+def _records(folder: RunFolder) -> list[dict]:
+    """Of all rounds; none at a site of a deployment, whose server keeps them."""
+    return read_records(folder.rounds) if folder.rounds.is_file() else []
+
+
 def _notes(run: Ended, models: Models) -> list[str]:
-    settings, state, records = run.settings, run.state, read_records(run.folder.rounds)
+    settings, state, records = run.settings, run.state, _records(run.folder)
     taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
     choices = {} if models.hybrids is None else models.hybrids.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())

@@ -119,8 +119,13 @@ def update_norms(upload: Upload, reference: Tree | None) -> Tensor:
     """(C,) float64, the norm of what every client changed of ``reference``; zero without one."""
     total_C = torch.zeros(len(upload.clients), dtype=torch.float64)
     for change in _changes(upload, reference).values() if reference is not None else ():
-        total_C += torch.linalg.vector_norm(change.flatten(1), dim=1, dtype=torch.float64).square().cpu()
+        total_C += torch.linalg.vector_norm(_flat(change), dim=1, dtype=torch.float64).square().cpu()
     return total_C.sqrt()
+
+
+def _flat(value: Tensor) -> Tensor:
+    """(C, ...) as (C, numbers of a client)."""
+    return value.flatten(1) if value.dim() > 1 else value[:, None]
 
 
 def _changes(upload: Upload, reference: Tree) -> Tree:
@@ -304,7 +309,7 @@ def _middle(value: Tensor, kind: RobustMean) -> Tensor:
 def _clipped(held: Sequence[Upload], server: Tree) -> Iterator[Upload]:
     changes = [_change(upload, server) for upload in held]
     norms = [
-        torch.stack([value.flatten(1).square().sum(1).cpu() for value in change.values()]).sum(0).sqrt()
+        torch.stack([_flat(value).square().sum(1).cpu() for value in change.values()]).sum(0).sqrt()
         for change in changes
     ]
     middle = _middle(torch.cat(norms), "median")

@@ -121,9 +121,10 @@ class FederatedMethod(NamedTuple):
     """Whether the server divides that mean by its own size: the resolution of a secure sum would be too coarse."""
     takes_mean: bool = False
     """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""
-    passes_norms: bool = False
-    """Whether, without such a mean, the sizes of single updates reach other clients: they are bounded all the same
-    (:func:`fedecider.federation.aggregate.bounded`)."""
+    bounds_norms: bool = False
+    """Whether the sizes of single updates reach other clients, and are bounded on the way
+    (:func:`fedecider.federation.aggregate.bounded`). False where they do not, and where users are the clients: among
+    those honest updates differ by more."""
     alone: Callable[[int, Tree, Upload], NewRows] | None = None
     """round, what the clients of a block had received (C, ...), their uploads -> what each one would receive next if
     nobody else took part, for federation off; None: what it uploaded."""

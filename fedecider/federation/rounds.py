@@ -350,9 +350,10 @@ def _train(
             yield Arrived(sent.upload, partial(_reference, method, round, sent_to, heard_C))
 
     on_clients(round, "training", 0, len(cohort))
-    passes_norms = method.takes_mean or method.passes_norms
     stream = (
-        bounded(arrived(), passes_norms, capped.append) if gathering.sees_each else (one.upload for one in arrived())
+        bounded(arrived(), method.bounds_norms, capped.append)
+        if gathering.sees_each
+        else (one.upload for one in arrived())
     )
     server = method.server_aggregate(round, state.server, gathering.read(round, cohort, state.server, stream))
     for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads

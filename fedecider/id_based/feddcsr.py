@@ -445,6 +445,7 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
         ("global", "local") if federated else ("local",),
         upload_like=lambda round, server: {name: tensor for name, tensor in server.items() if name != KNOWN},
         takes_mean=True,
+        bounds_norms=True,
     )
 
 

@@ -273,6 +273,7 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
         tuple(VARIANTS),
         upload_like=lambda round, server: server,
         takes_mean=True,
+        bounds_norms=True,
     )
 
 

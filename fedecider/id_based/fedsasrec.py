@@ -267,6 +267,7 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
         ("local",) if config.share == "nothing" else ("global", "local"),
         upload_like=lambda round, server: server,
         takes_mean=True,
+        bounds_norms=True,
     )
 
 

@@ -98,6 +98,7 @@ def averaged(
         variants,
         upload_like=_like_server,
         takes_mean=True,
+        bounds_norms=True,
     )
 
 
@@ -200,7 +201,7 @@ def personal_average(
         positions,
         VARIANTS,
         upload_like=lambda round, server: like,
-        passes_norms=True,
+        bounds_norms=True,
     )
 
 

@@ -141,7 +141,7 @@ def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod
         VARIANTS,
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
-        passes_norms=True,
+        bounds_norms=True,
     )
 
 

@@ -95,6 +95,7 @@ def rolora(recommender: ClientModels, config: WeightingConfig) -> FederatedMetho
         variants,
         upload_like=lambda round, server: only(server, trained_factor(round)),
         takes_mean=True,
+        bounds_norms=True,
     )
 
 

@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on(data, tmp_path, monkeypatch):
 
     run = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr("fedecider.experiment.engine.round_logger", lambda launch, num_rounds: stop_after_two)
+        patch.setattr("fedecider.experiment.engine.round_logger", lambda *_: stop_after_two)
         assert call(data, run, "--num_rounds", "3") == 130
     assert not RunFolder(run).results.exists()
     assert call(data, run, "--num_rounds", "3", "--resume", "true") == 0

@@ -172,17 +172,18 @@ def test_rows_of_the_output_have_a_rate_of_their_own(parts):
 
 
 def test_epsilon_holds_rows_with_faint_gradients(parts, monkeypatch):
-    """At 1e-8 the row of a token that no sample asks for moves nearly as far as that of a target."""
+    """At 1e-8 the row of a token that no sample asks for moves nearly as far as that of a target, where an item ID may
+    have it; rows of all other tokens stay."""
     least = {}
-    for epsilon in (1e-8, 1e-2):
+    for epsilon in (1e-8, 1.0):
         monkeypatch.setattr(LocalTraining, "adam_epsilon", epsilon)
         recommender = recommender_of(parts, targets=("output",))
         training = replace(recommender.training, learning_rate=1e-3)
         load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
         moved_V = train_locally(recommender._replace(training=training), 0, 1).adapters["lm_head.lora_b"].norm(dim=1)
-        least[epsilon] = float(moved_V.min() / moved_V.max())
+        least[epsilon] = float(moved_V[moved_V > 0.0].min() / moved_V.max())
     assert least[1e-8] > 0.1
-    assert least[1e-2] < 0.1 * least[1e-8]
+    assert least[1.0] < 0.25 * least[1e-8]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])

@@ -12,6 +12,7 @@ Shape legend: V tokens, D width, R buckets of relative positions, H heads.
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ def build_small_t5(
         )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = T5ForConditionalGeneration(config)
+        model: Any = T5ForConditionalGeneration(config)  # whose blocks are modules to the type checker
         _fill_table(model, table_VD)
         for stack in (model.encoder, model.decoder):
             for block in stack.block:
@@ -63,14 +64,14 @@ def build_small_t5(
         _gather_history(model, tokens_per_item)
         _read_history(model)
         model.decoder.final_layer_norm.weight.fill_(SCALE)
-    return model.eval()
+    return cast(T5ForConditionalGeneration, model.eval())
 
 
 def _attention(layer: nn.Module) -> nn.Module:
     return layer.EncDecAttention if hasattr(layer, "EncDecAttention") else layer.SelfAttention  # type: ignore[return-value]
 
 
-def _fill_table(model: T5ForConditionalGeneration, vector_VD: Tensor) -> None:
+def _fill_table(model: Any, vector_VD: Tensor) -> None:
     """Rows of length 1, so that a learning rate means what it does to a decoder; others are little but flags."""
     table_VD, width = model.get_input_embeddings().weight, vector_VD.shape[1]
     known_V = vector_VD.norm(dim=1) > 0
@@ -86,7 +87,7 @@ def _carried(width: int) -> Tensor:
     return torch.diag(diagonal_D)
 
 
-def _gather_history(model: T5ForConditionalGeneration, tokens_per_item: float) -> None:
+def _gather_history(model: Any, tokens_per_item: float) -> None:
     """Let the encoder's layer 0 add to each position the mean of the tokens around it, weighed by distance alone."""
     attention = model.encoder.block[0].layer[0].SelfAttention
     attention.q.weight.zero_()  # the position bias alone decides; keys stay as drawn, so that queries can be learned
@@ -105,7 +106,7 @@ def _gather_history(model: T5ForConditionalGeneration, tokens_per_item: float) -
     attention.relative_attention_bias.weight.copy_(bias_R.repeat(2)[:, None].expand(-1, model.config.num_heads))
 
 
-def _read_history(model: T5ForConditionalGeneration) -> None:
+def _read_history(model: Any) -> None:
     """Let the decoder's layer 0 add what the encoder has gathered at the end token."""
     attention, width, num_heads = (
         model.decoder.block[0].layer[1].EncDecAttention,

@@ -7,6 +7,7 @@ import math
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -426,17 +427,17 @@ def checkpointed(model: Any, wanted: bool) -> Iterator[None]:
 
 WINDOW, FAR_ABOVE, LONG_ABOVE = 20, 1.2, 10
 """A training has diverged when the mean loss of so many steps is more than so many times that of its first, in so many
-windows in a row or in the last one."""
+windows in a row or over its last steps."""
 
 
 class LossGuard:
     """Ends a training whose loss is no number or stays above its start."""
 
-    def __init__(self, first: float | None = None) -> None:
-        """``first``: the mean loss of the first window, of a training that goes on."""
-        self.first = first
-        self._window: list[Tensor] = []
-        self._num_above = 0
+    def __init__(self, first: float | None = None, advice: str = "Lower the learning rate") -> None:
+        """``first``: the mean loss of the first window, or what is known of it before. ``advice``: of the error."""
+        self.first, self.advice = first, advice
+        self._recent: deque[Tensor] = deque(maxlen=WINDOW)
+        self._num_seen = self._num_above = 0
 
     def step(self, loss: Tensor, step: int, is_last: bool, learning_rate: float) -> None:
         """The loss of one step; it is read at the end of a window alone, which makes an accelerator wait.
@@ -444,20 +445,20 @@ class LossGuard:
         Raises:
             Diverged: the loss is no number, or far above its start for long or in the end.
         """
-        self._window.append(loss)
-        is_whole = len(self._window) == WINDOW
-        if not is_whole and not is_last:
+        self._recent.append(loss)
+        self._num_seen += 1
+        if self._num_seen % WINDOW and not is_last:
             return
-        mean, self._window = float(torch.stack(self._window).float().mean()), []
+        mean = float(torch.stack(list(self._recent)).float().mean())
         told = f"diverged at step {step}, learning_rate {learning_rate:g}: the loss is {mean:.4g}"
         if not math.isfinite(mean):
-            raise Diverged(f"{told}, expected a number. Lower the learning rate")
+            raise Diverged(f"{told}, expected a number. {self.advice}")
         if self.first is None:
             self.first = mean
-        if is_whole:  # a few steps say little
+        if len(self._recent) == min(WINDOW, step):  # a few steps say little, but where there are no others
             self._num_above = self._num_above + 1 if mean > FAR_ABOVE * self.first else 0
         if self._num_above and (is_last or self._num_above >= LONG_ABOVE):
-            raise Diverged(f"{told}, it was {self.first:.4g} at first; expected less. Lower the learning rate")
+            raise Diverged(f"{told}, it was {self.first:.4g} at first; expected less. {self.advice}")
 
 
 def train_steps(

@@ -309,7 +309,14 @@ def test_a_loss_that_stays_above_its_start_ends_the_training():
         guarded([5.0, 4.0, *[6.1] * 10, 5.0])
     with pytest.raises(Diverged, match=r"at step 20, .* it was 5 at first"):
         guarded([6.1], first=5.0)
-    guarded([6.1], first=5.0, window=19)  # a few steps say little
+    LossGuard(5.0).step(torch.tensor(6.1), 1003, True, 0.1)  # a few steps behind a checkpoint say little
+
+
+def test_a_loss_that_rises_behind_the_last_window_ends_the_training():
+    guard = LossGuard()
+    with pytest.raises(Diverged, match=r"at step 45, .* the loss is 8, it was 5 at first"):
+        for step, loss in enumerate([5.0] * 40 + [17.0] * 5, 1):
+            guard.step(torch.tensor(loss), step, step == 45, 0.1)
 
 
 def test_a_loss_that_is_no_number_ends_the_training():

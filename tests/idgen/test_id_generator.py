@@ -7,6 +7,7 @@ import torch
 from test_item_ids import KEYS, TEXTS, TOKENIZER, check
 from tiny_causal import byte_level_tokenizer
 
+from fedecider.bounds import Diverged
 from idgen import id_generator
 from idgen.id_generator import (
     IDGenerator,
@@ -105,6 +106,15 @@ def test_stop_words_come_last():
     assert not STOP_WORDS.intersection(plenty[0].split())
     assert set(none[0].split()) <= {"of", "the", "and", "to"}
     assert single == ["fox", "fox the", "the"]
+    for text, found in zip([HARD[0], HARD[5], *TEXTS], generator.candidates([HARD[0], HARD[5], *TEXTS]), strict=True):
+        stop = [not set(own_words(text)[1]).isdisjoint(candidate.split()) for candidate in found]
+        assert stop == sorted(stop)  # first all without one
+    assert any(stop)
+
+
+def test_ids_do_not_depend_on_the_precision_of_the_training():
+    plain, texts = random_generator(TOKENIZER, 6), [*TEXTS, *HARD]
+    assert plain._replace(bf16=True).candidates(texts) == plain.candidates(texts)
 
 
 def test_equal_texts_have_other_words_before_suffixes():
@@ -174,29 +184,37 @@ def test_it_learns_keywords_and_gives_the_same_ids_again():
     assert make_item_ids(KEYS, TEXTS, TOKENIZER, trained(1)[0]).texts != ids.texts
 
 
+LATE = [3.0] + [1.0] * 43 + [9.0] * 6
+"""50 steps are no whole number of windows: the mean of the last 20 is 3.4, that of the last whole window 1.0."""
+
+
 @pytest.mark.parametrize(
     ("losses", "told"),
     [
-        ([3.0, float("nan")], "at step 1, learning_rate 0.003: the loss is nan"),
-        ([3.0, float("inf")], "at step 1, learning_rate 0.003: the loss is inf"),
-        ([3.0, 2.0, 3.2], "at step 3, learning_rate 0.003: the loss went from 3.00 to 3.20"),
+        ([3.0, float("nan")], "at step 3, learning_rate 0.003: the loss is nan"),
+        ([3.0, float("inf")], "at step 3, learning_rate 0.003: the loss is inf"),
+        ([3.0, 2.0, 7.0], "at step 3, learning_rate 0.003: the loss is 4, it was 3 at first"),
         ([3.0, 4.0, 3.1], None),
+        (LATE, None),
+        ([loss if loss < 9.0 else 11.0 for loss in LATE], "at step 50, learning_rate 0.003: the loss is 4, it was 3"),
+        ([3.0] + [9.0] * 199, "at step 200, learning_rate 0.003: the loss is 9"),
+        ([3.0] + [9.0] * 30 + [1.0] * 169, None),
     ],
 )
 def test_a_diverged_training_is_told(losses, told, monkeypatch):
-    rest = iter(losses)
-    monkeypatch.setattr(id_generator, "_step", lambda *_: next(rest))
-    generator = build_id_generator("", TOKENIZER, 0)
+    rest = iter([*losses, losses[-1]])
+    monkeypatch.setattr(id_generator, "_step", lambda *_: torch.tensor(next(rest)))
+    generator, epochs = build_id_generator("", TOKENIZER, 0), max(3, len(losses))
     if told is None:
-        assert len(train_id_generator(generator, TEXTS, epochs=3)) == 3
+        assert len(train_id_generator(generator, TEXTS, epochs=epochs)) == epochs
         return
-    with pytest.raises(ValueError, match=told):
-        train_id_generator(generator, TEXTS, epochs=3)
+    with pytest.raises(Diverged, match=rf"^diverged {told}.*pretrain\.ids keywords"):
+        train_id_generator(generator, TEXTS, epochs=epochs)
 
 
 def test_a_rate_that_is_too_large_is_told(monkeypatch):
     monkeypatch.setattr(id_generator, "LEARNING_RATE", float("inf"))
-    with pytest.raises(ValueError, match="learning_rate inf: the loss is nan"):
+    with pytest.raises(Diverged, match="learning_rate inf: the loss is nan"):
         train_id_generator(build_id_generator("", TOKENIZER, 0), TEXTS, epochs=3)
 
 

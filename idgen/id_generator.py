@@ -277,7 +277,7 @@ def make_item_ids(
     ``words`` is of the latter. ``taken``: token sequences of IDs that are there already, for items that come later.
     """
     if generator is None:
-        return keyword_item_ids(item_keys, item_texts, tokenizer, words)
+        return keyword_item_ids(item_keys, item_texts, tokenizer, words, taken)
     candidates = generator.candidates(item_texts, progress)
     return assign_item_ids(item_keys, candidates, tokenizer, taken=taken, item_texts=item_texts)
 

@@ -262,10 +262,11 @@ def keyword_item_ids(
     item_texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     words: Words = TITLE_WORDS,
+    taken: Iterable[Sequence[int]] = (),
 ) -> ItemIds:
     """Item IDs from the items' own words, without a neural generator, through the same uniqueness rules."""
     candidates = keyword_candidates(item_texts, words)
-    return assign_item_ids(item_keys, candidates, tokenizer, item_texts=item_texts)
+    return assign_item_ids(item_keys, candidates, tokenizer, taken=taken, item_texts=item_texts)
 
 
 def encode_item_ids(

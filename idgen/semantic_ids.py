@@ -23,7 +23,7 @@ NUM_LEVELS, NUM_CODES = 3, 256
 ITEMS_PER_CODE = 8
 """At least, on average: a small catalogue has fewer codes, so that codes are shared."""
 SPARE_DIGITS = 8
-"""Of the last token, beyond what the catalogue needs, for items that come later."""
+"""Of the last token, beyond what the catalogue needs, for items that come later; larger ones are spelled."""
 LEVEL_NAMES = "abcdefgh"
 
 

@@ -33,7 +33,7 @@ class TextProjection(NamedTuple):
     mean: dict[str, Tensor]
     """Domain -> (E,) float64 mean of its encoded texts."""
     basis_ED: Tensor
-    """float64."""
+    """float64; of width 0 where no table is made of vectors."""
 
     def rows(self, domain: str, text_NE: Tensor) -> Tensor:
         """(N, D) float32 vectors of length 1 of encoded texts of ``domain``: normalise((x - mean) basis).
@@ -49,6 +49,12 @@ class TextProjection(NamedTuple):
                 "item texts from which the projection was made"
             )
         return normalize((text_NE.double() - self.mean[domain]) @ self.basis_ED, dim=1).float()
+
+
+def means_alone(encoded: Mapping[str, Tensor]) -> TextProjection:
+    """The means of encoded texts (I_k, E) of every domain, where no table is made of vectors."""
+    mean = {name: vectors.double().mean(0) for name, vectors in encoded.items()}
+    return TextProjection(mean, torch.zeros(len(next(iter(mean.values()))), 0, dtype=torch.float64))
 
 
 def text_projection(

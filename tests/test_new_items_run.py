@@ -29,10 +29,11 @@ from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
+from idgen import id_generator
 from idgen.backbone import BackboneConfig
 from idgen.config import BackboneTraining
 from idgen.item_ids import TITLE_WORDS
-from idgen.text_vectors import text_projection, token_vectors
+from idgen.text_vectors import means_alone, text_projection, token_vectors
 from idgen.tokenizer import clean_words, train_tokenizer
 
 pytestmark = pytest.mark.whole
@@ -247,13 +248,14 @@ def test_another_encoder_than_that_of_the_run_is_refused(there, monkeypatch):
 def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
     """Else its row would stand in every prompt, and move the scores of all items."""
     tokenizer = train_tokenizer(["old", "one customer bought"], 300, ["old"])
-    path, item = tmp_path / PROJECTION_FILE, [NewItem("new", "New", "title: one customer")]
+    path, item = tmp_path / TEXT_FOLDER / PROJECTION_FILE, [NewItem("new", "New", "title: one customer")]
+    path.parent.mkdir()
     save_projection(path, text_projection({"shop": word_sums(["old", "other", "third"])}, 2), encoder_digest("encoder"))
 
     def phrase(*prompts):
         sizes = {"vocab_size": len(tokenizer), "hidden_size": 2, "intermediate_size": 4, "tie_word_embeddings": True}
         model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=1))
-        texts = NewTexts(path, "encoder", TITLE_WORDS, prompts)
+        texts = NewTexts(tmp_path, "item", "encoder", TITLE_WORDS, prompts)
         table = ItemTable(["old"], ["Old"], ["old"], [[3]])
         longer = add_items(model, tokenizer, table, "shop", item, texts).tokenizer
         return longer.convert_ids_to_tokens(len(longer) - 1)
@@ -261,27 +263,37 @@ def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
     assert phrase() != phrase("What one customer bought:")
 
 
-def test_models_without_a_place_for_new_items_are_refused(tmp_path):
-    item, path = [NewItem("new", "New", "title: new")], tmp_path / PROJECTION_FILE
-    texts = NewTexts(path, "tfidf", TITLE_WORDS)
+def test_runs_that_do_not_keep_what_new_items_need_are_refused(tmp_path):
+    item, path = [NewItem("new", "New", "title: new")], tmp_path / TEXT_FOLDER / PROJECTION_FILE
     tokenizer = train_tokenizer(["old"], 0, ["old"])
 
-    def add(*tokens):
-        return add_items(None, tokenizer, ItemTable(["old"], ["Old"], ["old"], [list(tokens)]), "shop", item, texts)
+    def add(ids, hybrid=None):
+        texts = NewTexts(tmp_path, ids, "tfidf", TITLE_WORDS)
+        return add_items(None, tokenizer, ItemTable(["old"], ["Old"], ["old"], [[3]]), "shop", item, texts, hybrid)
 
-    with pytest.raises(ValueError, match=f"a run without {PROJECTION_FILE}"):
-        add(3)
-    with pytest.raises(ValueError, match="several tokens, such as 'old'"):
-        add(3, 4)
-    save_projection(path, text_projection({"shop": torch.eye(3)}, 2), "tfidf")
+    with pytest.raises(ValueError, match="only there has a new token a place"):
+        add("item")
+    with pytest.raises(ValueError, match=r"expected the codebook that gave its items their codes\. Run again"):
+        add("semantic")
+    with pytest.raises(ValueError, match=r"expected the ID generator that wrote its item IDs\. Run again"):
+        add("generator")
+    with pytest.raises(ValueError, match="or load it without its hybrid"):
+        add("keywords", hybrid=object())
+    path.parent.mkdir()
+    encoded = {"shop": torch.eye(3)}
+    save_projection(path, means_alone(encoded), "tfidf")  # of a hybrid alone
+    with pytest.raises(ValueError, match="only there has a new token a place"):
+        add("item")
+    with pytest.raises(ValueError, match=r"TF-IDF is fitted on all texts.* or load it without its hybrid"):
+        add("keywords", hybrid=object())
+    save_projection(path, text_projection(encoded, 2), "tfidf")
     with pytest.raises(ValueError, match="TF-IDF is fitted on all texts"):
-        add(3)
+        add("item")
 
 
 BAD_SETTINGS = {
     "a T5": ({"backbone": BackboneConfig()}, "got train.table_lr_multiplier 0 with backbone.kind t5"),
     "a pretrained decoder": ({"backbone": BackboneConfig(kind="decoder", name_or_path="x")}, "name_or_path x"),
-    "tokens that are words": ({"ids": "keywords"}, "and ids keywords, expected a decoder from scratch and item"),
     "turns without their length": (
         {
             "backbone": BackboneConfig(),
@@ -367,35 +379,70 @@ def test_the_benchmark_of_later_items_asks_what_a_run_hands_over(there, monkeypa
     assert Path("work/run-0/metrics.json").stat().st_mtime_ns == written  # a run that is there is asked again
 
 
-def test_items_of_an_id_generator_get_ids_of_it(tmp_path, monkeypatch):
-    """A run of a T5 with IDs of words: later items have words of their own text for IDs, and are recommended."""
-    monkeypatch.chdir(tmp_path)
-    content = yaml.safe_load((REPOSITORY / "configs" / "demo.yaml").read_text())
+def small_run(name, backbone, ids, *words):
+    """A run of two domains in small, with a hybrid and IDs of this kind; returns the folder."""
+    content = yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 10, "lora_rank": 2}
-    content["pretrain"] = {
-        "samples": {"templates": "compact", "user_wording": "none", "max_history": 3, "max_source_tokens": 32},
-        "backbone": {"d_model": 32, "num_layers": 2, "embedding_init": "random"},
-        "train": {"max_steps": 5},
-        "text_encoder": "tfidf",
-    }
-    content["distill"] = {"epochs": 1}
-    (tmp_path / "toy.yaml").write_text(yaml.safe_dump(content))
-    assert main("federate", "--config", "toy.yaml", "--teacher_row", "false", "--output", "run") == 0
-    reports = json.loads(Path("run/metrics.json").read_text())["domains"]
-    assert {one["item_ids"]["own_word_share"] for one in reports.values()} == {1.0}
-    assert {one["item_ids"]["repeat_share"] for one in reports.values()} == {0.0}
-    assert "Examples of item IDs" in Path("run/report.html").read_text()
-    text = CRIME.item_texts[0]
-    later = [NewItem("n1", "First", text), NewItem("n2", "Second", "title: the silent silent harbour; brand: atlas")]
-    recommender = Recommender.from_pretrained("run", "crime", new_items=later)
+    content |= {"hybrid": {"kind": "mixture"}, "teacher_row": False, "distill": {"epochs": 1}}
+    content["pretrain"] |= {"ids": ids, "text_encoder": "encoder", "train": {"max_steps": 5}}
+    content["pretrain"]["samples"] |= {"max_source_tokens": 32, "user_wording": "none"}
+    content["pretrain"]["backbone"] |= {"d_model": 32, "num_layers": 2, **backbone}
+    Path(f"{name}.yaml").write_text(yaml.safe_dump(content))
+    assert main("federate", "--config", f"{name}.yaml", "--output", f"{name}-{ids}", *words) == 0
+    return Path(f"{name}-{ids}")
+
+
+LATER = [
+    NewItem("n1", "First", CRIME.item_texts[0]),
+    NewItem("n2", "Second", "title: the silent silent harbour; brand: atlas"),
+]
+T5, DECODER = ("demo", {"embedding_init": "random"}), ("demo_causal", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "ids"), [(*T5, "generator"), (*DECODER, "keywords"), (*DECODER, "semantic")]
+)
+def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone, ids, capsys, monkeypatch):
+    """A T5 and a decoder with a hybrid: a later item gets an ID of the run's kind and is recommended."""
+    monkeypatch.setattr(id_generator, "MAX_STEPS", 5)
+    run = small_run(name, backbone, ids)
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["num_beams"] == 20
+    plain = Recommender.from_pretrained(run, "crime")
+    assert plain.has_hybrid
+    assert len(plain.recommend(CRIME.titles[3:5], k=5)) == 5
+    recommender = Recommender.from_pretrained(run, "crime", new_items=LATER)
     table = recommender._loaded.table
     old, new = table.id_texts[:-2], table.id_texts[-2:]
-    assert not set(new) & set(old)
-    assert set(new[0].split()) <= set(clean_words(text))
-    assert set(new[1].split()) <= {"the", "silent", "harbour", "atlas"}
-    assert len(set(new[1].split())) == len(new[1].split())
-    answers = recommender.recommend(["First", "Second"], k=5)
-    assert len(answers) == 5
-    Recommender.from_pretrained("run", "crime").save_pretrained("alone")
-    again = Recommender.from_pretrained("alone", new_items=later)
+    assert not set(map(tuple, table.token_ids[-2:])) & set(map(tuple, table.token_ids[:-2]))
+    if ids == "semantic":
+        assert new[0].rsplit(" ", 1)[0] == old[0].rsplit(" ", 1)[0]  # its text is that of the first item
+        assert max(len(tokens) for tokens in table.token_ids) == 4
+    else:
+        assert set(new[0].split()) <= set(clean_words(CRIME.item_texts[0]))
+        assert set(new[1].split()) <= {"the", "silent", "harbour", "atlas"}
+        assert len(set(new[1].split())) == len(new[1].split())
+    assert len(recommender.recommend(["First", "Second"], k=5)) == 5
+    everything = recommender.recommend([CRIME.titles[0]], k=len(table.keys))
+    assert {"n1", "n2"} <= {item.key for item in everything}
+    saved = plain.save_pretrained(f"alone-{run}")
+    again = Recommender.from_pretrained(saved, new_items=LATER)
     assert list(again._loaded.table.id_texts[-2:]) == list(new)
+    recommender.load_adapter("comics").load_adapter("crime")
+    assert recommender.recommend(CRIME.titles[3:5], k=5) == plain.recommend(CRIME.titles[3:5], k=5)
+    Path("later.jsonl").write_text("".join(json.dumps(item._asdict()) + "\n" for item in LATER))
+    words = ("--run", str(run), "--domain", "crime", "--new_items", "later.jsonl", "--k", "3")
+    assert main("recommend", *words, "--history", "First") == 0
+    assert "Next for a reader in crime" in capsys.readouterr().out
+    if ids != "semantic":
+        reports = metrics["domains"]
+        assert {one["item_ids"]["own_word_share"] for one in reports.values()} == {1.0}
+        assert {one["item_ids"]["repeat_share"] for one in reports.values()} == {0.0}
+        assert "Examples of item IDs" in (run / "report.html").read_text()
+
+
+def test_a_diverged_id_generator_is_one_line_and_code_1(there, monkeypatch, capsys):
+    monkeypatch.setattr(id_generator, "LEARNING_RATE", math.inf)
+    words = ("--config", str(REPOSITORY / "configs" / "demo.yaml"), "--domains", "crime", "--cache", "fresh")
+    assert main("pretrain", *words) == 1
+    assert "diverged at step 20, learning_rate inf: the loss is nan" in " ".join(capsys.readouterr().err.split())

@@ -49,7 +49,14 @@ from fedecider.models.adapters import (
     scale_update,
 )
 from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
-from fedecider.models.item_texts import PROJECTION_FILE, encoded_texts, encoder_digest, save_projection
+from fedecider.models.item_texts import (
+    CODEBOOK_FILE,
+    PROJECTION_FILE,
+    encoded_texts,
+    encoder_digest,
+    save_codebook,
+    save_projection,
+)
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, progress, stage
 from fedecider.running.run_folder import (
@@ -81,7 +88,6 @@ from idgen.training import Checkpoint
 
 ID_GROUPS = ("items", "clients", "public")
 ITEM_VECTORS = "item_vectors.safetensors"
-CODEBOOK_FILE = "codebook.safetensors"
 
 
 class DomainIds(NamedTuple):
@@ -416,8 +422,7 @@ def _pretrain(
     if made.projection is not None and settings.backbone.starts_from_texts:
         save_projection(folder / PROJECTION_FILE, made.projection, encoder_digest(settings.text_encoder))
     if made.codebook is not None:
-        levels = {str(number): rows_CE for number, rows_CE in enumerate(made.codebook.centroids)}
-        save_file(levels, folder / CODEBOOK_FILE, metadata={"encoder": encoder_digest(settings.text_encoder)})
+        save_codebook(folder / CODEBOOK_FILE, made.codebook, encoder_digest(settings.text_encoder))
     if made.vectors:
         vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
         save_file(vectors, folder / ITEM_VECTORS)

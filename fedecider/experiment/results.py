@@ -6,13 +6,14 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedecider.baselines.counts import COUNTS, UNTRAINED
-from fedecider.data.domain import Domain
+from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
@@ -61,7 +62,13 @@ from fedecider.models.counts import Counts
 from fedecider.models.export import Card, export_adapter, prompt_layout
 from fedecider.models.folders import InferenceConfig, write_inference_config, write_manifest
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
-from fedecider.models.item_texts import PROJECTION_FILE
+from fedecider.models.item_texts import (
+    CODEBOOK_FILE,
+    PROJECTION_FILE,
+    encoded_texts,
+    encoder_digest,
+    save_projection,
+)
 from fedecider.models.loaded import GENERATOR_FOLDER, TEXT_FOLDER
 from fedecider.report.analyses import WAYS, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
@@ -82,6 +89,7 @@ from fedecider.running.progress import console, log_line, progress, stage, write
 from fedecider.running.run_folder import RunFolder
 from idgen.ranking import ranks_all
 from idgen.samples import train_batches
+from idgen.text_vectors import means_alone
 
 # What a run of the LLM track promises about privacy, and the settings with which it would not hold.
 
@@ -244,12 +252,7 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
     examples: dict[str, Any] = {}
     shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
     shutil.copytree(artifacts.distilled.folder / "backbone", folder.backbone)
-    projection = artifacts.pretrained.folder / PROJECTION_FILE
-    if projection.is_file():
-        (folder.backbone / TEXT_FOLDER).mkdir()
-        shutil.copy(projection, folder.backbone / TEXT_FOLDER)
-    if settings.run.pretrain.ids == "generator":
-        shutil.copytree(artifacts.pretrained.folder / GENERATOR_FOLDER, folder.backbone / GENERATOR_FOLDER)
+    _export_later_ids(settings, artifacts, folder.backbone)
     folder.adapters.mkdir(exist_ok=True)
     entry = METHODS[settings.run.method]
     for name, domain in artifacts.domains.items():
@@ -288,10 +291,25 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
             prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
         )
         titles, encoder = pretrain.words.as_written, pretrain.text_encoder
-        asked = (pretrain.samples, settings.ranking, titles, encoder, settings.run.quantize)
+        asked = (pretrain.samples, settings.ranking, pretrain.ids, titles, encoder, settings.run.quantize)
         write_inference_config(InferenceConfig(name, *asked, alpha, facts), folder.adapters / name)
     write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in artifacts.domains)])
     return examples
+
+
+def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Path) -> None:
+    """What gives items that come later their IDs, and their vectors in the table and in the hybrid."""
+    made, texts, pretrain = artifacts.pretrained.folder, backbone / TEXT_FOLDER, settings.run.pretrain
+    for path in (made / PROJECTION_FILE, made / CODEBOOK_FILE):
+        if path.is_file():
+            texts.mkdir(exist_ok=True)
+            shutil.copy(path, texts)
+    if settings.run.hybrid.kind != "none" and not (texts / PROJECTION_FILE).is_file():
+        encoded = encoded_texts(by_catalogue(artifacts.everyone), pretrain.text_encoder, settings.run.cache)
+        texts.mkdir(exist_ok=True)
+        save_projection(texts / PROJECTION_FILE, means_alone(encoded), encoder_digest(pretrain.text_encoder))
+    if pretrain.ids == "generator":
+        shutil.copytree(made / GENERATOR_FOLDER, backbone / GENERATOR_FOLDER)
 
 
 def _weights(entry: Method, recommender: ClientModels, own: Tree) -> dict[str, float]:

@@ -73,11 +73,11 @@ class PretrainConfig:
                 "the history in its encoder and writes one target. Set backbone.kind to decoder for a model that "
                 "predicts every item of a history at once"
             )
-        if self.train.table_lr_multiplier == 0.0 and not (self.backbone.starts_from_texts and self.ids == "item"):
+        if self.train.table_lr_multiplier == 0.0 and not self.backbone.starts_from_texts:
             raise ValueError(
-                f"got train.table_lr_multiplier 0 with backbone.kind {self.backbone.kind}, name_or_path "
-                f"{self.backbone.name_or_path} and ids {self.ids}, expected a decoder from scratch and item: only "
-                "there are the tokens items that start as vectors of their texts"
+                f"got train.table_lr_multiplier 0 with backbone.kind {self.backbone.kind} and name_or_path "
+                f"{self.backbone.name_or_path}, expected a decoder from scratch: only there do all tokens of item IDs "
+                "start as vectors of item texts"
             )
         if self.alternating_phases > 0 and self.backbone.kind != "t5" and self.backbone.name_or_path is None:
             raise ValueError(

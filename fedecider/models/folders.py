@@ -46,8 +46,8 @@ def read_llm_run(root: Path) -> dict[str, Any]:
 # from.
 
 INFERENCE_FILE = "inference_config.json"
-FIELDS = {"domain": str, "samples": dict, "ranking": dict, "titles_as_written": bool, "text_encoder": str}
-FIELDS |= {"quantize": str, "alpha": dict, "facts": dict}
+FIELDS = {"domain": str, "samples": dict, "ranking": dict, "ids": str, "titles_as_written": bool}
+FIELDS |= {"text_encoder": str, "quantize": str, "alpha": dict, "facts": dict}
 
 
 class InferenceConfig(NamedTuple):
@@ -56,6 +56,8 @@ class InferenceConfig(NamedTuple):
     domain: str
     samples: SampleConfig
     ranking: RankingConfig
+    ids: str
+    """What item IDs are made of (``pretrain.ids``)."""
     titles_as_written: bool
     """How the ID of an item that comes later is made of its text (`idgen.item_ids.Words`)."""
     text_encoder: str
@@ -117,6 +119,7 @@ def read_inference_config(folder: Path) -> InferenceConfig:
         content["domain"],
         from_plain(SampleConfig, content["samples"], f"samples in {path}"),
         from_plain(RankingConfig, content["ranking"], f"ranking in {path}"),
+        content["ids"],
         content["titles_as_written"],
         content["text_encoder"],
         content["quantize"],

@@ -23,10 +23,12 @@ from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import chosen_encoder, encoder_label, is_fitted, load_encoder
 from fedecider.running.progress import progress, stage
 from fedecider.running.run_folder import cached_stage, check_tensors, content_key, damage_names, file_digest
+from idgen.semantic_ids import Codebook
 from idgen.text_vectors import TextProjection
 
 VECTOR_FILE = "vectors.safetensors"
 PROJECTION_FILE = "text_projection.safetensors"
+CODEBOOK_FILE = "codebook.safetensors"
 MEAN = "mean."
 
 
@@ -112,3 +114,17 @@ def load_projection(path: Path) -> tuple[TextProjection, str]:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
         mean = {name.removeprefix(MEAN): tensor for name, tensor in tensors.items() if name.startswith(MEAN)}
         return TextProjection(mean, tensors["basis"]), file.metadata()["encoder"]
+
+
+def save_codebook(path: Path, codebook: Codebook, encoder: str) -> None:
+    """What gives texts that come later their semantic IDs; ``encoder``: its `encoder_digest`."""
+    levels = {str(number): rows_CE for number, rows_CE in enumerate(codebook.centroids)}
+    save_file(levels, path, metadata={"encoder": encoder})
+
+
+def load_codebook(path: Path) -> tuple[Codebook, str]:
+    """The codebook of `save_codebook`, and the digest of its encoder. ``ValueError`` when the file is damaged."""
+    check_tensors(path)
+    with damage_names(path), safe_open(path, "pt") as file:
+        levels = range(len(file.keys()))
+        return Codebook([file.get_tensor(str(number)) for number in levels]), file.metadata()["encoder"]

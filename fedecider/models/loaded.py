@@ -1,8 +1,8 @@
 """A recommender as it is loaded from a folder: where it lies, new items, how it ranks.
 
-A small decoder starts with the vectors of item texts for a table, one row for the one token of each item. A later item
-gets the row that its text would have had: the same encoder, mean and basis, kept by stage 1. Adapters change nothing of
-it: their rows for it are zero.
+A later item has an ID of the run's kind. Where IDs are words or codes their tokens are known. A small decoder of one
+token an item starts with the vectors of item texts for a table: a later item gets the row that its text would have had,
+by the same encoder, mean and basis, kept by stage 1. Adapters change nothing of it: their rows for it are zero.
 
 Shape legend: B histories, M items of each, K beams, S input tokens, B histories of a batch, K items of one.
 """
@@ -29,17 +29,24 @@ from fedecider.models.export import load_adapter
 from fedecider.models.histories import Items, Scored
 from fedecider.models.hybrid import Histories, Hybrid, ModelScores, load_hybrid, rank, with_items
 from fedecider.models.item_table import ITEM_FILE, ItemTable
-from fedecider.models.item_texts import encoder_digest, load_projection
+from fedecider.models.item_texts import (
+    CODEBOOK_FILE,
+    PROJECTION_FILE,
+    encoder_digest,
+    load_codebook,
+    load_projection,
+)
 from fedecider.models.source import Place, Source, file_hashes
 from fedecider.running.run_folder import damage_names
 from idgen.decode import constrained_beam_search, stable_topk
-from idgen.id_generator import build_id_generator, make_item_ids
+from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids
 from idgen.item_ids import ItemIds, Words, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.precision import autocast
 from idgen.ranking import catalogue_rows, catalogue_scores, trie_log_probs, with_prior
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
+from idgen.semantic_ids import semantic_item_ids, semantic_texts
 from idgen.tokenizer import clean_words, known_phrases, with_phrases
 
 # The model as the hybrid asks it: log-probabilities of items, and its beams, for any histories.
@@ -96,7 +103,7 @@ def model_scores(
 # Items that no training has seen: what they need is their texts.
 
 TEXT_FOLDER = "item_texts"
-"""In the backbone of a run: what gives later texts their vectors."""
+"""In the backbone of a run: what gives later texts their vectors and semantic IDs."""
 GENERATOR_FOLDER = "id_generator"
 """In the backbone of a run, where item IDs come from an ID generator: what gives later texts their IDs."""
 
@@ -111,14 +118,15 @@ class NewItem(NamedTuple):
 class NewTexts(NamedTuple):
     """How a run reads the texts of its items."""
 
-    projection: Path
+    backbone: Path
+    """The folder, with what gives later texts their vectors and IDs."""
+    ids: str
+    """What item IDs are made of (``pretrain.ids``)."""
     encoder: str
     """The name in the run's settings."""
     words: Words
     prompts: Sequence[str] = ()
     """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
-    generator: Path | None = None
-    """The folder of the ID generator; None where no generator wrote the IDs."""
 
 
 class Added(NamedTuple):
@@ -190,49 +198,64 @@ def add_items(
 ) -> Added:
     """Add items to a loaded model, in place, behind the others.
 
-    Where an ID generator wrote the IDs each gets another one of it, of words of its own text, which are tokens already:
-    no row is added. Else it gets a phrase of its text that is no token yet and in no prompt for its ID, and for its row
-    what `text_projection` of stage 1 makes of the text. Nothing is trained, and scores of other items before softmax
-    stay what they were. A hybrid gets them by their texts as well (`fedecider.models.hybrid.with_items`).
+    Each gets an ID of the run's kind that no other item has: of the ID generator, of its keywords, or codes of the
+    run's codebook. Their tokens are known: no row is added. Where every ID is one token, it gets a phrase of its text
+    that is no token yet and in no prompt, and for its row what `text_projection` of stage 1 makes of the text. Nothing
+    is trained, and scores of other items before softmax stay what they were. A hybrid gets them by their texts as well
+    (`fedecider.models.hybrid.with_items`).
 
     Raises:
-        ValueError: a key that is there already, an empty text, IDs of several tokens without an ID generator, a run
-            that keeps no projection where a row or a hybrid needs it, an encoder that is not the run's, or TF-IDF,
-            which is fitted on all texts and cannot encode one more.
+        ValueError: a key that is there already, an empty text, a run that does not keep what its kind of IDs or its
+            hybrid needs, an encoder that is not the run's, or TF-IDF where vectors are needed: it is fitted on all
+            texts and cannot encode one more.
     """
-    _check(items, new_items, texts.generator is not None)
-    if texts.generator is not None:
-        return _written(tokenizer, items, catalogue, new_items, texts, hybrid)
-    row_ND, unit_NE = _vectors(catalogue, [_clean(item.text) for item in new_items], texts)
-    keys = [item.key for item in new_items]
-    phrases = unique_phrases(
-        {catalogue: keys},
-        {catalogue: [_clean(item.text) for item in new_items]},
-        texts.words,
-        known_phrases(tokenizer) | _word_runs(texts.prompts),
-    )[catalogue]
-    longer = with_phrases(tokenizer, phrases)
-    ids = phrase_item_ids(keys, phrases, longer, max_id_tokens=1)
-    longer_hybrid = None if hybrid is None else with_items(hybrid, unit_NE)
-    append_rows(model, row_ND)
-    return Added(longer, _longer(items, new_items, ids), longer_hybrid)
+    _check(items, new_items)
+    keys, found = [item.key for item in new_items], [_clean(item.text) for item in new_items]
+    if texts.ids == "item" and all(len(tokens) == 1 for tokens in items.token_ids):
+        row_ND, unit_NE = _rows(catalogue, found, texts)
+        known = known_phrases(tokenizer) | _word_runs(texts.prompts)
+        phrases = unique_phrases({catalogue: keys}, {catalogue: found}, texts.words, known)[catalogue]
+        tokenizer = with_phrases(tokenizer, phrases)
+        ids = phrase_item_ids(keys, phrases, tokenizer, max_id_tokens=1)
+        longer_hybrid = None if hybrid is None else with_items(hybrid, unit_NE)
+        append_rows(model, row_ND)
+        return Added(tokenizer, _longer(items, new_items, ids), longer_hybrid)
+    longer_hybrid = None if hybrid is None else with_items(hybrid, _units(catalogue, found, texts))
+    if texts.ids == "semantic":
+        ids = _semantic(keys, found, tokenizer, items, texts)
+    else:
+        writer = _generator(tokenizer, texts) if texts.ids == "generator" else None
+        ids = make_item_ids(keys, found, tokenizer, writer, texts.words, taken=items.token_ids)
+    return Added(tokenizer, _longer(items, new_items, ids), longer_hybrid)
 
 
-def _written(
+AGAIN = "Run again, or leave out the new items"
+
+
+def _generator(tokenizer: PreTrainedTokenizerBase, texts: NewTexts) -> IDGenerator:
+    folder = texts.backbone / GENERATOR_FOLDER
+    if not folder.is_dir():
+        raise ValueError(
+            f"got new items for a run without {folder}, expected the ID generator that wrote its item IDs. {AGAIN}"
+        )
+    return build_id_generator(str(folder), tokenizer, words=texts.words)
+
+
+def _semantic(
+    keys: Sequence[str],
+    found: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     items: ItemTable,
-    catalogue: str,
-    new_items: Sequence[NewItem],
     texts: NewTexts,
-    hybrid: Hybrid | None,
-) -> Added:
-    """New items with IDs of the ID generator, under the constraint of all others (`idgen.id_generator`)."""
-    found = [_clean(item.text) for item in new_items]
-    longer_hybrid = None if hybrid is None else with_items(hybrid, _vectors(catalogue, found, texts)[1])
-    generator = build_id_generator(str(texts.generator), tokenizer, words=texts.words)
-    keys = [item.key for item in new_items]
-    ids = make_item_ids(keys, found, tokenizer, generator, taken=items.token_ids)
-    return Added(tokenizer, _longer(items, new_items, ids), longer_hybrid)
+) -> ItemIds:
+    path = texts.backbone / TEXT_FOLDER / CODEBOOK_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"got new items for a run without {path}, expected the codebook that gave its items their codes. {AGAIN}"
+        )
+    codebook, wanted = load_codebook(path)
+    id_texts = semantic_texts(codebook, keys, _encoded(found, texts, wanted), taken=items.id_texts)
+    return semantic_item_ids(keys, id_texts, tokenizer, found)
 
 
 def _longer(items: ItemTable, new_items: Sequence[NewItem], ids: ItemIds) -> ItemTable:
@@ -250,40 +273,51 @@ def _word_runs(texts: Sequence[str]) -> set[str]:
     return {" ".join(words[i:j]) for words in rows for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
 
 
-def _vectors(catalogue: str, texts: Sequence[str], settings: NewTexts) -> tuple[Tensor, np.ndarray]:
+def _rows(catalogue: str, found: Sequence[str], texts: NewTexts) -> tuple[Tensor, np.ndarray]:
     """(N, D) rows of the table, and (N, E) vectors of a hybrid."""
-    if not settings.projection.is_file():
+    path = texts.backbone / TEXT_FOLDER / PROJECTION_FILE
+    projection, wanted = load_projection(path) if path.is_file() else (None, "")
+    if projection is None or not projection.basis_ED.shape[1]:
         raise ValueError(
-            f"got new items for a run without {settings.projection.name}, expected a decoder from "
-            "scratch (backbone.kind decoder): only there has an item without training a place"
+            "got new items for a run of another backbone, whose IDs are one token each, expected a decoder from "
+            "scratch (backbone.kind decoder): only there has a new token a place. Train with pretrain.ids generator, "
+            "keywords or semantic, whose tokens are known"
         )
-    projection, wanted = load_projection(settings.projection)
+    text_NE = _encoded(found, texts, wanted)
+    return projection.rows(catalogue, text_NE), unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
+
+
+def _units(catalogue: str, found: Sequence[str], texts: NewTexts) -> np.ndarray:
+    """(N, E) vectors of a hybrid."""
+    path, alone = texts.backbone / TEXT_FOLDER / PROJECTION_FILE, ", or load it without its hybrid (hybrid false)"
+    if not path.is_file():
+        raise ValueError(
+            f"got new items for a run with a hybrid and without {path}, expected the means of its item texts. {AGAIN}"
+            f"{alone}"
+        )
+    projection, wanted = load_projection(path)
+    return unit_vectors(_encoded(found, texts, wanted, alone).numpy(), projection.mean[catalogue].numpy())
+
+
+def _encoded(found: Sequence[str], texts: NewTexts, wanted: str, advice: str = "") -> Tensor:
+    """(N, E) vectors by the encoder whose `encoder_digest` is ``wanted``."""
     if wanted == "tfidf":
         raise ValueError(
             "got new items for a run with the text encoder tfidf, expected minilm or another sentence encoder: TF-IDF "
             "is fitted on all texts, and another text would change the vectors of all. Run again with such a "
-            "pretrain.text_encoder"
+            f"pretrain.text_encoder{advice}"
         )
-    found = encoder_digest(settings.encoder)
-    if found != wanted:
+    digest = encoder_digest(texts.encoder)
+    if digest != wanted:
         raise ValueError(
-            f"got the text encoder {found} ({settings.encoder}), expected {wanted}, with which the run was made: "
+            f"got the text encoder {digest} ({texts.encoder}), expected {wanted}, with which the run was made: "
             "vectors of two encoders say nothing of each other. Install that encoder, or put its folder in its place"
+            f"{advice}"
         )
-    text_NE = load_encoder(settings.encoder).encode(texts).float()
-    unit_NE = unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
-    return projection.rows(catalogue, text_NE), unit_NE
+    return load_encoder(texts.encoder).encode(found).float()
 
 
-def _check(items: ItemTable, new_items: Sequence[NewItem], are_written: bool) -> None:
-    several = next(
-        (text for text, tokens in zip(items.id_texts, items.token_ids, strict=True) if len(tokens) > 1), None
-    )
-    if several is not None and not are_written:
-        raise ValueError(
-            f"got new items for a run with item IDs of several tokens, such as {several!r}, expected one token each "
-            "(ids item), or an ID generator: an item without training has no place among words"
-        )
+def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:
     known = set(items.keys)
     for item in new_items:
         if not item.key.strip() or item.key in known:

@@ -45,7 +45,6 @@ from fedecider.models.histories import (
 )
 from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Hybrid, load_hybrid
 from fedecider.models.item_table import CONFIG_FILE, INNER_BACKBONE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
-from fedecider.models.item_texts import PROJECTION_FILE
 from fedecider.models.loaded import (
     GENERATOR_FOLDER,
     TEXT_FOLDER,
@@ -205,12 +204,9 @@ def _copied(backbone: Path, target: Path) -> Path:
     for pattern in (*MODEL_FILES, *TOKENIZER_FILES):
         for path in sorted(backbone.glob(pattern)):
             shutil.copyfile(path, target / path.name)
-    projection = Path(TEXT_FOLDER) / PROJECTION_FILE
-    if (backbone / projection).is_file():
-        (target / TEXT_FOLDER).mkdir()
-        shutil.copyfile(backbone / projection, target / projection)
-    if (backbone / GENERATOR_FOLDER).is_dir():
-        shutil.copytree(backbone / GENERATOR_FOLDER, target / GENERATOR_FOLDER)
+    for name in (TEXT_FOLDER, GENERATOR_FOLDER):
+        if (backbone / name).is_dir():
+            shutil.copytree(backbone / name, target / name)
     return target
 
 
@@ -383,12 +379,9 @@ class Recommender:
             if not added:
                 return
             place = now.place
-            projection = place.backbone / TEXT_FOLDER / PROJECTION_FILE
-            catalogue, samples = now.table.catalogue or place.domain, place.inference.samples
-            prompts = prompt_texts(samples.templates, [catalogue])
-            writer = place.backbone / GENERATOR_FOLDER
-            generator = writer if writer.is_dir() else None
-            texts = NewTexts(projection, place.inference.text_encoder, place.inference.words, prompts, generator)
+            catalogue, asked = now.table.catalogue or place.domain, place.inference
+            prompts = prompt_texts(asked.samples.templates, [catalogue])
+            texts = NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words, prompts)
             with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.hybrid)
             ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))

@@ -314,9 +314,10 @@ def test_a_loss_that_stays_above_its_start_ends_the_training():
 
 def test_a_loss_that_rises_behind_the_last_window_ends_the_training():
     guard = LossGuard()
+    for step, loss in enumerate([5.0] * 40 + [17.0] * 4, 1):
+        guard.step(torch.tensor(loss), step, False, 0.1)
     with pytest.raises(Diverged, match=r"at step 45, .* the loss is 8, it was 5 at first"):
-        for step, loss in enumerate([5.0] * 40 + [17.0] * 5, 1):
-            guard.step(torch.tensor(loss), step, step == 45, 0.1)
+        guard.step(torch.tensor(17.0), 45, True, 0.1)
 
 
 def test_a_loss_that_is_no_number_ends_the_training():

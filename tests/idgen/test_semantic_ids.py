@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from idgen import semantic_ids
-from idgen.semantic_ids import Codebook, fit_codebook, semantic_item_ids, semantic_texts, semantic_tokens
+from idgen.semantic_ids import SPARE_DIGITS, Codebook, fit_codebook, semantic_item_ids, semantic_texts, semantic_tokens
 from idgen.tokenizer import train_tokenizer
 
 KEYS = [f"i{(number * 37) % 101:03d}" for number in range(90)]
@@ -68,7 +68,16 @@ def test_later_items_get_codes_of_the_same_centroids():
     assert [text.rsplit(" d", 1)[0] for text in later] == [stem, stem]
     assert not set(later) & set(texts)
     assert int(later[0].rsplit(" d", 1)[1]) > int(digit) or texts.count(later[0]) == 0
-    assert set(later[1].split()) <= set(semantic_tokens(book, texts))
+    tokens = semantic_tokens(book, texts)
+    assert set(later[1].split()) <= set(tokens)
+    tokenizer = train_tokenizer(["what comes next ?"], 0, tokens)
+    keys = [f"n{number:02d}" for number in range(3 * SPARE_DIGITS)]  # more than there are tokens for
+    many = semantic_texts(book, keys, VECTORS[[7] * len(keys)], texts)
+    ids = semantic_item_ids(keys, many, tokenizer, TEXTS[: len(keys)])
+    assert ids.texts == many
+    assert len(set(map(tuple, ids.token_ids))) == len(keys)
+    assert [len(ids.token_ids[0]), ids.report["num_suffixes"]] == [4, 0]
+    assert len(ids.token_ids[-1]) > 4
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -1,7 +1,8 @@
 """Four kinds of item IDs on the same backbone and budget, and what the IDs of each are like.
 
 Backbone before distillation, ndcg@10 of test items of client users, protocol of the configuration. One JSON a cell
-below --work: an interrupted call goes on where it stopped. --reports writes the IDs alone and trains no backbone.
+below --work, named by all of its settings: an interrupted call goes on where it stopped. --reports writes the IDs alone
+and trains no backbone.
 
     python benchmarks/item_ids.py --data data/beauty_pool:beauty --data data/amazon_cpu:video_games --max_steps 1200
     python benchmarks/item_ids.py --data sample:crime --data data/beauty:beauty --reports
@@ -26,6 +27,7 @@ from fedecider.experiment.settings import PretrainConfig, Settings
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import stream
 from fedecider.running.options import run
+from fedecider.running.run_folder import content_key
 from idgen.backbone import load_backbone
 from idgen.ranking import eval_users, rank_task
 from idgen.tokenizer import load_tokenizer
@@ -79,13 +81,11 @@ def settings_of(args: argparse.Namespace, place: str, kind: str) -> Settings:
 
 def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:
     """The report of the IDs, and unless --reports the score of their backbone; read where it is there already."""
-    budget = "ids" if args.reports else f"{args.max_steps}-{args.num_users}"
-    folder, _, domain = place.rpartition(":")
-    path = args.work / f"{Path(folder).name}-{domain}-{kind}-{budget}-{args.seed}.json"
+    settings, device = settings_of(args, place, kind), torch.device("cpu")
+    path = args.work / cell_name(args, settings)
     if path.is_file():
         return read_json(path)
-    settings, device = settings_of(args, place, kind), torch.device("cpu")
-    domains = load_data(settings.run)
+    domains, domain = load_data(settings.run), settings.run.domains
     if args.reports:
         content = {"report": begin(settings.run, domains, device).ids[domain].items.report}
     else:
@@ -94,13 +94,21 @@ def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:
         model = load_backbone(stage.folder / "backbone", tokenizer)
         ids = load_ids(stage.folder, domains, settings.run.pretrain)
         (task,) = client_tasks(domains, ids, tokenizer, settings.run.pretrain)
-        users = eval_users(task, "test", args.num_users, stream(args.seed, "eval_users", domain))
+        drawn = stream(args.seed, "eval_users", domain)
+        users = eval_users(task, "valid", args.num_users, drawn)  # asked for test items, it takes all users
         drop_seen = get_protocol(settings.run.protocol).drop_seen
         positions = rank_task(model, task, task.trie, "test", users, settings.ranking, drop_seen, "fp32", device)
         content = {"report": ids[domain].items.report, "ndcg@10": mean_metrics(positions, (10,))["ndcg@10"]}
         content["num_users"] = len(positions)
     write_json(path, content)
     return content
+
+
+def cell_name(args: argparse.Namespace, settings: Settings) -> str:
+    """Other settings, of the command line or of --config, have another name."""
+    pretrain, asked = settings.run.pretrain, "ids" if args.reports else args.num_users
+    data = Path(settings.run.data or "sample").name
+    return f"{data}-{settings.run.domains}-{pretrain.ids}-{content_key([settings.as_record(), asked])}.json"
 
 
 def page(args: argparse.Namespace, found: Mapping[tuple[str, str], dict[str, Any]]) -> list[str]:

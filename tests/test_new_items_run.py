@@ -441,6 +441,34 @@ def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone
         assert "Examples of item IDs" in (run / "report.html").read_text()
 
 
+def test_the_benchmark_of_item_ids_runs_every_kind_and_keeps_configurations_apart(there, monkeypatch):
+    monkeypatch.setattr(id_generator, "MAX_STEPS", 2)
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    monkeypatch.setattr(encoders, "load_encoder", lambda name: Encoder(name, word_sums))
+    content = yaml.safe_load((REPOSITORY / "benchmarks" / "configs" / "amazon_t5.yaml").read_text())
+    content["pretrain"] |= {"text_encoder": "encoder", "train": {"batch_size": 16}}
+    for width in (16, 24):
+        content["pretrain"]["backbone"] |= {"d_model": width}
+        Path(f"wide-{width}.yaml").write_text(yaml.safe_dump(content))
+
+    def ask(width, *words):
+        given = ["--data", "sample:crime", "--data", "sample:comics", "--config", f"wide-{width}.yaml", *words]
+        monkeypatch.setattr("sys.argv", ["item_ids.py", *given, "--work", "cells", "--output", "ids.md"])
+        program = runpy.run_path(str(REPOSITORY / "benchmarks" / "item_ids.py"))
+        assert program["run"](program["main"]) == 0
+        return Path("ids.md").read_text(), len(list(Path("cells").glob("*.json")))
+
+    text, num_cells = ask(16, "--max_steps", "2", "--num_users", "3")
+    assert num_cells == 8  # four kinds, two data sets
+    (scores,) = (line for line in text.splitlines() if line.startswith("| sample: comics | 0"))
+    assert scores.count("|") == 6
+    assert {json.loads(path.read_text())["num_users"] for path in Path("cells").glob("*.json")} == {3}
+    assert text.count("| sample: crime | semantic | 299 | - |") == 1
+    assert ask(16, "--max_steps", "2", "--num_users", "3") == (text, 8)
+    assert ask(16, "--reports", "--kinds", "keywords")[1] == 10
+    assert ask(24, "--reports", "--kinds", "keywords")[1] == 12
+
+
 def test_a_diverged_id_generator_is_one_line_and_code_1(there, monkeypatch, capsys):
     monkeypatch.setattr(id_generator, "LEARNING_RATE", math.inf)
     words = ("--config", str(REPOSITORY / "configs" / "demo.yaml"), "--domains", "crime", "--cache", "fresh")

@@ -18,6 +18,7 @@ from idgen.soft_ids import SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
     Course,
     LossFn,
+    LossGuard,
     OnStep,
     TokenBatch,
     TrainConfig,
@@ -43,6 +44,8 @@ class _Side(NamedTuple):
     course: Course
     step: int
     total_steps: int
+    guard: LossGuard
+    """Of all turns: each of them has the start of the first one."""
 
 
 GENERATOR_RATE = 1e-5
@@ -129,7 +132,7 @@ def _side(
     model: nn.Module, config: TrainConfig, course: Course, total_steps: int, table_lr_multiplier: float = 1.0
 ) -> _Side:
     groups = parameter_groups(model, config.learning_rate, course, table_lr_multiplier)
-    return _Side(make_optimizer(groups, config.learning_rate, course), config, course, 0, total_steps)
+    return _Side(make_optimizer(groups, config.learning_rate, course), config, course, 0, total_steps, LossGuard())
 
 
 def _train_backbone(
@@ -185,6 +188,7 @@ def _run(
             side.step,
             side.total_steps,
             on_step,
+            guard=side.guard,
         )
         side = side._replace(step=side.step + done)
         losses.append(loss)

@@ -6,12 +6,14 @@ import torch
 from tiny_tasks import make_domain, make_ids, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 
+from fedecider.bounds import Diverged
 from idgen import alternating
 from idgen.alternating import alternate, changed_ids, phases
 from idgen.config import BackboneTraining
 from idgen.item_ids import assign_item_ids
 from idgen.prompts import SampleConfig
 from idgen.samples import nearest_items
+from idgen.training import stage_one_course
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
@@ -115,9 +117,10 @@ def test_learning_rates_span_all_turns(walk_share, monkeypatch):
     seen = []
     original = alternating.train_steps
 
-    def spy(optimizer, batches, loss_fn, precision, course, device, first_step, total_steps, on_step):
+    def spy(optimizer, batches, loss_fn, precision, course, device, first_step, total_steps, on_step, guard):
         seen.append((optimizer.param_groups[0]["full_lr"], first_step, total_steps))
-        return original(optimizer, batches, loss_fn, precision, course, device, first_step, total_steps, on_step)
+        given = (batches, loss_fn, precision, course, device, first_step, total_steps, on_step)
+        return original(optimizer, *given, guard=guard)
 
     monkeypatch.setattr(alternating, "train_steps", spy)
     run(2, walk_share=walk_share)
@@ -143,3 +146,16 @@ def test_changed_ids_counts_token_sequences():
         "num_ids": 22,
         "ids_changed_by_task": {"small_shop": 2},
     }
+
+
+def test_a_loss_above_the_start_of_the_first_turn_ends_a_later_one():
+    weight = torch.nn.Linear(1, 1)
+    side = alternating._side(weight, TRAIN, stage_one_course(tiny_t5(0)), 40)
+    batches = [{"input_ids": torch.zeros(1, 1), "labels": torch.zeros(1, 1)}] * 20
+
+    def loss_of(value):
+        return lambda batch: 0.0 * weight.weight.sum() + value
+
+    side, _ = alternating._run(side, [batches], loss_of(5.0), torch.device("cpu"), None)
+    with pytest.raises(Diverged, match=r"at step 40, learning_rate 0.01: the loss is 7, it was 5 at first"):
+        alternating._run(side, [batches], loss_of(7.0), torch.device("cpu"), None)

@@ -63,10 +63,13 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     found: dict[tuple[str, str], dict[str, Any]] = {}
+    asked = settings_of(args, args.data[0], args.kinds.split(",")[0]).run.num_threads
+    torch.set_num_threads(asked or torch.get_num_threads())
+    foot = provenance.heading("item_ids.py", torch.get_num_threads())  # once: the page itself is a change of the tree
     for place in args.data:
         for kind in args.kinds.split(","):
             found[place, kind] = cell(args, place, kind)
-            args.output.write_text("\n".join(page(args, found)) + "\n")
+            args.output.write_text("\n".join([*page(args, found), "", *foot]) + "\n")
 
 
 def settings_of(args: argparse.Namespace, place: str, kind: str) -> Settings:
@@ -74,9 +77,7 @@ def settings_of(args: argparse.Namespace, place: str, kind: str) -> Settings:
     words = ["--config", args.config, "--domains", domain, "--data", "" if folder == "sample" else folder]
     words += ["--pretrain.ids", kind, "--pretrain.train.max_steps", str(args.max_steps), "--seed", str(args.seed)]
     words += ["--pretrain.backbone.embedding_init", "random"] if args.reports else []  # it stays untrained
-    settings = parse_settings("", [*words, "--cache", str(args.work / "cache")])
-    torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
-    return settings
+    return parse_settings("", [*words, "--cache", str(args.work / "cache")])
 
 
 def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def page(args: argparse.Namespace, found: Mapping[tuple[str, str], dict[str, Any
     for (place, kind), one in found.items():
         lines += ["", f"## {label(place)}, {kind}", "", "| title | ID |", "|---|---|"]
         lines += [f"| {title.replace('|', '/')} | {written} |" for title, written in one["report"]["examples"]]
-    return [*lines, "", *provenance.heading("item_ids.py", torch.get_num_threads())]
+    return lines
 
 
 def label(place: str) -> str:

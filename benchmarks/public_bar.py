@@ -223,9 +223,9 @@ PUBLISHED: dict[str, dict[str, tuple[float | None, float | None]]] = {
 }
 ABOUT_PUBLISHED = (
     "Of the published ones BSARec, ICSRec and WEARec set the scores of seen items to 0, not to minus infinity; FADE on "
-    "Beauty has an N@10 of .0390 with seen items kept. Not here: tables of RecBole's sequential models, which keep seen "
-    "items, and IDGenRec, whose code makes the user's ID from the target too (issue 1 of its repository). A federated "
-    "system on these whole data sets under this protocol was found nowhere."
+    "Beauty has an N@10 of .0390 with seen items kept. Not here: tables of RecBole's sequential models, which keep "
+    "seen items, and IDGenRec, whose code makes the user's ID from the target too (issue 1 of its repository). Nobody "
+    "was found who published a federated system on these whole data sets under this protocol."
 )
 
 
@@ -397,7 +397,7 @@ def rank(model: Any, task: Task, settings: Settings, device: torch.device) -> Pl
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """A cell as it is kept: places by protocol, whose users are clients, what it took."""
+    """A cell as it is kept: places by protocol, which users are clients, what it took."""
     started, cpu = time.perf_counter(), time.process_time()
     facts: dict[str, Any]
     try:
@@ -409,7 +409,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     on_gpu = cell.device.type == "cuda"
     machine = torch.cuda.get_device_name(cell.device) if on_gpu else provenance.processor()
     taken_s = time.perf_counter() - started if on_gpu else time.process_time() - cpu
-    return {**facts, "minutes": taken_s / 60, "machine": machine, "commit": provenance.git_commit()}
+    return {**facts, "minutes": taken_s / 60, "machine": machine}
 
 
 # The page.
@@ -523,6 +523,7 @@ def main() -> None:
         if row.base or not seed  # counts have no seed
     }
     domains: dict[str, Domain] = {}
+    commit = provenance.git_commit()  # of what is loaded, whatever is committed meanwhile
     (args.work / args.budget).mkdir(parents=True, exist_ok=True)
     found = {key: read_json(path) for key, path in files.items() if path.is_file()}
     for key, path in files.items():
@@ -535,7 +536,7 @@ def main() -> None:
             domains |= load_domains(args.data / dataset, [dataset])
         print(f"{dataset}, seed {seed}: {name}", flush=True)
         cell = Cell(domains[dataset], ROWS[name], seed, budget, device, args.work, path.with_suffix(""))
-        found[key] = measured(cell)
+        found[key] = {**measured(cell), "commit": commit}
         write_json(path, found[key])
         left -= 1
         write_page(args, found, datasets)

@@ -8,8 +8,8 @@ Data, each in a folder of its own below --data, here data/beauty (the 5-core fil
 
 A cell is a row of the page on one data set with one seed. One JSON a cell in --work: what is there is not run again.
 --cells and --minutes end after so much; a cell that was killed goes on from the checkpoints of its stages and rounds.
---rows takes the rows whose names begin so. --budget gpu, the default where there is one, has larger models. The page
-benchmarks/results/public_bar.md is written after every cell.
+--rows takes the rows whose names begin so. --budget gpu, the default where there is one, has larger models, sized for
+ten minutes a cell at most. The page benchmarks/results/public_bar.md is written after every cell.
 
 Every user is tested on the last event, the users of the pool too: of everybody all but the last two events are trained
 on. Stages learn from the pool, rounds from the clients. Pool of the four companies on the decoder: the public users of
@@ -22,6 +22,7 @@ Shape legend: U all users, first the clients, then the public users of the prepa
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -45,8 +46,8 @@ from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains
-from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protocol
+from fedecider.evaluation.metrics import catalogue_positions, mean_metrics
+from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protocol, history
 from fedecider.evaluation.statistics import compare_table, holm, verdict
 from fedecider.experiment.command_line import parse_settings, recorded_settings
 from fedecider.experiment.prepare import distill_stage, load_data, load_ids, pretrain_stage
@@ -61,9 +62,11 @@ from fedecider.models.item_texts import encoded_texts
 from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
+from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
-from idgen.ranking import rank_task
-from idgen.samples import Task, build_task
+from idgen.precision import autocast
+from idgen.ranking import catalogue_blocks, ranks_all
+from idgen.samples import Task, build_task, eval_batches
 from idgen.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
@@ -255,7 +258,7 @@ def companies(domain: Domain, base: Base, budget: Budget, seed: int) -> dict[str
     public = users.take(long).arrays()
     found = replace(
         domain,
-        item_texts=domain.item_texts if base.has_texts else random_texts(domain, seed),
+        item_texts=domain.item_texts if base.has_texts else random_texts(domain),
         clients=users.take(sorted(own)),
         public=Events(public.users, public.sequences.without_last(NUM_HELD_OUT), None),
         card={},
@@ -265,10 +268,13 @@ def companies(domain: Domain, base: Base, budget: Budget, seed: int) -> dict[str
     return one if base.num_companies == 1 else share_out(one, base.num_companies, None, seed)
 
 
-def random_texts(domain: Domain, seed: int) -> list[str]:
-    """Words of the catalogue at random: a text encoder makes vectors of them that say nothing of the item."""
+def random_texts(domain: Domain) -> list[str]:
+    """Words of the catalogue at random: a text encoder makes vectors of them that say nothing of the item.
+
+    The same for every seed, whose runs share the vectors.
+    """
     words = np.array(sorted({word for text in domain.item_texts for word in text.split()}))
-    rng = np.random.default_rng(derive_seed(seed, "random texts", domain.name))
+    rng = np.random.default_rng(derive_seed(0, "random texts", domain.name))
     return [" ".join(row) for row in rng.choice(words, (len(domain.item_texts), NUM_WORDS))]
 
 
@@ -388,12 +394,27 @@ def task_of(domain: Domain, users: Events, ids: ItemIds, tokenizer: Any, setting
 
 
 def rank(model: Any, task: Task, settings: Settings, device: torch.device) -> Places:
-    """Under every protocol."""
-    asked = (model, task, task.trie.to(device), "test", None, settings.ranking)
-    return {
-        name: rank_task(*asked, get_protocol(full).drop_seen, settings.training.precision, device)  # type: ignore
-        for name, full in PROTOCOLS.items()
-    }
+    """Under every protocol; scores and beams, which do not depend on it, are asked for once."""
+    trie, ranking, precision = task.trie.to(device), settings.ranking, settings.training.precision
+    found = {name: torch.empty(len(task.sequences), dtype=torch.float64) for name in PROTOCOLS}
+
+    def seen_by(user_B: Tensor) -> dict[str, list[Sequence[int]]]:
+        histories: list[Sequence[int]] = [history(task.sequences[user], "test") for user in user_B.tolist()]
+        drops = {name: get_protocol(full).drop_seen for name, full in PROTOCOLS.items()}
+        return {name: histories if drop else [[] for _ in histories] for name, drop in drops.items()}
+
+    if ranks_all(trie):
+        for block in catalogue_blocks(model, task, trie, "test", None, ranking, precision, device):
+            for name, seen in seen_by(block.user_B).items():
+                found[name][block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen)
+        return found
+    for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size):
+        prompt = (input_ids.to(device), attention_mask.to(device))
+        with autocast(device, precision):
+            item_BK, _ = constrained_beam_search(model, *prompt, trie, num_beams=ranking.num_beams)
+        for name, seen in seen_by(user_B).items():
+            found[name][user_B] = item_positions(item_BK.cpu(), target_B, seen).double()
+    return found
 
 
 def measured(cell: Cell) -> dict[str, Any]:
@@ -426,6 +447,8 @@ def page(found: Found, datasets: Sequence[str], seeds: int, budget: str) -> list
         "probability of a seen item. Minutes: of the processor, or of the clock where a GPU did it; what a cell before "
         "it has built is not counted again.",
         "",
+        f"Sizes, beside what the configurations and the script say: `{json.dumps(BUDGETS[budget]._asdict())}`",
+        "",
     ]
     for dataset in datasets:
         lines += [f"## {dataset.capitalize()}", ""]
@@ -435,7 +458,7 @@ def page(found: Found, datasets: Sequence[str], seeds: int, budget: str) -> list
             cells = [found[key] for seed in range(seeds) if (key := (dataset, row, seed)) in found]
             lines.append(f"| {row} | {' | '.join(row_cells(cells))} |")
         lines += [
-            f"| *{label}* | | all | {shown(of[dataset][0])} | {shown(of[dataset][1])} | | | | | |"
+            f"| *{label}* | - | all | {shown(of[dataset][0])} | {shown(of[dataset][1])} | | | | | |"
             for label, of in PUBLISHED.items()
             if dataset in of
         ]

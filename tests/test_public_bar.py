@@ -7,9 +7,13 @@ import public_bar
 import pytest
 import torch
 
+from fedecider.api import option_words
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domain
-from fedecider.evaluation.protocols import NUM_HELD_OUT
+from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import begin
+from idgen.ranking import rank_task
 
 TINY = {
     "num_rounds": 1,
@@ -53,13 +57,31 @@ def test_nobodys_last_two_events_are_trained_on(domain, base):
     assert sorted(ranked) == sorted(users.users.index(user) for user in [*own, *pool.users])
 
 
-def test_random_texts_say_nothing_of_an_item_and_are_the_seeds(domain):
-    first, second = (public_bar.random_texts(domain, seed) for seed in (0, 1))
-    assert first == public_bar.random_texts(domain, 0) != second
-    words = [{*one.split()} & {*two.split()} for one, two in zip(first, domain.item_texts, strict=True)]
-    assert sum(map(len, words)) < len(first)
+def test_random_texts_say_nothing_of_an_item(domain):
+    found = public_bar.random_texts(domain)
+    assert found == public_bar.random_texts(domain)
+    words = [{*one.split()} & {*two.split()} for one, two in zip(found, domain.item_texts, strict=True)]
+    assert sum(map(len, words)) < len(found)
 
 
+@pytest.mark.parametrize("ids", ["item", "keywords"])
+def test_one_pass_gives_the_places_of_every_protocol(domain, ids, tmp_path):
+    """Those of `rank_task`, which is asked for one protocol at a time."""
+    base = public_bar.DECODER if ids == "item" else public_bar.T5
+    options = {**base.options, **TINY, "pretrain.ids": ids, "pretrain.backbone.d_model": 16}
+    words = [f"--config={base.config}", "--data=", "--domains=crime", *option_words(options)]
+    settings = parse_settings("", [*words, "--lora_rank=2", "--num_beams=200", f"--cache={tmp_path}"])
+    started = begin(settings.run, {"crime": domain}, torch.device("cpu"))
+    task = public_bar.task_of(domain, domain.clients, started.ids["crime"].items, started.tokenizer, settings)
+    found = public_bar.rank(started.model, task, settings, torch.device("cpu"))
+    for name, full in public_bar.PROTOCOLS.items():
+        asked = (started.model, task, task.trie, "test", None, settings.ranking)
+        wanted = rank_task(*asked, get_protocol(full).drop_seen, "fp32", torch.device("cpu"))
+        assert torch.equal(found[name], wanted), name
+    assert not torch.equal(found["strict"], found["keep_seen"])
+
+
+@pytest.mark.whole
 def test_cells_go_on_where_they_stopped_and_the_page_says_what_was_not_run(domain, tmp_path, monkeypatch, capsys):
     save_domain(domain, tmp_path / "data" / "crime")
     monkeypatch.setitem(public_bar.BUDGETS, "cpu", BUDGET)

@@ -170,7 +170,7 @@ class Budget(NamedTuple):
 
 
 BUDGETS = {
-    "cpu": Budget(2000, 1500, {}, {"pretrain.train.max_steps": 480, "distill.epochs": 1}, {}),
+    "cpu": Budget(2000, 1500, {}, {"pretrain.train.max_steps": 960, "distill.epochs": 1}, {}),
     "gpu": Budget(
         2000,
         0,

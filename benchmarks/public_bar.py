@@ -120,7 +120,14 @@ T5 = Base(
 )
 COMPANIES = Base(
     HERE.parent / "configs" / "companies.yaml",
-    {"hybrid.kind": "none", "hyperparameter_candidates": []},
+    {
+        "hybrid.kind": "none",
+        # what is chosen for such data where nobody chose (fedecider.experiment.auto)
+        "hyperparameter_candidates": [],
+        "num_rounds": 10,
+        "output_lr_multiplier": 60.0,
+        "lr_decay_per_round": 0.9,
+    },
     num_companies=4,
     has_large_pool=False,
 )

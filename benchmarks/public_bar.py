@@ -320,11 +320,11 @@ def places(cell: Cell) -> tuple[Places, list[int], int]:
         return counted(cell), [], 0
     clients = companies(cell.domain, cell.row.base, cell.budget, cell.seed)
     options = options_of(cell.row.base, cell.budget, cell.device)
-    rank = backbone_places if cell.row.kind in ("teacher", "student") else run_places
+    of_row = backbone_places if cell.row.kind in ("teacher", "student") else run_places
     place_of = {user: place for place, user in enumerate(everyone(cell.domain).users)}
     own = sorted(place_of[user] for client in clients.values() for user in client.clients.users)
     pool = next(iter(clients.values())).public.users
-    return rank(cell, clients, options), own, len(pool)
+    return of_row(cell, clients, options), own, len(pool)
 
 
 def counted(cell: Cell) -> Places:
@@ -341,7 +341,7 @@ def counted(cell: Cell) -> Places:
 
 
 def backbone_places(cell: Cell, clients: Mapping[str, Domain], options: Mapping[str, Any]) -> Places:
-    """Of the backbone that all clients share, which nobody's client users have trained."""
+    """Of the backbone that all clients share; it has learned from the pool alone."""
     assert cell.row.base is not None
     words = [f"--config={cell.row.base.config}", *prepared_words(clients, cell.cache), *option_words(options)]
     settings = parse_settings("", [*words, f"--cache={cell.cache}", f"--seed={cell.seed}"])
@@ -430,8 +430,8 @@ def measured(cell: Cell) -> dict[str, Any]:
     facts: dict[str, Any]
     try:
         found, own, num_pool = places(cell)
-        rounded = {name: [round(min(place, float(K)), 1) for place in of.tolist()] for name, of in found.items()}
-        facts = {"places": rounded, "clients": own, "pool": num_pool}
+        kept = {name: position_U.clamp(max=K).tolist() for name, position_U in found.items()}
+        facts = {"places": kept, "clients": own, "pool": num_pool}
     except Diverged as error:
         facts = {"places": {}, "ended": str(error)}
     on_gpu = cell.device.type == "cuda"
@@ -450,8 +450,8 @@ def page(found: Found, datasets: Sequence[str], seeds: int, budget: str) -> list
     lines = ["# The public bar", "", *__doc__.split("\n\n")[4].splitlines(), ""]
     lines += [
         f"Budget `{budget}`. Means over the seeds that are there, N@10 of each behind them. R is the hit rate, N ndcg; "
-        "*kept*: seen items are candidates too. *Clients*: N@10 of the users who are not in the pool. A hybrid has no "
-        "probability of a seen item. Minutes: of the processor, or of the clock where a GPU did it; what a cell before "
+        "*kept*: seen items are candidates too. *Clients*: N@10 of the users who are not in the pool. The decoder's hybrid "
+        "stands beside the model after two rounds of the clients, and knows no probability of a seen item. Minutes: of the processor, or of the clock where a GPU did it; what a cell before "
         "it has built is not counted again.",
         "",
         f"Sizes, beside what the configurations and the script say: `{json.dumps(BUDGETS[budget]._asdict())}`",

@@ -450,7 +450,7 @@ def page(found: Found, datasets: Sequence[str], seeds: int, budget: str) -> list
     lines = ["# The public bar", "", *__doc__.split("\n\n")[4].splitlines(), ""]
     lines += [
         f"Budget `{budget}`. Means over the seeds that are there, N@10 of each behind them. R is the hit rate, N ndcg; "
-        "*kept*: seen items are candidates too. *Clients*: N@10 of the users who are not in the pool. The hybrid stands "
+        "*kept*: seen items are candidates too. *Clients*: N@10 of the users outside the pool. The hybrid stands "
         "beside the model after two rounds of the clients, and knows no probability of a seen item. Minutes: of the "
         "processor, or of the clock where a GPU did it; what a cell before it has built is not counted again.",
         "",

@@ -4,7 +4,8 @@ Run: PYTHONPATH=. python benchmarks/gpu.py --output benchmarks/results/DATE-gpu.
 Under 25 minutes in all; ``--parts`` does some of it, ``--toy`` the same with tiny sizes on any machine. The timings
 use a T5 of t5-small's size from scratch and synthetic domains of the paper's size (token IDs are drawn, texts play no
 part), because neither needs a download. Every timing first asserts that what is timed is right. A part that fails
-leaves a row that says so, the others still run, and the exit code is 1.
+leaves a row that says so, the others still run, and the exit code is 1. Quality is measured by
+``benchmarks/public_bar.py --budget gpu --cells 1``, which adds a cell, sized for ten minutes at most, to its page.
 
 Needs torch, transformers, peft, accelerate, tokenizers, scipy and pytest; jsonargparse and plotly for the run only.
 Shapes: U users, I items, K beams.

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -91,6 +92,22 @@ def known_runs(planned) -> list:
     return [
         entry.run.args[1](setting, 0) for entry in planned.entries for setting in entry.search.firsts[: entry.budget]
     ]
+
+
+@pytest.mark.parametrize("good", [(), (1,)])
+def test_a_table_ends_where_no_shared_stage_could_be_built(good, monkeypatch, capsys):
+    runs = [
+        SimpleNamespace(seed=seed, settings=SimpleNamespace(run=SimpleNamespace(pretrain=0, distill=0)))
+        for seed in (0, 1)
+    ]
+    problem = "exit code 2, error: cannot load a backbone from 'google-t5/t5-small'"
+    monkeypatch.setattr(planning, "_call", lambda config, stage, run: "" if run.seed in good else problem)
+    if good:
+        planning._build_stages(CompareConfig(rows={"local": {}}, seeds=1), runs)
+    else:
+        with pytest.raises(ValueError, match=f"got no shared stages, expected .*: {problem}"):
+            planning._build_stages(CompareConfig(rows={"local": {}}, seeds=1), runs)
+    assert f"seed 0: failed: {problem}" in "".join(capsys.readouterr())
 
 
 @pytest.mark.slow

@@ -298,13 +298,18 @@ def _run_of(config: CompareConfig, label: str, hashes: Mapping[str, str], settin
 
 
 def _build_stages(config: CompareConfig, runs: Sequence[Run]) -> None:
-    """Pre-training and distillation that runs share, before several of them would build the same."""
+    """Pre-training and distillation that runs share, before several of them would build the same.
+
+    Raises:
+        ValueError: none could be built, such as where the folder of a pretrained model is missing.
+    """
     stages = {content_key([run.seed, run.settings.run.pretrain, run.settings.run.distill]): run for run in runs}
     with ThreadPoolExecutor(config.num_jobs) as pool:
-        for run, problem in zip(
-            stages.values(), pool.map(partial(_call, config, "distill"), stages.values()), strict=True
-        ):
-            log_line(f"shared stages, seed {run.seed}: {f'failed: {problem}' if problem else 'done'}")
+        problems = list(pool.map(partial(_call, config, "distill"), stages.values()))
+    for run, problem in zip(stages.values(), problems, strict=True):
+        log_line(f"shared stages, seed {run.seed}: {f'failed: {problem}' if problem else 'done'}")
+    if problems and all(problems):
+        raise ValueError(f"got no shared stages, expected those of a seed at least: {problems[0]}")
 
 
 def _played(config: CompareConfig, run_of: Callable[[Setting, int], Run], setting: Setting, seed: int) -> Cell:

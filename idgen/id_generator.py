@@ -38,7 +38,7 @@ NUM_OTHERS = 16  # words with which an ID that is taken is made longer, or anoth
 
 # Of a generator from scratch, and of its training on keyword targets.
 D_MODEL, D_FF, NUM_LAYERS, NUM_HEADS, DROPOUT = 64, 128, 2, 4, 0.1
-EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 10, 64, 3e-3, 0.01
+EPOCHS, BATCH_SIZE, LEARNING_RATE, WEIGHT_DECAY = 5, 64, 3e-3, 0.01
 MAX_STEPS = 200
 """Of whole epochs, one at least: a large catalogue is read once, so that its IDs take minutes on a CPU."""
 ADVICE = "Take pretrain.ids keywords, or an id_generator that writes tags already: no setting changes this rate"

@@ -51,13 +51,13 @@ COMMON = (
 OWN_SHOWN = 1
 WITHOUT_A_MEAN = ("robust_mean", "secure_sum", "privacy.noise_on")
 """Options that are refused where the server of the method takes no mean over clients."""
-DEMO = CONFIGS / "demo_causal.yaml"
+DEMO = CONFIGS / "demo.yaml"
 
 
 def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
     """Settings of the LLM track; the options of the chosen method join the common ones.
 
-    Without ``--config`` and ``--data`` the settings of ``configs/demo_causal.yaml`` hold, which fit the embedded
+    Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded
     sample. A config file may hold settings for one method only, under the method's name; all of them are checked.
 
     Raises:

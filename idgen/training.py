@@ -427,6 +427,9 @@ def checkpointed(model: Any, wanted: bool) -> Iterator[None]:
 WINDOW, FAR_ABOVE, LONG_ABOVE = 20, 1.2, 10
 """A training has diverged when the mean loss of so many steps is more than so many times that of its first, in so many
 windows in a row or in the last one."""
+EXPLODED = 3.0
+"""Where the mean of the first window is more than so many times the loss of its first step, that step is the measure;
+and of so many times the measure fewer steps than a window say enough."""
 
 
 class LossGuard:
@@ -435,6 +438,7 @@ class LossGuard:
     def __init__(self, first: float | None = None) -> None:
         """``first``: the mean loss of the first window, of a training that goes on."""
         self.first = first
+        self._start: Tensor | None = None
         self._window: list[Tensor] = []
         self._num_above = 0
 
@@ -444,6 +448,7 @@ class LossGuard:
         Raises:
             Diverged: the loss is no number, or far above its start for long or in the end.
         """
+        self._start = loss if self._start is None else self._start
         self._window.append(loss)
         is_whole = len(self._window) == WINDOW
         if not is_whole and not is_last:
@@ -453,9 +458,11 @@ class LossGuard:
         if not math.isfinite(mean):
             raise Diverged(f"{told}, expected a number. Lower the learning rate")
         if self.first is None:
-            self.first = mean
-        if is_whole:  # a few steps say little
-            self._num_above = self._num_above + 1 if mean > FAR_ABOVE * self.first else 0
+            start = float(self._start)
+            self.first = start if mean > EXPLODED * start else mean
+        far = mean > (FAR_ABOVE if is_whole else EXPLODED) * self.first
+        if is_whole or far:  # a few steps say little
+            self._num_above = self._num_above + 1 if far else 0
         if self._num_above and (is_last or self._num_above >= LONG_ABOVE):
             raise Diverged(f"{told}, it was {self.first:.4g} at first; expected less. Lower the learning rate")
 

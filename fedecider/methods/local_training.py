@@ -307,7 +307,8 @@ def train_locally(
         groups.append({"params": [alpha], "lr": alpha_learning_rate})
         trained.append(alpha)
     losses, steps, shapes = [], 0, adapter_shapes(model)
-    guard, log = None if settings.user_privacy.on else LossGuard(), {}
+    guard = None if settings.user_privacy.on else LossGuard()
+    log: dict[str, Any] = {}
     model.train()
     others = recommender.processes
     seed = derive_seed(recommender.seed, "dropout", name, round, *([others.index] if others.index else []))

@@ -427,9 +427,10 @@ def checkpointed(model: Any, wanted: bool) -> Iterator[None]:
 WINDOW, FAR_ABOVE, LONG_ABOVE = 20, 1.2, 10
 """A training has diverged when the mean loss of so many steps is more than so many times that of its first, in so many
 windows in a row or in the last one."""
-EXPLODED = 3.0
+EXPLODED = 30.0
 """Where the mean of the first window is more than so many times the loss of its first step, that step is the measure;
-and of so many times the measure fewer steps than a window say enough."""
+and of so many times the measure fewer steps than a window say enough. The loss of a student's pairs may start near 0
+and rise a little before it falls."""
 
 
 class LossGuard:

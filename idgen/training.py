@@ -428,6 +428,10 @@ def checkpointed(model: Any, wanted: bool) -> Iterator[None]:
 WINDOW, FAR_ABOVE, LONG_ABOVE = 20, 1.2, 10
 """A training has diverged when the mean loss of so many steps is more than so many times that of its first, in so many
 windows in a row or over its last steps."""
+EXPLODED = 30.0
+"""Where the mean of the first window is more than so many times the loss of its first step, that step is the measure;
+and of so many times the measure fewer steps than a window say enough. The loss of a student's pairs may start near 0
+and rise a little before it falls."""
 
 
 class LossGuard:
@@ -436,6 +440,8 @@ class LossGuard:
     def __init__(self, first: float | None = None, advice: str = "Lower the learning rate") -> None:
         """``first``: the mean loss of the first window, or what is known of it before. ``advice``: of the error."""
         self.first, self.advice = first, advice
+        self._is_known = first is not None
+        self._start: Tensor | None = None
         self._recent: deque[Tensor] = deque(maxlen=WINDOW)
         self._num_seen = self._num_above = 0
 
@@ -445,6 +451,7 @@ class LossGuard:
         Raises:
             Diverged: the loss is no number, or far above its start for long or in the end.
         """
+        self._start = loss if self._start is None else self._start
         self._recent.append(loss)
         self._num_seen += 1
         if self._num_seen % WINDOW and not is_last:
@@ -454,9 +461,13 @@ class LossGuard:
         if not math.isfinite(mean):
             raise Diverged(f"{told}, expected a number. {self.advice}")
         if self.first is None:
-            self.first = mean
-        if len(self._recent) == min(WINDOW, step):  # a few steps say little, but where there are no others
-            self._num_above = self._num_above + 1 if mean > FAR_ABOVE * self.first else 0
+            start = float(self._start)
+            self.first = start if mean > EXPLODED * start else mean
+        # a few steps say little, but where there are no others and their start is known
+        is_whole = len(self._recent) == (min(WINDOW, step) if self._is_known else WINDOW)
+        far = mean > (FAR_ABOVE if is_whole else EXPLODED) * self.first
+        if is_whole or far:
+            self._num_above = self._num_above + 1 if far else 0
         if self._num_above and (is_last or self._num_above >= LONG_ABOVE):
             raise Diverged(f"{told}, it was {self.first:.4g} at first; expected less. {self.advice}")
 

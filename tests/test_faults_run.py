@@ -165,7 +165,7 @@ def test_a_robust_mean_of_the_embedding_track_gives_another_model(ratings, tmp_p
     assert scores[0][1] != scores[1][1]  # from another mean of it
 
 
-@pytest.mark.parametrize("method", ["fedavg", slow("fedecider"), slow("local")])
+@pytest.mark.parametrize("method", ["fedavg", slow("fedecider"), slow("local"), slow("flora")])
 def test_a_run_of_which_nobody_is_left_has_no_figures_and_says_so_everywhere(method, playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     output = Path("runs") / f"diverged_{method}"
@@ -173,13 +173,28 @@ def test_a_run_of_which_nobody_is_left_has_no_figures_and_says_so_everywhere(met
     assert federate(*words) == 1
     told = capsys.readouterr()
     assert "crime in round" in told.out + told.err or "crime in 1" in told.out + told.err
-    assert "the training has diverged" in told.err
+    assert "got no usable upload in round 1" in told.err
+    assert "diverged at step" in told.err
+    assert "learning_rate 1e+30: the loss is" in told.err
     metrics = json.loads((output / "metrics.json").read_text())
     assert "the training has diverged" in metrics["diverged"]
     assert "test" not in json.dumps(metrics)
     assert {one["client"] for one in metrics["left_out"]} == {0, 1, 2}
     assert "the training has diverged" in (output / "report.html").read_text()
     assert not (output / "results.md").exists()
+
+
+@pytest.mark.parametrize(("block", "step"), [("pretrain.train", 4), ("distill", None)])
+def test_a_stage_that_diverges_ends_the_run_and_is_not_kept(block, step, playground, monkeypatch, capsys):
+    monkeypatch.chdir(playground)
+    words = ("--config", "toy.yaml", "--cache", f"cache_{block}", f"--{block}.learning_rate", "1e30")
+    assert federate(*words, "--output", "runs/stage") == 1
+    told = capsys.readouterr().err
+    assert f"diverged at step {step or ''}" in told
+    assert "learning_rate 1e+30: the loss is" in told
+    kept = {folder.name.partition("-")[0] for folder in Path(f"cache_{block}").iterdir()}
+    assert kept <= ({"pretrain"} if block == "distill" else set()) | {"texts", "text"}
+    assert not Path("runs/stage").exists()
 
 
 def test_one_company_of_numbers_that_are_none_is_named_and_the_run_goes_on(playground, monkeypatch, capsys):

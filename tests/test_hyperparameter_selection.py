@@ -23,7 +23,7 @@ from fedecider.federation.record import read_json, read_records
 pytestmark = pytest.mark.whole
 
 LAYERS = {"lora_targets": "table,attention", "learning_rate": 1e-3, "output_lr_multiplier": 2.0}
-WRECKS = {"lora_targets": "table", "learning_rate": 3.0}
+WRECKS = {"lora_targets": "table", "learning_rate": 0.3}
 """Leaves nothing of the student in a round."""
 
 

@@ -158,7 +158,7 @@ def _gains(
 
     ``ranked`` hears of every client and round.
 
-    A method that pools trains on all clients' data together.
+    A method that pools trains on all clients' data together. Whose training diverges is left with the student.
     """
     recommender = make_recommender(settings, artifacts, launch.device)
     pools = METHODS[settings.run.method].pooled
@@ -166,7 +166,9 @@ def _gains(
     for clients in [range(recommender.num_clients)] if pools else [[one] for one in range(recommender.num_clients)]:
         load_student(recommender)
         for number, gains in enumerate(gains_R, 1):
-            train_locally(pooled_recommender(recommender) if pools else recommender, clients[0], number)
+            trained = train_locally(pooled_recommender(recommender) if pools else recommender, clients[0], number)
+            if not trained.log["finite"]:
+                load_student(recommender)
             for client in clients:
                 positions_U = recommender.positions(client, "valid")
                 gains[recommender.names[client]] = user_metrics(positions_U)[METRIC].tolist()

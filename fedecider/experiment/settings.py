@@ -164,7 +164,8 @@ class RunConfig:
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
             that drop out of a round are left out of its sum.
         update_scales: The shares of its update of which every client takes the one that ranks its own validation items
-            best, separated by commas: 0 is the shared student, 1 the model as it was trained (paper).
+            best, and clearly better than the smallest, separated by commas: 0 is the shared student, 1 alone the model
+            as it was trained (paper).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
@@ -197,7 +198,7 @@ class RunConfig:
     faults: str = ""
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
-    update_scales: str = "1"
+    update_scales: str = "0,0.25,0.5,0.75,1"
     teacher_row: bool = True
     num_threads: Threads = 0
     protocol: str = "strict"

@@ -121,14 +121,16 @@ def non_finite_uploads(records: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 def left_out(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """``round``, ``client`` and ``tensors`` of whoever could not take part for its numbers: uploads that are not finite
-    or too large, and, where none is sent, training that ended so (no tensors)."""
-    found = non_finite_uploads(records)
-    known = {(one["round"], one["client"]) for one in found}
+    or too large, and, where none is sent, training that ended so (no tensors). ``diverged``: what its training told."""
+    found = {(one["round"], one["client"]): one for one in non_finite_uploads(records)}
     for record in records:
         for log in record.get("clients", []):
-            if log.get("finite") is False and (record["round"], log["client"]) not in known:
-                found.append({"round": record["round"], "client": log["client"], "tensors": []})
-    return sorted(found, key=lambda one: (one["round"], one["client"]))
+            if log.get("finite") is False:
+                key = record["round"], log["client"]
+                one = found.setdefault(key, {"round": record["round"], "client": log["client"], "tensors": []})
+                if "diverged" in log:
+                    found[key] = {**one, "diverged": log["diverged"]}
+    return [found[key] for key in sorted(found)]
 
 
 def capped_clients(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -151,7 +153,7 @@ def upload_notes(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
     came. ``names`` of the clients, where they may be told."""
     lines, broken, capped = [], left_out(records), capped_clients(records)
     if broken:
-        some = [f"{_who(one, names)} in round {one['round']}{_of(one['tensors'])}" for one in broken]
+        some = [f"{_who(one, names)} in round {one['round']}{_why(one)}" for one in broken]
         lines.append(f"left out, with numbers that are not finite or too large: {_first(some)}")
     if capped:
         some = [
@@ -181,8 +183,12 @@ def _who(one: Mapping[str, Any], names: Sequence[str]) -> str:
     return names[one["client"]] if names else f"client {one['client']}"
 
 
-def _of(tensors: Sequence[str]) -> str:
-    return f" ({', '.join(tensors[:3])}{', ...' if len(tensors) > 3 else ''})" if tensors else ""
+def _why(one: Mapping[str, Any]) -> str:
+    """What its training told, else the tensors."""
+    tensors = one["tensors"]
+    listed = f"{', '.join(tensors[:3])}{', ...' if len(tensors) > 3 else ''}"
+    text = one.get("diverged", listed)
+    return f" ({text})" if text else ""
 
 
 def _first(some: Sequence[str]) -> str:

@@ -368,16 +368,18 @@ def _train(
 
 def _nobody_left(round: int, done: _Done) -> str:
     """What to say where numbers that are no good have left nobody of a round; empty where somebody is left."""
-    useless = {
-        one["client"]
-        for one in left_out([{"round": round, "clients": done.logs, "non_finite_uploads": done.non_finite}])
-    }
+    broken = left_out([{"round": round, "clients": done.logs, "non_finite_uploads": done.non_finite}])
+    useless = {one["client"] for one in broken}
     if not useless or {log["client"] for log in done.logs} - useless - {one["client"] for one in done.refused}:
         return ""
     who = ", ".join(map(str, sorted(useless)[:5])) + (", ..." if len(useless) > 5 else "")
+    why = next(
+        (one["diverged"] for one in broken if "diverged" in one),
+        "numbers that are not finite, or beyond float32 once squared",
+    )
     return (
-        f"got no usable upload in round {round} (of client {who}: numbers that are not finite, or beyond float32 once "
-        "squared), expected one at least: the training has diverged, and there is no result. Lower the learning rate"
+        f"got no usable upload in round {round} (of client {who}: {why}), expected one at least: the training has "
+        "diverged, and there is no result. Lower the learning rate"
     )
 
 

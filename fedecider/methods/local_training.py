@@ -24,7 +24,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from fedecider.bounds import Precision
+from fedecider.bounds import Diverged, Precision
 from fedecider.federation.method import Tree
 from fedecider.federation.privacy import PrivacyConfig, epsilon, normal_draws, secret_uniform
 from fedecider.federation.streams import derive_seed, stream
@@ -44,6 +44,7 @@ from idgen.backbones.families import unwrap
 from idgen.backbones.family import TokenBatch, every_nth_row, num_targets
 from idgen.precision import autocast, check_trainable, quantize_of
 from idgen.training import (
+    LossGuard,
     RowAdamW,
     checkpointed,
     clip_gradients,
@@ -265,7 +266,8 @@ class Trained(NamedTuple):
 
     adapters: Tree
     log: dict[str, Any]
-    """``loss`` (mean of the last epoch), ``first_loss`` (of the first epoch), ``steps``, ``seconds``, ``finite``."""
+    """``loss`` (mean of the last epoch), ``first_loss`` (of the first epoch), ``steps``, ``seconds``, ``finite``; and
+    ``diverged``, what happened, where it did."""
 
 
 def train_locally(
@@ -288,8 +290,9 @@ def train_locally(
     the factors, fusion weights keep AdamW's own. With ``user_privacy`` steps go over users
     (`fedecider.methods.local_training`). Decay is 0 since it would pull weights and directions towards 0. Processes
     that share a client each take their rows of every batch and add up gradients, so that all of them take the step of
-    the whole batch, to rounding; dropout is drawn by each. Differs from the paper: it names learning rates, batch size
-    and epochs only; the rest is ours.
+    the whole batch, to rounding; dropout is drawn by each. A training that diverges (`LossGuard`) ends there, and what
+    it has trained becomes NaN, so that nobody takes it for a result; not with ``user_privacy``, which losses must not
+    steer. Differs from the paper: it names learning rates, batch size and epochs only; the rest is ours.
     """
     settings, started = recommender.training, time.perf_counter()
     model, name = recommender.model, recommender.names[client]
@@ -304,28 +307,42 @@ def train_locally(
         groups.append({"params": [alpha], "lr": alpha_learning_rate})
         trained.append(alpha)
     losses, steps, shapes = [], 0, adapter_shapes(model)
+    guard = None if settings.user_privacy.on else LossGuard()
+    log: dict[str, Any] = {}
     model.train()
     others = recommender.processes
     seed = derive_seed(recommender.seed, "dropout", name, round, *([others.index] if others.index else []))
-    with (
-        _global_seed(seed, recommender.device),
-        checkpointed(model, recommender.checkpointing),
-        _stepping(recommender, client, round, groups, alpha, named, pull) as step,
-    ):
-        for epoch in range(settings.local_epochs):
-            total = torch.zeros((), device=recommender.device)
-            batches = _batches(recommender, client, round, epoch)
-            for place, batch in enumerate(batches):
-                if recommender.sample is not None and not settings.user_privacy.on:
-                    drawn = stream(recommender.seed, "negatives", name, round, epoch, place)
-                    batch = recommender.sample(client, batch, drawn)
-                factor = decay(settings.schedule, (epoch + place / len(batches)) / settings.local_epochs)
-                total += step(batch, factor * settings.lr_decay_per_round ** (round - 1))
-            losses.append(float(total) / max(len(batches), 1))
-            steps += len(batches)
+    try:
+        with (
+            _global_seed(seed, recommender.device),
+            checkpointed(model, recommender.checkpointing),
+            _stepping(recommender, client, round, groups, alpha, named, pull) as step,
+        ):
+            for epoch in range(settings.local_epochs):
+                total = torch.zeros((), device=recommender.device)
+                batches = _batches(recommender, client, round, epoch)
+                for place, batch in enumerate(batches, 1):
+                    if recommender.sample is not None and not settings.user_privacy.on:
+                        drawn = stream(recommender.seed, "negatives", name, round, epoch, place - 1)
+                        batch = recommender.sample(client, batch, drawn)
+                    factor = decay(settings.schedule, (epoch + (place - 1) / len(batches)) / settings.local_epochs)
+                    loss = step(batch, factor * settings.lr_decay_per_round ** (round - 1))
+                    total += loss
+                    if guard is not None:
+                        is_last = epoch + 1 == settings.local_epochs and place == len(batches)
+                        guard.step(loss, steps + place, is_last, settings.learning_rate)
+                losses.append(float(total) / max(len(batches), 1))
+                steps += len(batches)
+    except Diverged as error:
+        log = {"diverged": str(error).removesuffix(". Lower the learning rate")}
+        losses.append(float(total) / place)
+        steps += place
+        with torch.no_grad():
+            for parameter in trained:
+                parameter.fill_(math.nan)
     model.eval()
     finite = all(bool(torch.isfinite(parameter).all()) for parameter in trained)
-    log = {"loss": losses[-1], "first_loss": losses[0], "steps": steps, "finite": finite}
+    log |= {"loss": losses[-1], "first_loss": losses[0], "steps": steps, "finite": finite}
     adapters = read_adapters(model)
     check_adapters(adapters, shapes)  # partitioned ones would be empty
     return Trained(adapters, {**log, "seconds": time.perf_counter() - started})

@@ -320,6 +320,13 @@ def test_a_loss_that_rises_behind_the_last_window_ends_the_training():
         guard.step(torch.tensor(17.0), 45, True, 0.1)
 
 
+@pytest.mark.parametrize("num_steps", [5, 20, 30])
+def test_a_loss_that_explodes_within_its_first_window_is_no_start(num_steps):
+    with pytest.raises(Diverged, match=rf"diverged at step {num_steps}, .* it was 5 at first"):
+        guarded([5.0, *[1e5] * (num_steps - 1)], window=1)
+    guarded([5.0, *[100.0] * 4], window=1)  # a few steps say little
+
+
 def test_a_loss_that_is_no_number_ends_the_training():
     with pytest.raises(Diverged, match=r"diverged at step 7, learning_rate 0.1: the loss is nan"):
         guarded([math.nan], window=7)

@@ -4,12 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_recommender import run
+from toy_recommender import run, toy_recommender
 
+from fedecider.bounds import Diverged
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
+from fedecider.federation.record import left_out, upload_notes
 from fedecider.federation.wire import take_row
+from fedecider.methods.config import UserPrivacy, WeightingConfig
+from fedecider.methods.fedavg import fedavg
 from fedecider.methods.fedecider import FedeciderConfig, fedecider
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender
@@ -306,3 +310,38 @@ def test_ids_of_one_token_are_ranked_exactly_whatever_the_beams(parts, drop_seen
             assert place_U[user] == (NOT_RANKED if target in had else len(better))
     assert float(place_U.min()) < NOT_RANKED
     assert float(place_U[place_U < NOT_RANKED].max()) >= 3  # no beam had come that far
+
+
+def test_a_training_whose_loss_stays_far_above_its_start_is_no_result(parts, monkeypatch):
+    monkeypatch.setattr("idgen.training.FAR_ABOVE", 0.1)  # far above a tenth
+    recommender = recommender_of(parts)
+    recommender = recommender._replace(training=replace(recommender.training, local_epochs=30))
+    student = initial_adapters(adapter_shapes(recommender.model), 0)
+    load_plain(recommender.model, student)
+    trained = train_locally(recommender, 0, 1)
+    assert trained.log["finite"] is False
+    assert trained.log["diverged"].startswith("diverged at step ")
+    assert "learning_rate 0.01: the loss is" in trained.log["diverged"]
+    assert all(tensor.isnan().all() for tensor in trained.adapters.values())
+    load_plain(recommender.model, student)
+    private = replace(recommender.training, user_privacy=UserPrivacy(clip=1.0))  # losses must not steer it
+    assert train_locally(recommender._replace(training=private), 0, 1).log["finite"]
+
+
+def test_the_company_whose_training_diverges_is_left_out_and_named(monkeypatch):
+    recommender = toy_recommender()
+    steps = [record["steps"] for record in run(fedavg(recommender, WeightingConfig()), 3, 1)[1][0]["clients"]]
+    longest = steps.index(max(steps))
+    assert steps.count(max(steps)) == 1
+
+    class Guard:
+        def step(self, loss, step, is_last, learning_rate):
+            if step == max(steps):
+                raise Diverged(f"diverged at step {step}, learning_rate {learning_rate:g}: the loss is 9")
+
+    monkeypatch.setattr("fedecider.methods.local_training.LossGuard", Guard)
+    state, records = run(fedavg(recommender, WeightingConfig()), 3, 2)
+    assert all(bool(tensor.isfinite().all()) for tensor in [*state.server.values(), *state.local.values()])
+    (note,) = upload_notes(records[:1], recommender.names)
+    assert f"{recommender.names[longest]} in round 1 (diverged at step {max(steps)}, learning_rate" in note
+    assert [one["client"] for one in left_out(records)] == [longest, longest]

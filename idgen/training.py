@@ -440,7 +440,7 @@ class LossGuard:
     def __init__(self, first: float | None = None, advice: str = "Lower the learning rate") -> None:
         """``first``: the mean loss of the first window, or what is known of it before. ``advice``: of the error."""
         self.first, self.advice = first, advice
-        self._is_known = first is not None
+        self._is_own = False
         self._start: Tensor | None = None
         self._recent: deque[Tensor] = deque(maxlen=WINDOW)
         self._num_seen = self._num_above = 0
@@ -463,8 +463,9 @@ class LossGuard:
         if self.first is None:
             start = float(self._start)
             self.first = start if mean > EXPLODED * start else mean
+            self._is_own = True
         # a few steps say little, but where there are no others and their start is known
-        is_whole = len(self._recent) == (min(WINDOW, step) if self._is_known else WINDOW)
+        is_whole = len(self._recent) == (WINDOW if self._is_own else min(WINDOW, step))
         far = mean > (FAR_ABOVE if is_whole else EXPLODED) * self.first
         if is_whole or far:
             self._num_above = self._num_above + 1 if far else 0

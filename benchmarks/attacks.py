@@ -63,7 +63,6 @@ COMPANIES: dict[str, Any] = {
     "output_lr_multiplier": 20.0,
     "lora_rank": 32,
     "lora_targets": "table",
-    "update_scales": "0,0.25,0.5,0.75,1",
     "num_eval_users": 0,
     "teacher_row": False,
     "hybrid": {"kind": "none"},

@@ -53,7 +53,7 @@ def short(script: str, words: list[str]) -> list[str]:
     if script == "federate" and "--dataset" in words:
         return [*words, "--num_rounds", "1", "--local_epochs", "1", "--output", "runs/embedding"]
     if script == "federate" and "--config" not in words:
-        words = ["--config", "configs/demo_causal.yaml", *words]
+        words = ["--config", "configs/demo.yaml", *words]
     return [*words, *SHORT.get(script, [])]
 
 

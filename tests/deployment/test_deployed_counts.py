@@ -413,7 +413,7 @@ def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
     silo_settings = yaml.safe_load((CONFIGS / "companies.yaml").read_text())
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
     silos = share_out({"crime": sample["crime"]}, 2, None, 0)
-    more = {name: silo_settings[name] for name in ("fedecider", "patience", "hybrid", "update_scales")}
+    more = {name: silo_settings[name] for name in ("patience", "hybrid")}
     more |= {"num_rounds": 3, "learning_rate": 0.01}  # so that few steps change something
     write_playground(tmp_path, {**silos, "comics": sample["comics"]}, **more)
     deploy_playground(tmp_path)

@@ -1,4 +1,4 @@
-"""What one hostile client costs the honest ones, with every configuration that the documentation recommends.
+"""What one hostile client costs the honest ones, with every recommended method on a small set-up like companies.yaml.
 
     python benchmarks/attacks.py --work WORK [--cells N]
 

@@ -82,6 +82,11 @@ class SampleConfig:
                 f"got templates {self.templates} with user_wording {self.user_wording} and pairs {self.pairs}, "
                 "expected none and false: the items come as they came, and every one of them is a target"
             )
+        if self.is_row and self.num_targets > 1:
+            raise ValueError(
+                f"got templates {self.templates} with num_targets {self.num_targets}, expected 1: every item but the "
+                "first is a target already"
+            )
 
     @property
     def is_row(self) -> bool:

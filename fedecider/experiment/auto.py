@@ -208,12 +208,12 @@ def _method(facts: DataFacts) -> tuple[str, str]:
         return "local", "there is one client, and nobody to learn from"
     if facts.is_shared:
         return "fedavg", (
-            "the companies sell the same items, where no method was clearly ahead of the mean, the exact mean of "
-            "products (flora) included, and none sends less (benchmarks/results/2026-11-27-twelve-companies-methods.md)"
+            "the companies sell the same items, where no method was clearly ahead of the mean, and this one has secure "
+            "sums and robust means (benchmarks/results/2026-11-27-twelve-companies-methods.md)"
         )
     return "fedecider", (
-        "the clients sell different items, where each takes of the others what they have in common with it; FedAvg "
-        "was .003 behind (docs/results.md)"
+        "the clients sell different items, where each takes of the others what they have in common with it "
+        "(docs/results.md)"
     )
 
 

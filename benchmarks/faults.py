@@ -272,7 +272,8 @@ def cases() -> Iterator[Case]:
             ("embedding", "simulated", "fedmf"),
             ("embedding", "simulated", "fedrap"),
         ):
-            yield Case(track, place, method, f"scale, {mean}", "bounded", (Fault(HIT, "scale"),), mean)
+            if mean != "mean" or track == "LLM":  # the plain mean of users has a loose bound
+                yield Case(track, place, method, f"scale, {mean}", "bounded", (Fault(HIT, "scale"),), mean)
     for track, method in (("LLM", "fedecider"), ("embedding", "fedmf")):
         yield Case(track, "resumed", method, "the newest checkpoint is cut off", "resumed")
         yield Case(track, "resumed", method, "both checkpoints are cut off", "stops", says="No checkpoint of this run")

@@ -430,8 +430,9 @@ WINDOW, FAR_ABOVE, LONG_ABOVE = 20, 1.2, 10
 windows in a row or over its last steps."""
 EXPLODED = 30.0
 """Where the mean of the first window is more than so many times the loss of its first step, that step is the measure;
-and of so many times the measure fewer steps than a window say enough. The loss of a student's pairs may start near 0
-and rise a little before it falls."""
+and of so many times the measure fewer steps than a window say enough."""
+SMALL = 1.0
+"""The measure is so much at least: the loss of a student's pairs may start near 0, and rise a little before it falls."""
 
 
 class LossGuard:
@@ -466,7 +467,7 @@ class LossGuard:
             self._is_own = True
         # a few steps say little, but where there are no others and their start is known
         is_whole = len(self._recent) == (WINDOW if self._is_own else min(WINDOW, step))
-        far = mean > (FAR_ABOVE if is_whole else EXPLODED) * self.first
+        far = mean > (FAR_ABOVE if is_whole else EXPLODED) * max(self.first, SMALL)
         if is_whole or far:
             self._num_above = self._num_above + 1 if far else 0
         if self._num_above and (is_last or self._num_above >= LONG_ABOVE):

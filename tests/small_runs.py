@@ -8,7 +8,7 @@ import yaml
 from fedecider.cli.main import main
 
 DEMO = Path(__file__).resolve().parents[1] / "configs" / "demo_causal.yaml"
-SMALL = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2}
+SMALL = {"num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2, "update_scales": "1"}
 
 
 def decoder_settings() -> dict:

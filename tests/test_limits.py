@@ -47,7 +47,7 @@ def rows() -> str:
     ("words", "message"),
     [
         (["--lora_rank", 100_000_000], "got lora_rank 100000000, expected 1 to 4096"),
-        (["--lora_rank", 4000], "got lora_rank 4000, expected at most 48, the width of the backbone"),
+        (["--lora_rank", 4000], "got lora_rank 4000, expected at most 64, the width of the backbone"),
         (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
         (["--num_beams", 9999, *WORDS], "got num_beams 9999, expected at most"),
         (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
@@ -133,7 +133,7 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
     for num_beams, message in ((11, "expected at least 12: hit@20 is reported"), (13, "expected at most 12")):
         with pytest.raises(ValueError, match=f"got num_beams {num_beams}, {message}"):
             check_limits(with_beams(settings, num_beams), domains)
-    one_token = parse_settings("", ["--hybrid.kind", "none"])
+    one_token = parse_settings("", ["--config", "configs/demo_causal.yaml", "--hybrid.kind", "none"])
     for num_beams in (1, 20):
         check_limits(with_beams(one_token, num_beams), domains)
 

@@ -65,6 +65,7 @@ def test_the_card_says_that_its_program_ranks_otherwise(playground):
 
 def test_prompts_without_words_are_refused_before_anything_is_built(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["federate", "--domains", "crime,comics", "--prior_correction", "0.5", "--output", "runs/none"]) == 2
+    words = ["--config", "configs/demo_causal.yaml", "--domains", "crime,comics", "--prior_correction", "0.5"]
+    assert main(["federate", *words, "--output", "runs/none"]) == 2
     assert "empty without a history" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

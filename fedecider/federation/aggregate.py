@@ -66,7 +66,9 @@ def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = Fal
 
 
 LARGEST_UPDATE = 3.0
-"""Times the median norm."""
+"""Times the median norm, where companies are the clients."""
+LARGEST_OF_USERS = 10.0
+"""Where users are: one among many does little, and honest ones differ more."""
 LARGEST_CLAIM = 10.0
 """Times the median client weight."""
 NUM_PEERS = 256
@@ -82,11 +84,13 @@ class Arrived(NamedTuple):
     """What tells with what these are compared: tensors of the same names, shared (...) or per client (C, ...)."""
 
 
-def bounded(arrived: Iterable[Arrived], caps_norms: bool, note: Callable[[dict[str, Any]], None]) -> Iterator[Upload]:
+def bounded(
+    arrived: Iterable[Arrived], largest: float | None, note: Callable[[dict[str, Any]], None]
+) -> Iterator[Upload]:
     """The uploads of a round such that no client counts for many.
 
     ``r + min(1, c / ||x - r||) (x - r)`` with ``x`` a client's upload, ``r`` what it had received and ``c`` the median
-    norm of the round times `LARGEST_UPDATE`, over all tensors of a client together; only with ``caps_norms``. Claimed
+    norm of the round times ``largest``, over all tensors of a client together; None bounds no norms. Claimed
     client weights end at their median times `LARGEST_CLAIM`. Within both bounds every bit is kept. ``note`` is told
     ``client``, ``norm`` and ``cap``, or ``client``, ``weight`` and ``cap``.
 
@@ -97,7 +101,7 @@ def bounded(arrived: Iterable[Arrived], caps_norms: bool, note: Callable[[dict[s
     """
 
     def measured(one: Arrived) -> tuple[Upload, Tree, Tensor]:
-        reference = one.received() if caps_norms else None
+        reference = None if largest is None else one.received()
         return one.upload, reference or {}, update_norms(one.upload, reference)
 
     stream = map(measured, arrived)
@@ -105,7 +109,7 @@ def bounded(arrived: Iterable[Arrived], caps_norms: bool, note: Callable[[dict[s
     while sum(len(norm_C) for _, _, norm_C in waiting) < NUM_PEERS and (one := next(stream, None)):
         waiting.append(one)
     # numbers that are not finite become 0, which does not count: so many clients, however blocks are cut
-    norm_cap = _cap([norm_C.where(finite_clients(upload), 0.0) for upload, _, norm_C in waiting], LARGEST_UPDATE)
+    norm_cap = _cap([norm_C.where(finite_clients(upload), 0.0) for upload, _, norm_C in waiting], largest or math.inf)
     claims = [upload.weights.cpu().double().where(finite_clients(upload), 0.0) for upload, _, _ in waiting]
     claim_cap = _cap(claims, LARGEST_CLAIM)
     waiting.reverse()

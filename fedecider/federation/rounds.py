@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecider.bounds import Diverged
-from fedecider.federation.aggregate import Arrived, bounded
+from fedecider.federation.aggregate import LARGEST_OF_USERS, LARGEST_UPDATE, Arrived, bounded
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.parties import Processes, choose_cohort, in_client_order
 from fedecider.federation.record import Recorder, left_out
@@ -350,11 +350,8 @@ def _train(
             yield Arrived(sent.upload, partial(_reference, method, round, sent_to, heard_C))
 
     on_clients(round, "training", 0, len(cohort))
-    stream = (
-        bounded(arrived(), method.bounds_norms, capped.append)
-        if gathering.sees_each
-        else (one.upload for one in arrived())
-    )
+    largest = LARGEST_UPDATE if method.bounds_norms else LARGEST_OF_USERS if method.takes_mean else None
+    stream = bounded(arrived(), largest, capped.append) if gathering.sees_each else (one.upload for one in arrived())
     server = method.server_aggregate(round, state.server, gathering.read(round, cohort, state.server, stream))
     for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads
         pass

@@ -252,9 +252,9 @@ def arrived(tensors, weights=None, received=None, block=1):
         yield Arrived(upload, lambda: received or {})
 
 
-def after(*args, caps_norms=True, **options):
+def after(*args, largest=3.0, **options):
     notes = []
-    found = joined(list(bounded(arrived(*args, **options), caps_norms, notes.append)))
+    found = joined(list(bounded(arrived(*args, **options), largest, notes.append)))
     return found, notes
 
 
@@ -267,7 +267,7 @@ def test_norms_end_at_three_times_the_median_around_what_was_received():
         assert torch.equal(found.tensors["x"][:3], (start + change)[:3])
         torch.testing.assert_close(found.tensors["x"][3] - start, torch.tensor([6.3, -8.4]))
         assert notes == [{"client": 3, "norm": pytest.approx(1000.0), "cap": pytest.approx(10.5)}]
-    loose, notes = after({"x": start + change}, received={"x": start}, caps_norms=False)
+    loose, notes = after({"x": start + change}, received={"x": start}, largest=None)
     assert torch.equal(loose.tensors["x"], start + change)
     assert notes == []
 
@@ -284,7 +284,7 @@ def test_of_two_clients_and_of_those_that_send_nothing_there_is_no_median():
 
 def test_claims_end_at_ten_times_the_median_with_any_mean():
     tensors = {"x": torch.tensor([[1.0], [1.0], [1.0], [5.0]])}
-    found, notes = after(tensors, weights=[2.0, 4.0, 3.0, 1e6], caps_norms=False)
+    found, notes = after(tensors, weights=[2.0, 4.0, 3.0, 1e6], largest=None)
     assert found.weights.tolist() == [2.0, 4.0, 3.0, 35.0]
     assert notes == [{"client": 3, "weight": 1e6, "cap": 35.0}]
 
@@ -305,7 +305,7 @@ def test_those_after_the_first_peers_stream_within_the_same_bound(monkeypatch):
             read.append(int(one.upload.clients))
             yield one
 
-    stream = bounded(told(), True, lambda note: None)
+    stream = bounded(told(), 3.0, lambda note: None)
     assert float(next(stream).tensors["x"]) == 1.0
     assert read == [0, 1, 2]
     assert [float(upload.tensors["x"]) for upload in stream] == [2.0, 3.0, 6.0, 1.0]

@@ -432,7 +432,7 @@ EXPLODED = 30.0
 """Where the mean of the first window is more than so many times the loss of its first step, that step is the measure;
 and of so many times the measure fewer steps than a window say enough."""
 SMALL = 1.0
-"""The measure is so much at least: the loss of a student's pairs may start near 0, and rise a little before it falls."""
+"""The measure is so much at least: the loss of a student's pairs may start near 0 and rise a little before it falls."""
 
 
 class LossGuard:

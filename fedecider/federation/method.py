@@ -123,7 +123,7 @@ class FederatedMethod(NamedTuple):
     """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""
     bounds_norms: bool = False
     """Whether the sizes of single updates reach other clients, and are bounded on the way
-    (:func:`fedecider.federation.aggregate.bounded`) by what companies may differ. Other means are bounded more loosely."""
+    (:func:`fedecider.federation.aggregate.bounded`) by what companies may differ. Other means have a looser bound."""
     alone: Callable[[int, Tree, Upload], NewRows] | None = None
     """round, what the clients of a block had received (C, ...), their uploads -> what each one would receive next if
     nobody else took part, for federation off; None: what it uploaded."""

@@ -272,6 +272,16 @@ def test_norms_end_at_three_times_the_median_around_what_was_received():
     assert notes == []
 
 
+def test_a_reported_loss_has_no_size_and_stays_as_it_is():
+    """Losses near 9 are far above the updates, of norms 0.1, 0.2, 0.1 and 5: the cap is 0.45 all the same."""
+    change = torch.tensor([[0.1, 0.0], [0.0, 0.2], [0.0, -0.1], [3.0, 4.0]])
+    loss = torch.tensor([8.9, 9.1, 9.0, 9.2])
+    found, notes = after({"x": 1.0 + change, "loss": loss}, received={"x": torch.ones(2)})
+    assert notes == [{"client": 3, "norm": pytest.approx(5.0), "cap": pytest.approx(0.45)}]
+    torch.testing.assert_close(found.tensors["x"][3], torch.tensor([1.27, 1.36]))
+    assert torch.equal(found.tensors["loss"], loss)
+
+
 def test_of_two_clients_and_of_those_that_send_nothing_there_is_no_median():
     for change in ([[1.0], [1e6]], [[0.0], [1.0], [1e6]], [[torch.nan], [1.0], [1e6]]):
         found, notes = after({"x": torch.tensor(change)})

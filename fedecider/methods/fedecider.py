@@ -145,6 +145,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         VARIANTS,
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
+        bounds_norms=not config.normalises,  # raw pairs reach others in the size that they have
     )
 
 

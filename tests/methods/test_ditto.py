@@ -90,7 +90,7 @@ def test_what_is_loaded_for_each_variant_and_a_broken_v_leaves_w_alone():
     assert "diverged" not in logs[0]
 
     bad = {key: torch.full_like(tensor, float("nan")) for key, tensor in state.server.items()}
-    _, kept, logs = method.client_update(3, Download(bad), own, blocks(3)[2])
+    _, _, logs = method.client_update(3, Download(bad), own, blocks(3)[2])
     assert logs[0]["finite"] is False
     assert logs[0]["diverged"].startswith("diverged at step")
 

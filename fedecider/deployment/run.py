@@ -60,6 +60,7 @@ def serve(
             checkpoints=folder.checkpoints,
             resume=resume,
             on_round=on_round,
+            names=project.client_names,
         )
         unit = "bytes of one message, since the run was last started or resumed"
         wire = {"unit": unit, "messages": channel.carried, "refused_after_rounds": channel.refused}

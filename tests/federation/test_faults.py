@@ -337,8 +337,11 @@ def test_a_round_of_which_nobody_is_left_ends_the_run():
         [Fault(client, "nan", 2) for client in range(3)],
         [Fault(0, "nan", 2), Fault(1, "late"), Fault(2, "away")],
     ):
-        with pytest.raises(Diverged, match="no usable upload in round 2"):
+        with pytest.raises(Diverged, match=r"no usable upload in round 2 \(of client 0"):
             run_with("fedavg", *faults, rounds=3)
+    plan = scenario([Fault(client, "nan", 1) for client in range(3)], 0, carries)
+    with pytest.raises(Diverged, match=r"in round 1 \(of crime, comics, children: numbers"):
+        run(build("fedavg"), 3, 1, deliver=plan.deliver, names=NAMES)
     run_with("fedavg", Fault(0, "nan"), Fault(1, "late"), rounds=1)
     run_with("fedavg", *(Fault(client, "late", 1, 1) for client in range(3)), rounds=2)  # late, and not diverged
 

@@ -144,12 +144,12 @@ def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: To
     )
     place_BS = place_BS.to(soft_MLD.device)
     column_S = torch.arange(place_BS.shape[1], device=soft_MLD.device)
+    targets = {name: batch[name] for name in ("labels", "node", "first_child", "child_token") if name in batch}
     inputs = {
         "inputs_embeds": embed(place_BS, table_VD, soft_MLD),
         "attention_mask": (column_S < length_B.to(soft_MLD.device)[:, None]).long(),
-        **{name: batch[name] for name in ("labels", "node", "first_child", "child_token") if name in batch},
     }
-    return sequence_loss(recommender, inputs)
+    return sequence_loss(recommender, inputs | targets)
 
 
 def greedy_ids(

@@ -208,8 +208,8 @@ def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
 
 
 def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Tree:
-    """The local row with its weights as they start with ``auto``, once: when the server first has the client's direction
-    and those of others.
+    """The local row with its weights as they start with ``auto``, once: when the server first has the client's own
+    direction and those of others.
 
     ``alpha_ij = alpha_ii c_ij / sum_k c_ik^2``, c the cosines of its direction with all (its own is 1), none below 0,
     and ``alpha_ii`` 1 or what the client has learnt alone; with one weight a client c is the mean over the modules that

@@ -107,9 +107,7 @@ def test_blocks_and_resuming_change_nothing(settings, tmp_path):
         assert left["valid"] == right["valid"]
 
 
-@pytest.mark.parametrize(
-    ("ablation", "capped"), [("none", []), ("wo_per", []), ("wo_decomp", [1]), ("wo_sep", [1])]
-)
+@pytest.mark.parametrize(("ablation", "capped"), [("none", []), ("wo_per", []), ("wo_decomp", [1]), ("wo_sep", [1])])
 def test_raw_pairs_are_bounded_by_their_peers_and_directions_need_it_not(ablation, capped):
     plan = scenario([Fault(1, "scale", factor=1e4)], 0, lambda name: name.endswith("lora_b"))
     state, records = run(build(ablation=ablation), 3, 1, deliver=plan.deliver)

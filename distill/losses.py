@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from distill.pairing import Pair
 from idgen.backbones.families import family_of
 from idgen.backbones.family import TokenBatch
-from idgen.training import mean_in_pieces
+from idgen.training import mean_in_pieces, predictions_loss
 
 
 class BlockCall(NamedTuple):
@@ -75,21 +75,21 @@ def pair_losses(teacher: Any, student: Any, pairs: Sequence[Pair], batch: TokenB
 
 
 def finetune_loss(teacher: Any, student: Any, batch: TokenBatch, kl_weight: float) -> Tensor:
-    """Cross-entropy of the chained student plus ``kl_weight`` times KL(teacher || student) per target token."""
+    """`sequence_loss` of the chained student plus ``kl_weight`` times KL(teacher || student) per target token."""
     family = family_of(student)
-    hidden_RD, target_R = family.predictions(student, batch)
+    predictions = family.predictions(student, batch)
     with torch.no_grad():
         wanted_RD = family.predictions(teacher, batch).hidden_RD
 
-    def loss(rows_RD: Tensor, targets_R: Tensor, wanted_rows_RD: Tensor) -> Tensor:
-        logit_RV = family.token_logits(student, rows_RD)
-        entropy = F.cross_entropy(logit_RV, targets_R)
+    def divergence(rows_RD: Tensor, wanted_rows_RD: Tensor) -> Tensor:
         with torch.no_grad():
             wanted_RV = family.token_logits(teacher, wanted_rows_RD).log_softmax(-1)
-        given_RV = logit_RV.log_softmax(-1)
-        return entropy + kl_weight * F.kl_div(given_RV, wanted_RV, reduction="batchmean", log_target=True)
+        given_RV = family.token_logits(student, rows_RD).log_softmax(-1)
+        return F.kl_div(given_RV, wanted_RV, reduction="batchmean", log_target=True)
 
-    return mean_in_pieces(loss, student.config.vocab_size, hidden_RD, target_R, wanted_RD)
+    entropy = predictions_loss(family, student, predictions, batch)
+    kl = mean_in_pieces(divergence, student.config.vocab_size, predictions.hidden_RD, wanted_RD)
+    return entropy + kl_weight * kl
 
 
 def _hidden(output: Any) -> Tensor:

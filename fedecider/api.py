@@ -33,7 +33,7 @@ from fedecider.experiment.track import Track, track_of, track_of_config, tracks
 from fedecider.federation.record import read_records
 from fedecider.running.options import peek
 from fedecider.running.progress import quiet
-from fedecider.running.run_folder import RunFolder, read_object, read_run
+from fedecider.running.run_folder import RunFolder, read_metrics, read_object, read_run
 
 DESCRIPTION = "fedecider.federate"
 METHOD = "fedecider"
@@ -164,7 +164,7 @@ class Result:
 
     Raises:
         FileNotFoundError: the folder holds no run.
-        ValueError: the run did not finish, or its record is damaged.
+        ValueError: the run did not finish, or diverged; or its record is damaged.
     """
 
     def __init__(self, folder: str | Path, temporary: Any = None):
@@ -176,6 +176,8 @@ class Result:
                 f"no metrics.json in {folder}: the run did not finish. Go on with it: "
                 f"fedecider.federate(..., output={str(folder)!r}, resume=True)"
             )
+        self.raw = read_metrics(self.folder)
+        """``metrics.json`` as it is."""
         self._track = track_of_config(self.record["config"])
         if temporary is not None:
             self._end = weakref.finalize(self, temporary.cleanup)
@@ -188,11 +190,6 @@ class Result:
     def settings(self) -> dict[str, Any]:
         """All settings of the run, by block."""
         return self.record["config"]
-
-    @cached_property
-    def raw(self) -> dict[str, Any]:
-        """``metrics.json`` as it is."""
-        return read_object(self.folder.metrics)
 
     @property
     def clients(self) -> list[str]:

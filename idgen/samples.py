@@ -524,7 +524,7 @@ def following(parts: PromptParts, events: EventTable, target_N: np.ndarray, coun
 
 
 def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> int | None:
-    """What closes an item ID; nothing where a decoder reads nothing but IDs of one token each."""
+    """What closes an item ID; None where each is one token, which no other ID goes on from."""
     if all(len(tokens) == 1 for tokens in item_ids.token_ids):
         return None
     # A pretrained decoder expects a newline between the entries of a list.

@@ -20,10 +20,11 @@ from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating
 from idgen.id_generator import MAX_TEXT_TOKENS
 from idgen.prompts import EventTable, SampleConfig, draw_samples, is_target, load_templates
-from idgen.samples import Task, TokenBatch, merge_tasks, prompts_of, target_labels
+from idgen.samples import Task, TokenBatch, merge_tasks, parents_of, prompts_of, target_labels
 from idgen.segments import PromptParts, Prompts, Segments, join, lay_out, make_segments
 from idgen.tokenizer import SPACE
 from idgen.training import sequence_loss
+from idgen.trie import Parents
 
 MAX_NEW_TOKENS = 9
 """Of a generated ID, without the end token, as in IDGenRec."""
@@ -42,6 +43,8 @@ class SoftSource(NamedTuple):
     """Bool: no part of an ID (punctuation, special tokens)."""
     end_token: int
     samples: SampleConfig
+    nodes: Parents | None = None
+    """Where labels stand in the tries of the current IDs; None: the loss needs no trie."""
 
 
 def soft_source(
@@ -78,6 +81,7 @@ def soft_source(
         banned_V=banned_tokens(tokenizer, num_tokens),
         end_token=cast(int, tokenizer.eos_token_id),
         samples=samples,
+        nodes=parents_of(tasks),
     )
 
 
@@ -113,11 +117,12 @@ def soft_batches(source: SoftSource, batch_size: int, generator: torch.Generator
             "text_mask": (np.arange(token_MS.shape[1]) < length_M[:, None]).astype(np.int64),
             "labels": target_labels(source.parts, source.events, draw.target_N),
         }
-        yield {name: torch.from_numpy(array) for name, array in arrays.items()}
+        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        yield batch if source.nodes is None else batch | source.nodes.batch(batch["labels"], batch["task_B"])
 
 
 def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: TokenBatch) -> Tensor:
-    """Cross-entropy of the recommender on prompts whose item IDs are soft; gradients reach the generator alone.
+    """The recommender's own loss on prompts whose item IDs are soft; gradients reach the generator alone.
 
     The generator writes an ID for every item of the histories; the recommender reads the expected token embeddings
     at the places of these IDs in its usual prompt and is asked for the target's current (hard) ID. Freeze the
@@ -139,12 +144,12 @@ def soft_id_loss(generator: Any, recommender: Any, source: SoftSource, batch: To
     )
     place_BS = place_BS.to(soft_MLD.device)
     column_S = torch.arange(place_BS.shape[1], device=soft_MLD.device)
+    targets = {name: batch[name] for name in ("labels", "node", "first_child", "child_token") if name in batch}
     inputs = {
         "inputs_embeds": embed(place_BS, table_VD, soft_MLD),
         "attention_mask": (column_S < length_B.to(soft_MLD.device)[:, None]).long(),
-        "labels": batch["labels"],
     }
-    return sequence_loss(recommender, inputs)
+    return sequence_loss(recommender, inputs | targets)
 
 
 def greedy_ids(

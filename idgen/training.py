@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedecider.bounds import Diverged, Precision, Schedule
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import Family, TokenBatch, labels_of, num_samples_of, output_rows
+from idgen.backbones.family import Family, Predictions, TokenBatch, labels_of, num_samples_of, output_rows
 from idgen.config import TrainConfig
 from idgen.precision import autocast
 from idgen.trie import IGNORED_LABEL, Forest, log_softmax_of_rows
@@ -196,7 +196,12 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
     the batch are added to all of them but the target's. With ``node`` in the batch it is `trie_loss`.
     """
     family, base = family_of(model), unwrap(model)
-    hidden_RD, target_R = family.predictions(base, batch)
+    return predictions_loss(family, base, family.predictions(base, batch), batch)
+
+
+def predictions_loss(family: Family, base: Any, predictions: Predictions, batch: TokenBatch) -> Tensor:
+    """`sequence_loss` of a model that has run on ``batch``."""
+    hidden_RD, target_R = predictions
     if "node" in batch:
         return trie_loss(family, base, hidden_RD, target_R, batch)
     token_C = batch.get("catalogue")

@@ -173,14 +173,16 @@ def test_a_run_of_which_nobody_is_left_has_no_figures_and_says_so_everywhere(met
     assert federate(*words) == 1
     told = capsys.readouterr()
     assert "crime in round" in told.out + told.err or "crime in 1" in told.out + told.err
-    assert "got no usable upload in round 1" in told.err
+    assert "got no usable upload in round 1 (of crime, comics, children: diverged at step" in " ".join(told.err.split())
     assert "diverged at step" in told.err
     assert "learning_rate 1e+30: the loss is" in told.err
     metrics = json.loads((output / "metrics.json").read_text())
     assert "the training has diverged" in metrics["diverged"]
     assert "test" not in json.dumps(metrics)
     assert {one["client"] for one in metrics["left_out"]} == {0, 1, 2}
-    assert "the training has diverged" in (output / "report.html").read_text()
+    page = (output / "report.html").read_text()
+    assert "the training has diverged" in page
+    assert "crime in round 1" in page
     assert not (output / "results.md").exists()
 
 

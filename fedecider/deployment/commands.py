@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fedecider.bounds import Diverged
 from fedecider.data.card import summary
 from fedecider.data.domain import Domain, Dropped
 from fedecider.data.sites import own_users
@@ -183,11 +184,14 @@ def status(words: Sequence[str]) -> None:
 
 
 def collect(words: Sequence[str]) -> None:
-    """The table of a deployed run, and what travelled."""
+    """The table of a deployed run, and what travelled; `Diverged` where it ended so."""
     parser = _Parser("collect", "Print the table and the bytes of a finished run.")
     parser.add_argument("--run", required=True, help="the server's run folder")
     folder = RunFolder(Path(parser.parse_args(words).run))
-    metrics, wire = read_object(folder.metrics), read_object(folder.root / WIRE_FILE)
+    metrics = read_object(folder.metrics)
+    if "diverged" in metrics:
+        raise Diverged(metrics["diverged"])
+    wire = read_object(folder.root / WIRE_FILE)
     with damage_names(folder.metrics):
         scopes = _scopes(metrics)
     if not scopes:

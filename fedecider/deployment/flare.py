@@ -94,7 +94,7 @@ class RoundsController(ModelController):
         num_rounds = project.settings.run.num_rounds
 
         def log(record: dict) -> None:
-            for text in [round_text(record, num_rounds), *upload_notes([record])]:
+            for text in [round_text(record, num_rounds), *upload_notes([record], project.client_names)]:
                 self.info(text)
 
         serve(project, party, exchange, torch.device("cpu"), resume=resume, on_round=log)

@@ -57,6 +57,12 @@ class Project(NamedTuple):
         return list(self.hosts)
 
     @property
+    def client_names(self) -> list[str]:
+        """The site that each client is; empty where sites host several."""
+        of_client = {client: name for name, own in self.hosts.items() for client in own}
+        return [of_client[client] for client in sorted(of_client)] if len(of_client) == len(self.hosts) else []
+
+    @property
     def num_clients(self) -> int:
         return sum(map(len, self.hosts.values()))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedecider.bounds import Diverged
 from fedecider.deployment.faults import Answer, faulty
 from fedecider.deployment.messages import STARTED, Channel, Transport
 from fedecider.deployment.project import PartyFile, Project
@@ -38,6 +39,9 @@ def serve(
     It holds ``run.json``, ``rounds.jsonl``, ``checkpoints/`` (of every round, since sites keep two), ``metrics.json``
     (what sites tell of their test items) and ``wire.json`` (bytes of every message since the run was last started or
     resumed).
+
+    Raises:
+        Diverged: no client's numbers could be used any more; ``metrics.json`` and ``report.html`` say so.
     """
     run, output, config = project.settings.run, Path(party.output), party.deployment
     record = {
@@ -53,14 +57,21 @@ def serve(
     with opened_run(output, record, resume) as folder:
         hosts, started = list(project.hosts.values()), read_run(output).get(STARTED, "")
         channel = Channel(transport, config, project.run, project.names, hosts=hosts, started=started)
-        state, told = run_deployed(
-            plan,
-            channel,
-            recorder=Recorder(folder.rounds),
-            checkpoints=folder.checkpoints,
-            resume=resume,
-            on_round=on_round,
-        )
+        try:
+            state, told = run_deployed(
+                plan,
+                channel,
+                recorder=Recorder(folder.rounds),
+                checkpoints=folder.checkpoints,
+                resume=resume,
+                on_round=on_round,
+                names=project.client_names,
+            )
+        except Diverged as error:
+            from fedecider.experiment.report import write_diverged  # pages are for the end of a run
+
+            write_diverged(folder, plan.method.name, str(error), project.client_names)
+            raise
         unit = "bytes of one message, since the run was last started or resumed"
         wire = {"unit": unit, "messages": channel.carried, "refused_after_rounds": channel.refused}
         write_json(output / WIRE_FILE, wire)

@@ -240,10 +240,11 @@ def run_deployed(
     checkpoints: Path | None = None,
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
+    names: Sequence[str] = (),
 ) -> tuple[RunState, dict[int, Mapping[str, Any]]]:
     """All rounds over ``channel``, then every site's part of the end: the final state, and what sites tell of the test.
 
-    The same loop as a simulation's, and the same figures; see :func:`remote`.
+    The same loop as a simulation's, and the same figures; see :func:`remote`. ``names`` of the clients, if they have.
     """
     method, num_clients = plan.method, len(channel.site_of)
     state = load_state(checkpoints, plan.settings.fingerprint) if resume and checkpoints else None
@@ -274,6 +275,7 @@ def run_deployed(
         resume=resume,
         on_round=note,
         summarise_logs=lambda logs: [{"clients": len(logs)}] if channel.hosts_several else logs,
+        names=names,
         validated=None if plan.validated is None else [Block(torch.tensor(plan.validated), None)],
     )
     plan.after_rounds(channel, state.round)

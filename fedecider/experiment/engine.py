@@ -199,7 +199,7 @@ def _run(
             if launch.is_main and folder.rounds.exists():
                 from fedecider.experiment.report import write_diverged  # pages are for the end of a run
 
-                write_diverged(folder, rounds.method.name, str(error))
+                write_diverged(folder, rounds.method.name, str(error), rounds.names)
             elif launch.is_main:
                 forget_unstarted(folder)
             raise
@@ -247,5 +247,6 @@ def train(
         on_round=on_round,
         ends=ends,
         on_clients=on_clients,
+        names=rounds.names,
         **rounds.options,
     )

@@ -27,7 +27,7 @@ from fedecider.report.tables import (
     number_text,
     variant_labels,
 )
-from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_object, read_run
+from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_metrics, read_object, read_run
 
 PAGE_FILE, CARDS_FILE, EXAMPLES_FILE = "report.html", "data_cards.json", "examples.json"
 HIDDEN = (*PLACES, "raw", "faults")
@@ -75,7 +75,7 @@ def write_run_page(folder: RunFolder, parts_of: Callable[[RunFiles], Parts]) -> 
 
     Raises:
         FileNotFoundError: ``folder`` holds no run.
-        ValueError: the run is not finished, or one of its files is damaged.
+        ValueError: the run is not finished or diverged, or one of its files is damaged.
     """
     files = read_files(folder)
     with damage_is_bad_input(folder):
@@ -103,12 +103,14 @@ def write_run_page(folder: RunFolder, parts_of: Callable[[RunFiles], Parts]) -> 
     return write_page(folder.root / PAGE_FILE, title, subtitle, sections, warnings, parts.conclusion)
 
 
-def write_diverged(folder: RunFolder, method: str, text: str) -> None:
-    """Metrics and page of a run that ended in `fedecider.bounds.Diverged`: what happened, and no figures."""
+def write_diverged(folder: RunFolder, method: str, text: str, names: Sequence[str]) -> None:
+    """Metrics and page of a run that ended in `fedecider.bounds.Diverged`: what happened, and no figures.
+
+    ``names`` of the clients, if they have."""
     records = read_records(folder.rounds)
     found = {"left_out": left_out(records), "capped_clients": capped_clients(records)}
     write_json(folder.metrics, {"method": method, "diverged": text, "last_round": len(records), **found})
-    section = Section("No result", [text, *upload_notes(records)])
+    section = Section("No result", [text, *upload_notes(records, names)])
     subtitle = f"{method}; diverged in round {len(records)}"
     write_page(folder.root / PAGE_FILE, f"Run {folder.root.resolve().name}", subtitle, [section], [f"diverged: {text}"])
 
@@ -133,7 +135,7 @@ def read_files(folder: RunFolder) -> RunFiles:
             f"no metrics.json in {folder.root}: the run did not finish. Go on with it: scripts/federate.py --resume "
             f"true --output {folder.root} and the settings of the run"
         )
-    metrics = read_object(folder.metrics)
+    metrics = read_metrics(folder)
     with damage_names(folder.rounds):
         rounds = read_records(folder.rounds)
     others = (

@@ -63,7 +63,7 @@ from fedecider.report.tables import (
     number_text,
 )
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, damage_names, read_run
+from fedecider.running.run_folder import RunFolder, damage_names, read_metrics, read_run
 
 # The hybrids of a run as a section of its page, from its JSON files alone.
 
@@ -440,7 +440,7 @@ def run_analysis(
     Raises:
         ValueError: the domains are not those of the run, or ``compare`` ranked other users.
     """
-    metrics, record, records = read_json(folder.metrics), read_run(folder.root), read_records(folder.rounds)
+    metrics, record, records = read_metrics(folder), read_run(folder.root), read_records(folder.rounds)
     METHODS.check_recorded(record["config"], str(folder.record))
     names, selected = list(domains), metrics["best_round"]
     if names != list(metrics["domains"]):

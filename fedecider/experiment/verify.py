@@ -21,7 +21,7 @@ from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
-from fedecider.running.run_folder import RunFolder, damage_names, read_object
+from fedecider.running.run_folder import RunFolder, damage_names, read_metrics
 from idgen.backbone import load_backbone
 from idgen.ranking import with_prior
 from idgen.samples import Split
@@ -107,14 +107,14 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
 
 
 def _row_means(folder: RunFolder, domain: str, row: str) -> dict[str, float]:
-    recorded = read_object(folder.metrics)
+    recorded = read_metrics(folder)
     with damage_names(folder.metrics):
         return {name: float(value["mean"]) for name, value in recorded["domains"][domain]["test"][row].items()}
 
 
 def _expected(folder: RunFolder, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Test metrics of the models that were handed over."""
-    recorded, expected = read_object(folder.metrics), {}
+    recorded, expected = read_metrics(folder), {}
     with damage_names(folder.metrics):
         for name in names:
             entry = recorded["domains"][name]

@@ -134,10 +134,11 @@ def _flat(value: Tensor) -> Tensor:
 
 def _changes(upload: Upload, reference: Tree) -> Tree:
     """What every client changed of the tensors in ``reference``; of others, which it did not receive, all. Whole
-    numbers have no size."""
+    numbers have no size, nor has one number of a client beside what it received: a report, such as its loss."""
     changes = {}
     for name, tensor in upload.tensors.items():
-        if tensor.is_floating_point():
+        is_report = bool(reference) and name not in reference and tensor.dim() == 1
+        if tensor.is_floating_point() and not is_report:
             base = reference_of(tensor, _known(upload, name, reference), upload.rows.get(name))
             change = tensor - only_rows(base, upload.sent_rows.get(name))
             if name in upload.rows:

@@ -130,6 +130,7 @@ def run_rounds(
     ends: Callable[[dict, RunState], bool] = lambda record, state: False,
     on_clients: OnClients = silent,
     validated: Sequence[Block] | None = None,
+    names: Sequence[str] = (),
 ) -> RunState:
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
@@ -144,8 +145,8 @@ def run_rounds(
     several processes every process sees the same uploads in the same order, so all of them hold
     the same state; ``ends`` is asked after every round, in every process, and where it is true no other round follows;
     only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each round, where those
-    are not all. Local state is updated in place and copied only when its round is the best so
-    far.
+    are not all. ``names`` of the clients, where they may be told. Local state is updated in place and copied only when
+    its round is the best so far.
 
     Raises:
         Diverged: no upload of a round can be used; the round is recorded, and no checkpoint is made of it.
@@ -181,7 +182,7 @@ def run_rounds(
         present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
         server, local, done = _train(method, round, state, present, protect, deliver, gathering, processes, on_clients)
         trained = time.perf_counter()
-        diverged = _nobody_left(round, done)
+        diverged = _nobody_left(round, done, names)
         variants = method.variants if settings.validates(round) and not diverged else ()
         found = evaluate_variants(
             method, round, variants, "valid", server, local, validated or blocks, processes, on_clients
@@ -363,19 +364,21 @@ def _train(
     return server, local, _Done(logs, by_client, non_finite, refused, capped, train_s)
 
 
-def _nobody_left(round: int, done: _Done) -> str:
+def _nobody_left(round: int, done: _Done, names: Sequence[str]) -> str:
     """What to say where numbers that are no good have left nobody of a round; empty where somebody is left."""
     broken = left_out([{"round": round, "clients": done.logs, "non_finite_uploads": done.non_finite}])
     useless = {one["client"] for one in broken}
     if not useless or {log["client"] for log in done.logs} - useless - {one["client"] for one in done.refused}:
         return ""
-    who = ", ".join(map(str, sorted(useless)[:5])) + (", ..." if len(useless) > 5 else "")
+    some = sorted(useless)[:5]
+    who = ", ".join(names[one] for one in some) if names else f"client {', '.join(map(str, some))}"
+    who += ", ..." if len(useless) > 5 else ""
     why = next(
         (one["diverged"] for one in broken if "diverged" in one),
         "numbers that are not finite, or beyond float32 once squared",
     )
     return (
-        f"got no usable upload in round {round} (of client {who}: {why}), expected one at least: the training has "
+        f"got no usable upload in round {round} (of {who}: {why}), expected one at least: the training has "
         "diverged, and there is no result. Lower the learning rate"
     )
 

@@ -317,7 +317,7 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     rows, valid_rows = (result_rows(positions[split], persons=shared_persons(users)) for split in ("test", "valid"))
     time, size = median_seconds(records), total_bytes(records)
     each = {way: size[way] // participations(records) for way in size}
-    broken = upload_notes(records)
+    broken = upload_notes(records, [client.name for client in trained.clients])
     notes = [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
         f"{trained.method.variants[0]}",

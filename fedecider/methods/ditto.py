@@ -28,8 +28,8 @@ def ditto(recommender: ClientModels, config: DittoConfig) -> FederatedMethod:
     never touches ``w``, so that ``w`` is FedAvg's and, with lambda 0, ``v`` is local training's, both bit for bit: the
     two trainings of a round see the same batches and the same dropout, as they would alone. A round costs twice the
     training of the other methods. Variants: ``personal`` (``v``, reported) and ``global``. Logs are those of ``v``,
-    with ``global_loss`` for ``w``; ``seconds`` and ``finite`` are of both. Differs from the paper: AdamW, and as many
-    epochs for ``v`` as for ``w``.
+    with ``global_loss`` for ``w``; ``seconds`` are of both, ``finite`` and ``diverged`` of ``w``, which is sent,
+    and ``personal_finite`` of ``v``. Differs from the paper: AdamW, and as many epochs for ``v`` as for ``w``.
     """
     update, load = partial(_update, recommender, config), partial(load_variant, recommender, config)
     return averaged(recommender, "ditto", VARIANTS, update, load, config.weighting)
@@ -54,6 +54,8 @@ def _update(
     both = {
         "global_loss": global_log["loss"],
         "seconds": personal.log["seconds"] + global_log["seconds"],
-        "finite": personal.log["finite"] and global_log["finite"],
+        "personal_finite": personal.log["finite"],
     }
-    return sent, kept, {**personal.log, **both}
+    upload = {key: value for key, value in global_log.items() if key in ("finite", "diverged")}
+    own_log = {key: value for key, value in personal.log.items() if key != "diverged"}
+    return sent, kept, {**own_log, **both, **upload}

@@ -145,6 +145,7 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
         VARIANTS,
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
+        bounds_norms=not config.normalises,  # raw pairs reach others in the size that they have
     )
 
 
@@ -207,7 +208,8 @@ def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
 
 
 def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Tree:
-    """The local row with its weights as they start with ``auto``, once: when others' directions first reach the client.
+    """The local row with its weights as they start with ``auto``, once: when the server first has the client's own
+    direction and those of others.
 
     ``alpha_ij = alpha_ii c_ij / sum_k c_ik^2``, c the cosines of its direction with all (its own is 1), none below 0,
     and ``alpha_ii`` 1 or what the client has learnt alone; with one weight a client c is the mean over the modules that
@@ -218,7 +220,7 @@ def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) 
     if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not norm_M.any():
         return own
     others = [one for one in range(num_clients) if one != client]
-    if not any(bool(directions[f"{name}.lora_b"][others].any()) for name in names):
+    if not all(any(bool(directions[f"{name}.lora_b"][some].any()) for name in names) for some in ([client], others)):
         return own
     mine = {key: tensor[client : client + 1] for key, tensor in directions.items()}
     cosine_MK = module_products(mine, directions)[:, 0]

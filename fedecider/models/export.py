@@ -42,6 +42,7 @@ from idgen.precision import keep_trainable, loading_options, quantize_of
 from idgen.prompts import SEPARATOR, load_templates, split_wording
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task
+from idgen.segments import NOTHING
 
 # The program of a model card: from titles to the ten best next items, with transformers and peft alone.
 
@@ -55,7 +56,7 @@ class PromptLayout(NamedTuple):
     separator: str | None
     """Word between two item IDs, may be empty; None: the end token stands there and behind ``before``, if any."""
     end_token: int | None
-    """Closes an item ID that the model writes, and the prompt; None: nothing does."""
+    """Closes an item ID that the model writes; None: nothing does."""
     max_history: int
     """Items shown at most, the newest ones."""
     max_tokens: int
@@ -74,6 +75,8 @@ class PromptLayout(NamedTuple):
     """What is written behind the history, with what closes the prompt."""
     longest_id: int = 1
     """Tokens of the longest item ID, without the end token."""
+    prompt_end: int | None = None
+    """Closes the prompt, the last of ``after_tokens``; None: nothing does."""
 
     @property
     def may_be_long(self) -> bool:
@@ -93,7 +96,7 @@ def program(prompt: PromptLayout, base: str, is_local: bool, examples: tuple[str
     parts = [
         PROGRAM.format(auto=prompt.auto_class, base=where, examples=", ".join(map(repr, examples))),
         _prompt(prompt),
-        ONE_TOKEN if one_token else _search(prompt),
+        ONE_TOKEN.format(start="" if prompt.continues_prompt else START) if one_token else _search(prompt),
     ]
     return "".join(parts)
 
@@ -113,11 +116,12 @@ model = PeftModel.from_pretrained(model, folder).eval()
 '''
 ONE_TOKEN = """\
 with torch.no_grad():
-    scores = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+    scores = model(input_ids=torch.tensor([prompt]){start}).logits[0, -1]
 found = sorted(titles, key=lambda tokens: -scores[tokens[0]])
 best = [titles[tokens] for tokens in found if tokens not in seen]
-print(*(f"{place}\\t{title}" for place, title in enumerate(best[:10], 1)), sep="\\n")
+print(*(f"{{place}}\\t{{title}}" for place, title in enumerate(best[:10], 1)), sep="\\n")
 """
+START = ",\n        decoder_input_ids=torch.tensor([[model.config.decoder_start_token_id]])"
 SEARCH = """\
 closed = [(*tokens, {end}) for tokens in titles]
 num_beams = min(max({num_beams}, 10 + len(set(seen))), len(titles))
@@ -180,6 +184,7 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
         starts = [(int(parts.segments.start_G[one]), int(parts.segments.length_G[one])) for one in segments]
         return tuple(int(token) for start, length in starts for token in parts.segments.token_F[start : start + length])
 
+    after_L = parts.after_PL[WITHOUT_USER]
     return PromptLayout(
         before=" ".join(before),
         after=" ".join(after),
@@ -193,8 +198,9 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
         continues_prompt=family.continues_prompt,
         before_tokens=tokens(parts.before_PL[WITHOUT_USER]),
         separator_tokens=tokens(parts.separator_K[:1]),
-        after_tokens=tokens(parts.after_PL[WITHOUT_USER]),
+        after_tokens=tokens(after_L),
         longest_id=max(map(len, task.item_ids.token_ids)),
+        prompt_end=next(iter(tokens(after_L[after_L != NOTHING][-1:])), None),
     )
 
 
@@ -296,7 +302,7 @@ def _prompt_text(prompt: PromptLayout) -> str:
     separator = f"`{prompt.separator}`" if prompt.separator else "none (a space)"
     if prompt.separator is None:
         separator = "none" if prompt.end_token is None else "the closing token"
-    closing = "" if prompt.end_token is None else f", then the closing token, {prompt.end_token}"
+    closing = "" if prompt.prompt_end is None else f", then the closing token, {prompt.prompt_end}"
     rows = [
         ("prompt template", f"`{template}`{closing}"),
         ("`{history}`", "ID texts of the items, oldest first"),

@@ -407,6 +407,21 @@ def read_run(root: Path) -> dict[str, Any]:
     return record
 
 
+def read_metrics(folder: RunFolder) -> dict[str, Any]:
+    """``metrics.json`` of a finished run.
+
+    Raises:
+        ValueError: the run diverged, and has no figures; or the file is missing or damaged.
+    """
+    metrics = read_object(folder.metrics)
+    if "diverged" in metrics:
+        raise ValueError(
+            f"got {folder.root}, a run that diverged ({metrics['diverged']}), expected a finished one. Lower the "
+            "learning rate and run again"
+        )
+    return metrics
+
+
 def recorded(value: Any) -> Any:
     """``value`` as a file keeps it from which settings are read again: `as_plain`, with infinity as YAML writes it."""
     return _with_infinity(as_plain(value))

@@ -20,7 +20,9 @@ from embedding_fr.deployment import INTERACTIONS_FILE, counted_out, save_interac
 from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import set_up, train, user_positions
 from embedding_fr.track import TRACK
+from fedecider.bounds import Diverged
 from fedecider.data.interactions import Interactions
+from fedecider.deployment.commands import collect
 from fedecider.deployment.messages import DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import answer_of, make_site, serve
@@ -277,6 +279,19 @@ def test_a_user_whose_numbers_are_not_finite_is_left_out_alone(tmp_path):
     state, records, _ = deployed(prepared(settings_of("fedmf"), tmp_path), tmp_path, damage)
     assert [one["client"] for one in records[0]["non_finite_uploads"]] == [4]
     assert state.server["item_table"].isfinite().all()
+
+
+def test_a_run_of_which_nobody_is_left_says_so_in_its_files_and_has_no_table(tmp_path):
+    def damage(site, asked, blob):
+        return changed(blob, lambda sent, _: sent["item_table"].fill_(np.nan)) if asked.kind == "train" else blob
+
+    with pytest.raises(Diverged, match="no usable upload in round 1"):
+        deployed(prepared(settings_of("fedmf"), tmp_path), tmp_path, damage)
+    output = tmp_path / "out" / "server"
+    assert "the training has diverged" in read(output)["diverged"]
+    assert "the training has diverged" in (output / "report.html").read_text()
+    with pytest.raises(Diverged, match="no usable upload in round 1"):
+        collect(["--run", str(output)])
 
 
 def test_scores_over_other_users_are_not_believed(tmp_path):

@@ -1,10 +1,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from distill_toys import make_batch, make_teacher
+from distill_toys import make_batch, make_task, make_teacher
 
 from distill.losses import finetune_loss, pair_losses, recorded
 from distill.pairing import build_student, pair_parameters, pairs_of
+from idgen.samples import train_batches
 from idgen.training import sequence_loss
 
 
@@ -103,3 +104,15 @@ def test_finetune_loss_is_cross_entropy_plus_weighted_kl():
         assert finetune_loss(teacher, teacher, batch, 5.0).item() == pytest.approx(
             sequence_loss(teacher, batch).item(), rel=1e-5
         )
+
+
+def test_finetune_loss_is_among_the_tokens_that_may_follow_as_in_pretraining():
+    task, tokenizer = make_task()
+    teacher = make_teacher(seed=1, vocab_size=len(tokenizer))
+    batch = next(train_batches(task, 5, torch.Generator().manual_seed(0)))
+    assert "node" in batch
+    with torch.no_grad():
+        expected = sequence_loss(teacher, batch).item()
+        everything = sequence_loss(teacher, {name: batch[name] for name in make_batch()}).item()
+        assert finetune_loss(teacher, teacher, batch, 0.5).item() == pytest.approx(expected, rel=1e-5)
+        assert everything != pytest.approx(expected, rel=0.1)

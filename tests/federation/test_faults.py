@@ -272,6 +272,16 @@ def test_norms_end_at_three_times_the_median_around_what_was_received():
     assert notes == []
 
 
+def test_a_reported_loss_has_no_size_and_stays_as_it_is():
+    """Losses near 9 are far above the updates, of norms 0.1, 0.2, 0.1 and 5: the cap is 0.45 all the same."""
+    change = torch.tensor([[0.1, 0.0], [0.0, 0.2], [0.0, -0.1], [3.0, 4.0]])
+    loss = torch.tensor([8.9, 9.1, 9.0, 9.2])
+    found, notes = after({"x": 1.0 + change, "loss": loss}, received={"x": torch.ones(2)})
+    assert notes == [{"client": 3, "norm": pytest.approx(5.0), "cap": pytest.approx(0.45)}]
+    torch.testing.assert_close(found.tensors["x"][3], torch.tensor([1.27, 1.36]))
+    assert torch.equal(found.tensors["loss"], loss)
+
+
 def test_of_two_clients_and_of_those_that_send_nothing_there_is_no_median():
     for change in ([[1.0], [1e6]], [[0.0], [1.0], [1e6]], [[torch.nan], [1.0], [1e6]]):
         found, notes = after({"x": torch.tensor(change)})
@@ -327,8 +337,11 @@ def test_a_round_of_which_nobody_is_left_ends_the_run():
         [Fault(client, "nan", 2) for client in range(3)],
         [Fault(0, "nan", 2), Fault(1, "late"), Fault(2, "away")],
     ):
-        with pytest.raises(Diverged, match="no usable upload in round 2"):
+        with pytest.raises(Diverged, match=r"no usable upload in round 2 \(of client 0"):
             run_with("fedavg", *faults, rounds=3)
+    plan = scenario([Fault(client, "nan", 1) for client in range(3)], 0, carries)
+    with pytest.raises(Diverged, match=r"in round 1 \(of crime, comics, children: numbers"):
+        run(build("fedavg"), 3, 1, deliver=plan.deliver, names=NAMES)
     run_with("fedavg", Fault(0, "nan"), Fault(1, "late"), rounds=1)
     run_with("fedavg", *(Fault(client, "late", 1, 1) for client in range(3)), rounds=2)  # late, and not diverged
 

@@ -185,7 +185,22 @@ def test_gradients_reach_the_generator_only_and_the_padding_does_not_matter():
     for name in ("text_ids", "text_mask"):
         wider[name] = torch.nn.functional.pad(batch[name], (0, 5))
     wider["labels"] = torch.nn.functional.pad(batch["labels"], (0, 2), value=-100)
+    wider["node"] = torch.nn.functional.pad(batch["node"], (0, 2))
     assert soft_id_loss(generator, recommender, source, wider).item() == pytest.approx(loss.item(), abs=1e-6)
+
+
+def test_the_loss_is_among_the_tokens_that_may_follow_as_in_the_recommenders_training():
+    """Of a recommender that finds all tokens alike, the logarithms of the numbers of children on the way."""
+    source = make_source()
+    batch = first_batch(source, size=6)
+    recommender = tiny_t5(2, width=12)
+    torch.nn.init.zeros_(recommender.lm_head.weight)
+    counts = batch["labels"] != -100
+    first = batch["first_child"][batch["node"][counts]]
+    children = batch["first_child"][batch["node"][counts] + 1] - first
+    expected = children.float().log().sum() / 6
+    assert soft_id_loss(tiny_t5(1), recommender, source, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert expected < counts.sum() / 6 * math.log(V) - 1
 
 
 def test_descent_on_the_generator_lowers_the_recommenders_loss():
@@ -215,7 +230,7 @@ def test_gradient_equals_finite_differences(monkeypatch):
     monkeypatch.setattr(T5, "token_logits", logits_in_float64)
     monkeypatch.setattr(T5LayerNorm, "forward", norm_in_float64)
     monkeypatch.setattr(soft_ids, "MAX_NEW_TOKENS", 4)
-    source = make_source()
+    source = make_source()._replace(nodes=None)  # the loss along tries is in float32
     batch = first_batch(source, size=3)
     generator = tiny_t5(1, dtype=torch.float64)
     recommender = tiny_t5(2, width=12, dtype=torch.float64).requires_grad_(False)

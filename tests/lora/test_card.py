@@ -27,7 +27,7 @@ from idgen.tokenizer import load_tokenizer, train_tokenizer
 
 PROMPT = PromptLayout(
     "so far the user has picked", "and next", ";", 1, 7, 512, 20, "AutoModelForSeq2SeqLM", False
-)._replace(longest_id=30)
+)._replace(longest_id=30, prompt_end=1)
 CARD = Card(
     method="fedecider",
     domain="crime",
@@ -53,6 +53,7 @@ HISTORY = SampleConfig(templates="history", user_wording="none", max_history=4, 
 LIST = {"templates": "list", "max_source_tokens": 64}
 CASES = {
     **{f"t5, {name}": ("t5", samples) for name, samples in LAYOUTS.items()},
+    "t5, IDs of one token": ("t5, one token", LAYOUTS["as in the demo"]),
     "decoder, a sentence": ("llama", LAYOUTS["shorter in use"]),
     "decoder, closed item IDs": ("llama", HISTORY),
     "decoder, IDs of one token": ("one token", HISTORY),
@@ -65,7 +66,7 @@ def run_folder(kind):
     """A backbone laid out as in a run folder, and the tokenizer and item IDs of the adapters."""
     root = Path(tempfile.mkdtemp())
     keys, texts = [f"k{number:02d}" for number in range(len(TITLES))], [f"title: {title}" for title in TITLES]
-    if kind == "one token":
+    if "one token" in kind:
         phrases = unique_phrases({"crime": keys}, {"crime": texts}, TITLE_WORDS)["crime"]
         tokenizer = train_tokenizer(texts, 300, phrases)
         ids = phrase_item_ids(keys, phrases, tokenizer)
@@ -76,7 +77,7 @@ def run_folder(kind):
     else:
         tokenizer = train_tokenizer(texts, 300)
         ids = keyword_item_ids(keys, texts, tokenizer)
-    if kind == "t5":
+    if "t5" in kind:
         sizes = BackboneConfig(d_model=16, num_layers=1)
         backbone = build_backbone(sizes, tokenizer, 1)
         torch.nn.init.normal_(backbone.shared.weight, generator=torch.Generator().manual_seed(2))
@@ -116,10 +117,13 @@ def test_the_program_gives_the_items_of_our_search(case, tmp_path, monkeypatch, 
     kind, samples = CASES[case]
     root, tokenizer, ids = run_folder(kind)
     task = catalogue_task("crime", ids, tokenizer, samples)
-    assert (task.trie.eos_token_id is None) == (kind == "one token")
+    assert (task.trie.eos_token_id is None) == ("one token" in kind)
     ranking = RankingConfig(num_beams=20)
     backbone = load_backbone(root / "backbone", tokenizer)
-    adapter = export(kind, prompt_layout(task, ranking, backbone, "crime"))
+    layout = prompt_layout(task, ranking, backbone, "crime")
+    adapter = export(kind, layout)
+    card = (adapter / "README.md").read_text()
+    assert (", then the closing token, " in card) == (layout.prompt_end is not None) == (kind != "one token")
     assert read_item_ids(adapter).token_ids == ids.token_ids
     model = PeftModel.from_pretrained(backbone, str(adapter)).eval()
     history = [3, 20, 12, 3, 0, 31, 8]
@@ -127,7 +131,7 @@ def test_the_program_gives_the_items_of_our_search(case, tmp_path, monkeypatch, 
     expected = [TITLES[item] for item in found[0].tolist() if item not in history][:10]
     assert len(expected) == 10
 
-    (tmp_path / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
+    (tmp_path / "next_items.py").write_text(program_of(card), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["next_items.py", str(adapter), *(TITLES[number] for number in history)])
     runpy.run_path("next_items.py")

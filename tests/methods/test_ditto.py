@@ -6,6 +6,7 @@ from test_fedavg import close
 from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.federation.method import Download
+from fedecider.federation.record import left_out
 from fedecider.federation.wire import take_row
 from fedecider.methods.ditto import GRID, DittoConfig, ditto, load_variant
 from fedecider.methods.fedavg import WeightingConfig, fedavg
@@ -84,7 +85,14 @@ def test_what_is_loaded_for_each_variant_and_a_broken_v_leaves_w_alone():
     own = {key: tensor[2:3] for key, tensor in state.local.items()}
     untouched, _, _ = method.client_update(3, Download(state.server), own, blocks(3)[2])
     assert same(upload.tensors, untouched.tensors)
+    assert (logs[0]["finite"], logs[0]["personal_finite"]) == (True, False)
+    assert left_out([{"round": 3, "clients": [{"client": 2, **logs[0]}]}]) == []  # what was sent is fine
+    assert "diverged" not in logs[0]
+
+    bad = {key: torch.full_like(tensor, float("nan")) for key, tensor in state.server.items()}
+    _, _, logs = method.client_update(3, Download(bad), own, blocks(3)[2])
     assert logs[0]["finite"] is False
+    assert logs[0]["diverged"].startswith("diverged at step")
 
 
 def test_weights_by_examples_and_settings():

@@ -7,6 +7,7 @@ from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.results import fusion_over_rounds
+from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.fedecider import FUSION_WEIGHTS, FedeciderConfig, _scaled, _started, fedecider, load_variant
@@ -68,7 +69,16 @@ def test_the_start_by_hand():
     assert weights(half, 0) == pytest.approx([0.8, 0.4])  # 1 / (1 + 1 / 4), 1 / 2 / (1 + 1 / 4)
     assert weights(rows([1.0, 0.0], [-0.5, 0.75**0.5]), 0) == [1.0, 0.0]  # nobody is taken away
     assert weights(rows([1.0, 0.0], [0.0, 0.0]), 0) == [1.0, 0.0]  # nobody there yet
+    assert weights(rows([0.0, 0.0], [1.0, 0.0]), 0) == [1.0, 0.0]  # the own update is not there yet
     assert weights(half, 0, alpha_init=2.0) == [1.0, 0.0]  # a number: nothing is set
+
+
+def test_who_s_first_upload_is_lost_starts_when_the_server_has_its_direction():
+    lost = scenario([Fault(1, "late", 1, 1)], 0)
+    for rounds, met in ((2, [True, False, True]), (3, [True, True, True])):
+        state, records = run(build(), 3, rounds, deliver=lost.deliver)
+        assert [one["client"] for one in records[0]["refused_uploads"]] == [1]
+        assert state.local["met"].tolist() == met
 
 
 def test_an_untrained_module_has_the_mean_size_of_the_others():

@@ -11,8 +11,9 @@ from urllib.parse import unquote
 import pytest
 from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, intervals, write_run
 
+from fedecider.api import Result
 from fedecider.experiment import run_page as run_report
-from fedecider.experiment.report import interval_bars, page_colours, read_files, results_csv
+from fedecider.experiment.report import interval_bars, page_colours, read_files, results_csv, write_diverged
 from fedecider.experiment.rows import run_conclusion, run_evidence
 from fedecider.experiment.run_page import (
     ReportConfig,
@@ -338,6 +339,12 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
     assert call("--run", str(folder.root), "--data", "somewhere") == 2
     assert "a run of the embedding track, expected none: leave it out" in capsys.readouterr().err
     (folder.root / "run.json").write_text(json.dumps(RECORD))
+    write_diverged(folder, "fedavg", "got no usable upload in round 2", [])
+    assert call("--run", str(folder.root)) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "a run that diverged (got no usable upload in round 2), expected a finished one" in told
+    with pytest.raises(ValueError, match="a run that diverged"):
+        Result(folder.root)
     (folder.root / "metrics.json").unlink()
     assert call("--run", str(folder.root)) == 2
     assert "did not finish" in capsys.readouterr().err

@@ -4,10 +4,10 @@
 
 Companies: four with one catalogue (crime of the embedded sample, its users dealt out), a small decoder set up as in
 configs/companies.yaml; users: Amazon gift cards ($FEDECIDER_DATA). The first client attacks in every round, or from the
-second on where it sends its last upload again. A cell is the honest companies' mean test ndcg@10 without the hybrid, of
-users that of all, over that of the same run without the attack; under `away` the client is not there at all. One JSON
-a cell in WORK: what is there is not run again; `--cells` ends after so many. The page benchmarks/results/attacks.md is
-written after every row.
+second on where it sends its last upload again. Figures are the honest companies' mean test ndcg@10 without the hybrid,
+of users that of all. A cell is that figure over the one under `away`, where the attacker is not there at all: what the
+honest ones have without it is the most that any defence can keep. One JSON a cell in WORK: what is there is not run
+again; `--cells` ends after so many. The page benchmarks/results/attacks.md is written after every row.
 """
 
 from __future__ import annotations
@@ -109,21 +109,19 @@ def companies() -> dict[str, Any]:
 
 def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     lines = [
-        "| configuration | ndcg@10 without attack | " + " | ".join(name for name in ATTACKS if name != "none") + " |",
-        "|---|---|" + "---|" * (len(ATTACKS) - 1),
+        "| configuration | ndcg@10, nobody attacks | attacker away | " + " | ".join(list(ATTACKS)[2:]) + " |",
+        "|---|---|---|" + "---|" * (len(ATTACKS) - 2),
     ]
     below = []
     for row, cells in found.items():
-        plain, texts = cells["none"]["ndcg@10"], []
-        for attack, one in cells.items():
-            if attack == "none":
-                continue
-            kept = one["ndcg@10"] / plain
+        away, texts = cells["away"]["ndcg@10"], []
+        for attack in list(ATTACKS)[2:]:
+            kept = cells[attack]["ndcg@10"] / away
             mark = "" if kept >= KEPT else "**"
             texts.append(f"{mark}{100 * kept:.0f} %{mark}")
             if mark:
                 below.append(f"{row} under {attack} ({100 * kept:.1f} %)")
-        lines.append(f"| {row} | {plain:.4f} | {' | '.join(texts)} |")
+        lines.append(f"| {row} | {cells['none']['ndcg@10']:.4f} | {away:.4f} | {' | '.join(texts)} |")
     told = f"Below {100 * KEPT:.0f} %: {'; '.join(below)}." if below else f"Every cell keeps {100 * KEPT:.0f} %."
     return "\n".join([*lines, "", told])
 

@@ -28,10 +28,9 @@ from fedecider.data.domain import NO_EVENTS, Domain, Events, by_catalogue, check
 from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
-from fedecider.evaluation.metrics import mean_metrics, user_metrics
+from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.evaluation.statistics import clearly_best
 from fedecider.experiment.settings import PretrainConfig, RunConfig, Settings
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import Processes
@@ -767,21 +766,19 @@ def load_reported(
 def chosen_shares(
     settings: Settings, method: FederatedMethod, recommender: ClientModels, state: RunState, names: Iterable[str]
 ) -> Shares:
-    """Of each client in ``names`` the share of its update that it takes: of those that rank its validation items better
-    than the smallest one by more than one standard error (`clearly_best`) the best one; else the smallest.
+    """Of each client in ``names`` the share of its update that ranks its validation items best; the largest on ties.
 
-    The smallest is 0 unless the settings say otherwise: an update that overfits is taken in part, and one that brings
-    nothing that a client's own users can tell is left out. It is the client's own choice, made after the last round;
-    nobody is told of it.
+    An update that overfits is taken in part, or left out: a client is never worse off for taking part than its own
+    validation items can tell. It is the client's own choice, made after the last round; nobody is told of it.
     """
     found = {}
     for name in names:
-        client, gains = recommender.names.index(name), []
+        client, scores = recommender.names.index(name), {}
         if len(settings.run.share_grid) == 1:
             found[name] = settings.run.share_grid[0]
             continue
         for share in settings.run.share_grid:
             load_reported(settings, method, recommender, state, client, share)
-            gains.append([user_metrics(recommender.positions(client, "valid"))["ndcg@10"].numpy()])
-        found[name] = settings.run.share_grid[clearly_best(gains)]
+            scores[share] = mean_metrics(recommender.positions(client, "valid"))["ndcg@10"]
+        found[name] = max(scores, key=lambda share: (scores[share], share))
     return found

@@ -164,8 +164,7 @@ class RunConfig:
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
             that drop out of a round are left out of its sum.
         update_scales: The shares of its update of which every client takes the one that ranks its own validation items
-            best, and clearly better than the smallest, separated by commas: 0 is the shared student, 1 alone the model
-            as it was trained (paper).
+            best, separated by commas: 0 is the shared student, 1 alone the model as it was trained (paper).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal

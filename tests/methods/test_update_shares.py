@@ -34,16 +34,15 @@ def test_each_client_takes_what_its_validation_items_like_best(finished):
     asked = []
 
     def positions(client, split):
-        """Best near a half for client 0; client 1 is better off with any, but not clearly: one user of four rises, and
-        another falls; client 2 is best off without."""
+        """Best near a half for client 0; the same for all shares for client 1; client 2 is best off without."""
         asked.append((client, split))
-        share = size_of(recommender.model) / whole
-        some = [0, 1, 2, 3] if share else [5, 0, 2, 3]
-        return torch.tensor([[round(9 * abs(share - 0.5))] * 4, some, [5 if share else 0] * 4][client])
+        size = size_of(recommender.model)
+        place = [round(9 * abs(size / whole - 0.5)), 3, 0 if size == 0.0 else 5][client]
+        return torch.tensor([place])
 
     names = recommender.names
     chosen = chosen_shares(settings, method, recommender._replace(positions=positions), state, names)
-    assert chosen == {names[0]: 0.5, names[1]: 0.0, names[2]: 0.0}
+    assert chosen == {names[0]: 0.5, names[1]: 1.0, names[2]: 0.0}
     assert {split for _, split in asked} == {"valid"}
     load_reported(settings, method, recommender, state, 0, 0.5)
     assert size_of(recommender.model) == pytest.approx(0.5 * whole, rel=1e-5)

@@ -1,7 +1,7 @@
 """Constrained decoding: batched beam search over a `Trie`, and an exact scorer as its oracle.
 
 How a model reads a prompt and one token of every beam is its family's (`idgen.backbones.family`). IDs of one token
-without an end token are ranked in a single step: the children of the root are all items.
+without an end token need no beams: one softmax over the catalogue is the ranking.
 
 Shapes: B users, S input tokens, K beams, D model width, V vocabulary, M candidates of a user, R live beams of all
 users, C candidates of all users, I items, T tokens of an ID with its end token.
@@ -68,6 +68,9 @@ def _search(
     num_users, device, family = len(input_ids_BS), input_ids_BS.device, family_of(model)
     state = family.start(model, input_ids_BS, attention_mask_BS)
     start_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=device)
+    if trie.max_length == 1:
+        hidden_B1D, _ = family.step(model, state, start_B1 + family.start_token(model), start_B1, 0)
+        return _best_of_catalogue(model, hidden_B1D[:, 0], trie, num_beams)
     beams = _Beams(start_B1, torch.zeros(num_users, 1, device=device), start_B1)
     token_BK = start_B1 + family.start_token(model)
     item_BK = torch.full((num_users, num_beams), -1, device=device)
@@ -93,6 +96,36 @@ def _search(
     return item_BK, score_BK
 
 
+def _best_of_catalogue(model: Any, hidden_BD: Tensor, trie: Trie, num_beams: int) -> tuple[Tensor, Tensor]:
+    """What `_search` finds where every ID is one token: (item_BK, score_BK), best first, from one softmax a user."""
+    num_users, device = len(hidden_BD), hidden_BD.device
+    token_I = trie.label_IT[:, 0]
+    rows_ID = output_rows(model.lm_head, token_I)
+    item_BK = torch.full((num_users, num_beams), -1, device=device)
+    score_BK = torch.full((num_users, num_beams), -torch.inf, device=device)
+    at_once = min(MAX_LOGITS, CACHED_LOGITS) if device.type == "cpu" else MAX_LOGITS
+    for user_B in torch.arange(num_users, device=device).split(max(1, at_once // len(trie))):
+        logit_BI = family_of(model).token_logits(model, hidden_BD[user_B], token_I, rows_ID)
+        score_BI = torch.log_softmax(logit_BI, 1)
+        if trie.score_N is not None:
+            score_BI = score_BI + trie.score_N[_leaves(trie)]
+        _refuse_nan(score_BI)
+        top_BK, place_BK = stable_topk(score_BI, num_beams)
+        score_BK[user_B, : top_BK.shape[1]], item_BK[user_B, : top_BK.shape[1]] = top_BK, place_BK
+    return item_BK, score_BK
+
+
+def _leaves(trie: Trie) -> Tensor:
+    """The node of every item, (I,)."""
+    node_N = (trie.item_N >= 0).nonzero().squeeze(1)
+    return torch.empty_like(node_N).scatter_(0, trie.item_N[node_N], node_N)
+
+
+def _refuse_nan(score: Tensor) -> None:
+    if bool(score.isnan().any()):
+        raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
+
+
 def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, count: int) -> _Beams:
     """The up to ``count`` best continuations of each user, best first (ties: earlier beam, then lower token).
 
@@ -105,8 +138,7 @@ def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, 
     score_C = score_C + beams.score_BK.flatten()[live_R][child.row_C]
     if trie.score_N is not None:
         score_C = score_C + trie.score_N[child.node_C]
-    if bool(score_C.isnan().any()):
-        raise ValueError("the model's scores are not numbers; expected a model that has not diverged. Train it again")
+    _refuse_nan(score_C)
     # Ragged to padded: place of each candidate among those of its user.
     beam_C = live_R[child.row_C]
     user_C = beam_C // num_beams

@@ -58,6 +58,37 @@ def test_with_enough_beams_the_ranking_is_exhaustive_scoring(ids, surplus):
         assert torch.equal(item_BK[:, : len(ids)].sort(1).values, exact_item.sort(1).values)
 
 
+@pytest.mark.parametrize("surplus", [-30, 0, 3])
+@pytest.mark.parametrize("scored", [False, True])
+def test_ids_of_one_token_are_the_best_of_one_softmax(surplus, scored, monkeypatch):
+    monkeypatch.setattr(decode, "CACHED_LOGITS", 100)  # one user at a time
+    tokens = list(range(3, VOCAB))
+    random.Random(0).shuffle(tokens)
+    trie = Trie.build([[token] for token in tokens], None)
+    inputs, mask = ragged_inputs([6, 2, 4])
+    exact = score_catalogue(MODEL, inputs, mask, trie)
+    if scored:
+        node_N = torch.randn(len(trie.token_N), generator=torch.Generator().manual_seed(0))
+        exact = exact + node_N[trie.walk(torch.tensor(tokens)[:, None])]
+        trie = trie.scored(node_N)
+    item_BK, score_BK = constrained_beam_search(MODEL, inputs, mask, trie, len(tokens) + surplus)
+    wanted_score, wanted = exact.sort(dim=1, descending=True, stable=True)
+    known = min(len(tokens), len(tokens) + surplus)
+    assert torch.equal(item_BK[:, :known], wanted[:, :known])
+    torch.testing.assert_close(score_BK[:, :known], wanted_score[:, :known], atol=2e-5, rtol=1e-5)
+    assert (item_BK[:, known:] == -1).all()
+    assert (score_BK[:, known:] == -torch.inf).all()
+
+
+def test_equal_scores_of_one_token_ids_stand_in_the_order_of_items():
+    model = tiny_t5()
+    with torch.no_grad():
+        model.shared.weight.zero_()
+    trie = Trie.build([[9], [4], [7], [3]], None)
+    inputs, mask = ragged_inputs([3])
+    assert constrained_beam_search(model, inputs, mask, trie, 3)[0].tolist() == [[0, 1, 2]]
+
+
 def test_decoder_of_another_depth_than_the_encoder():
     model = tiny_t5(num_decoder_layers=4)
     inputs, mask = ragged_inputs([5, 3])

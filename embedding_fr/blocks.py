@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.baselines.fitting import run_candidates
 from fedecider.evaluation.metrics import positions_from_scores
-from fedecider.evaluation.protocols import Protocol, check_sequences, held_out, sampled_candidates, train_part
+from fedecider.evaluation.protocols import Protocol, check_sequences, held_out, no_negatives, train_part
 from fedecider.federation.method import Block
-from fedecider.federation.streams import stream
 
 CPU_BLOCK_BYTES = 12 << 20
 """Working set of a block on a CPU: what stays in the caches is several times faster than what does not."""
@@ -85,16 +85,16 @@ def build_population(
         ValueError: a user has fewer than 3 events, an item twice, or leaves no item to sample as a negative.
     """
     check_sequences(sequences, num_items)
-    avoided = [sorted(set(s if protocol.negatives_avoid == "all" else train_part(s))) for s in sequences]
+    candidates = run_candidates(sequences, num_items, protocol, seed)
+    avoided = no_negatives(sequences, protocol, candidates)
     for user, (sequence, avoid) in enumerate(zip(sequences, avoided, strict=True)):
         if len(set(sequence)) != len(sequence):
             raise ValueError(f"got an item twice for user {user}, expected each pair once: prepare with repeats first")
         if len(avoid) >= num_items:
-            raise ValueError(f"got user {user} with all {num_items} items, expected one at least to use as a negative")
-    candidates: dict[str, Tensor] = {}
-    if protocol.num_sampled is not None:
-        generator = stream(seed, "candidates")
-        candidates = sampled_candidates(sequences, num_items, generator, protocol.num_sampled)
+            raise ValueError(
+                f"got user {user} with no item left of {num_items} to use as a negative, expected one at least: take "
+                "another protocol, or users with fewer items"
+            )
     train_E, train_start_N = _flat([train_part(sequence) for sequence in sequences])
     avoid_E, avoid_start_N = _flat(avoided)
     valid_N, test_N = held_out(sequences, "valid"), held_out(sequences, "test")

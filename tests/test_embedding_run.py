@@ -464,6 +464,25 @@ def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(d
         assert valid[method, "paper"] == pytest.approx(test[method, "paper"], abs=0.2)
 
 
+def test_the_best_test_round_stands_beside_the_last_one(ratings, tmp_path):
+    more = [f"y{user},i{(17 * user + 31 * place) % 400:03d},{place}" for user in range(40) for place in range(10)]
+    large = tmp_path / "large"
+    large.mkdir()
+    (large / "toy.csv").write_text((ratings / "toy.csv").read_text() + "\n".join([*more, ""]))
+    words = ["--methods", "memoriser,fedmf,mf", *options_of(large), "--num_rounds", 20, "--tune", 1, "--seeds", 1]
+    words += ["--protocol", "paper,isolated99", "--output", tmp_path / "board"]
+    assert leaderboard(*words) == 0
+    content = read_json(tmp_path / "board" / "leaderboard.json")
+    rows = {(row["row"], row["protocol"]): row for row in content["rows"]}
+    for protocol in ("paper", "isolated99"):
+        row = rows["fedmf", protocol]
+        last = row["values"]["macro"]["ndcg@10"]["mean"]
+        assert row["ndcg@10, best test round"] >= max(last, row["ndcg@10, best round"]) - 1e-9
+        assert "ndcg@10, best test round" not in rows["mf", protocol], "no rounds"
+    hit = {protocol: rows["memoriser", protocol]["values"]["macro"]["hit@10"]["mean"] for _, protocol in rows}
+    assert hit["isolated99"] < 0.3 < hit["paper"], "remembering negatives finds nothing where no candidate is one"
+
+
 def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):
     words = ["--methods", "fedmf,decayed_cooccurrence,popularity", *data, "--num_rounds", 2, "--seeds", 1]
     words += ["--protocol", "strict", "--tune", 7, "--output", tmp_path / "board", "--only_cells", "true"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
-from fedecider.baselines.fitting import Valid
+from fedecider.baselines.fitting import Valid, avoided_candidates
 from fedecider.bounds import Negatives, OneOrMore, Space, Whole, check
 from fedecider.evaluation.canary import memoriser_scores
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
@@ -82,7 +82,9 @@ def fit_memoriser(
 ) -> ScoreUsers:
     """Minus the times an item was drawn as a negative; under ``paper`` it finds the held-out items: that is its use."""
     generator = stream(seed, "memoriser")
-    return memoriser_scores(sequences, num_items, protocol, generator, config.num_rounds, config.num_negatives)
+    candidates = avoided_candidates(sequences, num_items, protocol, seed)
+    drawn = (config.num_rounds, config.num_negatives)
+    return memoriser_scores(sequences, num_items, protocol, generator, *drawn, candidates=candidates)
 
 
 def fit_last_item_cooccurrence(

@@ -21,7 +21,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import STRICT, Protocol, ScoreUsers, Sequences, rank_held_out, train_part
+from fedecider.evaluation.protocols import (
+    STRICT,
+    Protocol,
+    ScoreUsers,
+    Sequences,
+    no_negatives,
+    rank_held_out,
+    sampled_candidates,
+    train_part,
+)
 from fedecider.federation.streams import stream
 
 # Train parts of whole histories as distinct (user, item) pairs: what every centralised baseline learns from.
@@ -62,13 +71,25 @@ class Excluded(NamedTuple):
     num_items: int
 
 
-def excluded_items(sequences: Sequences, num_items: int, protocol: Protocol) -> Excluded:
-    """Items that are never negatives: train items (``strict``), or the items of all splits (``paper``, a leak).
+def run_candidates(sequences: Sequences, num_items: int, protocol: Protocol, seed: int) -> dict[str, Tensor]:
+    """The sampled candidates of a run with this seed, by split (`sampled_candidates`); none where all are ranked."""
+    if protocol.num_sampled is None:
+        return {}
+    return sampled_candidates(sequences, num_items, stream(seed, "candidates"), protocol.num_sampled)
+
+
+def excluded_items(sequences: Sequences, num_items: int, protocol: Protocol, seed: int) -> Excluded:
+    """Items that are never negatives in a run with this seed (`no_negatives`).
 
     ``ValueError`` when a user has no item left.
     """
-    whole = protocol.negatives_avoid == "all"
-    return outside_of([s if whole else train_part(s) for s in sequences], num_items)
+    candidates = avoided_candidates(sequences, num_items, protocol, seed)
+    return outside_of(no_negatives(sequences, protocol, candidates), num_items)
+
+
+def avoided_candidates(sequences: Sequences, num_items: int, protocol: Protocol, seed: int) -> dict[str, Tensor]:
+    """Those of `run_candidates` that are no negatives; none where the protocol does not ask."""
+    return run_candidates(sequences, num_items, protocol, seed) if protocol.negatives_avoid == "candidates" else {}
 
 
 def outside_of(parts: Sequences, num_items: int) -> Excluded:
@@ -76,9 +97,7 @@ def outside_of(parts: Sequences, num_items: int) -> Excluded:
     user_E, item_E = distinct_pairs(parts, num_items)
     count_U = torch.bincount(user_E, minlength=len(parts))
     if len(count_U) and int(count_U.max()) >= num_items:
-        raise ValueError(
-            f"got a user who touched all {num_items} items, expected one item at least to use as a negative"
-        )
+        raise ValueError(f"got a user with no item left of {num_items} to use as a negative, expected one at least")
     start_U = count_U.cumsum(0) - count_U
     place_E = torch.arange(len(user_E)) - start_U[user_E]
     return Excluded(user_E * (num_items + 1) + item_E - place_E, start_U, num_items - count_U, num_items)
@@ -148,7 +167,7 @@ def training_batches(
     user_E, item_E = train_pairs(sequences, num_items)
     if len(user_E) == 0:
         raise ValueError("got no train event, expected at least one: check that the data hold users")
-    excluded = excluded_items(sequences, num_items, protocol)
+    excluded = excluded_items(sequences, num_items, protocol, seed)
     num_positives = max(1, config.batch_size // (1 + config.num_negatives))
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -5,7 +5,7 @@ Shape legend: B users of a batch, P items that may be negatives, I items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from fedecider.evaluation.protocols import (
     held_out,
     history,
     negative_pool,
+    no_negatives,
     rank_held_out,
 )
 
@@ -34,6 +35,7 @@ def memoriser_scores(
     num_rounds: int = 100,
     num_negatives: int = 4,
     random_ties: bool = True,
+    candidates: Mapping[str, Tensor] | None = None,
 ) -> ScoreUsers:
     """Scores an item by minus the times it was drawn as a training negative of the user in ``num_rounds`` rounds.
 
@@ -42,13 +44,15 @@ def memoriser_scores(
     ``random_ties`` orders items drawn equally often at random: with few draws large blocks of items tie, and the
     expected position inside a block would put a memoriser that knows nothing below chance. Where seen items are kept as
     candidates, the user's own train items, never negatives, come first: it is then above chance by the repeats.
+    ``candidates``: those of the users, which a protocol may keep out of the negatives.
     """
+    avoided = no_negatives(sequences, protocol, candidates or {})
     seed_U = torch.randint(2**62, (len(sequences),), generator=generator).tolist()
 
     def score(user_B: Tensor) -> Tensor:
         score_BI = torch.zeros(len(user_B), num_items, dtype=torch.float64)
         for row, user in enumerate(user_B.tolist()):
-            pool_P = negative_pool(sequences[user], num_items, protocol)
+            pool_P = negative_pool(avoided[user], num_items)
             num = num_rounds * num_negatives * (len(sequences[user]) - 2)
             own = torch.Generator().manual_seed(seed_U[user])
             score_BI[row] = -torch.bincount(draw_negatives(pool_P, num, own), minlength=num_items).to(score_BI)
@@ -69,11 +73,13 @@ def memoriser(
     num_rounds: int = 100,
     num_negatives: int = 4,
     random_ties: bool = True,
+    candidates: dict[str, Tensor] | None = None,
     **ranking: Any,
 ) -> Tensor:
     """Positions of the memoriser canary: chance under a sound protocol, near the top under a leaking one."""
-    score = memoriser_scores(sequences, num_items, protocol, generator, num_rounds, num_negatives, random_ties)
-    return rank_held_out(score, sequences, num_items, split, protocol, **ranking)
+    drawn = (num_rounds, num_negatives, random_ties, candidates)
+    score = memoriser_scores(sequences, num_items, protocol, generator, *drawn)
+    return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates, **ranking)
 
 
 def memoriser_positions(

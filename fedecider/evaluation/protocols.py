@@ -4,14 +4,15 @@ The only home of this rule.
 
 The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
 tables of the embedding track only: its training negatives avoid the held-out items, so that the held-out item is the
-one untrained item that is never a negative, and remembering the negatives is enough to find it.
+one untrained item that is never a negative, and remembering the negatives is enough to find it. ``isolated99`` is the
+same but for that: none of the 99 other candidates is a negative either, so remembering finds nothing.
 
 Shape legend: U users, B users of a batch, I items of the catalogue, K candidates of a user, P items of a pool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -71,8 +72,9 @@ class Protocol:
     """One named protocol, as data."""
 
     name: str
-    negatives_avoid: Literal["train", "all"]
-    """Training negatives are outside the user's train items only, or outside train, valid and test items (a leak)."""
+    negatives_avoid: Literal["train", "all", "candidates"]
+    """Training negatives are outside the user's train items only; or outside train, valid and test items (a leak); or
+    outside these and all sampled candidates of the user, which closes the leak."""
     num_sampled: int | None = None
     """Candidates sampled beside the held-out item; None: the whole catalogue."""
     drop_seen: bool = True
@@ -87,6 +89,7 @@ PROTOCOLS = {
     "strict": STRICT,
     "strict/keep_seen": Protocol("strict/keep_seen", "train", drop_seen=False),
     "strict/sampled99": Protocol("strict/sampled99", "train", num_sampled=99),
+    "isolated99": Protocol("isolated99", "candidates", num_sampled=99, selection="last"),
     "paper": Protocol("paper", "all", num_sampled=99, selection="last", leaks=True),
 }
 
@@ -104,6 +107,7 @@ def stamp(protocol: Protocol, canary: float | None = None) -> str:
         score = "was not run: do not publish" if canary is None else f"scores hit@10 {canary:.3f}"
         return f"{protocol.name} protocol: LEAKS the held-out item; the memoriser {score}"
     candidates = "whole catalogue" if protocol.num_sampled is None else f"{protocol.num_sampled} sampled candidates"
+    candidates += ", no training negatives" if protocol.negatives_avoid == "candidates" else ""
     seen = "items seen by the user dropped" if protocol.drop_seen else "items seen by the user kept"
     return f"protocol: {protocol.name} ({candidates}, {seen})"
 
@@ -185,16 +189,30 @@ def sampled_candidates(
     return candidates
 
 
-def negative_pool(sequence: Sequence[int], num_items: int, protocol: Protocol) -> Tensor:
-    """Items that may be training negatives of a user, ascending int64 (P,).
+def no_negatives(sequences: Sequences, protocol: Protocol, candidates: Mapping[str, Tensor]) -> list[list[int]]:
+    """Items that are never training negatives of each user, ascending.
 
-    ``strict``: outside the TRAIN items only, because the sampler must not know what is held out. ``paper``: outside
-    all splits. ``ValueError`` when nothing is left.
+    ``strict``: the TRAIN items only, because the sampler must not know what is held out. ``paper``: the items of all
+    splits. ``isolated99``: these and the user's ``candidates`` (of :func:`sampled_candidates`) of both splits.
     """
-    pool_P = _outside(sequence if protocol.negatives_avoid == "all" else train_part(sequence), num_items)
+    avoided = [set(s if protocol.negatives_avoid != "train" else train_part(s)) for s in sequences]
+    if protocol.negatives_avoid == "candidates":
+        for candidate_UK in candidates.values():
+            for avoid, candidate_K in zip(avoided, candidate_UK.tolist(), strict=True):
+                avoid.update(candidate_K)
+    return [sorted(avoid) for avoid in avoided]
+
+
+def negative_pool(avoided: Sequence[int], num_items: int) -> Tensor:
+    """Items that may be training negatives of a user, ascending int64 (P,): all but those of :func:`no_negatives`.
+
+    ``ValueError`` when nothing is left.
+    """
+    pool_P = _outside(avoided, num_items)
     if len(pool_P) == 0:
         raise ValueError(
-            f"got a user who touched all {num_items} items, expected one item at least to use as a negative"
+            f"got a user with no item left of {num_items} to use as a negative, expected one at least: take another "
+            "protocol, or users with fewer items"
         )
     return pool_P
 

@@ -25,7 +25,7 @@ from fedecider.baselines.fitting import (
 from fedecider.baselines.item_knn import neighbour_similarities
 from fedecider.baselines.lightgcn import normalised, propagate, sparse_tensor
 from fedecider.baselines.mf import MatrixFactors, MfConfig
-from fedecider.evaluation.protocols import PROTOCOLS, STRICT, negative_pool, rank_held_out
+from fedecider.evaluation.protocols import PROTOCOLS, STRICT, negative_pool, no_negatives, rank_held_out
 from fedecider.federation.streams import stream
 
 PAPER = PROTOCOLS["paper"]
@@ -230,9 +230,9 @@ def test_validation_reads_valid_items_in_the_whole_catalogue_and_no_test_item():
 @settings(max_examples=60, deadline=None)
 def test_ranks_enumerate_the_pool_of_the_protocol(sequences, protocol):
     sequences = [[item for item in sequence if item != 5] + [0, 1, 2] for sequence in sequences]
-    excluded = excluded_items(sequences, 12, protocol)
-    for user, sequence in enumerate(sequences):
-        pool_P = negative_pool(sequence, 12, protocol)
+    excluded, avoided = excluded_items(sequences, 12, protocol, 0), no_negatives(sequences, protocol, {})
+    for user, avoid in enumerate(avoided):
+        pool_P = negative_pool(avoid, 12)
         assert int(excluded.pool_U[user]) == len(pool_P)
         users = torch.full((len(pool_P),), user)
         assert torch.equal(items_outside(excluded, users, torch.arange(len(pool_P))), pool_P)
@@ -262,7 +262,7 @@ def test_strict_negatives_may_be_held_out_items_and_paper_negatives_never_are():
 
 def test_negatives_are_uniform_over_the_complement_and_fresh_each_epoch():
     sequences, num_items = [[0, 4, 9, 2, 1], [3, 3, 3, 5, 6]], 10
-    excluded = excluded_items(sequences, num_items, STRICT)
+    excluded = excluded_items(sequences, num_items, STRICT, 0)
     draws = draw_outside(excluded, torch.ones(90_000, dtype=torch.int64), stream(0, "test"))
     count_I = torch.bincount(draws, minlength=10).double()
     assert count_I[3] == 0
@@ -311,7 +311,7 @@ def test_bad_settings_are_refused(name, changes, text):
 
 
 def test_a_user_without_negatives_and_users_without_train_events_are_refused():
-    with pytest.raises(ValueError, match="touched all 4 items"):
-        excluded_items([[0, 1, 2, 3, 1, 2]], 4, STRICT)
+    with pytest.raises(ValueError, match="no item left of 4"):
+        excluded_items([[0, 1, 2, 3, 1, 2]], 4, STRICT, 0)
     with pytest.raises(ValueError, match="no train event"):
         training_batches([], 4, STRICT, MfConfig(), seed=0)

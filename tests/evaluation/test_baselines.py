@@ -120,7 +120,7 @@ def random_users(num_users=400, num_items=300, seed=5):
     return [torch.randperm(num_items, generator=draw)[:size].tolist() for size in sizes], num_items
 
 
-@pytest.mark.parametrize("name", ["strict", "strict/sampled99"])
+@pytest.mark.parametrize("name", ["strict", "strict/sampled99", "isolated99"])
 @pytest.mark.parametrize("split", ["valid", "test"])
 @pytest.mark.parametrize("num_rounds", [1, 40])
 def test_canary_is_at_chance_when_the_sampler_knows_nothing(name, split, num_rounds):

@@ -16,6 +16,7 @@ from fedecider.evaluation.protocols import (
     held_out,
     is_repeat,
     negative_pool,
+    no_negatives,
     rank_held_out,
     sampled_candidates,
     stamp,
@@ -83,15 +84,30 @@ def test_sampled_candidates_are_distinct_unseen_and_drawn_apart(sequences):
     assert all(torch.equal(drawn[split], again[split]) for split in drawn)
 
 
+def pool(sequence, num_items, protocol, candidates=()):
+    of_user = {"test": torch.tensor([list(candidates)], dtype=torch.int64)} if candidates else {}
+    return negative_pool(no_negatives([sequence], protocol, of_user)[0], num_items)
+
+
 @given(events)
 @settings(max_examples=40, deadline=None)
 def test_strict_pool_knows_nothing_of_what_is_held_out(sequences):
     for sequence in sequences:
-        strict = negative_pool(sequence, 20, STRICT)
-        other = negative_pool([*sequence[:-2], 17, 18], 20, STRICT)
+        strict = pool(sequence, 20, STRICT)
+        other = pool([*sequence[:-2], 17, 18], 20, STRICT)
         assert torch.equal(strict, other)  # changing the held-out items changes nothing
         assert set(strict.tolist()) == set(range(20)) - set(sequence[:-2])
-        assert set(negative_pool(sequence, 20, PROTOCOLS["paper"]).tolist()) == set(range(20)) - set(sequence)
+        assert set(pool(sequence, 20, PROTOCOLS["paper"]).tolist()) == set(range(20)) - set(sequence)
+
+
+def test_isolated_pool_holds_no_candidate_of_the_user():
+    sequences = [[0, 1, 2, 3], [4, 5, 6]]
+    candidates = sampled_candidates(sequences, 40, generator(3), 9)
+    avoided = no_negatives(sequences, PROTOCOLS["isolated99"], candidates)
+    for user, sequence in enumerate(sequences):
+        asked = {item for split in candidates.values() for item in split[user].tolist()}
+        assert set(negative_pool(avoided[user], 40).tolist()) == set(range(40)) - set(sequence) - asked
+    assert no_negatives(sequences, PROTOCOLS["paper"], candidates) == [[0, 1, 2, 3], [4, 5, 6]]
 
 
 def test_negatives_are_uniform_over_the_pool():
@@ -103,8 +119,8 @@ def test_negatives_are_uniform_over_the_pool():
 
 
 def test_no_negative_left():
-    with pytest.raises(ValueError, match="touched all 3 items"):
-        negative_pool([0, 1, 2, 0, 0], 3, STRICT)
+    with pytest.raises(ValueError, match="no item left of 3"):
+        pool([0, 1, 2, 0, 0], 3, STRICT)
 
 
 def test_batches_subsets_and_order_of_users_do_not_matter():
@@ -126,7 +142,7 @@ def test_chance_by_hand():
 
 def test_bad_input_says_what_to_do():
     score = lambda user_B: torch.zeros(len(user_B), 7)  # noqa: E731
-    with pytest.raises(ValueError, match="strict, strict/keep_seen, strict/sampled99, paper"):
+    with pytest.raises(ValueError, match="strict/sampled99, isolated99, paper"):
         get_protocol("lenient")
     with pytest.raises(ValueError, match="at least 3"):
         rank_held_out(score, [[1, 2]], 7, "test")
@@ -149,4 +165,6 @@ def test_the_leak_is_stamped():
     assert "LEAK" not in stamp(STRICT, 0.9)
     assert [p.name for p in PROTOCOLS.values()] == list(PROTOCOLS)
     assert [name for name, p in PROTOCOLS.items() if p.leaks] == ["paper"]
+    assert PROTOCOLS["isolated99"].selection == "last"
+    assert "no training negatives" in stamp(PROTOCOLS["isolated99"])
     assert (PROTOCOLS["paper"].selection, STRICT.selection) == ("last", "best_valid")

@@ -41,12 +41,12 @@ from idgen.ranking import eval_users, rank_task
 from idgen.samples import Task, num_batches, train_batches
 from idgen.training import (
     CLIP_NORM,
+    STAGE_ONE_COURSE,
     epoch_generator,
     learning_rate_factor,
     make_optimizer,
     parameter_groups,
     sequence_loss,
-    stage_one_course,
 )
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -94,9 +94,8 @@ def backbone_curve(row: str, args: argparse.Namespace, domains: Mapping[str, Dom
     clients = client_tasks(domains, made.ids, made.tokenizer, settings.run.pretrain)
     tasks = [*made.tasks, *clients] if args.events == "pooled" else made.tasks
     model, config, budget = made.model, settings.run.pretrain.train, 60.0 * args.minutes
-    course = stage_one_course(model)
-    groups = parameter_groups(model, config.learning_rate, course, config.table_lr_multiplier)
-    optimiser = make_optimizer(groups, config.learning_rate, course)
+    groups = parameter_groups(model, config.learning_rate, STAGE_ONE_COURSE, config.table_lr_multiplier)
+    optimiser = make_optimizer(groups, config.learning_rate, STAGE_ONE_COURSE)
     spent, step, due = 0.0, 0, 0.0
     seed = derive_seed(settings.run.seed, "learning curve")
     torch.manual_seed(seed)
@@ -113,7 +112,7 @@ def backbone_curve(row: str, args: argparse.Namespace, domains: Mapping[str, Dom
             model.train()
             started = time.process_time()
             done = min(spent / budget, 1.0)
-            factor = learning_rate_factor(int(done * 1000), 1000, course)
+            factor = learning_rate_factor(int(done * 1000), 1000, STAGE_ONE_COURSE)
             for group in optimiser.param_groups:
                 group["lr"] = group["full_lr"] * factor
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):

@@ -16,6 +16,7 @@ from idgen.prompts import is_target
 from idgen.samples import Task, num_batches, train_batches
 from idgen.soft_ids import SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.training import (
+    STAGE_ONE_COURSE,
     Course,
     LossFn,
     LossGuard,
@@ -26,7 +27,6 @@ from idgen.training import (
     make_optimizer,
     parameter_groups,
     sequence_loss,
-    stage_one_course,
     train_steps,
 )
 
@@ -89,12 +89,11 @@ def alternate(
     tasks = make_tasks(ids)
     order = phases(num_phases)
     positions = sum(int(is_target(task.train).sum()) for task in tasks)  # no walks: the generator has none
-    course = stage_one_course(backbone)
     rec_steps = order.count("backbone") * train.epochs * num_batches(tasks, train.batch_size)
-    rec = _side(backbone, train, course, rec_steps, train.table_lr_multiplier)
+    rec = _side(backbone, train, STAGE_ONE_COURSE, rec_steps, train.table_lr_multiplier)
     id_train = TrainConfig(GENERATOR_RATE, GENERATOR_BATCH, train.precision)
     gen_steps = num_phases * -(-positions // GENERATOR_BATCH)
-    gen = _side(generator, id_train, course, gen_steps, train.table_lr_multiplier)
+    gen = _side(generator, id_train, STAGE_ONE_COURSE, gen_steps, train.table_lr_multiplier)
     logs: list[dict[str, Any]] = []
     with _seeded(seed, device):
         for turn, trained in enumerate(order):

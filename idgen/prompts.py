@@ -188,6 +188,12 @@ def without_targets(events: EventTable, users: Collection[int]) -> EventTable:
     return events._replace(train_end_E=np.where(gone_E, events.first_E, events.train_end_E))
 
 
+def without_last_targets(events: EventTable, users: Collection[int]) -> EventTable:
+    """The table without the last event of the training parts of ``users``."""
+    cut_E = np.isin(events.user_E, np.fromiter(users, events.user_E.dtype, len(users)))
+    return events._replace(train_end_E=np.where(cut_E, events.train_end_E - 1, events.train_end_E))
+
+
 def merge_events(tables: Sequence[EventTable]) -> EventTable:
     """One table of several tasks: tasks and events are renumbered, users and items keep their numbers."""
     if len(tables) == 1:

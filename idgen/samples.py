@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.domain import Domain, Events
-from fedecider.evaluation.protocols import NUM_AFTER, NUM_HELD_OUT, check_split
+from fedecider.evaluation.protocols import NUM_AFTER, check_split
 from fedecider.evaluation.sequences import SequenceArray
 from idgen.backbones.family import TokenBatch, labels_of
 from idgen.item_ids import ItemIds
@@ -37,6 +37,7 @@ from idgen.prompts import (
     load_templates,
     merge_events,
     window_ends,
+    without_last_targets,
     without_targets,
 )
 from idgen.segments import NOTHING, PromptParts, Prompts, join, lay_out, make_parts, merge_parts, num_tokens
@@ -223,10 +224,17 @@ class Task(NamedTuple):
         """The same task with ``users`` (row numbers) left out of training; they are ranked as before."""
         return self._replace(train=without_targets(self.train, users))
 
+    def without_last(self, users: Collection[int]) -> Task:
+        """The same task with the last training event of ``users`` (row numbers) left out of training."""
+        return self._replace(train=without_last_targets(self.train, users))
+
     @property
     def training_sequences(self) -> Sequence[list[int]]:
         """The training part of each user."""
-        return SequenceArray.of(self.sequences).without_last(NUM_HELD_OUT) if self.hold_out else self.sequences
+        events = self.train
+        inside_E = np.arange(len(events.item_E)) < events.train_end_E
+        length_U = np.bincount(events.user_E[inside_E], minlength=len(self.sequences))
+        return SequenceArray.of_lengths(length_U, events.item_E[inside_E])
 
     def one_token_catalogue(self) -> Tensor:
         """(I,) the tokens of all items, rising, where every ID is one token that nothing closes."""

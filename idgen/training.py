@@ -25,7 +25,15 @@ from torch.utils.checkpoint import checkpoint
 
 from fedecider.bounds import Diverged, Precision, Schedule
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import Family, Predictions, TokenBatch, labels_of, num_samples_of, output_rows
+from idgen.backbones.family import (
+    Family,
+    Predictions,
+    TokenBatch,
+    evaluating,
+    labels_of,
+    num_samples_of,
+    output_rows,
+)
 from idgen.config import TrainConfig
 from idgen.precision import autocast
 from idgen.trie import IGNORED_LABEL, Forest, log_softmax_of_rows
@@ -51,10 +59,23 @@ class Position:
     samples: int = 0
     seconds: float = 0.0
     logs: list[dict[str, Any]] = field(default_factory=list)
+    scores: dict[str, float] = field(default_factory=dict)
+    """Of validation: step, as JSON names it -> mean gain."""
+
+
+@dataclass
+class Best:
+    """The best of what validation has seen before the last step."""
+
+    step: int
+    gain_U: Tensor
+    parameters: list[Tensor]
+    """On the CPU, in the order of `parameters_of`."""
 
 
 class Checkpoint:
-    """The file of one training: its position, trained parameters, optimiser and the state of the random generators.
+    """The file of one training: its position, trained parameters, optimiser and the state of the random generators;
+    with validation the best weights as well.
 
     Whoever trains with other settings, data or models has to take another path. Batches are not kept: an epoch's are
     drawn again, and those that were trained on are passed over.
@@ -65,7 +86,9 @@ class Checkpoint:
         self.path, self.every_s = path, EVERY_S if every_s is None else every_s
         self._last = time.monotonic()
 
-    def write_if_due(self, at: Position, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    def write_if_due(
+        self, at: Position, optimizer: torch.optim.Optimizer, device: torch.device, best: Best | None = None
+    ) -> None:
         """Write where the last one is ``every_s`` seconds ago; nothing half-written ever has the file's name."""
         if time.monotonic() - self._last < self.every_s:
             return
@@ -75,6 +98,9 @@ class Checkpoint:
         tensors["generator"] = torch.get_rng_state()
         if device.type == "cuda":
             tensors["device_generator"] = torch.cuda.get_rng_state(device)
+        if best is not None:
+            tensors |= {f"best.{i}": one for i, one in enumerate(best.parameters)}
+            tensors |= {"best_step": torch.tensor(best.step), "best_gain": best.gain_U}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         save_file(
@@ -83,14 +109,14 @@ class Checkpoint:
         os.replace(scratch, self.path)
         self._last = time.monotonic()
 
-    def read(self, optimizer: torch.optim.Optimizer, device: torch.device) -> Position:
-        """Put everything back as it was; the beginning where there is no file.
+    def read(self, optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[Position, Best | None]:
+        """Put everything back as it was, all but the best weights; the beginning where there is no file.
 
         Raises:
             ValueError: the file is damaged, or of another model.
         """
         if not self.path.is_file():
-            return Position()
+            return Position(), None
         advice = f"Delete {self.path.parent}, and the training starts anew"
         try:
             with safe_open(str(self.path), "pt") as file:
@@ -98,10 +124,14 @@ class Checkpoint:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             found, generator = _group(tensors, "parameter"), tensors["generator"]
             at = Position(**told)
+            best = None
+            if "best_step" in tensors:
+                best = Best(int(tensors["best_step"]), tensors["best_gain"], _group(tensors, "best"))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"got a damaged {self.path}, expected a checkpoint of a training. {advice}") from error
         trained = parameters_of(optimizer)
-        if [one.shape for one in found] != [parameter.shape for parameter in trained]:
+        shapes = [parameter.shape for parameter in trained]
+        if any([one.shape for one in of_model] != shapes for of_model in (found, best.parameters if best else found)):
             raise ValueError(f"got {self.path} of another model, expected parameters of the same shapes. {advice}")
         with torch.no_grad():
             for parameter, one in zip(trained, found, strict=True):
@@ -110,7 +140,7 @@ class Checkpoint:
         torch.set_rng_state(generator)
         if device.type == "cuda" and "device_generator" in tensors:
             torch.cuda.set_rng_state(tensors["device_generator"], device)
-        return at
+        return at, best
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
@@ -167,12 +197,14 @@ class Course(NamedTuple):
     """None: the model's own."""
 
 
-def stage_one_course(model: Any) -> Course:
-    """Of the backbone: linear decay for a T5, cosine for models that continue their prompt."""
-    schedule: Schedule = "cosine" if family_of(model).continues_prompt else "linear"
-    # beta2 0.98 adapts faster in short runs, and the short ones need a tenth of their steps to warm up.
-    return Course(schedule, lambda total: max(round(0.05 * total), min(12, round(0.1 * total))), 0.01, 0.98, None)
-
+# beta2 0.98 adapts faster in short runs, and the short ones need a tenth of their steps to warm up.
+STAGE_ONE_COURSE = Course(
+    "cosine",
+    lambda total: max(round(0.05 * total), min(12, round(0.1 * total))),
+    weight_decay=0.01,
+    beta2=0.98,
+    dropout=None,
+)
 
 DISTILL_COURSE = Course("linear", lambda total: round(0.05 * total), weight_decay=0.0, beta2=0.999, dropout=0.0)
 """Dropout would only add noise to what a block is to return."""
@@ -543,6 +575,7 @@ def train_model(
     on_step: OnStep | None = None,
     clip_each_group: bool = False,
     checkpoint: Checkpoint | None = None,
+    validate: Validate | None = None,
 ) -> list[dict[str, Any]]:
     """Train ``model`` in place and return one log per epoch.
 
@@ -552,7 +585,10 @@ def train_model(
     ``parameters``: AdamW groups, default all trainable parameters. ``loss_fn(batch)``: default `sequence_loss`.
     ``clip_each_group``: as in `train_steps`.
     ``checkpoint``: where to keep how far it is, and to go on from; weights are those of a training that never stopped.
-    A log holds epoch, step, loss, samples, samples_per_s, learning_rate.
+    ``validate``: what the model gains with each of the users of validation; asked before the first step and after
+    every fifth of them, and the weights of the best step stay.
+    A log holds epoch, step, loss, samples, samples_per_s, learning_rate; the last one "validation" too: the mean gain
+    by step, "kept" and "num_users".
     Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
     Errors: `Diverged` when the loss is not finite any more, or far above its start.
     """
@@ -567,7 +603,8 @@ def train_model(
     forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     with forked, checkpointed(model, checkpointing):
         torch.manual_seed(seed)
-        at = Position() if checkpoint is None else checkpoint.read(optimizer, device)
+        at, best = (Position(), None) if checkpoint is None else checkpoint.read(optimizer, device)
+        best = _validated(validate, model, optimizer, at, best, total_steps)
         guard = LossGuard(at.first_loss)
         if at.step and on_step is not None:
             on_step(at.step, total_steps, "goes on")
@@ -575,10 +612,11 @@ def train_model(
             before = at.step
             model.train()
             started = time.perf_counter() - at.seconds
-            for batches in _pieces(islice(batches_of_epoch(at.epoch), at.batches, None), NOTE_EVERY):
+            left = islice(batches_of_epoch(at.epoch), at.batches, None)
+            while (batches := _next(left, _piece(at.step, total_steps, validate is not None))) is not None:
                 at.seconds = time.perf_counter() - started
                 if checkpoint is not None:
-                    checkpoint.write_if_due(at, optimizer, device)
+                    checkpoint.write_if_due(at, optimizer, device, best)
                 done, loss, samples = train_steps(
                     optimizer,
                     batches,
@@ -595,6 +633,7 @@ def train_model(
                 at.first_loss = guard.first
                 at.step, at.batches = at.step + done, at.batches + done
                 at.loss, at.samples = at.loss + loss * done, at.samples + samples
+                best = _validated(validate, model, optimizer, at, best, total_steps)
                 if at.step >= total_steps:
                     break
             if at.step == before and at.batches == 0:
@@ -611,13 +650,67 @@ def train_model(
             at.loss, at.samples, at.seconds = 0.0, 0, 0.0
             at.epoch, at.batches = at.epoch + 1, 0
         if checkpoint is not None:
-            checkpoint.write_if_due(at, optimizer, device)
+            checkpoint.write_if_due(at, optimizer, device, best)
     model.eval()
+    if best is not None and at.logs:
+        _keep(best, optimizer)
+        at.logs[-1] |= {"validation": {"ndcg@10": at.scores, "kept": best.step, "num_users": len(best.gain_U)}}
     return at.logs
 
 
-def _pieces(batches: Iterable[TokenBatch], size: int) -> Iterable[Iterable[TokenBatch]]:
-    """The batches in pieces of ``size``."""
-    iterator = iter(batches)
-    for first in iterator:
-        yield chain([first], islice(iterator, size - 1))
+def _next(batches: Iterator[TokenBatch], size: int) -> Iterable[TokenBatch] | None:
+    """The next ``size`` batches; None where there are none any more."""
+    first = next(batches, None)
+    return None if first is None else chain([first], islice(batches, size - 1))
+
+
+# Validation: the weights of the best step stay.
+
+Validate = Callable[[], Tensor]
+"""(U,) float64: what the model gains with each user of validation."""
+NUM_VALIDATIONS = 5
+"""Beside the one before the first step."""
+
+
+def validation_steps(total_steps: int) -> list[int]:
+    """Those before the first step and after every fifth of all; the last one is ``total_steps``."""
+    return sorted({round(total_steps * i / NUM_VALIDATIONS) for i in range(NUM_VALIDATIONS + 1)})
+
+
+def _piece(step: int, total_steps: int, validates: bool) -> int:
+    """Steps until the next reading of the loss, or of validation."""
+    marks = validation_steps(total_steps) if validates else []
+    return min([NOTE_EVERY, *(mark - step for mark in marks if mark > step)])
+
+
+def _validated(
+    validate: Validate | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    at: Position,
+    best: Best | None,
+    total_steps: int,
+) -> Best | None:
+    """The best step so far, with the one that the training is at.
+
+    The last step stays unless an earlier one is ahead of it by more than one standard error of the paired difference:
+    a decayed learning rate makes the end the best of most trainings, and few users cannot tell near steps apart.
+    """
+    if validate is None or str(at.step) in at.scores or at.step not in validation_steps(total_steps):
+        return best
+    with evaluating(model):
+        gain_U = validate()
+    at.scores[str(at.step)] = float(gain_U.mean())
+    if best is not None:
+        lead_U = best.gain_U - gain_U
+        margin = lead_U.std() / math.sqrt(len(lead_U)) if at.step == total_steps else 0.0
+        if lead_U.mean() > margin:
+            return best
+    copies = [one.detach().to("cpu", copy=True) for one in parameters_of(optimizer)]
+    return Best(at.step, gain_U, copies)
+
+
+def _keep(best: Best, optimizer: torch.optim.Optimizer) -> None:
+    with torch.no_grad():
+        for parameter, one in zip(parameters_of(optimizer), best.parameters, strict=True):
+            parameter.copy_(one)

@@ -1,6 +1,7 @@
 """Pre-training and distillation that are killed go on where they were when the command is started again."""
 
 import dataclasses
+import re
 from contextlib import contextmanager
 
 import pytest
@@ -9,10 +10,10 @@ import torch
 from distill.train import DistillConfig
 from fedecider.data.sample import sample_domains
 from fedecider.experiment import prepare
-from fedecider.experiment.prepare import distill_stage, pretrain_stage
+from fedecider.experiment.prepare import distill_stage, kept_step, pretrain_stage
 from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.federation.state import SUMS_FILE
-from idgen import training
+from idgen import backbone, training
 from idgen import training as checkpoints
 from idgen.backbone import BackboneConfig
 from idgen.config import BackboneTraining
@@ -40,6 +41,7 @@ def build(tmp_path, monkeypatch):
     """Both stages in a cache of this name, killed at a step of the training with this title; and what was told."""
     monkeypatch.setattr(training, "NOTE_EVERY", 2)
     monkeypatch.setattr(checkpoints, "EVERY_S", 0.0)
+    monkeypatch.setattr(backbone, "VALIDATION_SHARE", 10.0)  # so that so few steps are enough for it
 
     def stages(cache, title=None, step=None):
         told = []
@@ -86,6 +88,18 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_files(build, tmp_path, ti
     assert all(weights(found) == weights(one) for found, one in zip(stages, expected[:2], strict=True))
     assert not any(path.name.startswith(".") for path in (tmp_path / "killed").iterdir())
     assert all(stage.reused for stage in build("killed")[:2])
+
+
+def test_a_teacher_tells_which_of_its_steps_it_is(build, monkeypatch):
+    told = kept_step(build("validated")[0])
+    score = r"0\.\d{4}"
+    assert re.fullmatch(
+        rf"kept step \d+ of 11, public validation ndcg@10 {score} \(.*{score} at the .*; last items of 80 public users\)",
+        told,
+    )
+    monkeypatch.setattr(backbone, "VALIDATION_SHARE", 0.1)
+    told = kept_step(build("unvalidated")[0])
+    assert told == "kept step 11 of 11, unvalidated: too few public users, or steps, to choose one"
 
 
 def test_other_settings_do_not_go_on_with_it(build, monkeypatch):

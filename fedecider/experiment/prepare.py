@@ -69,7 +69,16 @@ from fedecider.running.run_folder import (
     read_object,
 )
 from idgen.alternating import alternate
-from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone, train_backbone
+from idgen.backbone import (
+    HeldOut,
+    build_backbone,
+    check_backbone,
+    has_tied_output,
+    hold_out,
+    linear_layers,
+    load_backbone,
+    train_backbone,
+)
 from idgen.backbones.families import family_of
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
 from idgen.item_ids import ItemIds, phrase_item_ids, quality_line, unique_phrases, user_texts
@@ -239,6 +248,8 @@ class Beginning(NamedTuple):
     """What made semantic IDs; None for others."""
     ids: dict[str, DomainIds]
     tasks: list[Task]
+    """Without what chooses the step that is kept."""
+    validation: list[HeldOut]
     model: Any
     report: dict[str, Any]
 
@@ -250,6 +261,7 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
         "seed": config.seed,
         "domains": [(name, domain.content_hash()) for name, domain in domains.items()],
         "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
+        "step": "kept by the last items of public users",
     }
     if config.pretrain.needs_item_vectors:
         inputs["encoder"] = encoder_digest(config.pretrain.text_encoder)
@@ -369,10 +381,13 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     walks = settings.samples.walk_share > 0.0
     near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}
     ids = assign_ids(settings, domains, tokenizer, generator, id_texts, near, quiet)
-    tasks = public_tasks(domains, ids, tokenizer, settings)
+    tasks, validation = public_tasks(domains, ids, tokenizer, settings), []
+    if settings.alternating_phases == 0:  # else tasks change with the IDs
+        tasks, validation = hold_out(tasks, settings.train, derive_seed(config.seed, "public validation"))
     seed, freeze_table = derive_seed(config.seed, "backbone"), settings.train.table_lr_multiplier == 0.0
     model = build_backbone(settings.backbone, tokenizer, seed, tasks, vectors, freeze_table)
-    return Beginning(tokenizer, generator, vectors, projection, codebook, ids, tasks, model.to(device), report)
+    begun = (vectors, projection, codebook, ids, tasks, validation, model.to(device), report)
+    return Beginning(tokenizer, generator, *begun)
 
 
 def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
@@ -412,6 +427,7 @@ def _pretrain(
                 on_step,
                 checkpoint=Checkpoint(begun / "backbone.safetensors"),
                 checkpointing=config.gradient_checkpointing,
+                validation=made.validation,
             )
     report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -427,6 +443,25 @@ def _pretrain(
         vectors = {name: vector_ID.contiguous() for name, vector_ID in made.vectors.items()}
         save_file(vectors, folder / ITEM_VECTORS)
     write_json(folder / "report.json", report)
+
+
+def kept_step(pretrained: Stage) -> str:
+    """Which step of the backbone's training stage 1 kept, and why, in words; empty where there was none to choose."""
+    path = pretrained.folder / "report.json"
+    logs = read_object(path).get("backbone")
+    if not logs:
+        return ""
+    with damage_names(path):
+        total, found = logs[-1]["step"], logs[-1].get("validation")
+        if found is None:
+            return f"kept step {total:,} of {total:,}, unvalidated: too few public users, or steps, to choose one"
+        kept, scores = found["kept"], found["ndcg@10"]
+        others = {0: "at the start", total: "at the end"}
+        told = [f"{scores[str(step)]:.4f} {words}" for step, words in others.items() if step != kept]
+        return (
+            f"kept step {kept:,} of {total:,}, public validation ndcg@10 {scores[str(kept)]:.4f} "
+            f"({', '.join(told)}; last items of {found['num_users']:,} public users)"
+        )
 
 
 def _distill(
@@ -639,6 +674,8 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     if launch.is_main:
         for name, kept in (("pre-training", pretrained), ("distillation", distilled)):
             console.print(f"{name}: {'reused' if kept.reused else 'built'} {kept.folder}", highlight=False)
+        if told := kept_step(pretrained):
+            log_line(f"backbone: {told}")
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     if launch.is_main:

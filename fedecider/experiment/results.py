@@ -20,7 +20,7 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import selection_notes
-from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, load_reported
+from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
 from fedecider.experiment.rows import (
     HYBRID_ROW,
     TEACHER,
@@ -503,6 +503,7 @@ def _write_metrics(
         "best_valid_ndcg@10": state.best_score,
         "num_beams": made.num_beams,
         "text_encoder": encoder_label(settings.run.pretrain.text_encoder),
+        "backbone": kept_step(artifacts.pretrained),
         "domains": {},
     }
     for name, domain in artifacts.domains.items():

@@ -326,6 +326,7 @@ def _run(files: RunFiles) -> list[Section]:
     taken = {**run, **config["training"], **choice.get("taken", {})}
     rows = [
         ("method", files.metrics["method"]),
+        *[("backbone", told) for told in [files.metrics.get("backbone")] if told],
         ("domains (clients)", ", ".join(files.metrics["domains"])),
         ("rounds", f"{len(files.rounds)}, reported is round {files.metrics['best_round']}"),
         ("participation", f"{run['participation']:.0%} of the clients in a round"),

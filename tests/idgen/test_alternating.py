@@ -13,7 +13,7 @@ from idgen.config import BackboneTraining
 from idgen.item_ids import assign_item_ids
 from idgen.prompts import SampleConfig
 from idgen.samples import nearest_items
-from idgen.training import stage_one_course
+from idgen.training import STAGE_ONE_COURSE
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
@@ -150,7 +150,7 @@ def test_changed_ids_counts_token_sequences():
 
 def test_a_loss_above_the_start_of_the_first_turn_ends_a_later_one():
     weight = torch.nn.Linear(1, 1)
-    side = alternating._side(weight, TRAIN, stage_one_course(tiny_t5(0)), 40)
+    side = alternating._side(weight, TRAIN, STAGE_ONE_COURSE, 40)
     batches = [{"input_ids": torch.zeros(1, 1), "labels": torch.zeros(1, 1)}] * 20
 
     def loss_of(value):

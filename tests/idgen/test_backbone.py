@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from tiny_causal import tiny_causal
 from tiny_tasks import make_domain, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -18,6 +17,7 @@ from idgen.prompts import SampleConfig
 from idgen.samples import train_batches
 from idgen.training import (
     DISTILL_COURSE,
+    STAGE_ONE_COURSE,
     Course,
     LossGuard,
     TrainConfig,
@@ -26,7 +26,6 @@ from idgen.training import (
     parameter_groups,
     sequence_loss,
     set_dropout,
-    stage_one_course,
     train_model,
 )
 
@@ -183,10 +182,9 @@ def test_learning_rate_by_hand():
 
 
 def test_the_course_of_stage_one():
-    """A tenth of short trainings and a twentieth of long ones warm up; the schedule is the family's."""
-    course = stage_one_course(build_backbone(SMALL, TOKENIZER, 1))
-    assert [course.warmup(total) for total in (5, 60, 120, 240, 400, 4000)] == [0, 6, 12, 12, 20, 200]
-    assert (course.schedule, stage_one_course(tiny_causal()).schedule) == ("linear", "cosine")
+    """A tenth of short trainings and a twentieth of long ones warm up."""
+    assert [STAGE_ONE_COURSE.warmup(total) for total in (5, 60, 120, 240, 400, 4000)] == [0, 6, 12, 12, 20, 200]
+    assert STAGE_ONE_COURSE.schedule == "cosine"
 
 
 def test_norms_have_no_weight_decay():

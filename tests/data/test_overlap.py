@@ -1,0 +1,78 @@
+"""What companies have in common: by keys, by texts, under a keyed hash, and the sentences about it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import numpy as np
+import pytest
+
+from fedecider.data.domain import NO_EVENTS, Domain, Events
+from fedecider.data.overlap import common_items, event_counts, item_marks, overlap_of, overlap_sentences
+
+
+def company(name: str, keys: list[str], sequences: list[list[int]], texts: list[str] | None = None) -> Domain:
+    users = [f"{name}-{number}" for number in range(len(sequences))]
+    return Domain(
+        name, keys, keys, texts or [f"title: {key}" for key in keys], Events(users, sequences, None), NO_EVENTS, {}
+    )
+
+
+# north: a b c d, south: b d e; the last two events of a user are held out and are not counted
+NORTH = company("north", ["a", "b", "c", "d"], [[1, 1, 3, 0, 2], [2, 1, 0, 0]])
+SOUTH = company("south", ["b", "d", "e"], [[2, 0, 1, 1], [2, 2, 1, 1, 1]])
+EAST = company("east", ["x", "y"], [[0, 1, 0], [1, 0, 1]])
+THREE = {"north": NORTH, "south": SOUTH, "east": EAST}
+
+
+def test_pairs_by_hand():
+    found = overlap_of(THREE)
+    assert (found.by, found.names, found.apart, found.nothing) == ("keys", ["north", "south", "east"], ["east"], False)
+    pair, *others = found.pairs
+    assert event_counts(NORTH).tolist() == [0, 3, 1, 1]
+    assert (pair.first, pair.second, pair.num_items) == ("north", "south", 2)
+    assert pair.item_share == pytest.approx(2 / 5)
+    assert pair.event_share == pytest.approx((4 / 5, 2 / 5))
+    assert [(one.num_items, one.item_share, one.event_share) for one in others] == [(0, 0.0, (0.0, 0.0))] * 2
+    assert common_items(NORTH.item_keys, SOUTH.item_keys).tolist() == [[1, 0], [3, 1]]
+
+
+def test_sentences():
+    found = overlap_of(THREE)
+    assert overlap_sentences(found, only_items=True, has_pool=True) == [
+        "north and south share 40 % of items (80 % of north's sales, 40 % of south's): joining can help.",
+        "east shares none: it can gain only through the pool.",
+    ]
+    assert overlap_sentences(found, only_items=False, has_pool=False)[1] == (
+        "east shares none: it can gain only through layers that all share."
+    )
+    apart = overlap_of({"north": NORTH, "east": EAST})
+    assert apart.nothing
+    assert overlap_sentences(apart, True, False) == ["No two of north, east share an item: each can gain nothing."]
+    assert overlap_sentences(overlap_of({"north": NORTH}), True, True) == []
+    six = {f"shop.{n}": company(f"shop.{n}", NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for n in range(6)}
+    assert overlap_sentences(overlap_of(six), True, True) == [
+        "6 companies share 100 % of items, pair by pair: joining can help."
+    ]
+
+
+def test_texts_are_asked_where_no_key_is_common_and_those_of_two_items_match_nobody():
+    other = company(
+        "other", ["k", "l", "m", "n"], [[0, 1, 2], [3, 0, 1]], ["title: b", "Title:  D", "title: c", "title: c"]
+    )
+    found = overlap_of({"north": NORTH, "other": other})
+    assert found.by == "texts"
+    assert common_items(item_marks(NORTH, "texts"), item_marks(other, "texts")).tolist() == [[1, 0], [3, 1]]
+    assert "share 33 % of items, by their texts (80 % of north's sales" in overlap_sentences(found, True, True)[0]
+    assert overlap_of({"north": NORTH, "other": other}, by="keys").nothing
+
+
+def test_a_keyed_hash_finds_the_same_items_and_shows_no_key():
+    marks = item_marks(NORTH, secret=b"agreed")
+    assert marks[0] == hmac.new(b"agreed", b"a", hashlib.sha256).hexdigest()
+    assert np.array_equal(
+        common_items(marks, item_marks(SOUTH, secret=b"agreed")), common_items(NORTH.item_keys, SOUTH.item_keys)
+    )
+    assert common_items(marks, item_marks(SOUTH, secret=b"another")).size == 0
+    assert overlap_of(THREE, secret=b"agreed") == overlap_of(THREE)

@@ -1,6 +1,6 @@
 """Seconds per round, peak memory and bytes of the embedding track, against the per-user reference loop of the same run.
 
-    python benchmarks/embedding.py --output benchmarks/results/DATE-embedding.md
+    python benchmarks/embedding.py [--output FILE.md]
 
 Each case runs in a process of its own, one after the other, so that peak memory is its own. A method is first held to
 its reference (24 clients, 2 rounds, largest difference printed), then both are timed in turns: whole rounds of ours

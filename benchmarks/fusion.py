@@ -1,6 +1,6 @@
 """Cost of a training step over K fused directions against a plain PEFT LoRA step of the same own rank.
 
-Run: python benchmarks/fusion.py --output benchmarks/results/DATE-fusion.md
+Run: python benchmarks/fusion.py [--output FILE.md]; its table is a section of benchmarks/results/speed.md
 Outputs and gradients first have to equal those of PEFT's own concatenated adapter (``add_weighted_adapter`` with
 ``combination_type="cat"``). Then whole training steps (forward, backward, clipping, AdamW) are timed in turn, so that
 a busy machine slows all paths alike, and the peak memory of each path is read in a process of its own. Weights and
@@ -274,14 +274,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=12, help="timed steps of every path")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES), help="models to measure")
     parser.add_argument("--probe", nargs=2, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=None, help="Markdown file to write; it must not exist yet")
+    parser.add_argument("--output", type=Path, default=None, help="Markdown file to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.probe:
         probe(*arguments.probe)
         return
-    if arguments.output is not None and arguments.output.exists():
-        parser.error(f"{arguments.output} exists; results are never edited later, choose a new name")
     lines = heading(arguments.repeats)
     for name in arguments.sizes:
         lines += measure(name, arguments.repeats)

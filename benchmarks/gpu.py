@@ -1,6 +1,7 @@
 """The GPU programme: the ``gpu`` tests, paper-scale timings, and one federated run on prepared data.
 
-Run: PYTHONPATH=. python benchmarks/gpu.py --output benchmarks/results/DATE-gpu.md [--data FOLDER --config FILE]
+Run: PYTHONPATH=. python benchmarks/gpu.py [--output FILE.md] [--data FOLDER --config FILE]; its table is a section of
+benchmarks/results/speed.md.
 Under 25 minutes in all; ``--parts`` does some of it, ``--toy`` the same with tiny sizes on any machine. The timings
 use a T5 of t5-small's size from scratch and synthetic domains of the paper's size (token IDs are drawn, texts play no
 part), because neither needs a download. Every timing first asserts that what is timed is right. A part that fails
@@ -514,10 +515,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", default="", help="YAML file of the federated run")
     parser.add_argument("--options", default="", help="further options of the federated run, in one quoted string")
     parser.add_argument("--commit", default="", help="what to write as commit where there is no git checkout")
-    parser.add_argument("--output", type=Path, default=None, help="Markdown file to write; it must not exist yet")
+    parser.add_argument("--output", type=Path, default=None, help="Markdown file to write")
     arguments = parser.parse_args(argv)
-    if arguments.output is not None and arguments.output.exists():
-        parser.error(f"{arguments.output} exists; results are never edited later, choose a new name")
     return arguments
 
 

@@ -1,7 +1,7 @@
 """What bounds and noise cost the LLM track: test figures against epsilon, for hidden users and for noised uploads.
 
     python benchmarks/privacy.py --data <prepared> --cache .cache --folder privacy --seeds 0,1,2 \
-      [--rows "student;trained"] [--output benchmarks/results/DATE-privacy-llm.md] --set <options>
+      [--rows "student;trained"] [--output FILE.md] --set <options>
 
 Every row is a whole run of --method (FedAvg; all rounds, the last one is reported: nothing is chosen on validation
 items) with the same settings but for the options below. Test positions of a row and a seed are a file below --folder

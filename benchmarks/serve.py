@@ -1,6 +1,6 @@
 """Load on `fedecider serve`: requests a second, times and memory with few and many clients.
 
-    python benchmarks/serve.py --run runs/demo [--requests 10000] [--output benchmarks/results/DATE-serve.md]
+    python benchmarks/serve.py --run runs/demo [--requests 10000] [--output FILE.md]
 
 Starts the service as a process of its own on loopback, with one thread for the model, and asks it from threads of this
 process, each with one connection that it keeps. Histories of 1 to 5 items of random domains, k 10, by keys; every

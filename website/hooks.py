@@ -1,6 +1,6 @@
 """Hooks of the site (mkdocs.yml): pages from outside docs/, links, figures.
 
-The pages stay as GitHub shows them. Here README.md, the other pages of the root and the dated results become pages of
+The pages stay as GitHub shows them. Here README.md, the other pages of the root and the results become pages of
 the site; a relative link to one of them leads to its page, any other one to the file in the repository; a mermaid
 flowchart becomes an SVG, since mermaid itself would be loaded from another host.
 """
@@ -42,10 +42,10 @@ log = get_plugin_logger("website")
 
 
 def on_config(config: Any) -> Any:
-    """Headings get GitHub's names; the results stand in the navigation, the newest first."""
+    """Headings get GitHub's names; the results stand in the navigation."""
     config.mdx_configs.setdefault("toc", {}).update(slugify=slugify(case="lower"), permalink=True)
-    dated = [{_title(path): f"results/{path.name}"} for path in sorted(_results(), reverse=True)]
-    config.nav.append({"Measurements": dated})
+    measured = [{_title(path): f"results/{path.name}"} for path in sorted(_results())]
+    config.nav.append({"Measurements": measured})
     return config
 
 
@@ -96,7 +96,7 @@ def _results() -> list[Path]:
 
 def _title(path: Path) -> str:
     heading = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.M)
-    return f"{path.name[:10]} {heading[1] if heading else path.stem}"
+    return heading[1] if heading else path.stem
 
 
 def pages() -> dict[str, str]:

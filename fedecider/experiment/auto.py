@@ -189,7 +189,7 @@ def _base(facts: DataFacts) -> tuple[Path, str]:
         return COMPANIES, (
             f"{len(facts.names)} companies share {_number(facts.num_catalogues, 'catalogue')}; what one learns of an "
             "item holds for the others, in the model and in their counts, which are summed masked: each alone brought "
-            "most of what joining is worth (docs/results.md)"
+            "most of what joining is worth (benchmarks/results/joining.md)"
         )
     if facts.is_tiny:
         return TINY, (
@@ -199,7 +199,7 @@ def _base(facts: DataFacts) -> tuple[Path, str]:
     clients = _number(len(facts.names), "client")
     return DOMAINS, (
         f"{clients} without a catalogue in common; each has its own rows of the table, counts and texts "
-        "(docs/results.md)"
+        "(benchmarks/results/joining.md)"
     )
 
 
@@ -209,11 +209,11 @@ def _method(facts: DataFacts) -> tuple[str, str]:
     if facts.is_shared:
         return "fedavg", (
             "the companies sell the same items, where no method was clearly ahead of the mean, and this one has secure "
-            "sums and robust means (benchmarks/results/2026-11-27-twelve-companies-methods.md)"
+            "sums and robust means (benchmarks/results/joining.md)"
         )
     return "fedecider", (
         "the clients sell different items, where each takes of the others what they have in common with it "
-        "(docs/results.md)"
+        "(benchmarks/results/joining.md)"
     )
 
 
@@ -265,19 +265,19 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
         targets = (
             f"with {typical} layers may have to learn too, which validation items decide (hyperparameter_candidates; "
         )
-        targets += "benchmarks/results/2026-11-24-dense-data.md)"
+        targets += "benchmarks/results/joining.md)"
     else:
         found["hyperparameter_candidates"] = []
         targets = f"with {typical} adapters of the layers were never worth it "
-        targets += "(benchmarks/results/2026-11-24-dense-data.md)"
+        targets += "(benchmarks/results/joining.md)"
     if facts.is_shared and not facts.is_dense:
         found |= {"num_rounds": 10, "output_lr_multiplier": 60.0, "lr_decay_per_round": 0.9}
         rounds = "steps that start large and shrink need half of twenty, and half of what is sent "
-        rounds += "(benchmarks/results/2026-11-25-twelve-companies.md)"
+        rounds += "(benchmarks/results/joining.md)"
     elif facts.is_shared:
-        rounds = "with many events a user validation rose for twenty (benchmarks/results/2026-11-25-silo-rounds.md)"
+        rounds = "with many events a user validation rose for twenty (benchmarks/results/joining.md)"
     else:
-        rounds = "clients with different items are soon done (benchmarks/results/2026-11-25-three-domains-256.md)"
+        rounds = "clients with different items are soon done (benchmarks/results/joining.md)"
     if patience := found.get("patience"):
         rounds += f"; it ends after {_number(patience, 'round')} without a gain"
     hybrid = "own counts and text neighbours beside the model were better in every table"

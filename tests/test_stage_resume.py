@@ -93,10 +93,8 @@ def test_a_killed_stage_goes_on_and_ends_with_the_same_files(build, tmp_path, ti
 def test_a_teacher_tells_which_of_its_steps_it_is(build, monkeypatch):
     told = kept_step(build("validated")[0])
     score = r"0\.\d{4}"
-    assert re.fullmatch(
-        rf"kept step \d+ of 11, public validation ndcg@10 {score} \(.*{score} at the .*; last items of 80 public users\)",
-        told,
-    )
+    where = rf"\(.*{score} at the .*; last items of 80 public users\)"
+    assert re.fullmatch(rf"kept step \d+ of 11, public validation ndcg@10 {score} {where}", told)
     monkeypatch.setattr(backbone, "VALIDATION_SHARE", 0.1)
     told = kept_step(build("unvalidated")[0])
     assert told == "kept step 11 of 11, unvalidated: too few public users, or steps, to choose one"

@@ -45,7 +45,7 @@ from fedecider.running.run_folder import as_plain, cached_stage, check_output
 LOCAL = "/local"
 """``fedmf/local`` is FedMF with federation off."""
 CODE = "/code"
-"""``pfedrec/code`` is PFedRec as its authors' public code does it, which is not tuned."""
+"""``pfedrec/code`` is PFedRec as its authors' public code does it; tuned like every row, with its settings first."""
 SIMPLE = ("popularity", "last_item_cooccurrence", "decayed_cooccurrence")
 """Rows that need no training."""
 Kind = Literal["federated", "local", "central"]
@@ -215,19 +215,18 @@ def _search(asked: Asked, line: Line) -> Search:
     method = line.method
     if method == CANARY:  # nothing to tune: it sees as many rounds as the methods
         return Search({}, {}, ({"num_rounds": asked.config.num_rounds},), 0)
-    if method.endswith(CODE):
-        return ONE_SETTING
     if method in BASELINES:
         baseline = BASELINES[method]
         return search_of([baseline.config()], baseline.space, baseline.grid, 0)
-    entry = METHODS[method.removesuffix(LOCAL)]
-    return search_of(line.settings(asked, line.group[0], {}, 0), entry.space, entry.grid, 0)
+    entry = METHODS[method.removesuffix(LOCAL).removesuffix(CODE)]
+    grid = () if method.endswith(CODE) else entry.grid  # its settings are for the paper's variant
+    return search_of(line.settings(asked, line.group[0], {}, 0), entry.space, grid, 0)
 
 
 def _said(method: str, setting: Setting) -> str:
     """A setting in words."""
     if method.endswith(CODE):
-        return "public code's"
+        return setting_text(as_plain(setting)) if setting else "public code's"
     entry = METHODS.get(method.removesuffix(LOCAL))
     return setting_text(as_plain(setting)) if setting else "paper's" if entry and entry.published else "default"
 

@@ -59,13 +59,14 @@ class Merging:
         rho: The fixed weight of SM; 1 takes the received table, 0 keeps the own one.
         adapter_layers: The widths of the adapter's hidden layers, with commas. The paper writes input and output too:
             its [32, 16, 8, 1] at D = 16 is 16,8; Figure 6 has none, 16, 32,16,8 and 64,32,16,8 beside it.
-        adapter_learning_rate: The learning rate of the adapter; 0 takes learning_rate.
+        adapter_learning_rate: The learning rate of the adapter. If not given, learning_rate is taken; 0 keeps the
+            adapter as it started.
     """
 
     scheme: Literal["EM", "DM", "SM"] = "EM"
     rho: Share = 0.5
     adapter_layers: str = "16,8"
-    adapter_learning_rate: NotNegative = 0.0
+    adapter_learning_rate: NotNegative | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -74,6 +75,10 @@ class Merging:
     @property
     def learns(self) -> bool:
         return self.scheme != "SM"
+
+    def adapter_rate(self, training: EmbeddingTraining) -> float:
+        """The learning rate of the adapter."""
+        return training.learning_rate if self.adapter_learning_rate is None else self.adapter_learning_rate
 
     def sizes(self, embedding_size: int) -> tuple[int, ...]:
         """Widths of the adapter from input to output."""
@@ -189,7 +194,7 @@ def open_merge(
     # DM looks at the whole table: the mean of the touched rows would depend on this round's negatives.
     seen = (last_CID, received_CID) if merging.scheme == "DM" else (last_CRD, received_CRD)
     adapter = {ADAPTER: own[ADAPTER].clone()} if merging.learns else {}
-    rate = merging.adapter_learning_rate or training.learning_rate
+    rate = merging.adapter_rate(training)
     optimiser = Optimiser("adam", dict.fromkeys(adapter, rate), training.weight_decay)
     step_CRD = torch.zeros_like(last_CRD) if merging.learns else merging.rho * difference_CRD
     feature, state = features(merging, *seen), fresh_state(optimiser, adapter)

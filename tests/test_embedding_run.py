@@ -483,6 +483,18 @@ def test_the_best_test_round_stands_beside_the_last_one(ratings, tmp_path):
     assert hit["isolated99"] < 0.3 < hit["paper"], "remembering negatives finds nothing where no candidate is one"
 
 
+def test_the_public_codes_settings_are_the_first_of_a_search(data, tmp_path, capsys):
+    words = ["--methods", "fedem/code", *data, "--num_rounds", 2, "--seeds", 1, "--tune", 3, "--only_cells", "true"]
+    assert leaderboard(*words, "--protocol", "strict,paper", "--output", tmp_path / "board") == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
+    assert sum("strict" in line for line in lines) == 3, "tuned like every other row"
+    assert sum("first setting" in line for line in lines if "strict" in line) == 1
+    assert sum("paper" in line for line in lines) == 1, "as published"
+    cells = [read_json(path)["setting"] for path in (tmp_path / "board" / "cells").glob("fedem-code-*/inputs.json")]
+    assert {cell["method"]["variant"] for cell in cells} == {"code"}
+    assert len({cell["learning_rate"] for cell in cells}) == 3
+
+
 def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):
     words = ["--methods", "fedmf,decayed_cooccurrence,popularity", *data, "--num_rounds", 2, "--seeds", 1]
     words += ["--protocol", "strict", "--tune", 7, "--output", tmp_path / "board", "--only_cells", "true"]

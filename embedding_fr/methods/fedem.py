@@ -49,7 +49,7 @@ from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.tables import Cohort, Mix, collect, mixed_server, send_personal, squared_distances, start_server
-from fedecider.bounds import NotNegative, Real, Share, ShareAbove0, Space, check
+from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -65,7 +65,8 @@ class FedemConfig:
             for the client, SM with the same fixed weight for all; SR, static replacement, takes the received table.
         rho: The fixed weight of SM; 1 takes the received table, 0 keeps the own one.
         adapter_layers: The widths of the adapter's hidden layers, with commas.
-        adapter_learning_rate: The learning rate of the adapter; 0 takes learning_rate.
+        adapter_learning_rate: The learning rate of the adapter. If not given, learning_rate is taken; 0 keeps the
+            adapter as it started.
         aggregation: What the server makes of the tables: similarity makes one mix for each client (FedSim), mean makes
             one weighted mean for all (FedMF).
         similarity_weight: The weight alpha of similarity against the clients' sizes; the paper has 1.1 on ML-100K.
@@ -77,7 +78,7 @@ class FedemConfig:
     merging: Literal["EM", "DM", "SM", "SR"] = "EM"
     rho: Share = 0.5
     adapter_layers: str = "16,8"
-    adapter_learning_rate: NotNegative = 0.0
+    adapter_learning_rate: NotNegative | None = None
     aggregation: Literal["similarity", "mean"] = "similarity"
     similarity_weight: NotNegative = 0.9
     variant: Literal["paper", "code"] = "paper"
@@ -108,7 +109,11 @@ GRID: tuple[dict[str, Any], ...] = (
     {"local_epochs": 1, "init_std": 0.1},
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "similarity_weight": 0.0},
 )
-SPACE: Space = {**TRAINING_SPACE, "similarity_weight": Real(0.0, 2.0)}
+SPACE: Space = {
+    **TRAINING_SPACE,
+    "similarity_weight": Real(0.0, 2.0),
+    "adapter_learning_rate": OneOf((None, 0.0, 0.001, 0.01)),
+}
 
 
 def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConfig) -> FederatedMethod:

@@ -56,7 +56,7 @@ def code_method(
     """
     model = mf_model(federation, training)
     rates = {"user": training.learning_rate, TABLE: training.item_rate}
-    rates[ADAPTER] = merging.adapter_learning_rate or training.learning_rate
+    rates[ADAPTER] = merging.adapter_rate(training)
     optimiser = Optimiser("adam", rates, training.weight_decay)
 
     def init() -> tuple[Tree, Tree]:

@@ -138,6 +138,7 @@ SPACE: Space = {
     **TRAINING_SPACE,
     "private_radius": Real(0.005, 0.5, log=True),
     "shared_radius": Real(0.005, 0.5, log=True),
+    "server_learning_rate": Real(1e-4, 2.0, log=True),
 }
 
 

@@ -68,7 +68,11 @@ GRID: tuple[dict[str, Any], ...] = (
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "buffer_learning_rate": 0.0},
     {"local_epochs": 1, "learning_rate": 0.1, "init_std": 0.1, "buffer_learning_rate": 0.001},
 )
-SPACE: Space = {**TRAINING_SPACE, "rank": Whole(1, 8), "buffer_learning_rate": OneOf((None, 0.0, 0.001, 0.01, 0.1))}
+SPACE: Space = {
+    **TRAINING_SPACE,
+    "rank": Whole(1, 16),
+    "buffer_learning_rate": OneOf((None, 0.0, 1e-4, 0.001, 0.01, 0.1)),
+}
 
 
 class Stage(NamedTuple):

@@ -467,7 +467,7 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
         last_ID, sent_ID = own["last_table"], received["item_table"]
         adapter = parameters({"adapter": own["adapter"]} if merging.learns else {})
         theta = parameters({"user": own["user"], "item_table": last_ID})
-        adapter_rate = merging.adapter_learning_rate or training.learning_rate
+        adapter_rate = merging.adapter_rate(training)
         adapter_optimiser = torch.optim.Adam(adapter.values() or [torch.zeros(1)], adapter_rate)
         optimiser = torch.optim.Adam(
             [
@@ -554,7 +554,7 @@ def public_code(federation: Federation, training: EmbeddingTraining, config: Fed
     merging = config.local_merging
     assert merging is not None
     rates = {"user": training.learning_rate, "item_table": training.item_rate}
-    rates["adapter"] = merging.adapter_learning_rate or training.learning_rate
+    rates["adapter"] = merging.adapter_rate(training)
 
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
         sent_ID = received.get("item_table")
@@ -1009,7 +1009,7 @@ def elastic(
         adapter = parameters({"adapter": own.pop("adapter")} if merging.learns else {})
         frozen = {**received, **own}
         if merging.learns:
-            optimiser = torch.optim.Adam(adapter.values(), merging.adapter_learning_rate or training.learning_rate)
+            optimiser = torch.optim.Adam(adapter.values(), merging.adapter_rate(training))
             for epoch in range(training.local_epochs):
                 for item_B, label_B in user.batches(epoch):
                     merged_ID = merge(merging, adapter, last_ID, sent_ID)

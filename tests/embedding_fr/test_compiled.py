@@ -36,6 +36,7 @@ STEPS = [
     ("fedem", {"adapter_layers": "7,3"}, {"embedding_size": 9, "batch_size": 4, "weight_decay": 0.05}),
     ("fedem", {"aggregation": "mean", "adapter_layers": ""}, {"item_learning_rate": 0.02, "local_epochs": 3}),
     ("fedem", {"merging": "DM", "adapter_learning_rate": 0.03}, {"batch_size": 3}),
+    ("fedem", {"adapter_learning_rate": 0.0}, {}),
     ("fedem", {"merging": "SM"}, {}),
     ("fedem", {"merging": "SR", "aggregation": "mean"}, {"weight_decay": 0.05}),
     ("fedem", {"variant": "code", "mixed_share": 0.7}, {"embedding_size": 9, "batch_size": 4, "weight_decay": 0.05}),

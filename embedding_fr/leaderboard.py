@@ -62,7 +62,7 @@ class LeaderboardConfig:
             their runs; a later table finds them again only if it asks for the same ones of those.
         seeds: The number of runs of every row, with the seeds 0, 1, ...
         tune: The number of settings of each method that are tried on validation with seed 0: those of its grid, then
-            drawn ones (docs/tune.md); 1 takes the first one, which for a federated method is the paper's. Under the
+            drawn ones (docs/compare.md); 1 takes the first one, which for a federated method is the paper's. Under the
             protocols paper and isolated99 nothing is tuned.
         num_rounds: The largest number of rounds of a federated method.
         patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under

@@ -1,34 +1,52 @@
-"""docs/new_method.md shows the files of the example package as they are."""
+"""docs/extend.md: its blocks run in their order, its methods keep their contracts, and its files are there."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
-from outside import EXAMPLE, REPOSITORY
+import pytest
+from outside import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "new_method.md"
-LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml"}
+from fedecider.testing import check_method
 
+pytestmark = pytest.mark.whole
 
-def shown_files() -> dict[str, tuple[str, str]]:
-    """File named above a block -> language and content of the block."""
-    found = re.findall(r"^`(examples/[^`]+)`\n\n```(\w+)\n(.*?)^```$", PAGE.read_text(), flags=re.M | re.S)
-    assert len({path for path, _, _ in found}) == len(found)
-    return {path: (language, content) for path, language, content in found}
-
-
-def test_every_block_is_its_file():
-    for path, (language, content) in shown_files().items():
-        assert (REPOSITORY / path).read_text() == content, f"{path} and its block in {PAGE.name} differ"
-        assert language == LANGUAGES[Path(path).suffix]
+PAGE = REPOSITORY / "docs" / "extend.md"
+LONGEST = 40
+"""Lines of a whole example."""
 
 
-def test_every_file_is_shown():
-    files = {path for path in EXAMPLE.rglob("*") if path.suffix in LANGUAGES and path.name != "__init__.py"}
-    own = {path for path in files if not {"build", "__pycache__"} & set(path.parts)}
-    assert {str(path.relative_to(REPOSITORY)) for path in own} == set(shown_files())
+def blocks() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The blocks as a module of their own: settings are looked up in its source."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "extend_page.py").write_text("\n\n".join(blocks()), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield import_module("extend_page")
+
+
+def test_every_example_is_short():
+    assert len(blocks()) >= 5
+    assert max(block.count("\n") for block in blocks()) < LONGEST
+
+
+def test_the_methods_of_the_page_keep_the_contract_of_their_track(page):
+    check_method(page.BIAS)  # the other one is checked on the page
+
+
+def test_the_reader_and_the_baseline_of_the_page_give_what_they_say(page):
+    (domain,) = page.data.values()
+    assert len(domain.clients.users) == 20
+    assert 0 < page.found < 0.5
+    assert page.median_place > 5
 
 
 def test_every_file_that_the_page_names_is_there():
-    named = re.findall(r"`((?:fedecider|embedding_fr|tests|examples)/[\w./-]+)`", PAGE.read_text())
-    assert len(named) > 10
-    assert [path for path in named if not (REPOSITORY / path).exists()] == []
+    named = re.findall(r"`((?:fedecider|embedding_fr|idgen|tests|examples)/[\w./-]+)`", PAGE.read_text())
+    assert len(named) > 3
+    assert [path for path in named if not Path(REPOSITORY / path).exists()] == []

@@ -116,6 +116,7 @@ def test_the_citation_is_one_of_this_version():
         assert work["authors"]
         assert all("name" in one or {"given-names", "family-names"} <= set(one) for one in work["authors"])
     papers = (REPOSITORY / "docs" / "papers.md").read_text(encoding="utf-8")
+    assert f"version = {{{cited['version']}}}" in papers  # its BibTeX
     for work in cited["references"]:
         assert work["title"] in papers
         assert all(one["value"].removeprefix("arXiv:") in papers for one in work["identifiers"])

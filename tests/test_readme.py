@@ -1,4 +1,4 @@
-"""README.md and docs: every command is one that works, every link leads somewhere, the first screen stays short."""
+"""README.md and docs: every command is one that works, every link leads somewhere."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from readme_commands import DOCUMENTS, REPOSITORY, commands, script_call, short,
 
 from fedecider.cli.main import main as fedecider
 
-README = REPOSITORY / "README.md"
+README, INDEX = REPOSITORY / "README.md", REPOSITORY / "docs" / "README.md"
 COMMANDS = [(document.name, words) for document in DOCUMENTS for words in commands(document)]
 ACTIVATION = [".", ".venv/bin/activate"]
 
@@ -27,7 +27,7 @@ def dry_run(target: str) -> list[str]:
 
 
 def test_commands_are_found():
-    found = commands(README)
+    found = [*commands(README), *commands(INDEX)]
     assert len(found) >= 10
     assert ["make", "demo"] in found
     assert {"federate", "recommend", "prepare_data", "evaluate", "compare", "leaderboard"} <= {
@@ -94,7 +94,8 @@ def test_the_commands_of_the_readme_run_one_after_the_other(tmp_path):
         "OMP_NUM_THREADS": "1",
     }
     demo = next(line for line in dry_run("demo") if "scripts/federate.py" in line)
-    words_of = [shlex.split(demo) if words == ["make", "demo"] else words for words in commands(README)]
+    shown = [*commands(README), *commands(INDEX)]
+    words_of = [shlex.split(demo) if words == ["make", "demo"] else words for words in shown]
     calls = [call for call in map(script_call, words_of) if call]
     assert len(calls) == 10
     for script, words in calls:
@@ -126,10 +127,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_stays_short_and_every_document_is_listed():
-    text = README.read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 125
-    assert text.count("```mermaid") == 1
-    listed = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
+def test_every_document_is_listed():
+    listed = INDEX.read_text(encoding="utf-8")
     for document in DOCUMENTS:
         assert document.name == "README.md" or f"]({document.name})" in listed, document.name

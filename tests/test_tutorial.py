@@ -1,4 +1,4 @@
-"""docs/tutorial.md and docs/leak.md: every block is run, in the order of the page, in a folder of its own."""
+"""docs/start.md and docs/leak.md: every block is run, in the order of the page, in a folder of its own."""
 
 import os
 import re
@@ -74,7 +74,7 @@ def tutorial(tmp_path_factory):
     """The folder in which sections 1 to 6 were run, their names, and what the blocks printed: section -> texts."""
     folder, printed, scope = tmp_path_factory.mktemp("tutorial"), {}, {}
     with inside(folder):
-        for block in blocks("tutorial.md"):
+        for block in blocks("start.md"):
             if int(block.heading[0]) <= 6:
                 printed.setdefault(block.heading[0], []).append(run(block, scope))
     return folder, scope, printed
@@ -83,7 +83,7 @@ def tutorial(tmp_path_factory):
 def test_the_tutorial_goes_from_tables_to_recommendations(tutorial):
     folder, _, printed = tutorial
     assert sorted(printed) == ["1", "2", "3", "4", "5", "6"]
-    shown = outputs("tutorial.md")
+    shown = outputs("start.md")
     assert "".join((folder / "orders.csv").read_text().splitlines(keepends=True)[:3]) in shown
     assert printed["2"][0] in shown  # the data are not shortened
     assert re.search(r"memoriser +0\.\d{3} \[", printed["4"][0])
@@ -95,7 +95,7 @@ def test_the_tutorial_goes_from_tables_to_recommendations(tutorial):
 def test_the_tutorial_recommends_from_python(tutorial):
     folder, scope, printed = tutorial
     with inside(folder):
-        (said,) = [run(block, scope) for block in blocks("tutorial.md") if block.heading.startswith("7.")]
+        (said,) = [run(block, scope) for block in blocks("start.md") if block.heading.startswith("7.")]
     lines = said.splitlines()
     assert len(lines) == 3
     assert all(line.split()[1] in printed["6"][0] for line in lines)
@@ -106,7 +106,7 @@ def test_the_tutorial_recommends_from_python(tutorial):
 @pytest.mark.slow
 def test_the_tutorial_serves(tutorial):
     folder, scope, printed = tutorial
-    start, ask = [block for block in blocks("tutorial.md") if block.heading.startswith("8.")]
+    start, ask = [block for block in blocks("start.md") if block.heading.startswith("8.")]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

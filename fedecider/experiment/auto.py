@@ -299,7 +299,7 @@ def _machine(machine: Machine, found: dict[str, Any]) -> dict[str, str]:
     threaded = f"of {cores}, with which threads wait for each other" if threads == 1 else f"of {cores}"
     return {
         "precision": f"products are {in_words(machine.bf16_speedup)} in bf16 on {machine.gpu or 'this processor'}",
-        "num_threads": f"{threaded} (docs/launch.md)",
+        "num_threads": f"{threaded} (docs/operate.md)",
     }
 
 

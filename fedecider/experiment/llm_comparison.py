@@ -130,7 +130,7 @@ class CompareConfig:
         output: The folder of the runs and of the table.
         seeds: Runs of every row, seeds 0, 1, ...
         tune: Settings that are tried on validation with seed 0, the same number for every tuned row: those of the
-            method's grid (the default first), then other learning rates, then drawn ones (docs/tune.md); 1 takes the
+            method's grid (the default first), then other learning rates, then drawn ones (docs/compare.md); 1 takes the
             default.
         jobs: The number of runs at the same time; 0 takes as many as the machine has cores for, and one where there is
             a GPU.

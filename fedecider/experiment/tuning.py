@@ -509,7 +509,7 @@ class _Work(NamedTuple):
 
 
 def tune(track: Track, settings: Any, config: TuneConfig, fixed: Sequence[str], launch: Launch) -> Path:
-    """Run what is missing of ``config.trials`` and return the folder of the search (``docs/tune.md``).
+    """Run what is missing of ``config.trials`` and return the folder of the search (``docs/compare.md``).
 
     ``settings`` are where the search starts; ``fixed`` are options that are not searched, since they were given by
     name.

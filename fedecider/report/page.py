@@ -33,7 +33,7 @@ class Term(NamedTuple):
         return re.sub(r"\W+", "-", self.name.lower()).strip("-")
 
 
-README_TERMS = (
+TEN_TERMS = (
     Term("client", "a party with private data: a domain such as crime, or in the embedding track a single user"),
     Term(
         "public pool",
@@ -65,10 +65,10 @@ README_TERMS = (
         ("canary", "memoriser"),
     ),
 )
-"""The README's ten words, word for word but for links and for what points at places of that page."""
+"""The ten words of docs/concepts.md, word for word but for links."""
 
 TERMS = (
-    *README_TERMS,
+    *TEN_TERMS,
     Term("domain", "a catalogue with its users and events, such as crime novels; in the LLM track it is a client"),
     Term("catalogue", "all items that can be recommended in a domain"),
     Term("event", "one user taking one item at one time: bought, read, rated", ("event", "train event")),

@@ -21,11 +21,9 @@ METHODS = {"fedecider": ("--data", "x"), "fedmf": (), "fedsasrec": ()}
 PARSES = ("fedecider.experiment.command_line", "embedding_fr.commands", "fedecider.id_based.run")
 HEAD = """# Settings of `fedecider federate`
 
-Every option, with what it is without a configuration file. `fedecider federate --help` shows what people set,
-`--help_all` all that the chosen method takes, with the values that would hold. Options of the command line are keys of
-YAML files too; a dot stands for a block (`pretrain.train.epochs` is `pretrain: {train: {epochs: ...}}`). What no
-configuration varies is a constant in the code, with its reason beside it. This page is written by
-`python tests/golden/refresh.py`.
+Every option, with what it is without a configuration file and in one sentence; `fedecider federate --help_all` says
+more. Options are keys of YAML files too; a dot stands for a block (`pretrain.train.epochs` is
+`pretrain: {train: {epochs: ...}}`). This page is written by `python tests/golden/refresh.py`.
 """
 TITLES = {
     "fedecider": "Domains are clients, with a language model: `--method fedecider`",
@@ -105,14 +103,20 @@ def golden() -> str:
 
 
 def page() -> str:
-    """``docs/settings.md``."""
-    parts = [HEAD]
+    """``docs/settings.md``: an option that means the same in an earlier part is only named again."""
+    parts, told = [HEAD], set[tuple[str, str]]()
     for method, title in TITLES.items():
-        rows = ["| option | default | values | what it is |", "|---|---|---|---|"]
+        rows, again = ["| option | default | values | what it is |", "|---|---|---|---|"], []
         for one in options(method):
-            cells = [f"`{one.name}`", f"`{one.default}`" if one.default else "", one.values, one.text]
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        parts.append(f"## {title}\n\n" + "\n".join(rows) + "\n")
+            text = re.split(r"(?<=\.) +(?=[A-Z0-9\"])", one.text)[0]  # the first sentence
+            cells = [f"`{one.name}`", f"`{one.default}`" if one.default else "", one.values, text]
+            if (one.name, one.text) in told:
+                again.append(" ".join(cells[:2]).strip())
+            else:
+                rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            told.add((one.name, one.text))
+        above = f"\nAs above, with its default: {', '.join(again)}.\n" if again else ""
+        parts.append(f"## {title}\n\n" + "\n".join(rows) + "\n" + above)
     return "\n".join(parts)
 
 

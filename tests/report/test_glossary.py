@@ -1,20 +1,20 @@
-"""The words of the pages: one source, marked where they stand, explained once a part, the same as in the README."""
+"""The words of the pages: one source, marked where they stand, explained once a part, those of docs/concepts.md."""
 
 import re
 from pathlib import Path
 
-from fedecider.report.page import README_TERMS, TERMS, Words, term_list
+from fedecider.report.page import TEN_TERMS, TERMS, Words, term_list
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
 
 
-def test_the_ten_words_are_those_of_the_readme():
-    table = README.read_text(encoding="utf-8").partition("## Ten words")[2].partition("\n## ")[0]
+def test_the_ten_words_are_those_of_the_documents():
+    table = PAGE.read_text(encoding="utf-8").partition("## Ten words")[2].partition("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
     ]
     plain = [(name, re.sub(r"`|\[([^\]]*)\]\([^)]*\)| \((?:above|below)\)", r"\1", text)) for name, text in rows[2:]]
-    assert plain == [(term.name, term.meaning) for term in README_TERMS]
+    assert plain == [(term.name, term.meaning) for term in TEN_TERMS]
 
 
 def test_every_word_has_its_own_key_and_forms():

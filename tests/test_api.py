@@ -1,6 +1,8 @@
 """The Python API: the same run as the command line, read as frames; callbacks, resuming, own methods, all tracks."""
 
 import json
+import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -213,3 +215,24 @@ def test_several_processes_need_a_folder_that_all_of_them_know(place, monkeypatc
 def test_a_folder_that_holds_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run in"):
         fd.load(tmp_path)
+
+
+def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
+    """As they stand, but for settings that make them short."""
+    monkeypatch.chdir(tmp_path)
+    domain = sample_domains(["crime"])["crime"]
+    titles = ["A title that was bought", *domain.titles[1:]]
+    pd.DataFrame({"item": domain.item_keys, "title": titles}).to_csv("products.csv", index=False)
+    users = list(zip(domain.clients.users, domain.clients.sequences, strict=True))
+    for name, part in (("north", users[::2]), ("south", users[1::2])):
+        rows = [(user, domain.item_keys[item], place) for user, items in part for place, item in enumerate(items)]
+        pd.DataFrame(rows, columns=["user", "item", "time"]).to_csv(f"{name}.csv", index=False)
+    settings = {**decoder_settings(), "num_rounds": 1, "domains": "*"}
+    short = fd.federate
+    monkeypatch.setattr(fd, "federate", lambda data: short(data, config=settings, progress=False))
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    exec(compile(lines, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed.startswith("Would one switch")
+    assert printed.count("Recommendation(") == 10

@@ -143,7 +143,9 @@ def test_the_benchmark_writes_its_table(run, tmp_path, monkeypatch):
     words = ["serve.py", "--run", str(run), "--requests", "40", "--clients", "1,4", "--output", str(table)]
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    runpy.run_path(str(REPOSITORY / "benchmarks" / "serve.py"), run_name="__main__")
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(REPOSITORY / "benchmarks" / "serve.py"), run_name="__main__")
+    assert end.value.code == 0
     rows = [line.split("|")[1:-1] for line in table.read_text().splitlines() if re.match(r"\| \d", line)]
     assert [[int(row[0]), int(row[1]), int(row[5])] for row in rows] == [[1, 20, 0], [4, 20, 0]]
     assert all(float(row[2]) > 0 and float(row[3]) <= float(row[4]) for row in rows)

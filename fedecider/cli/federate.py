@@ -97,8 +97,7 @@ def _data_words(track: Track, words: Sequence[str]) -> list[str]:
     tables = {Path(one).stem: one for one in paths}
     if len(tables) < len(paths):
         raise ValueError(f"got --events {given['events']}, expected files of different names: a company is called so")
-    public, options = given["public"], _columns(given["columns"])
-    options["public"] = float(public) if public.replace(".", "", 1).isdecimal() else public or None
+    options = {**_columns(given["columns"]), "public": who_is_public(given["public"])}
     if len(paths) == 1:
         data = from_events(paths[0], given["items"] or None, name=Path(paths[0]).stem, **options)
     else:
@@ -109,6 +108,11 @@ def _data_words(track: Track, words: Sequence[str]) -> list[str]:
     cache = Path(peek(words, "cache", ".cache"))
     with locked(cache / "data.lock"):  # processes of one launch write it once
         return data_words(track, peek(words, "method", DEFAULT), data, cache)
+
+
+def who_is_public(text: str) -> float | str | None:
+    """A share, a column or file of keys, or nobody."""
+    return float(text) if text.replace(".", "", 1).isdecimal() else text or None
 
 
 def _columns(text: str) -> dict[str, Any]:

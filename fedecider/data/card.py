@@ -113,7 +113,8 @@ def summary(domains: Mapping[str, Domain]) -> str:
 
 
 def _describe_time(events: Events) -> dict[str, Any]:
-    """Ties and the global timeline. A share counts only users whose times it needs are known.
+    """Ties, at the resolution that the source has, and the global timeline. A share counts only users whose times it
+    needs are known.
 
     ``tied_neighbours_share``: neighbouring events of a user with the same time, whose order is that of the file.
     ``test_before_last_train_share``: users whose test event is older than the newest training event of the group, so
@@ -130,12 +131,13 @@ def _describe_time(events: Events) -> dict[str, Any]:
     times = SequenceArray.of(events.timestamps)
     known_E = times.value_E != UNKNOWN_TIME
     known_times = times.value_E[known_E]
+    exact = times if times.fine_E is None else SequenceArray(times.start_U, times.fine_E)
     last_U, before_U = times.last(), times.last(1)
     last_two_U = (last_U != UNKNOWN_TIME) & (before_U != UNKNOWN_TIME)
     tests = last_U[last_U != UNKNOWN_TIME]
     is_pair_E = known_E[1:] & known_E[:-1]
     is_pair_E[times.start_U[1:-1] - 1] = False  # the last event of a user and the first one of the next
-    tied_E = (times.value_E[1:] == times.value_E[:-1]) & is_pair_E
+    tied_E = (exact.value_E[1:] == exact.value_E[:-1]) & is_pair_E
     trained = times.without_last(NUM_HELD_OUT).value_E
     trained = trained[trained != UNKNOWN_TIME]
     return {
@@ -144,7 +146,7 @@ def _describe_time(events: Events) -> dict[str, Any]:
         "first_time": int(known_times.min()) if len(known_times) else None,
         "last_time": int(known_times.max()) if len(known_times) else None,
         "users_with_known_last_two": int(last_two_U.sum()),
-        "tied_last_two_share": _share(last_U == before_U, last_two_U),
+        "tied_last_two_share": _share(exact.last() == exact.last(1), last_two_U),
         "tied_neighbours_share": int(tied_E.sum()) / int(is_pair_E.sum()) if is_pair_E.any() else None,
         "test_before_last_train_share": (
             int((tests < trained.max()).sum()) / len(tests) if len(tests) and len(trained) else None

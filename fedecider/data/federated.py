@@ -20,6 +20,8 @@ class FederatedData(Mapping[str, Domain]):
     domains: dict[str, Domain]
     notes: list[str] = field(default_factory=list)
     """Sentences: which columns were taken, what was left out, who is public."""
+    report: Any = None
+    """What came in and what did not, an `ImportReport`; None where nothing was imported."""
 
     def __getitem__(self, name: str) -> Domain:
         return self.domains[name]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, EventArrays, Events, Size
-from fedecider.data.readers.raw import RawEvents
+from fedecider.data.readers.raw import RawEvents, finer_than_seconds
 from fedecider.evaluation.sequences import SequenceArray
 
 
@@ -25,6 +25,8 @@ class Sequences(NamedTuple):
     """(U + 1,) int64."""
     item_E: np.ndarray
     time_E: np.ndarray
+    fine_E: np.ndarray | None = None
+    """Microseconds since 1970, where the source tells more than seconds."""
 
     def used_items(self) -> list[str]:
         """Sorted keys of the items that are left."""
@@ -83,6 +85,7 @@ def order_events(events: RawEvents) -> Sequences:
         start_U=np.concatenate([[0], np.cumsum(count_U)]).astype(np.int64),
         item_E=events.item_E[rows],
         time_E=events.time_E[rows],
+        fine_E=order_E[rows] if finer_than_seconds(events) else None,
     )
 
 
@@ -94,8 +97,9 @@ def first_occurrences(sequences: Sequences) -> np.ndarray:
 def count_exact_duplicates(sequences: Sequences) -> int:
     """Events that repeat user, item and (known) timestamp of another one."""
     count, rows = 0, SequenceArray(sequences.start_U, sequences.item_E)
+    exact_E = sequences.time_E if sequences.fine_E is None else sequences.fine_E
     for part in rows.pieces():
-        user_P, item_P, time_P = rows.rows_of(part), sequences.item_E[part], sequences.time_E[part]
+        user_P, item_P, time_P = rows.rows_of(part), sequences.item_E[part], exact_E[part]
         order_P = np.lexsort((time_P, item_P, user_P))
         u, i, t = user_P[order_P], item_P[order_P], time_P[order_P]
         same = (u[1:] == u[:-1]) & (i[1:] == i[:-1]) & (t[1:] == t[:-1]) & (t[1:] != UNKNOWN_TIME)
@@ -110,7 +114,11 @@ def take(sequences: Sequences, kept_E: np.ndarray) -> Sequences:
     start_U = np.concatenate([[0], np.cumsum(count_U[left])]).astype(np.int64)
     users = [sequences.users[u] for u in left.tolist()]
     return sequences._replace(
-        users=users, start_U=start_U, item_E=sequences.item_E[kept_E], time_E=sequences.time_E[kept_E]
+        users=users,
+        start_U=start_U,
+        item_E=sequences.item_E[kept_E],
+        time_E=sequences.time_E[kept_E],
+        fine_E=None if sequences.fine_E is None else sequences.fine_E[kept_E],
     )
 
 
@@ -127,7 +135,8 @@ def chosen_events(sequences: Sequences, chosen_U: np.ndarray, max_length: int | 
     places = np.flatnonzero(chosen_U)
     if not len(places):
         return NO_EVENTS.arrays()
-    parts = [SequenceArray(sequences.start_U, column).take(places) for column in (sequences.item_E, sequences.time_E)]
+    columns = ((sequences.item_E, None), (sequences.time_E, sequences.fine_E))
+    parts = [SequenceArray(sequences.start_U, *column).take(places) for column in columns]
     items, times = parts if max_length is None else [part.newest(max_length) for part in parts]
     known = bool((times.value_E != UNKNOWN_TIME).any())
     return EventArrays([sequences.users[place] for place in places.tolist()], items, times if known else None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from fedecider.data.given import (
     NAME,
     Consents,
     Given,
+    Reading,
     company_of,
     event_tables,
     item_records,
@@ -29,9 +31,12 @@ from fedecider.data.given import (
     text_columns,
     usual_column,
 )
+from fedecider.data.import_report import ImportReport, how_keys_differ
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
 from fedecider.data.readers.raw import Catalogue, ItemFields, RawDomain, RawEvents, RawFile, ReadOptions, collect_items
 from fedecider.data.silos import share_by
+from fedecider.data.table_files import FileOptions, TableFile
+from fedecider.data.times import checked_clock
 
 DEFAULTS = {"k_core": 0}
 """Of own data, which are small, everybody with enough events to be split is kept."""
@@ -50,12 +55,22 @@ def from_events(
     company: str | None = None,
     public: Any = None,
     texts: Mapping[str, str] | None = None,
+    quantity: str | None = None,
+    time_format: str | None = None,
+    bad_rows: str = "error",
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    quoting: bool | None = None,
+    header: Sequence[str] | str = (),
+    items_header: Sequence[str] | str = (),
+    report: ImportReport | None = None,
     **settings: Any,
 ) -> FederatedData:
     """Prepared domains from own tables: domain name -> domain, with notes on what was guessed and left out.
 
     A table is a pandas or polars frame, a pyarrow table, a Hugging Face `Dataset` or `IterableDataset`, a list of
-    dicts, or the path of a .parquet, .csv or .tsv file, which is streamed.
+    dicts, or the path of a file: .parquet, .csv, .tsv, .txt, .jsonl or .json (an object a line), plain or .gz, or a
+    folder of such parts. Files are streamed. What is guessed of them is said in the notes.
 
     Args:
         events: A table with a row for each event, oldest first where there are no times; or a dict company -> table,
@@ -66,8 +81,9 @@ def from_events(
         user: The column of customers' keys; as text, so that 7 and "7" are one customer. None: the one that is called
             as such columns usually are.
         item: The column of items' keys. None: as for ``user``.
-        time: The column of times: Unix seconds, or dates and times (UTC where they name no zone). None: as for
-            ``user``; where there is none, rows are oldest first.
+        time: The column of times: Unix seconds, or dates and times (UTC where they name no zone); milliseconds and days
+            as numbers (20260131) are known by their size. None: as for ``user``; where there is none, rows are oldest
+            first.
         rating: The column of ratings, which ``min_rating`` looks at.
         domain: The column, in both tables, that shares them out into several domains. A customer with the same key in
             two of them is one person.
@@ -77,7 +93,18 @@ def from_events(
             customers whose rows say true. Else customers' keys: a list, set or series, a table or a path; a dict
             company -> keys where companies use the same keys.
         texts: Text field (title, author, brand, series, categories, genres, keywords, description, ...) -> its column.
-            None: columns of these names.
+            None: columns of these names, or of names that are usual for them.
+        quantity: The column of quantities: rows of 0 or less are returns, no events. None: as for ``user``; "": none.
+        time_format: What times mean: ``s``, ``ms``, ``us`` or ``ns`` since 1970, or a format of `datetime.strptime`,
+            such as ``%d/%m/%Y %H:%M``. None: guessed.
+        bad_rows: What a row without a key or with an unreadable time is: ``error``, or ``skip`` leaves it out and
+            counts it.
+        delimiter: Of text files: ``,``, ``;``, tab or any character. None: guessed, as the next two.
+        encoding: Of text files, such as ``latin-1``. None: UTF-8, or UTF-16 with a mark of order.
+        quoting: Of text files: whether quotes hold fields together. None: in files with tabs they are letters.
+        header: Names of the columns of ``events``, a file without a line of names.
+        items_header: The same of ``items``.
+        report: Takes what was read and what was not, also where an error ends it. None: ``data.report`` alone.
         settings: Fields of `PrepareConfig`, such as ``k_core`` (here 0), ``users_per_domain``, ``keep_split`` and
             ``seed``.
 
@@ -86,14 +113,29 @@ def from_events(
     """
     _check_settings(settings, public, rating)
     settings = {**DEFAULTS, **settings}
-    notes: list[str] = []
+    report = report or ImportReport()
+    if bad_rows not in ("error", "skip"):
+        raise ValueError(f"got bad_rows {bad_rows!r}, expected error or skip")
+    reading = report.reading = Reading(skip=bad_rows == "skip")
+    notes = reading.notes
     sources = _sources(events, items, name.strip(), domain, company, settings)
+    forms = [FileOptions(delimiter, encoding, quoting, _names(one)) for one in (header, items_header)]
+    sources = sources._replace(
+        events=[_opened(one, forms[0], notes) for one in sources.events],
+        items=[_opened(one, forms[1], notes) for one in sources.items],
+    )
+    if time_format:
+        clock = checked_clock(time_format)
+        sources = sources._replace(events=[one._replace(clock=clock) for one in sources.events])
     columns = {"user": user, "item": item, "time": time, "rating": rating, "domain": domain, "company": company}
+    columns["quantity"] = quantity
     column = public if isinstance(public, str) and all(public in one.column_names for one in sources.events) else None
     givens = [_with_columns(one, {**columns, "consents": column}, notes) for one in sources.events]
     things = _item_tables(sources, givens, columns, texts, notes)
     consents = Consents() if column else None
-    raw = {one: table.build() for one, table in event_tables(givens, settings.get("min_rating"), consents).items()}
+    tables = event_tables(givens, settings.get("min_rating"), consents, reading)
+    raw = {one: table.build() for one, table in tables.items()}
+    report.add_events(raw)
     consent = _consent(public, consents, raw, bool(sources.companies or company), user, settings.get("seed", 0), notes)
     pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
     if pool - set(raw):
@@ -101,21 +143,65 @@ def from_events(
     config = PrepareConfig(source="packed", raw="", domains=_order(raw, pool, sources), **settings)
     catalogues: dict[str, list[tuple[str, ItemFields]]] = {}
     for one in things:
-        catalogues.update(item_records(one, config.duplicate_items, once=items is None))
+        catalogues.update(item_records(one, config.duplicate_items, items is None, reading))
+    hints = _compare_keys(raw, catalogues, bool(domain), report)
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
         tables = [table for table in (*givens, *things) if domain or table.domain == one]
-        files = {table.path: RawFile(table.path, 0) for table in tables if table.path}
+        files = {path: RawFile(path, 0) for table in tables for path in table.paths}
         texts_of = catalogues.get(one, [])
-        return RawDomain(raw[one], lambda wanted: _wanted(texts_of, wanted, options), list(files.values()))
+        found = RawDomain(raw[one], lambda wanted: _wanted(texts_of, wanted, options), list(files.values()))
+        return found._replace(hint=hints.get(one, ""))
 
     share = partial(share_by, company_of=company_of) if sources.shared else None
     domains = prepare_domains(config, read=read, share=share, consent=consent)
+    report.add_domains(domains)
     notes += _facts(domains)
     for found in domains.values():
         found.card["settings"]["source"] = "tables"
         found.card["notes"] = list(notes)
-    return FederatedData(domains, notes)
+        found.card["bad_rows"] = {what: dict(counts) for what, counts in reading.bad.items()}
+    return FederatedData(domains, notes, report)
+
+
+def _names(header: Sequence[str] | str) -> tuple[str, ...]:
+    names = [one.strip() for one in (header.split(",") if isinstance(header, str) else header)]
+    if any(names) and (len(set(names)) < len(names) or not all(names)):
+        raise ValueError(f"got the header {header!r}, expected a different name for each column")
+    return tuple(names) if any(names) else ()
+
+
+def _opened(given: Given, options: FileOptions, notes: list[str]) -> Given:
+    """``given`` with its file, if it is one: what is guessed of it goes to ``notes``."""
+    if not isinstance(given.table, str | Path):
+        return given
+    return given._replace(table=TableFile(Path(given.table), given.what, options, notes))
+
+
+def _compare_keys(
+    raw: Mapping[str, RawEvents], catalogues: Mapping[str, Any], by_domain: bool, report: ImportReport
+) -> dict[str, str]:
+    """Domain -> how its two tables write keys, where events have items that the catalogue does not have.
+
+    Raises:
+        ValueError: they have no key in common.
+    """
+    hints = {}
+    for name, events in raw.items():
+        known = {key for key, _ in catalogues.get(name, [])}
+        missing = [key for key in events.items if key not in known]
+        if not missing:
+            continue
+        hints[name] = how_keys_differ(missing, known)
+        in_words = f" of {name}" if len(raw) > 1 else ""
+        if len(missing) == len(events.items):
+            raise ValueError(
+                f"got {len(missing)} items{in_words} in the events and {len(known)} in the table of items, with no key "
+                f"in common; {hints[name] or f'such as {min(missing)!r} and {min(known, default=None)!r}'}, expected "
+                "the same keys in both"
+            )
+        report.add_missing(f"{len(missing):,} of {len(events.items):,} items{in_words}", min(missing), hints[name])
+    return hints
 
 
 class _Sources(NamedTuple):
@@ -193,6 +279,8 @@ def _with_columns(given: Given, columns: Mapping[str, str | None], notes: list[s
     """``given`` with the columns that are asked for, and those of users, items and times that have usual names."""
     found = {what: their for what, their in columns.items() if their}
     guessed = {what: needed_column(given, what) for what in ("user", "item") if what not in found}
+    if columns["quantity"] is None and (their := usual_column(given, "quantity")):
+        guessed["quantity"] = their
     if "time" not in found:
         if their := usual_column(given, "time"):
             guessed["time"] = their
@@ -200,7 +288,13 @@ def _with_columns(given: Given, columns: Mapping[str, str | None], notes: list[s
             notes.append(f"{given.what}: no column of times, rows are taken as oldest first")
     if guessed:
         notes.append(f"{given.what}: {_listed(guessed)}")
-    return given._replace(columns={**found, **guessed})
+    read = {**found, **guessed}
+    for one, other in combinations([what for what in read if what != "consents"], 2):
+        if read[one] == read[other]:
+            raise ValueError(
+                f"got the column {read[one]!r} of the {given.what} as {one} and as {other}, expected a column for each"
+            )
+    return given._replace(columns=read)
 
 
 def _listed(columns: Mapping[str, str]) -> str:
@@ -220,13 +314,24 @@ def _item_tables(
     for number, things in enumerate(sources.items or givens):
         names, key = things.column_names, givens[number].columns["item"]
         chosen = key if key in names or columns["item"] else (usual_column(things, "item") or _item_number(things))
-        fields = text_columns(things, texts)
+        others = [chosen] if sources.items else list(givens[number].columns.values())
+        fields = text_columns(things, texts, others, of_events=not sources.items)
         guessed = {what: their for what, their in {"item": chosen, **fields}.items() if their not in (what, key)}
         if guessed and texts is None and sources.items:
             notes.append(f"{things.what}: {_listed(guessed)}")
         what = things.what if sources.items else f"{things.what}, as items"
         found.append(things._replace(what=what, columns={"item": chosen, **of_domain, **fields}))
+        used = {*found[-1].columns.values()} | (set() if sources.items else {*givens[number].columns.values()})
+        _note_unused(things, used, notes)
+    if sources.items:
+        for given in givens:
+            _note_unused(given, set(given.columns.values()), notes)
     return found
+
+
+def _note_unused(given: Given, used: Collection[str], notes: list[str]) -> None:
+    if unused := [one for one in given.column_names if one not in used]:
+        notes.append(f"{given.what}: unused columns: {', '.join(unused)[:300]}")
 
 
 def _item_number(things: Given) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date, datetime, timezone
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.readers.raw import (
@@ -28,20 +27,38 @@ from fedecider.data.readers.raw import (
     ReadOptions,
     clean,
     keep_rating,
-    moment,
 )
+from fedecider.data.table_files import TableFile
+from fedecider.data.times import Clock, expected, guessed_clock, in_words
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
 USUAL = {
-    "user": "user userid customer customerid client clientid buyer buyerid member memberid visitor visitorid account "
-    "accountid reviewer reviewerid uid",
-    "item": "item itemid sku product productid article articleid asin parentasin isbn movie movieid book bookid track "
-    "trackid song songid",
-    "time": "time timestamp ts date datetime day boughtat orderedat purchasedat createdat eventtime ordertime "
-    "orderdate purchasedate orderedon boughton unixreviewtime",
-    "title": "title name label itemname itemtitle productname producttitle",
+    "user": "user userid username customer customerid customerno clientid client buyer buyerid member memberid visitor "
+    "visitorid account accountid reviewer reviewerid uid",
+    "item": "item itemid sku product productid article articleid parentasin asin isbn movie movieid book bookid track "
+    "trackid song songid stockcode businessid gameid newsid",
+    "time": "time timestamp ts t date datetime day tdat boughtat orderedat purchasedat createdat eventtime ordertime "
+    "orderdate purchasedate orderedon boughton invoicedate unixreviewtime",
+    "quantity": "quantity qty",
 }
 """What columns are called by others, in small letters, without spaces, dots, dashes and underscores."""
+USUAL_TEXTS = {
+    "title": "title name label itemname itemtitle productname producttitle prodname appname booktitle movietitle "
+    "gametitle trackname songname headline",
+    "author": "author authors bookauthor writer artist artistname",
+    "brand": "brand brandname manufacturer maker vendor store publisher developer",
+    "categories": "categories category categoryname maincategory productcategory producttype producttypename "
+    "productgroupname department departmentname subcategory",
+    "genres": "genres genre",
+    "keywords": "keywords tags",
+    "description": "description desc detaildesc productdescription longdescription abstract summary",
+    "price": "price unitprice listprice",
+    "year": "year yearofpublication releaseyear",
+}
+"""The same of texts; the first one that is there counts."""
+OF_REVIEWS = {"text", "reviewtext", "reviewbody", "verifiedpurchase"}
+"""Columns of reviews, whose title is not the item's."""
+RETURNS = "returns (a quantity of 0 or less)"
 EXACT = 2**53
 """From here on floats leave whole numbers out, so that two keys could become one."""
 STREAMED_ROWS = 10_000
@@ -49,7 +66,7 @@ STREAMED_ROWS = 10_000
 NAME = re.compile(r"\w[\w.-]*")
 PER_UNIT = {"s": MICROSECONDS, "ms": 1000, "us": 1}
 """Microseconds in one unit of Arrow's times."""
-_NUMBER = re.compile(r"\d{1,10}(\.\d*)?")
+NUM_EXAMPLES = 3
 
 
 class Given(NamedTuple):
@@ -64,10 +81,20 @@ class Given(NamedTuple):
     """Where rows belong that have no column of domains."""
     company: str = ""
     """Whose customers the users are, where all of them are one company's."""
+    clock: Clock | None = None
+    """What its times mean; None: the first ones tell."""
 
     @property
-    def path(self) -> Path | None:
-        return Path(self.table) if isinstance(self.table, str | Path) else None
+    def file(self) -> TableFile | None:
+        """The table on disk, if it is one."""
+        if isinstance(self.table, str | Path):
+            return TableFile(Path(self.table), self.what)
+        return self.table if isinstance(self.table, TableFile) else None
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold it."""
+        return self.file.parts if self.file else []
 
     @property
     def column_names(self) -> list[str]:
@@ -79,8 +106,43 @@ class Given(NamedTuple):
         return f"in row {number} of the {self.what} (column {self.columns[what]!r})"
 
 
-FROM_2001 = 10**9
-"""Unix seconds in September 2001; ten times as many are in the year 2286."""
+class BadValue(ValueError):
+    """What makes one row unreadable."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass
+class Reading:
+    """What was read of tables, and which rows could not be."""
+
+    NOT_A_ROW: ClassVar[str] = "not in the file's form"
+    skip: bool = False
+    """Whether unreadable rows are left out and counted; else the first one is an error."""
+    num_rows: Counter[str] = field(default_factory=Counter)
+    """By table."""
+    bad: dict[str, Counter[str]] = field(default_factory=dict)
+    """Table -> what is wrong -> rows."""
+    examples: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add_bad(self, what: str, kind: str, text: str) -> None:
+        """One row of the table ``what``; ``ValueError`` unless such rows are left out."""
+        if not self.skip:
+            raise ValueError(f"{text} (bad_rows='skip' leaves such rows out)")
+        self.bad.setdefault(what, Counter())[kind] += 1
+        if len(self.examples) < NUM_EXAMPLES:
+            self.examples.append(text)
+
+    def num_bad_of(self, what: str) -> int:
+        """Of one table."""
+        return sum(self.bad.get(what, Counter()).values())
+
+    @property
+    def num_bad(self) -> int:
+        return sum(sum(counts.values()) for counts in self.bad.values())
 
 
 def usual_column(given: Given, what: str) -> str | None:
@@ -89,17 +151,20 @@ def usual_column(given: Given, what: str) -> str | None:
     Raises:
         ValueError: there are several.
     """
-    found = [name for name in given.column_names if re.sub(r"[\s._-]", "", name).lower() in USUAL[what].split()]
+    found = [name for name in given.column_names if _bare(name) in USUAL[what].split()]
+    if {"asin", "parentasin"} == set(map(_bare, found)):  # sizes and colours of a product have one parent
+        found = [name for name in found if _bare(name) == "parentasin"]
     if len(found) > 1:
         raise ValueError(
             f"got {given.what} with the columns {', '.join(found)}, which could all be the {what}, expected one: name "
-            f"yours with {_option(what)}"
+            f"yours with {what}='...'"
         )
     return found[0] if found else None
 
 
-def _option(what: str) -> str:
-    return "texts={'title': '...'}" if what == "title" else f"{what}='...'"
+def _bare(name: str) -> str:
+    """A column's name in small letters, without spaces, dots, dashes and underscores."""
+    return re.sub(r"[\s._-]", "", name).lower()
 
 
 def needed_column(given: Given, what: str) -> str:
@@ -108,26 +173,47 @@ def needed_column(given: Given, what: str) -> str:
     if found is None:
         raise ValueError(
             f"got {given.what} with the columns {', '.join(given.column_names)[:300]}, of which none is called as the "
-            f"{what} usually is: name yours with {_option(what)}"
+            f"{what} usually is: name yours with {what}='...' (in a file without a line of names, all of them: "
+            "header='user,item,...')"
         )
     return found
 
 
-def text_columns(given: Given, texts: Mapping[str, str] | None) -> dict[str, str]:
-    """Text field -> its column, by ``texts`` or else by names. ``ValueError`` where there is none."""
+def text_columns(
+    given: Given, texts: Mapping[str, str] | None, others: Iterable[str] = (), of_events: bool = False
+) -> dict[str, str]:
+    """Text field -> its column, by ``texts`` or else by names; ``others`` hold keys and times.
+
+    ``of_events``: the table is one of events, and may be of reviews.
+
+    Raises:
+        ValueError: there is none, or the texts are those of reviews.
+    """
     odd = sorted(set(texts or ()) - set(TEXT_COLUMNS))
     if odd:
         raise ValueError(f"got the text field {odd[0]!r}, expected some of {', '.join(TEXT_COLUMNS)}")
     chosen = dict(texts or {})
     if texts is None:
-        names = set(given.column_names)
-        chosen = {field: field for field in TEXT_COLUMNS if field in names}
-        if "title" not in names and (title := usual_column(given, "title")):
-            chosen["title"] = title
+        names = [name for name in given.column_names if name not in set(others)]
+        chosen = {what: what for what in TEXT_COLUMNS if what in names}
+        for what, usual in USUAL_TEXTS.items():
+            free = {_bare(name): name for name in reversed(names) if name not in chosen.values()}
+            if what not in chosen and (found := next((free[one] for one in usual.split() if one in free), None)):
+                chosen[what] = found
+        chosen = {what: chosen[what] for what in TEXT_COLUMNS if what in chosen}
+        if "title" not in chosen and not set(chosen) - {"description", "price", "year"} and "description" in chosen:
+            chosen = {"title": chosen.pop("description"), **chosen}
+        if set(chosen) <= {"price", "year"}:
+            chosen = {}
+        if of_events and OF_REVIEWS & set(map(_bare, given.column_names)):
+            raise ValueError(
+                f"got reviews ({', '.join(given.column_names)[:200]}) without a table of items: the texts are those of "
+                "reviews, expected items, or the columns with items' texts: texts={'title': '...'}"
+            )
     if not chosen:
         raise ValueError(
             f"got {given.what} without a column of texts, expected one at least of {', '.join(TEXT_COLUMNS)}: name "
-            "yours with texts={'title': '...'}"
+            f"yours with texts={{'title': '...'}}; its columns are {', '.join(given.column_names)[:200]}"
         )
     return chosen
 
@@ -164,36 +250,76 @@ def _truth(value: Any) -> bool | None:
 
 
 def event_tables(
-    givens: Sequence[Given], min_rating: float | None, consents: Consents | None = None
+    givens: Sequence[Given],
+    min_rating: float | None,
+    consents: Consents | None = None,
+    reading: Reading | None = None,
 ) -> dict[str, EventTable]:
     """Domain -> its events, in one pass over each table; users of companies are called ``company:key``.
 
-    ``consents`` takes what a column of this name says.
+    ``consents`` takes what a column of this name says, ``reading`` what was read and which rows could not be.
     """
     tables: dict[str, EventTable] = {}
+    reading = reading or Reading()
     options, with_order = ReadOptions(min_rating), any("time" in given.columns for given in givens)
     for given in givens:
         read = 0
-        for batch in _checked_batches(given):
+        for batch in _checked_batches(given, reading):
+            if "time" in given.columns and given.clock is None and batch.num_rows:
+                given = given._replace(clock=_guessed_clock(batch, given, reading))
             first, read = read, read + batch.num_rows
             if consents is None and _add_columns(batch, given, tables, with_order):
                 continue
             for number, row in enumerate(_rows_of(batch, given), first + 1):
-                of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
-                table = tables.setdefault(of, EventTable(with_order))
-                user, item = (_key(row[one], one, given, number) for one in ("user", "item"))
-                company = _company(row["company"], given, number) if "company" in row else given.company
-                if company:
-                    user = f"{company}:{user}"
-                if consents is not None:
-                    consents.add(user, row["consents"], given, number)
-                if "rating" in row and not keep_rating(_rating(row["rating"], given, number), options):
-                    table.skip(BELOW_RATING)
-                    continue
-                table.add(user, item, *(_time(row["time"], given, number) if "time" in row else ()))
+                try:
+                    _add_row(row, given, number, tables, with_order, consents, options)
+                except BadValue as error:
+                    reading.add_bad(given.what, error.kind, str(error))
+        reading.num_rows[given.what] += read
         if not read:
             raise ValueError(f"got no {given.what}, expected one row for each")
+        if reading.num_bad_of(given.what) >= read:
+            raise ValueError(f"got {given.what} of which no row can be read: {reading.examples[0]}")
     return tables
+
+
+def _add_row(
+    row: Mapping[str, Any],
+    given: Given,
+    number: int,
+    tables: dict[str, EventTable],
+    with_order: bool,
+    consents: Consents | None,
+    options: ReadOptions,
+) -> None:
+    """One event, or what is counted in its place; `BadValue`, and nothing done, where it cannot be read."""
+    of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
+    user, item = (_key(row[one], one, given, number) for one in ("user", "item"))
+    company = _company(row["company"], given, number) if "company" in row else given.company
+    is_low = "rating" in row and not keep_rating(_number(row["rating"], "rating", given, number), options)
+    is_return = "quantity" in row and _number(row["quantity"], "quantity", given, number) <= 0
+    time = _time(row["time"], given, number) if "time" in row and not (is_low or is_return) else ()
+    table = tables.setdefault(of, EventTable(with_order))
+    if company:
+        user = f"{company}:{user}"
+    if consents is not None:
+        consents.add(user, row["consents"], given, number)
+    if is_low or is_return:
+        table.skip(BELOW_RATING if is_low else RETURNS)
+    else:
+        table.add(user, item, *time)
+
+
+def _guessed_clock(batch: pa.RecordBatch, given: Given, reading: Reading) -> Clock:
+    if given.file and (form := given.file.time_format):
+        return Clock(form)
+    column = batch.column(given.columns["time"])
+    clock = guessed_clock([one for one in column.to_pylist() if not _is_nothing(one)])
+    if clock != Clock():
+        reading.notes.append(
+            f"{given.what}: column {given.columns['time']!r}: {in_words(clock)} (else: time_format='...')"
+        )
+    return clock
 
 
 def _add_columns(batch: pa.RecordBatch, given: Given, tables: dict[str, EventTable], with_order: bool) -> bool:
@@ -202,7 +328,9 @@ def _add_columns(batch: pa.RecordBatch, given: Given, tables: dict[str, EventTab
         return False
     coded_users, coded_items = (_coded(batch.column(given.columns[one])) for one in ("user", "item"))
     has_times = "time" in given.columns
-    micro_N = _microseconds(batch.column(given.columns["time"])) if has_times else np.zeros(batch.num_rows, np.int64)
+    micro_N: np.ndarray | None = np.zeros(batch.num_rows, np.int64)
+    if has_times:
+        micro_N = _microseconds(batch.column(given.columns["time"]), given.clock or Clock())
     if coded_users is None or coded_items is None or micro_N is None:
         return False
     (users, user_N), (items, item_N) = coded_users, coded_items
@@ -221,23 +349,35 @@ def _coded(column: pa.Array) -> tuple[list[str], np.ndarray] | None:
         return None
     coded = column.dictionary_encode()
     keys = [str(key) for key in coded.dictionary.to_pylist()]
-    return None if "" in keys else (keys, coded.indices.to_numpy())
+    return None if any(not key or "\n" in key for key in keys) else (keys, coded.indices.to_numpy())
 
 
-def _microseconds(column: pa.Array) -> np.ndarray | None:
+def _microseconds(column: pa.Array, clock: Clock) -> np.ndarray | None:
     """Times since 1970; None where :func:`_time` has to look at every single one."""
     if column.null_count:
         return None
-    if _is_text(column.type) and pc.all(pc.match_substring_regex(column, r"^\d{1,10}$")).as_py():
+    if clock.factor and _is_text(column.type) and pc.all(pc.match_substring_regex(column, r"^\d{1,18}$")).as_py():
         column = column.cast(pa.int64())
-    if pa.types.is_integer(column.type):
-        time_N, factor = column.cast(pa.int64(), safe=False).to_numpy(), MICROSECONDS
+    if clock.factor and pa.types.is_integer(column.type):
+        time_N, factor = column.cast(pa.int64(), safe=False).to_numpy(), clock.factor
     elif pa.types.is_timestamp(column.type) and column.type.unit in PER_UNIT:
         time_N, factor = column.view(pa.int64()).to_numpy(), PER_UNIT[column.type.unit]
+    elif _is_text(column.type) or pa.types.is_integer(column.type):
+        return _of_different(column, clock)
     else:
         return None
     is_good = time_N.min() >= 0 and time_N.max() < MAX_TIME * MICROSECONDS // factor
     return time_N * factor if is_good else None
+
+
+def _of_different(column: pa.Array, clock: Clock) -> np.ndarray | None:
+    """Each different time is read once; None where one cannot be."""
+    coded = column.dictionary_encode()
+    try:
+        micro_K = np.array([clock.moment(one)[1] for one in coded.dictionary.to_pylist()], np.int64)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return micro_K[coded.indices.to_numpy()]
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -255,27 +395,37 @@ def key_within_company(user: str) -> str:
 
 
 def item_records(
-    given: Given, duplicate_items: str = "error", once: bool = False
+    given: Given, duplicate_items: str = "error", once: bool = False, reading: Reading | None = None
 ) -> dict[str, list[tuple[str, ItemFields]]]:
     """Domain -> keys and texts of its items.
 
     Args:
         given: The table.
         duplicate_items: What an item in two rows with other texts is: ``error``, or ``first`` leaves it to others.
-        once: The rows are events, of which the first one of an item has its texts.
+        once: The rows are events, of which an item has the texts that most of its rows have.
+        reading: Takes what was read, and rows without a key.
 
     Raises:
         ValueError: an item is in two rows with other texts, and may not.
     """
     found: dict[str, list[tuple[str, ItemFields]]] = {}
     first: dict[tuple[str, str], tuple[ItemFields, int]] = {}
+    counts: dict[tuple[str, str], Counter[tuple[str, ...]]] = {}
     fields = [one for one in given.columns if one in TEXT_COLUMNS]
-    for number, row in enumerate(_rows(given), 1):
-        of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
-        key = _key(row["item"], "item", given, number)
-        if once and (of, key) in first:
+    reading = reading or Reading()
+    number = 0
+    for number, row in enumerate(_rows(given, reading), 1):
+        try:
+            of = _key(row["domain"], "domain", given, number) if "domain" in row else given.domain
+            key = _key(row["item"], "item", given, number)
+        except BadValue as error:
+            if not once:  # else it was counted among the events
+                reading.add_bad(given.what, error.kind, str(error))
             continue
         texts = {one: "" if _is_nothing(row[one]) else clean(row[one]) for one in fields}
+        if once:
+            counts.setdefault((of, key), Counter())[tuple(texts.values())] += 1
+            continue
         before, where = first.setdefault((of, key), (texts, number))
         if before != texts and duplicate_items == "error":
             raise ValueError(
@@ -283,6 +433,15 @@ def item_records(
                 f"{where}, expected each item once: correct the table, or keep the first one (duplicate_items='first')"
             )
         found.setdefault(of, []).append((key, texts))
+    for (of, key), of_item in counts.items():
+        found.setdefault(of, []).append((key, dict(zip(fields, of_item.most_common(1)[0][0], strict=True))))
+    several = [key for (_, key), of_item in counts.items() if len(of_item) > 1]
+    if several:
+        reading.notes.append(
+            f"{given.what}: {len(several)} items such as {several[0]!r} have several texts; what most rows say is taken"
+        )
+    if not once:
+        reading.num_rows[given.what] += number
     return found
 
 
@@ -298,9 +457,9 @@ def plain_keys(values: Iterable[Any], what: str) -> list[str]:
     return [_key(value, "user", given, number) for number, value in enumerate(tolist() if tolist else values, 1)]
 
 
-def _rows(given: Given) -> Iterator[dict[str, Any]]:
+def _rows(given: Given, reading: Reading | None = None) -> Iterator[dict[str, Any]]:
     """Our column name -> value, row after row; a file is never held as a whole."""
-    for batch in _checked_batches(given):
+    for batch in _checked_batches(given, reading):
         yield from _rows_of(batch, given)
 
 
@@ -310,7 +469,7 @@ def _rows_of(batch: pa.RecordBatch, given: Given) -> Iterator[dict[str, Any]]:
         yield dict(zip(given.columns, values, strict=True))
 
 
-def _checked_batches(given: Given) -> Iterator[pa.RecordBatch]:
+def _checked_batches(given: Given, reading: Reading | None = None) -> Iterator[pa.RecordBatch]:
     """The batches of a table that has the columns, each once."""
     names = _schema(given)
     missing = [their for their in given.columns.values() if their not in names]
@@ -322,27 +481,16 @@ def _checked_batches(given: Given) -> Iterator[pa.RecordBatch]:
     twice = [their for their in given.columns.values() if names.count(their) > 1]
     if twice:
         raise ValueError(f"got {given.what} with two columns {twice[0]!r}, expected each name once")
-    yield from _batches(given)
+    yield from _batches(given, reading or Reading())
 
 
 def _schema(given: Given) -> list[str]:
-    path = given.path
-    if path is None and _is_stream(given.table):
+    if file := given.file:
+        return file.column_names
+    if _is_stream(given.table):
         names = given.table.column_names or list(next(iter(given.table), {}))
         return [str(name) for name in names]
-    if path is None:
-        return [str(name) for name in _names_in_memory(given)]
-    try:
-        if _is_parquet(path):
-            return list(pyarrow.parquet.read_schema(path).names)
-        with _open_csv(path, None) as reader:
-            return list(reader.schema.names)
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no file {path} with the {given.what}, expected .parquet, .csv or .tsv") from error
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(
-            f"cannot read the {given.what} in {path} ({error}), expected .parquet, .csv or .tsv"
-        ) from error
+    return [str(name) for name in _names_in_memory(given)]
 
 
 def _names_in_memory(given: Given) -> Iterable[Any]:
@@ -354,54 +502,25 @@ def _names_in_memory(given: Given) -> Iterable[Any]:
     return known if isinstance(known, list) else _table(given._replace(columns={})).column_names
 
 
-def _batches(given: Given) -> Iterator[pa.RecordBatch]:
-    path = given.path
-    if path is None and _is_stream(given.table):
-        wanted = list(dict.fromkeys(given.columns.values()))
+def _batches(given: Given, reading: Reading) -> Iterator[pa.RecordBatch]:
+    wanted = list(dict.fromkeys(given.columns.values()))
+    if file := given.file:
+
+        def add_bad_row(text: str) -> None:
+            reading.add_bad(given.what, Reading.NOT_A_ROW, text)
+
+        file.add_bad_row = add_bad_row if reading.skip else None
+        yield from file.batches(wanted)
+        return
+    if _is_stream(given.table):
         for part in given.table.select_columns(wanted).with_format("arrow").iter(batch_size=STREAMED_ROWS):
             yield from part.to_batches()
         return
-    if path is None:
-        table = _table(given)
-        odd = [one.name for one in table.schema if one.name in given.columns.values() and _is_extension(one.type)]
-        if odd:
-            raise ValueError(
-                f"got the column {odd[0]!r} of a kind of its own in the {given.what}, expected plain values"
-            )
-        yield from table.to_batches()
-        return
-    try:
-        if _is_parquet(path):
-            yield from pyarrow.parquet.ParquetFile(path).iter_batches(columns=list(given.columns.values()))
-            return
-        with _open_csv(path, list(dict.fromkeys(given.columns.values()))) as reader:
-            yield from reader
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(
-            f"cannot read the {given.what} in {path} ({error}), expected .parquet, .csv or .tsv"
-        ) from error
-
-
-def _is_parquet(path: Path) -> bool:
-    """``ValueError`` for what is neither Parquet nor csv by its name."""
-    name = path.name.lower()
-    if not name.removesuffix(".gz").endswith((".parquet", ".csv", ".tsv")):
-        raise ValueError(f"got the file {path}, expected one whose name ends with .parquet, .csv or .tsv")
-    return name.endswith(".parquet")
-
-
-def _open_csv(path: Path, wanted: Sequence[str] | None) -> pyarrow.csv.CSVStreamingReader:
-    """``wanted`` columns as they are written (007 stays 007, NA is a text); an empty field is nothing. None: names."""
-    delimiter = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
-    convert = pyarrow.csv.ConvertOptions(
-        column_types=dict.fromkeys(wanted or (), pa.string()),
-        include_columns=wanted,
-        null_values=[""],
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=True,
-    )
-    parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    return pyarrow.csv.open_csv(path, parse_options=parse, convert_options=convert)
+    table = _table(given)
+    odd = [one.name for one in table.schema if one.name in given.columns.values() and _is_extension(one.type)]
+    if odd:
+        raise ValueError(f"got the column {odd[0]!r} of a kind of its own in the {given.what}, expected plain values")
+    yield from table.to_batches()
 
 
 def _table(given: Given) -> pa.Table:
@@ -427,7 +546,7 @@ def _table(given: Given) -> pa.Table:
         ) from error
     raise ValueError(
         f"got {type(table).__name__} as {given.what}, expected a pandas or polars frame, a pyarrow table, a Hugging "
-        "Face data set (one split), a list of dicts, or the path of a .parquet, .csv or .tsv file"
+        "Face data set (one split), a list of dicts, or the path of a .parquet, .csv, .tsv or .jsonl file or folder"
     )
 
 
@@ -464,13 +583,17 @@ def _is_nothing(value: Any) -> bool:
 
 def _key(value: Any, what: str, given: Given, number: int) -> str:
     if _is_nothing(value):
-        raise ValueError(f"got no {what} {given.place(what, number)}, expected one in every row")
+        raise BadValue(f"no {what}", f"got no {what} {given.place(what, number)}, expected one in every row")
     if what in ("domain", "company") and isinstance(value, str) and not (value := value.strip()):
-        raise ValueError(f"got an empty {what} {given.place(what, number)}, expected a name in every row")
+        raise BadValue(f"no {what}", f"got an empty {what} {given.place(what, number)}, expected a name in every row")
     if isinstance(value, float | Decimal) and abs(float(value)) < EXACT and value == int(value):
         value = int(value)  # a column of whole numbers that a gap has made floats
     if not isinstance(value, str | int) or isinstance(value, bool):
-        raise ValueError(f"got the {what} {value!r} {given.place(what, number)}, expected text or a whole number")
+        text = f"got the {what} {value!r} {given.place(what, number)}, expected text or a whole number"
+        raise BadValue(f"unreadable {what}", text)
+    if isinstance(value, str) and "\n" in value:
+        text = f"got the {what} {value[:60]!r} {given.place(what, number)}, expected one line: does a quote never end?"
+        raise BadValue(f"unreadable {what}", f"{text} quoting=False takes quotes as letters")
     return str(value)
 
 
@@ -484,41 +607,28 @@ def _company(value: Any, given: Given, number: int) -> str:
     return company
 
 
-def _rating(value: Any, given: Given, number: int) -> float:
+def _number(value: Any, what: str, given: Given, number: int) -> float:
     try:
         found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
-        raise ValueError(f"got the rating {value!r} {given.place('rating', number)}, expected a number")
+        text = f"got the {what} {value!r} {given.place(what, number)}, expected a number"
+        raise BadValue(f"unreadable {what}", text)
     return found
 
 
 def _time(value: Any, given: Given, number: int) -> tuple[int, int]:
-    """Unix seconds and microseconds; times without a zone are taken as UTC."""
+    """Unix seconds and microseconds."""
+    clock = given.clock or Clock()
     if _is_nothing(value):
-        raise ValueError(
-            f"got no time {given.place('time', number)}, expected one in every row: leave such rows out, or the "
-            "column where rows are in order"
+        text = (
+            f"got no time {given.place('time', number)}, expected one in every row: leave such rows out, or the column "
+            "where rows are in order"
         )
+        raise BadValue("no time", text)
     try:
-        if isinstance(value, str):
-            value = float(value) if _NUMBER.fullmatch(value) else datetime.fromisoformat(value.replace("Z", "+00:00"))
-        if isinstance(value, date) and not isinstance(value, datetime):
-            value = datetime(value.year, value.month, value.day)
-        if isinstance(value, datetime):
-            value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
-        return moment(value)
+        return clock.moment(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(
-            f"got the time {value!r} {given.place('time', number)}, expected Unix seconds, or a date and time"
-            f"{_finer(value)}"
-        ) from error
-
-
-def _finer(value: Any) -> str:
-    """What to do with milliseconds, microseconds and nanoseconds of this century, which are too large for seconds."""
-    for unit, factor in (("milliseconds", 10**3), ("microseconds", 10**6), ("nanoseconds", 10**9)):
-        if isinstance(value, int | float) and FROM_2001 <= value / factor < 10 * FROM_2001:
-            return f"; if these are {unit}, divide the column by {factor}"
-    return ""
+        text = f"got the time {value!r} {given.place('time', number)}, {expected(value, clock)}"
+        raise BadValue("unreadable time", text) from error

@@ -310,7 +310,7 @@ def _check_texts(
             f"domain {name!r}: {len(textless)} of {len(used)} items without text, such as {min(textless)!r} "
             f"(files: {raw.places(1)}); expected at least one of "
             f"{', '.join(config.text_fields)}. Complete the file, or drop such items with --missing_text drop "
-            '(missing_text="drop" in Python).'
+            f'(missing_text="drop" in Python){f"; {raw.hint}" if raw.hint else ""}.'
         )
     has_text = np.array([key not in textless for key in sequences.items], dtype=bool)
     return take(sequences, has_text[sequences.item_E])

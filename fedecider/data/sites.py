@@ -187,9 +187,8 @@ def _users_of(
     number_I = np.array([number_of.get(key, 0) for key in events.items], np.int32)  # no unknown item is left
     users = numbered(chosen_events(events, np.ones(len(events.users), bool), max_length), number_I)
     dropped.add(TOO_LONG, events=size.events - users.num_events)
-    path = given.path
     summary = RawSummary(
-        files={path.name: file_sha256(path)} if path else {},
+        files={path.name: file_sha256(path) for path in given.paths},
         events=raw.size().events,
         users=raw.size().users,
         items=raw.size().items,

@@ -25,13 +25,15 @@ class SequenceArray(Sequence[list[int]]):
     Args:
         start_U: (U + 1,) int64 offsets, rising, the first 0, the last E.
         value_E: (E,) whole numbers, all rows one after the other; may be a file mapped into memory.
+        fine_E: (E,) int64 the same numbers in a finer unit, such as microseconds of times in seconds, where they are
+            known: goes with ``value_E`` into parts of it, and is no part of what is equal, kept or hashed.
     """
 
-    __slots__ = ("start_U", "value_E")
+    __slots__ = ("fine_E", "start_U", "value_E")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, start_U: np.ndarray, value_E: np.ndarray) -> None:
-        self.start_U, self.value_E = start_U, value_E
+    def __init__(self, start_U: np.ndarray, value_E: np.ndarray, fine_E: np.ndarray | None = None) -> None:
+        self.start_U, self.value_E, self.fine_E = start_U, value_E, fine_E
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> SequenceArray:
@@ -168,4 +170,5 @@ class SequenceArray(Sequence[list[int]]):
         cut = SequenceArray.of_lengths(length_N, self.value_E)
         place_E = np.repeat(first_N - cut.start_U[:-1], length_N)
         place_E += np.arange(len(place_E))
-        return SequenceArray(cut.start_U, self.value_E[place_E])
+        fine_E = None if self.fine_E is None else self.fine_E[place_E]
+        return SequenceArray(cut.start_U, self.value_E[place_E], fine_E)

@@ -150,7 +150,8 @@ class Items:
                 getattr(self, name)
 
     def resolve(self, entry: str) -> Resolved:
-        """The item of a key, or of a title; spaces around it and letter case do not matter.
+        """The item of a key, or of a title; spaces around it do not matter, nor does letter case where no title is
+        written so.
 
         Where there is neither, a title is taken if it is the only one that has these words but for accents,
         punctuation, what stands in brackets at its end, or all but some of its parts; or if it is the only one that is
@@ -165,6 +166,7 @@ class Items:
         if not wanted:
             raise ValueError("got an empty title in a history, expected a title or an item key")
         named = self._numbers_of_title.get(wanted.casefold(), [])
+        named = sorted(named, key=lambda number: self.titles[number].strip() != wanted)  # stable
         if wanted in self._number_of_key:
             number = self._number_of_key[wanted]
             others = [self.keys[other] for other in named if other != number]

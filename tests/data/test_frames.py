@@ -241,18 +241,21 @@ BAD = {
     "no events": (pd.DataFrame(events()).iloc[:0], items(), {}, "got no events"),
     "a number as table": (7, items(), {}, "got int as events"),
     "a missing file": ("nowhere.parquet", items(), {}, "there is no file nowhere.parquet with the events"),
-    "milliseconds": (
-        [{**row, "when": 1_600_000_000_000} for row in events()],
+    "milliseconds among seconds": (
+        [{**row, "when": 1_600_000_000 * (1000 if number == 7 else 1)} for number, row in enumerate(events())],
         items(),
         {},
-        "if these are milliseconds, divide the column by 1000",
+        "got the time 1600000000000 in row 8 of the events (column 'when'), expected Unix seconds, or a date and time; "
+        "if these are milliseconds: time_format='ms'",
     ),
-    "nanoseconds": (
-        [{**row, "when": 1_600_000_000_000_000_000} for row in events()],
+    "days as seconds": (
+        [{**row, "when": 20260131} for row in events()],
         items(),
-        {},
-        "if these are nanoseconds, divide the column by 1000000000",
+        {"time_format": "%d/%m/%Y"},
+        "got the time 20260131 in row 1 of the events (column 'when'), expected a time as '%d/%m/%Y' says",
     ),
+    "no format of times": (events(), items(), {"time_format": "days"}, "got the time_format 'days', expected s, ms,"),
+    "no rule for bad rows": (events(), items(), {"bad_rows": "drop"}, "got bad_rows 'drop', expected error or skip"),
     "a setting that is none": (events(), items(), {"kcore": 3}, "got the settings kcore"),
     "a setting of files": (events(), items(), {"raw": "x"}, "got the setting raw"),
     "a threshold without ratings": (events(), items(), {"min_rating": 3.0}, "got min_rating without a rating column"),

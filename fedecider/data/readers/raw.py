@@ -38,7 +38,7 @@ _LOOK_EVERY = 1 << 14
 MAX_LINE_BYTES = 16 << 20
 """A few kilobytes of gzip can be a line of gigabytes."""
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_OTHER_FORMATS = {
+OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive",
     b"BZh": "a bzip2 file",
     b"\xfd7zXZ": "an xz file",
@@ -87,9 +87,9 @@ class RawFile:
         """
         number = self.num_blank = 0
         try:
-            with open(self.path, "rb") as raw, _unpacked(raw) as unpacked:
+            with open(self.path, "rb") as raw, unpacked(raw) as file:
                 told = time.monotonic()
-                for number, line in enumerate(iter(lambda: unpacked.readline(MAX_LINE_BYTES + 1), b""), 1):
+                for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                     if len(line) > MAX_LINE_BYTES:
                         raise ValueError(
                             f"{self.path}: line {number} has more than {MAX_LINE_BYTES:,} bytes; expected one record a "
@@ -119,7 +119,7 @@ class RawFile:
 
     def _first_line(self, line: bytes) -> bytes:
         """``line`` without a byte order mark; ``ValueError`` for what shows that this is no UTF-8 or Latin-1 text."""
-        what = next((what for magic, what in _OTHER_FORMATS.items() if line.startswith(magic)), "")
+        what = next((what for magic, what in OTHER_FORMATS.items() if line.startswith(magic)), "")
         if what:
             raise ValueError(f"{self.path} is {what}; expected text, plain or gzip. Unpack it first.")
         if line.startswith(_UTF_16) or b"\0" in line:
@@ -133,7 +133,7 @@ class RawFile:
         return raw.tell() / max(1, self.path.stat().st_size)
 
 
-def _unpacked(raw: BinaryIO) -> Any:
+def unpacked(raw: BinaryIO) -> Any:
     """The content of a plain or gzip file: told by the first bytes, for copies often drop or keep ".gz" wrongly."""
     is_gzip = raw.read(2) == b"\x1f\x8b"
     raw.seek(0)
@@ -419,6 +419,8 @@ class RawDomain(NamedTuple):
     """Texts of the wanted item keys, read when called (after k-core, so that few texts are held)."""
     files: list[RawFile]
     """First the one with the events; the counts of the item files fill up when the catalogue is read."""
+    hint: str = ""
+    """For a message about items without text: how keys of events and items differ."""
 
     def places(self, first: int, last: int | None = None) -> str:
         """The names of some files, for a message."""

@@ -1,0 +1,187 @@
+"""Own tables -> prepared domains, with a report: fedecider import orders.csv --items products.csv --company shop."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal
+
+from fedecider.cli.federate import who_is_public
+from fedecider.running.options import build_parser, parse, run
+from fedecider.running.run_folder import check_output
+
+DESCRIPTION = (
+    "Read own tables of events and items (csv, tsv, jsonl, Parquet, plain or gzip, or folders of parts), say what came "
+    "in and what did not, and write a prepared folder per company. Usage: fedecider import orders.csv --items "
+    "products.csv --company shop. Python: fedecider.from_events, with the same names."
+)
+
+
+@dataclass(frozen=True)
+class ImportConfig:
+    """Import: which tables, how they are written, and what is kept.
+
+    Args:
+        events: The tables of events, one row each, before all options or here: orders.csv, or north.csv,south.csv, a
+            company each.
+        items: The table of items, one row each; if empty, their texts are in events.
+        company: What the company is called, or several, separated by commas, in the order of their tables; if empty,
+            as the files.
+        output: The folder to write to; each company becomes a sub-folder.
+        user: The column of customers' keys, if its name is not usual.
+        item: The column of items' keys, if its name is not usual.
+        time: The column of times, if its name is not usual; without one, rows are oldest first.
+        rating: The column of ratings, which min_rating looks at.
+        quantity: The column of quantities, if its name is not usual; rows of 0 or less are returns, no events.
+        texts: The columns of texts, title=label,brand=maker, if their names are not usual.
+        public: The customers whose events everybody may see: a share, a column that says true, or a file of keys; if
+            empty, nobody.
+        delimiter: The character between fields of text files, or comma, semicolon, tab or pipe; if empty, guessed.
+        encoding: The encoding of text files, such as latin-1; if empty, UTF-8.
+        quoting: Whether quotes hold fields together; if not given, in all files but those with tabs.
+        time_format: What times mean: s, ms, us or ns since 1970, or a format such as %d/%m/%Y; if empty, guessed.
+        header: Names of the columns of events, separated by commas, where the file has no line of names.
+        items_header: The same of items.
+        bad_rows: What rows without a key or with an unreadable time are: an error, once all of them are counted, or
+            left out (skip).
+        missing_text: What items without any text are: an error, or dropped with their events.
+        duplicate_items: What an item key in two rows with other texts is: an error, or the first one is kept.
+        repeats: What becomes of events with an item that the customer had before: they are kept, or only the first is.
+        min_rating: Events with a lower rating are dropped. If not given, all are kept.
+        k_core: Customers and items with fewer events than this are dropped, until none is left; 0 drops none.
+        min_length: Customers with fewer events are dropped; leave-last-out needs 3.
+        keep_split: The folder of an earlier import: who was public there stays public, who was private private.
+        seed: The seed of the share of public customers.
+        dry_run: If true, the report alone: nothing is written.
+    """
+
+    events: str
+    items: str = ""
+    company: str = ""
+    output: str = "data"
+    user: str = ""
+    item: str = ""
+    time: str = ""
+    rating: str = ""
+    quantity: str = ""
+    texts: str = ""
+    public: str = ""
+    delimiter: str = ""
+    encoding: str = ""
+    quoting: bool | None = None
+    time_format: str = ""
+    header: str = ""
+    items_header: str = ""
+    bad_rows: Literal["error", "skip"] = "error"
+    missing_text: Literal["error", "drop"] = "error"
+    duplicate_items: Literal["error", "first"] = "error"
+    repeats: Literal["keep", "first"] = "keep"
+    min_rating: float | None = None
+    k_core: int = 0
+    min_length: int = 3
+    keep_split: str = ""
+    seed: int = 0
+    dry_run: bool = False
+
+
+SAME = (
+    "bad_rows",
+    "missing_text",
+    "duplicate_items",
+    "repeats",
+    "min_rating",
+    "k_core",
+    "min_length",
+    "keep_split",
+    "seed",
+    "quoting",
+    "header",
+    "items_header",
+)
+"""Options that `from_events` takes as they are."""
+OR_NONE = ("user", "item", "time", "rating", "quantity", "delimiter", "encoding", "time_format")
+"""Those where empty is None."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    tables = list(takewhile(lambda word: not word.startswith("-"), words))
+    if tables:
+        words = [f"--events={','.join(tables)}", *words[len(tables) :]]
+
+    def work() -> None:
+        (config,) = parse(build_parser(DESCRIPTION, ImportConfig), words, ImportConfig)
+        import_tables(config)
+
+    return run(work)
+
+
+def import_tables(config: ImportConfig) -> None:
+    """Read, report, and unless it is only a try, write.
+
+    Raises:
+        ValueError: a table that cannot be read, bad rows that may not be left out, or too little is left.
+    """
+    check_output(Path(config.output))
+    from fedecider.data.frames import from_events
+    from fedecider.data.import_report import ImportReport
+
+    report = ImportReport()
+    options = {name: getattr(config, name) for name in SAME} | {name: getattr(config, name) or None for name in OR_NONE}
+    options |= {"texts": _pairs(config.texts), "public": who_is_public(config.public), "bad_rows": "skip"}
+    try:
+        data = from_events(**_tables(config), **options, report=report)
+    finally:
+        told = report.lines()
+        for line in [*told, *(f"note: {note}" for note in report.reading.notes if note not in told)]:
+            print(line, flush=True)
+    if report.num_bad and config.bad_rows == "error":
+        raise ValueError(
+            f"got {report.num_bad:,} bad rows, the first one: {report.reading.examples[0]}; nothing was written. "
+            "Correct the table, or leave them out with --bad_rows skip"
+        )
+    if config.dry_run:
+        print("a dry run: nothing was written")
+        return
+    print(f"written to {data.save(config.output)}")
+
+
+def _tables(config: ImportConfig) -> dict[str, Any]:
+    """``events``, ``items`` and ``name`` of `from_events`."""
+    from fedecider.data.given import NAME
+
+    paths = [one.strip() for one in config.events.split(",") if one.strip()]
+    names = [one.strip() for one in config.company.split(",") if one.strip()] or [_stem(one) for one in paths]
+    if not paths or len(names) != len(paths) or len(set(names)) < len(names):
+        raise ValueError(
+            f"got the tables {', '.join(paths) or 'none'} and the companies {', '.join(names) or 'none'}, expected a "
+            "different name for each table: --company north,south"
+        )
+    odd = [one for one in names if not NAME.fullmatch(one)]
+    if odd:
+        raise ValueError(
+            f"got the company {odd[0]!r}, expected letters, digits, '_', '-' and '.' only (it names a folder): name it "
+            "with --company"
+        )
+    if len(paths) == 1:
+        return {"events": paths[0], "items": config.items or None, "name": names[0]}
+    return {"events": dict(zip(names, paths, strict=True)), "items": config.items or None}
+
+
+def _stem(path: str) -> str:
+    """The name of a file without its endings."""
+    return Path(path).name.partition(".")[0]
+
+
+def _pairs(text: str) -> dict[str, str] | None:
+    """``title=label,brand=maker`` as a mapping; None where there is nothing."""
+    found = {}
+    for pair in filter(None, text.split(",")):
+        what, _, column = (part.strip() for part in pair.partition("="))
+        if not what or not column:
+            raise ValueError(f"got --texts {text}, expected fields and columns, such as title=label,brand=maker")
+        found[what] = column
+    return found or None

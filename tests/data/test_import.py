@@ -1,0 +1,428 @@
+"""Own files in the shapes that people have: `tests/cases`, layouts of public data, and the command that reads them."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from fedecider import from_events
+from fedecider.cli.main import main
+from fedecider.data import open_prepared
+from fedecider.data.import_report import how_keys_differ
+
+CASES = Path(__file__).resolve().parents[1] / "cases"
+EXPECTED = json.loads((CASES / "formats" / "expected.json").read_text())
+COMMANDS = {
+    "amazon2023": "All_Beauty.jsonl --items meta_All_Beauty.jsonl",
+    "yelp": "yelp_academic_dataset_review.json --items yelp_academic_dataset_business.json",
+    "steam": "steam_reviews.json.gz --items steam_games.json.gz",
+    "mind": "behaviors.tsv --items news.tsv",
+    "bookcrossing": "BX-Book-Ratings.csv --items BX-Books.csv --encoding latin-1",
+    "retail2": "online_retail_II.csv --bad_rows skip",
+    "hm": "transactions_train.csv --items articles.csv",
+}
+"""Layout -> what follows ``fedecider import`` in its folder, as docs/data.md has it."""
+
+
+def counts(domain):
+    size = domain.size()
+    return {"users": size.users, "items": size.items, "events": size.events}
+
+
+def notes(data):
+    return "\n".join(data.notes)
+
+
+@pytest.mark.parametrize("layout", EXPECTED)
+def test_public_layouts_come_in_with_one_command(layout, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(CASES / "formats" / layout)
+    assert main(["import", *COMMANDS[layout].split(), "--company", layout, "--output", str(tmp_path / "data")]) == 0
+    domain = open_prepared(tmp_path / "data")[layout]
+    assert counts(domain) == EXPECTED[layout]
+    said = capsys.readouterr().out
+    assert f"came in: {EXPECTED[layout]['users']} users" in said
+    titles = dict(zip(domain.item_keys, domain.titles, strict=True))
+    assert {
+        "amazon2023": lambda: titles["B000000000"] == "Quiet Lantern One",
+        "yelp": lambda: titles["_b-000"] == "Quiet Lantern One",
+        "steam": lambda: titles["70000"] == "Quiet Lantern One",
+        "mind": lambda: (
+            titles["N0"] == '"Quiet Lantern One" is the name, says one' and titles["N7"].startswith('The 7"')
+        ),
+        "bookcrossing": lambda: (
+            titles["0034545104"] == "Quiet Lantern One : café über"
+            and titles["0034545109X"] == 'A "quoted"; title with a semicolon'
+            and titles["0034545110"] == "Peter & Paul"
+        ),
+        "retail2": lambda: titles["85022"] == "QUIET VELVET THREE" and titles["85006"].endswith('7"" SIZE'),
+        "hm": lambda: titles["0100000000"] == "Quiet Lantern One",
+    }[layout]()
+    texts = dict(zip(domain.item_keys, domain.item_texts, strict=True))
+    if layout == "amazon2023":
+        assert texts["B000000001"].startswith("title: quiet lantern two; brand: acme; categories: beauty, hair")
+    if layout == "hm":
+        assert "categories: vest top; description: jersey top, with" in texts["0100000000"]
+
+
+def test_the_documents_have_these_commands():
+    text = (CASES.parents[1] / "docs" / "data.md").read_text()
+    assert all(f"fedecider import {words.split()[0]}" in text and words in text for words in COMMANDS.values())
+
+
+def test_other_files_of_the_layouts_are_the_same():
+    amazon = CASES / "formats" / "amazon2023"
+    meta = amazon / "meta_All_Beauty.jsonl"
+    whole, ratings = (from_events(amazon / one, meta)["shop"] for one in ("All_Beauty.jsonl", "All_Beauty.csv"))
+    assert ratings.content_hash() == whole.content_hash()
+    books = CASES / "formats" / "bookcrossing"
+    found = [
+        from_events(books / "BX-Book-Ratings.csv", books / one, encoding="latin-1")["shop"].content_hash()
+        for one in ("BX-Books.csv", "books_latin1.csv")
+    ]
+    assert found[0] == found[1]
+    news = CASES / "formats" / "mind"
+    found = [
+        from_events(news / "behaviors.tsv", news / one, texts={"title": "title"})["shop"].content_hash()
+        for one in ("news.tsv", "news_header.tsv")
+    ]
+    assert found[0] == found[1]
+
+
+def test_quotes_in_a_file_with_tabs_are_letters():
+    data = from_events(CASES / "plays_stray_quotes.tsv", item="track", texts={"title": "track", "author": "artist"})
+    assert counts(data["shop"]) == {"users": 6, "items": 6, "events": 30}
+    assert '"Song 3' in data["shop"].item_keys
+    assert "quotes are letters" in notes(data)
+    by_artist = from_events(CASES / "plays_stray_quotes.tsv", item="artist", texts={"title": "artist"})["shop"]
+    assert counts(by_artist) == {"users": 6, "items": 5, "events": 30}
+
+
+def test_tenths_of_a_second_order_events_and_tell_copies_apart(tmp_path):
+    rows = pd.read_csv(CASES / "events_subsecond.csv", dtype=str)
+    domain = from_events(CASES / "events_subsecond.csv", CASES / "items.csv")["shop"]
+    assert domain.clients.sequences[0] == [0, 1, 2, 3]
+    assert domain.card["clients"]["tied_last_two_share"] == domain.card["clients"]["tied_neighbours_share"] == 0.0
+    backwards = from_events(rows[::-1], CASES / "items.csv", time="t")["shop"]
+    assert backwards.content_hash() == domain.content_hash()
+    later = [{**row, "t": f"{float(row['t']) + 0.5}"} for row in rows.to_dict("records")]
+    both = pd.concat([rows, pd.DataFrame(later)])
+    assert from_events(both, CASES / "items.csv")["shop"].card["raw"]["exact_duplicate_events"] == 0
+    twice = from_events(pd.concat([rows, rows]), CASES / "items.csv")["shop"].card
+    assert twice["raw"]["exact_duplicate_events"] == len(rows)
+    assert twice["clients"]["tied_last_two_share"] == 1.0
+    seconds = from_events(rows.assign(t=rows.t.str.split(".").str[0]), CASES / "items.csv")["shop"]
+    assert seconds.card["clients"]["tied_last_two_share"] == 1.0
+
+
+def test_silos_count_ties_at_full_resolution_too():
+    found = from_events(CASES / "events_subsecond.csv", CASES / "items.csv", silos=2)
+    assert [one.card["clients"]["tied_last_two_share"] for one in found.values()] == [0.0, 0.0]
+
+
+def test_numbers_of_eight_digits_are_days():
+    data = from_events(CASES / "events_yyyymmdd.csv", CASES / "items.csv")
+    times = data["shop"].clients.timestamps[0]
+    assert [str(pd.Timestamp(one, unit="s"))[:10] for one in times] == [
+        "2020-01-15",
+        "2020-02-15",
+        "2020-03-15",
+        "2020-04-15",
+    ]
+    assert "column 't': numbers such as 20260131 are days" in notes(data)
+
+
+def test_milliseconds_are_taken_with_a_note(tmp_path):
+    data = from_events(CASES / "events_ms.csv", CASES / "items.csv")
+    assert data["shop"].clients.timestamps[0] == [1_600_000_000 + step for step in range(4)]
+    assert "column 't': numbers are milliseconds since 1970" in notes(data)
+    frame = pd.read_csv(CASES / "events_ms.csv")
+    for factor, unit in ((1, "ms"), (1000, "us"), (10**6, "ns")):
+        found = from_events(frame.assign(t=frame.t * factor), CASES / "items.csv")["shop"]
+        assert found.content_hash() == data["shop"].content_hash(), unit
+        named = from_events(frame.assign(t=frame.t * factor), CASES / "items.csv", time_format=unit)["shop"]
+        assert named.content_hash() == data["shop"].content_hash(), unit
+
+
+def test_dates_with_slashes_need_their_format():
+    with pytest.raises(ValueError, match=r"time_format='%m/%d/%Y %H:%M' or time_format='%d/%m/%Y %H:%M'"):
+        from_events(CASES / "events_slash_dates.csv", CASES / "items.csv")
+    found = from_events(CASES / "events_slash_dates.csv", CASES / "items.csv", time_format="%m/%d/%Y %H:%M")["shop"]
+    assert found.clients.timestamps[0][0] == int(pd.Timestamp("2010-12-01 08:10").timestamp())
+
+
+def test_one_time_before_1970_is_one_bad_row():
+    with pytest.raises(ValueError, match=r"got the time '-57600' in row 6 .* from 1970 on \(bad_rows='skip'"):
+        from_events(CASES / "events_one_negative.csv", CASES / "items.csv")
+    data = from_events(CASES / "events_one_negative.csv", CASES / "items.csv", bad_rows="skip")
+    assert data["shop"].clients.num_events == 47
+    assert data["shop"].card["bad_rows"] == {"events": {"unreadable time": 1}}
+    assert "events: 1 bad rows: unreadable time (1)" in str(data.report)
+
+
+def test_lost_zeros_are_named():
+    with pytest.raises(
+        ValueError, match=r"no key in common; the tables write keys differently \(0001 and 1: leading zeros\)"
+    ):
+        from_events(CASES / "events_leading_zeros.csv", CASES / "items_leading_zeros_lost.csv")
+
+
+KEYS = {
+    "letter case": (["ab1", "cd2"], ["AB1", "CD2"], "(ab1 and AB1: letter case)"),
+    "a prefix": (["SKU-17", "SKU-18"], ["17", "18"], "(SKU-17 and 17: a prefix)"),
+    "floats": (["17.0", "18.0"], ["17", "18"], "(17.0 and 17: a point and a zero at the end)"),
+    "several": (["SKU-0017", "SKU-0018"], ["sku17", "sku18"], "(SKU-0017 and sku17: prefix, case or zeros)"),
+    "spaces": (["17 ", "18 "], ["17", "18"], "spaces around them"),
+    "others": (["17", "18"], ["a", "b"], ""),
+    "one of three": (["01", "x", "y"], ["1", "2"], ""),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_how_keys_differ(case):
+    ours, theirs, expected = KEYS[case]
+    found = how_keys_differ(ours, theirs)
+    assert expected in found
+    assert bool(found) == bool(expected)
+
+
+def test_keys_that_lack_in_part_are_said_with_the_reason():
+    rows = pd.read_csv(CASES / "events_ms.csv")
+    items = pd.read_csv(CASES / "items.csv").replace({"i0": "I0"})
+    with pytest.raises(ValueError, match=r"1 of 6 items without text, such as 'i0'.*\(i0 and I0: letter case\)"):
+        from_events(rows, items)
+    data = from_events(rows, items, missing_text="drop")
+    assert "1 of 6 items of the events have no row in items, such as 'i0'" in str(data.report)
+
+
+def test_latin_1_is_read_when_it_is_named():
+    with pytest.raises(
+        ValueError, match=r"not UTF-8, in line 2, which would be 'i0,Café 0' as cp1252; name .*encoding="
+    ):
+        from_events(CASES / "events_ms.csv", CASES / "items_latin1.csv")
+    data = from_events(CASES / "events_ms.csv", CASES / "items_latin1.csv", encoding="latin-1")
+    assert data["shop"].titles[0] == "Café 0"
+
+
+def test_upper_and_lower_case_tell_titles_apart():
+    from fedecider.models.histories import Items
+
+    domain = from_events(CASES / "case_events.csv", CASES / "case_items.csv")["shop"]
+    items = Items(domain.item_keys, domain.titles)
+    for title in ("IT", "It", "US", "Us"):
+        found = items.resolve(title)
+        assert domain.titles[found.number] == title
+    assert "2 items have the title 'it'" in items.resolve("it").note
+    assert domain.titles[items.resolve("alpha").number] == "Alpha"
+
+
+def test_reviews_of_2023_are_read_as_they_are():
+    data = from_events(CASES / "reviews_2023.jsonl", CASES / "items.csv")
+    assert counts(data["shop"]) == {"users": 12, "items": 6, "events": 48}
+    assert "item is column 'parent_asin'" in notes(data)
+    with pytest.raises(ValueError, match=r"got reviews .* without a table of items"):
+        from_events(CASES / "reviews_2023.jsonl")
+
+
+ROWS = [
+    {"user": f"u{user}", "item": f"0{(user + step) % 7}", "time": 1_600_000_000 + step}
+    for user in range(9)
+    for step in range(4)
+]
+THINGS = [{"item": f"0{number}", "title": f'Thing, {number}; "new"', "maker": "Acme"} for number in range(7)]
+
+
+def written(rows, path, **how):
+    frame = pd.DataFrame(rows)
+    frame.to_csv(path, index=False, **how)
+    return path
+
+
+def as_jsonl(rows, path):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def as_gzip(rows, path):
+    with gzip.open(path, "wt") as file:
+        pd.DataFrame(rows).to_csv(file, index=False)
+    return path
+
+
+def as_parts(rows, path):
+    path.mkdir()
+    pa.parquet.write_table(pa.Table.from_pylist(rows[:3]), path / "part-0.parquet")
+    pa.parquet.write_table(pa.Table.from_pylist(rows[3:]), path / "part-1.parquet")
+    (path / "_SUCCESS").write_text("")
+    return path
+
+
+def as_csv_parts(rows, path):
+    path.mkdir()
+    written(rows[:3], path / "a.csv")
+    as_gzip(rows[3:], path / "b.csv.gz")
+    return path
+
+
+FORMS = {
+    "csv": lambda rows, path: written(rows, path / "t.csv"),
+    "semicolons": lambda rows, path: written(rows, path / "t.csv", sep=";"),
+    "pipes": lambda rows, path: written(rows, path / "t.txt", sep="|"),
+    "tabs": lambda rows, path: written(rows, path / "t.tsv", sep="\t", quoting=3),
+    "quoted tabs": lambda rows, path: written(rows, path / "t.tsv", sep="\t", quoting=1),
+    "backslashes": lambda rows, path: written(rows, path / "t.csv", doublequote=False, escapechar="\\"),
+    "mark": lambda rows, path: written(rows, path / "t.csv", encoding="utf-8-sig"),
+    "utf-16": lambda rows, path: written(rows, path / "t.csv", encoding="utf-16"),
+    "jsonl": lambda rows, path: as_jsonl(rows, path / "t.jsonl"),
+    "json list": lambda rows, path: Path(path / "t.json").write_text(json.dumps(rows)) and path / "t.json",
+    "gzip": lambda rows, path: as_gzip(rows, path / "t.csv.gz"),
+    "folder": lambda rows, path: as_parts(rows, path / "t"),
+    "folder of text": lambda rows, path: as_csv_parts(rows, path / "t"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_file_is_the_same(form, tmp_path):
+    for one in ("events", "items"):
+        (tmp_path / one).mkdir()
+    events, items = FORMS[form](ROWS, tmp_path / "events"), FORMS[form](THINGS, tmp_path / "items")
+    found = from_events(events, items)["shop"]
+    assert found.content_hash() == from_events(ROWS, THINGS)["shop"].content_hash()
+    assert found.titles[3] == 'Thing, 3; "new"'
+    assert found.item_texts[3].endswith("brand: acme")
+
+
+def test_files_without_a_line_of_names(tmp_path):
+    events, items = (written(rows, tmp_path / f"{len(rows)}.csv", header=False) for rows in (ROWS, THINGS))
+    with pytest.raises(ValueError, match=r"header='user,item,\.\.\.'"):
+        from_events(events, items)
+    found = from_events(events, items, header="user,item,time", items_header="item,title,maker")["shop"]
+    assert found.content_hash() == from_events(ROWS, THINGS)["shop"].content_hash()
+
+
+def test_rows_inside_quotes_are_not_lost_silently(tmp_path):
+    """A quote that is never closed takes rows into a field, and no row may be lost without a word."""
+    lines = [f"u{n // 4},0{n % 7},{1_600_000_000 + n},{chr(34) if n in (9, 21) else ''}note" for n in range(36)]
+    (tmp_path / "t.csv").write_text("\n".join(["user,item,time,note", *lines]))
+    data = from_events(tmp_path / "t.csv", THINGS)
+    assert "lines are no rows of their own: blank, or inside quotes (quoting=False takes quotes as letters)" in notes(
+        data
+    )
+    whole = from_events(tmp_path / "t.csv", THINGS, quoting=False)
+    assert whole["shop"].clients.num_events == 36
+    assert "no rows of their own" not in notes(whole)
+
+
+def test_rows_of_another_width_are_bad_rows(tmp_path):
+    path = written(ROWS, tmp_path / "t.csv")
+    path.write_text(path.read_text() + "u1,02\nu1,,1600000009\n")
+    with pytest.raises(ValueError, match="Expected 3 columns, got 2"):
+        from_events(path, THINGS)
+    data = from_events(path, THINGS, bad_rows="skip")
+    assert data["shop"].clients.num_events == 36
+    assert data["shop"].card["bad_rows"] == {"events": {"not in the file's form": 1, "no item": 1}}
+    path = as_jsonl(ROWS, tmp_path / "t.jsonl")
+    path.write_text(path.read_text() + "\n[1]\n{broken\n")
+    with pytest.raises(ValueError, match=r"line 37 of t\.jsonl is no JSON object \(a list\)"):
+        from_events(path, THINGS)
+    assert from_events(path, THINGS, bad_rows="skip").report.num_bad == 2
+
+
+def test_a_long_field_is_read(tmp_path):
+    rows = [{**row, "note": "x" * 2_000_000 if number == 5 else ""} for number, row in enumerate(ROWS)]
+    found = from_events(written(rows, tmp_path / "t.csv"), THINGS)["shop"]
+    assert found.content_hash() == from_events(ROWS, THINGS)["shop"].content_hash()
+
+
+def test_returns_are_no_events(tmp_path):
+    rows = [{**row, "qty": -1 if number % 9 == 8 else 2} for number, row in enumerate(ROWS)]
+    data = from_events(rows, THINGS)
+    assert data["shop"].clients.num_events == 32
+    assert data["shop"].card["dropped"]["returns (a quantity of 0 or less)"] == {"events": 4}
+    assert from_events(rows, THINGS, quantity="")["shop"].clients.num_events == 36
+
+
+def command(*words):
+    return main(["import", *map(str, words)])
+
+
+def test_a_report_comes_before_anything_is_written(tmp_path, capsys):
+    rows = [*ROWS, *({"user": "", "item": "01", "time": 1_600_000_000} for _ in range(6))]
+    events, items = written(rows, tmp_path / "orders.csv"), written(THINGS, tmp_path / "products.csv")
+    out = tmp_path / "data"
+    assert command(events, "--items", items, "--company", "shop", "--output", out) == 2
+    said = capsys.readouterr()
+    assert said.out.splitlines()[:2] == [
+        "WARNING: 14% of the 42 rows of events did not come in",
+        "events: 42 rows",
+    ]
+    assert "error: got 6 bad rows, the first one: got no user in row 37 of the events" in said.err
+    assert not out.exists()
+    assert command(events, "--items", items, "--bad_rows", "skip", "--output", out, "--dry_run", "true") == 0
+    assert not out.exists()
+    assert command(events, "--items", items, "--bad_rows", "skip", "--output", out) == 0
+    assert (
+        open_prepared(out)["orders"].content_hash() == from_events(ROWS, THINGS, name="orders")["orders"].content_hash()
+    )
+    assert "orders: came in: 9 users, 7 items, 36 events" in capsys.readouterr().out
+
+
+def test_what_was_read_is_told_where_an_error_ends_it(tmp_path, capsys):
+    events, items = written(ROWS, tmp_path / "orders.csv"), written(THINGS[1:], tmp_path / "products.csv")
+    assert command(events, "--items", items, "--output", tmp_path / "data") == 2
+    said = capsys.readouterr()
+    assert "orders: 36 events, 9 customers, 7 items, 2020-09-13 to 2020-09-13" in said.out
+    assert "1 of 7 items of the events have no row in items, such as '00'" in said.out
+    assert "1 of 7 items without text" in said.err
+
+
+def test_companies_by_name(tmp_path, capsys):
+    north, south = (written(ROWS, tmp_path / f"{one}.csv") for one in ("a", "b"))
+    items = written(THINGS, tmp_path / "products.csv")
+    words = (north, south, "--items", items, "--company", "north,south", "--output", tmp_path / "data", "--k_core", 2)
+    assert command(*words) == 0
+    found = open_prepared(tmp_path / "data")
+    assert list(found) == ["north", "south"]
+    assert found["north"].clients.users[0] == "north:u0"
+    assert command(north, south, "--items", items, "--company", "north") == 2
+    assert "expected a different name for each table" in capsys.readouterr().err
+
+
+BAD = {
+    "users that are items": ({"user": "item"}, "got the column 'item' of the events as user and as item, expected a"),
+    "names twice": ({"header": "a,b,a"}, "got the header 'a,b,a', expected a different name for each column"),
+    "an encoding that is none": ({"encoding": "latin-99"}, "got the encoding 'latin-99'"),
+    "a delimiter that is none": ({"delimiter": "::"}, "got the delimiter '::', expected one character"),
+    "a delimiter that is not there": ({"delimiter": ";"}, "with the columns user,item,time"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_options_of_files_are_checked(case, tmp_path):
+    options, expected = BAD[case]
+    with pytest.raises(ValueError) as error:
+        from_events(written(ROWS, tmp_path / "t.csv"), THINGS, **options)
+    assert expected in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("t.csv", b"", "empty"),
+        ("t.csv", b"PK\x03\x04rest", "is a zip archive"),
+        ("t.csv", b"user,item\n\x00\x01\x02,1\n", "zero bytes"),
+        ("t.jsonl", b"\n\n", "is empty"),
+        ("t.json", b"[1, 2]", "other things than objects"),
+        ("t.csv.gz", b"\x1f\x8b\x08\x00broken", "cannot read the events"),
+        ("t.xlsx", b"", "expected one whose name ends with"),
+        ("t.csv", b"user,item\n" + b"a,b\n" * 400_000 + b"caf\xe9,b\n", "not UTF-8"),
+    ],
+)
+def test_files_that_are_none_are_told(name, content, expected, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+        from_events(tmp_path / name, THINGS)
+    assert expected in str(error.value)

@@ -1,4 +1,5 @@
-"""Counts that sites with one catalogue add up after the rounds, for their hybrids: one secure sum for each catalogue.
+"""Counts that sites with one catalogue, or parts of it, add up after the rounds, for their hybrids: one secure sum for
+each catalogue.
 
 The exchanges are those of `fedecider.deployment.secure`, under names of their own; masked counts travel in parts, and
 the sum goes to each of these sites, which takes its own counts away where they are in it. A site lost before all of its
@@ -33,7 +34,17 @@ from fedecider.experiment.rows import catalogue_groups, own_counts
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
-from fedecider.models.counts import Counts, joined, num_parts, of_upper, part_of, part_size, without
+from fedecider.models.counts import (
+    Counts,
+    SharedItems,
+    joined,
+    num_parts,
+    of_upper,
+    part_of,
+    part_size,
+    shared_items,
+    without,
+)
 from fedecider.models.hybrid import HybridConfig
 from fedecider.running.run_folder import read_object
 
@@ -51,19 +62,24 @@ def sites_by_catalogue(domains: Mapping[str, Domain], config: HybridConfig) -> d
     return {} if config.kind == "none" else catalogue_groups(domains, config)
 
 
-def fewest(num_sites: int) -> int:
-    """Sites that a sum is over: of two, each would hold the other's counts as they are, which only a pair is told."""
-    return min(num_sites, 3)
+def fewest(shared: SharedItems) -> int:
+    """Sites that a sum is over: of two, each would hold the other's counts as they are, which only a pair is told.
+
+    Where sites sell parts of a catalogue it is all of them: an item that three sell would be that of two without one.
+    """
+    return shared.fewest if shared.sells_KN.all() else len(shared.sells_KN)
 
 
 def what_sites_learn(domains: Mapping[str, Domain], config: HybridConfig) -> list[str]:
     """A sentence for each catalogue, for whoever makes a project."""
     found = []
     for names in sites_by_catalogue(domains, config).values():
+        shared = _shared_items(domains, names)
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
+        of_part = f" of the {shared.num_items:,} items that {shared.fewest} or more of them sell"
         found.append(
-            f"hybrids of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
-            "--hybrid.sources own,public nothing is sent"
+            f"hybrids of {', '.join(names)} add up their counts{'' if shared.sells_KN.all() else of_part} after the "
+            f"rounds: each learns {learns}. With --hybrid.sources own,public nothing is sent"
         )
     return found
 
@@ -81,11 +97,18 @@ class SiteCounts:
     """Whose sum this is."""
     group: Sequence[int]
     """The clients that share the catalogue, this one among them."""
+    shared: SharedItems
+    """What is summed of the items of these clients, in their order."""
     others: Counts | None = None
 
     @cached_property
     def own(self) -> Counts:
-        return own_counts(self.domain)
+        """What this site gives to the sum."""
+        return self.shared.sent(self._place, own_counts(self.domain))
+
+    @property
+    def _place(self) -> int:
+        return list(self.group).index(self.sums.client)
 
     def answer(self, asked: Message) -> Message:
         """The answer to one message of `COUNT_KINDS`."""
@@ -106,7 +129,7 @@ class SiteCounts:
                 self.domain.name,
             )
             return {}
-        return {self.domain.name: self.others}
+        return {self.domain.name: self.shared.received(self._place, self.others)}
 
     def _send(self, asked: Message) -> Message:
         part, last = asked.facts.get("part"), num_parts(self.own.num_items)
@@ -142,9 +165,9 @@ class SiteCounts:
     def _in_one_sum(self, given: object) -> tuple[list[int], str | None]:
         """The clients of a sum, and its SHA-256: empty before it has come, None if this site is in no sum yet."""
         clients, before = sorted(set(client_numbers(given))), self._noted()
-        if not set(clients) <= set(self.group) or len(clients) < fewest(len(self.group)):
+        if not set(clients) <= set(self.group) or len(clients) < fewest(self.shared):
             raise ValueError(
-                f"got a sum of counts over the clients {clients}, expected {fewest(len(self.group))} at least of "
+                f"got a sum of counts over the clients {clients}, expected {fewest(self.shared)} at least of "
                 f"{list(self.group)}: over fewer each would hold another's as they are"
             )
         if before and before["clients"] != clients:
@@ -187,7 +210,7 @@ def site_counts(
         if clients[client] in names:
             sums = SiteSums(SecureSums(seed), client, _purpose(catalogue))
             domain, numbers = artifacts.domains[clients[client]], [clients.index(name) for name in names]
-            return SiteCounts(sums, domain, folder, fingerprint, numbers)
+            return SiteCounts(sums, domain, folder, fingerprint, numbers, _shared_items(artifacts.everyone, names))
     return None
 
 
@@ -201,8 +224,8 @@ def share_counts(
         try:
             if not file.is_file():
                 server = ServerSums(SecureSums(seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
-                num_items = len(domains[names[0]].item_keys)
-                write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
+                shared = _shared_items(domains, names)
+                write_bytes(file, pack(_summed(server, clients, shared, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)
             told = unpack(file.read_bytes(), channel.config.max_bytes)._replace(round=round)
         except ValueError as error:
@@ -215,8 +238,12 @@ def share_counts(
                 channel.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
 
 
+def _shared_items(domains: Mapping[str, Domain], names: Sequence[str]) -> SharedItems:
+    return shared_items([domains[name].item_keys for name in names])
+
+
 def _summed(
-    server: ServerSums, clients: Sequence[int], num_items: int, round: int, scratch: Path, begun: Path
+    server: ServerSums, clients: Sequence[int], shared: SharedItems, round: int, scratch: Path, begun: Path
 ) -> Message:
     """The sum over those whose parts have all come, as the message that tells it.
 
@@ -226,7 +253,7 @@ def _summed(
     Raises:
         ValueError: too few are left, of all ``clients``, or do not answer when masks are opened.
     """
-    before = read_object(begun, {"clients": list})["clients"] if begun.is_file() else None
+    before, num_items = read_object(begun, {"clients": list})["clients"] if begun.is_file() else None, shared.num_items
     with _emptied(scratch):
         facts = server.begin(round, before or clients)
         parts, there = range(1, num_parts(num_items) + 1), list(facts)
@@ -238,7 +265,7 @@ def _summed(
                 np.save(place(client, part), masked_L.numpy())
             there = [client for client in there if Path(place(client, part)).is_file()]
         check_survivors(server.rules_of(round, clients), there)
-        _check_there(there, clients, before)
+        _check_there(there, clients, before, fewest(shared))
         write_json(begun, {"clients": there})
         opened = server.opened(round, there)
 
@@ -253,12 +280,12 @@ def _summed(
     return Message(SUM, round, tensors, {"run": server.channel.run, "clients": there})
 
 
-def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[int] | None) -> None:
+def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[int] | None, least: int) -> None:
     """``ValueError`` for a sum that sites would not open."""
-    if len(there) < fewest(len(clients)):
+    if len(there) < least:
         raise ValueError(
-            f"got the counts of {len(there)} of {len(clients)} sites, expected {fewest(len(clients))} at least: of "
-            "two, each would hold the other's as they are"
+            f"got the counts of {len(there)} of {len(clients)} sites, expected {least} at least: of two, each would "
+            "hold the other's as they are"
         )
     if before is not None and list(there) != list(before):
         raise ValueError(

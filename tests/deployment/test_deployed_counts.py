@@ -1,5 +1,6 @@
 """Sites with one catalogue add up their counts: what each gets, whom the sum leaves out, and what nobody is told."""
 
+import dataclasses
 import json
 import logging
 import re
@@ -21,11 +22,11 @@ from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts, what_sites_learn
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
-from fedecider.experiment.rows import own_counts
+from fedecider.experiment.rows import client_counts, own_counts
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.models import counts as others
-from fedecider.models.counts import no_counts
+from fedecider.models.counts import no_counts, shared_items
 from fedecider.models.hybrid import HybridConfig
 
 pytestmark = pytest.mark.whole
@@ -54,7 +55,8 @@ def site_in(folder, client, shops=SHOPS):
     site = site_of("fedavg", 0, folder / domain.name)
     sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue} in round")
     group = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
-    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group))
+    items = shared_items([list(shops.values())[place].item_keys for place in group])
+    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group, items))
 
 
 def shared(sites, folder, run=RUN, shops=SHOPS, **faults):
@@ -433,3 +435,56 @@ def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
     wire = read(tmp_path / "out" / "server" / "wire.json")
     assert {one["client"] for one in wire["messages"] if one["kind"] == "count_sum"} == {0, 1}
     assert wire["refused_after_rounds"] == []
+
+
+PARTS = {
+    name: dataclasses.replace(
+        one,
+        item_keys=[f"{number + first:02d}" for number in range(NUM_ITEMS)],
+        catalogue="books",
+    )
+    for first, (name, one) in enumerate(FOUR.items())
+}
+"""Each sells an item that the one before does not have, and lacks its first one."""
+
+
+def test_sites_that_sell_parts_get_the_counts_of_items_that_three_sell(tmp_path):
+    expected, _ = client_counts(PARTS, HybridConfig(kind="mixture", sources="others"), RUN.seed)
+    sites = sites_in(tmp_path, PARTS)
+    line = shared(sites, tmp_path / "server", shops=PARTS)
+    assert line.refused == []
+    for site, (name, counts) in zip(sites, expected.items(), strict=True):
+        assert same(site.counts.found()[name], counts)
+        assert counts.num_items == NUM_ITEMS
+        sold = sorted(number for number in range(NUM_ITEMS) if counts.event_I[number])
+        first = list(PARTS).index(name)
+        assert all(2 <= number + first <= NUM_ITEMS for number in sold)  # those of three sellers or four
+        assert sold
+
+
+def test_a_sum_of_parts_is_over_all_sites_or_there_is_none(tmp_path, caplog):
+    sites = sites_in(tmp_path, PARTS)
+    shared(sites, tmp_path / "server", shops=PARTS, away=asked_for("counts", part=1))
+    assert "got the counts of 3 of 4 sites, expected 4 at least" in caplog.text
+    assert sites[0].counts.found() == {}
+    told = told_by(sites[0], "count_unmask", survivors=[0, 2, 3])
+    assert "expected 4 at least of [0, 1, 2, 3]" in told.facts["reason"]
+
+
+@pytest.mark.slow
+def test_companies_with_parts_of_a_catalogue_end_as_the_simulation_does(tmp_path):
+    """FedAvg with adapters of the table and secure sums: rows at home, hybrids and adapters, bit for bit."""
+    sample = {"crime": few(sample_domains(["crime"])["crime"])}
+    parts = share_out(sample, 3, None, 0, 0.5)
+    more = {"hybrid": {"kind": "mixture"}, "num_rounds": 2, "learning_rate": 0.01}
+    more |= {"method": "fedavg", "secure_sum": True}
+    write_playground(tmp_path, parts, **more)
+    deploy_playground(tmp_path)
+    for name in parts:
+        adapter = Path("adapters") / name / "adapter_model.safetensors"
+        twin = tmp_path / "runs" / "simulated" / adapter
+        assert (tmp_path / "out" / name / adapter).read_bytes() == twin.read_bytes()
+        site, simulated = (
+            read(tmp_path / place / "metrics.json") for place in (Path("out") / name, Path("runs/simulated"))
+        )
+        assert site["hybrid"] == {name: simulated["hybrid"][name]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import takewhile
 
-from fedecider.data.domain import UNKNOWN_TIME, Domain, Dropped, by_catalogue
+from fedecider.data.domain import UNKNOWN_TIME, Domain, Dropped, once_a_catalogue
 from fedecider.data.given import Reading
 from fedecider.data.prepare import NOT_CHOSEN
 from fedecider.data.readers.raw import RawEvents
@@ -71,7 +71,7 @@ class ImportReport:
     def add_domains(self, domains: Mapping[str, Domain]) -> None:
         """What is left after the filters."""
         self.num_events = sum(one.clients.num_events for one in domains.values())
-        for name, domain in by_catalogue(domains).items():
+        for name, domain in once_a_catalogue(domains).items():
             self.num_events += domain.public.num_events
             dropped = {why: counts for why, counts in domain.card["dropped"].items() if why != NOT_CHOSEN}
             self.left.append(f"{name}: {Dropped(dropped)}")

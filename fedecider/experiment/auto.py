@@ -191,8 +191,8 @@ def _base(facts: DataFacts) -> tuple[Path, str]:
     if facts.is_shared:
         return COMPANIES, (
             f"{len(facts.names)} companies {'sell parts of' if facts.has_parts else 'share'} "
-            f"{_number(facts.num_catalogues, 'catalogue')}; what one learns of an item holds for the others, in the model "
-            "and in their counts, which are summed masked: each alone brought most of what joining is worth "
+            f"{_number(facts.num_catalogues, 'catalogue')}; what one learns of an item holds for the others, in the "
+            "model and in their counts, which are summed masked: each alone brought most of what joining is worth "
             "(benchmarks/results/joining.md)"
         )
     if facts.is_tiny:

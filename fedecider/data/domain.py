@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +129,8 @@ class Domain:
     card: dict[str, Any]
     """Counts, ties, overlaps, checksums: the data card."""
     catalogue: str = ""
-    """What silos of one product area share: items, texts and public users; if empty, the domain's own name."""
+    """Domains of one catalogue have the same item under the same key: all items and public users in common, as silos,
+    or a part of the items each, as companies whose catalogues overlap; if empty, the domain's own name."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "catalogue", self.catalogue or self.name)
@@ -195,11 +198,84 @@ def check_public_disjoint(domains: Mapping[str, Domain]) -> None:
 
 
 def by_catalogue(domains: Mapping[str, Domain]) -> dict[str, Domain]:
-    """Catalogue -> the first domain that has it: all that silos share is the same in every one of them."""
-    found: dict[str, Domain] = {}
+    """Catalogue -> what its domains share: the first one where all have the same, else the union of them (`united`)."""
+    members: dict[str, list[Domain]] = {}
     for domain in domains.values():
-        found.setdefault(domain.catalogue, domain)
-    return found
+        members.setdefault(domain.catalogue, []).append(domain)
+    return {name: found[0] if _are_alike(found) else united(name, found) for name, found in members.items()}
+
+
+def once_a_catalogue(domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """Catalogue -> one of its silos, and each domain that has a part of a catalogue under its own name."""
+    wholes = by_catalogue(domains)
+    alike = {one.catalogue: one for one in domains.values() if wholes[one.catalogue].name in domains}
+    return alike | {name: one for name, one in domains.items() if one.catalogue not in alike}
+
+
+def with_unions(domains: Mapping[str, Domain]) -> dict[str, Domain]:
+    """The domains, and behind them the unions of catalogues that they have parts of, by the catalogue's name."""
+    return {**domains, **{whole.name: whole for whole in by_catalogue(domains).values() if whole.name not in domains}}
+
+
+def united(name: str, members: Sequence[Domain]) -> Domain:
+    """All items that any of ``members`` sells, matched by key, and their public users; no clients.
+
+    An item that several sell has title and text of the first of them by name. Public users of one key are one person,
+    whose events are put in the order of their times, and count once where several companies tell the same; without
+    times the company speaks that has most of them.
+    """
+    ordered = sorted(members, key=lambda one: one.name)
+    about: dict[str, tuple[str, str]] = {}
+    for one in ordered:
+        for key, title, text in zip(one.item_keys, one.titles, one.item_texts, strict=True):
+            about.setdefault(key, (title, text))
+    keys = sorted(about)
+    whole = Domain(name, keys, *map(list, zip(*(about[key] for key in keys), strict=True)), NO_EVENTS, NO_EVENTS, {})
+    histories: dict[str, list[list[tuple[int, int]]]] = {}
+    for one in ordered:
+        users, items, times = one.public.arrays()
+        renumbered = SequenceArray(items.start_U, numbers_in(one, whole)[items.value_E])
+        unknown = [[UNKNOWN_TIME] * length for length in items.length_U.tolist()] if times is None else times
+        for user, item_H, time_H in zip(users, renumbered, unknown, strict=True):
+            histories.setdefault(user, []).append(list(zip(time_H, item_H, strict=True)))
+    names = sorted(histories)
+    together = [[item for _, item in _together(histories[user])] for user in names]
+    return replace(whole, public=Events(names, together, None))
+
+
+def _together(histories: Sequence[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """One person's events (time, item) at several companies, as one history."""
+    if len(histories) == 1 or any(time == UNKNOWN_TIME for history in histories for time, _ in history):
+        return max(histories, key=len)
+    found: list[tuple[int, int]] = []
+    for history in histories:
+        known = Counter(found)
+        for event in history:
+            if known[event]:
+                known[event] -= 1
+            else:
+                found.append(event)
+    return sorted(found, key=itemgetter(0))
+
+
+def numbers_in(domain: Domain, whole: Domain) -> np.ndarray:
+    """(I,) int64: the numbers that the items of ``domain`` have in the union of its catalogue."""
+    number_of = {key: number for number, key in enumerate(whole.item_keys)}
+    return np.array([number_of[key] for key in domain.item_keys], np.int64)
+
+
+def is_part(domain: Domain, whole: Domain) -> bool:
+    """Whether ``domain`` sells a part of its catalogue alone."""
+    return len(domain.item_keys) < len(whole.item_keys)
+
+
+SHARED_BY_SILOS = ("item_keys", "titles", "item_texts", "public")
+
+
+def _are_alike(members: Sequence[Domain]) -> bool:
+    """Whether domains of one catalogue have all in common but their clients."""
+    first = members[0]
+    return all(getattr(one, field) == getattr(first, field) for one in members[1:] for field in SHARED_BY_SILOS)
 
 
 def clients_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:
@@ -208,17 +284,21 @@ def clients_of(domains: Mapping[str, Domain]) -> dict[str, Domain]:
 
 
 def check_catalogues(domains: Mapping[str, Domain]) -> None:
-    """Raise ``ValueError`` unless domains of one catalogue have its items and public users, and no client in common."""
-    first = by_catalogue(domains)
+    """Raise ``ValueError`` unless silos have items and public users of their domain, and no client in common; or where
+    a domain has the name of the catalogue of which it is a part."""
+    wholes = by_catalogue(domains)
     owner: dict[tuple[str, str], str] = {}
     for name, domain in domains.items():
-        other = first[domain.catalogue]
-        for field in ("item_keys", "titles", "item_texts", "public"):
-            if getattr(domain, field) != getattr(other, field):
-                raise ValueError(
-                    f"got other {field.replace('_', ' ')} in {name!r} than in {other.name!r}, expected the same: both "
-                    f"are silos of {domain.catalogue!r}. Prepare them together, in one run of scripts/prepare_data.py."
-                )
+        whole = wholes[domain.catalogue]
+        if whole.name == name and is_part(domain, whole):
+            raise ValueError(
+                f"got the domain {name!r} with a part of the items of the catalogue {name!r}, expected another name of "
+                "one of the two. Prepare it under another name."
+            )
+        silos = domain.card.get("silo", {}).get("same_catalogue", [])
+        _check_alike(domain, next((domains[silo] for silo in silos if silo in domains), domain))
+        if is_part(domain, whole):
+            continue  # customers of companies that sell different things may be the same persons
         for user in domain.clients.users:
             before = owner.setdefault((domain.catalogue, user), name)
             if before != name:
@@ -226,6 +306,15 @@ def check_catalogues(domains: Mapping[str, Domain]) -> None:
                     f"got user {user!r} as a client of both {before!r} and {name!r}, expected one of them: both have "
                     f"the catalogue of {domain.catalogue!r}. Take silos of one run of scripts/prepare_data.py."
                 )
+
+
+def _check_alike(domain: Domain, other: Domain) -> None:
+    for field in SHARED_BY_SILOS:
+        if getattr(domain, field) != getattr(other, field):
+            raise ValueError(
+                f"got other {field.replace('_', ' ')} in {domain.name!r} than in {other.name!r}, expected the same: "
+                f"both are silos of {domain.catalogue!r}. Prepare them together, in one run of scripts/prepare_data.py."
+            )
 
 
 def _check_catalogue(domain: Domain) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.data.consent import Consent
-from fedecider.data.domain import Domain, Dropped, by_catalogue
+from fedecider.data.domain import Domain, Dropped, once_a_catalogue
 from fedecider.data.federated import FederatedData
 from fedecider.data.given import (
     NAME,
@@ -76,8 +77,9 @@ def from_events(
         events: A table with a row for each event, oldest first where there are no times; or a dict company -> table,
             each company a client of the federation with customers of its own, who are called ``north:17``.
         items: A table with a row for each item. With several companies, one table is their common catalogue, and a dict
-            company -> table gives each its own. None: the texts are in ``events``.
-        name: What the only domain, or the common catalogue of companies, is called.
+            company -> table gives each its own, whose items are matched by key where equal keys mostly have the same
+            texts. None: the texts are in ``events``.
+        name: What the only domain, or the catalogue that companies share or have parts of, is called.
         user: The column of customers' keys; as text, so that 7 and "7" are one customer. None: the one that is called
             as such columns usually are.
         item: The column of items' keys. None: as for ``user``.
@@ -105,8 +107,8 @@ def from_events(
         header: Names of the columns of ``events``, a file without a line of names.
         items_header: The same of ``items``.
         report: Takes what was read and what was not, also where an error ends it. None: ``data.report`` alone.
-        settings: Fields of `PrepareConfig`, such as ``k_core`` (here 0), ``users_per_domain``, ``keep_split`` and
-            ``seed``.
+        settings: Fields of `PrepareConfig`, such as ``k_core`` (here 0), ``users_per_domain``, ``keep_split``, ``seed``
+            and ``catalogue``, which has items of companies matched by key whatever their texts say.
 
     Raises:
         ValueError: a table, a column or a value that cannot be read, with row and column; or too little is left.
@@ -144,6 +146,8 @@ def from_events(
     catalogues: dict[str, list[tuple[str, ItemFields]]] = {}
     for one in things:
         catalogues.update(item_records(one, config.duplicate_items, items is None, reading))
+    if sources.companies and not sources.shared and not config.catalogue:
+        config = replace(config, catalogue=_matched(name.strip(), catalogues, notes))
     hints = _compare_keys(raw, catalogues, bool(domain), report)
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
@@ -268,6 +272,41 @@ def _sources(
         things = [Given(f"items of {one}", items[one], {}, one) for one in companies]
         return _Sources(tables, things, companies, shared=False)
     return _Sources(tables, [Given("items", items, {}, name)], companies, shared=True)
+
+
+SAME_TEXT = 0.5
+"""Words that two texts have in common, of all words in them, from which on they are of one item."""
+SAME_ITEMS = 0.5
+"""Share of keys in common that have such texts, from which on keys of two companies are of one kind, like barcodes."""
+
+
+def _matched(name: str, catalogues: Mapping[str, list[tuple[str, ItemFields]]], notes: list[str]) -> str:
+    """The catalogue of companies with tables of their own: ``name`` where equal keys are the same items; else none."""
+    words = {one: {key: _words(fields) for key, fields in records} for one, records in catalogues.items()}
+    found, odd = [], []
+    for one, other in combinations(words, 2):
+        common = words[one].keys() & words[other].keys()
+        same = sum(_are_same(words[one][key], words[other][key]) for key in common)
+        if common:
+            (found if same >= SAME_ITEMS * len(common) else odd).append(f"{one} and {other} {len(common):,}")
+    if odd:
+        notes.append(
+            f"keys in common, but not their texts: {'; '.join(odd)}. They are taken for different items; where they "
+            "are the same ones, say what keys are (catalogue='ean')"
+        )
+    elif found:
+        notes.append(f"items matched by key, which have the same texts: {'; '.join(found)}")
+    if found and not odd and name in catalogues:
+        raise ValueError(f"got a company and the catalogue of all called {name!r}, expected another name='...'")
+    return name if found and not odd else ""
+
+
+def _words(fields: ItemFields) -> frozenset[str]:
+    return frozenset(" ".join(fields.values()).lower().split())
+
+
+def _are_same(one: frozenset[str], other: frozenset[str]) -> bool:
+    return len(one & other) >= SAME_TEXT * len(one | other)
 
 
 def _is_by_name(tables: Any) -> bool:
@@ -416,7 +455,7 @@ def _order(raw: Mapping[str, Any], pool: Collection[str], sources: _Sources) -> 
 
 def _facts(domains: Mapping[str, Domain]) -> list[str]:
     """What was left out, and who is public."""
-    facts, catalogues = [], by_catalogue(domains)
+    facts, catalogues = [], once_a_catalogue(domains)
     for name, domain in catalogues.items():
         lost = {why: counts for why, counts in domain.card["dropped"].items() if why != NOT_CHOSEN}
         if any(any(counts.values()) for counts in lost.values()):

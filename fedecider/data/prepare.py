@@ -14,9 +14,10 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 
 from fedecider.bounds import Seed, ShareBelow1, ZeroOrMore, at_least, check
+from fedecider.bounds import Share as ShareUpTo1
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
 from fedecider.data.consent import Consent, user_order
-from fedecider.data.domain import Domain, Dropped, Size, check_public_disjoint
+from fedecider.data.domain import Domain, Dropped, Size, check_public_disjoint, once_a_catalogue
 from fedecider.data.filtering import (
     Sequences,
     chosen_events,
@@ -93,12 +94,19 @@ class PrepareConfig:
     public_domains: str = ""
     """Further domains for a foreign pool (scripts/federate.py --public_domains), separated by commas: they have no
     clients, and all their users that are a client of no other domain are public."""
+    catalogue: str = ""
+    """What item keys are, such as ean or asin: domains of one catalogue, prepared together or apart, have the same item
+    under the same key, and companies that sell a part of it each learn from each other what they have in common. If not
+    given, every domain's items are its own."""
     silos: Annotated[int, at_least(1, most=1000)] = 1
     """The number of companies that share the clients of each domain out among them: movies becomes movies.1, movies.2,
     ... with the same catalogue and public users; 1 leaves domains whole."""
     silo_skew: Annotated[float, at_least(0.01)] | None = None
     """The concentration of the Dirichlet distribution by which each taste cluster is shared out among the silos; the
     smaller, the more a silo has users of one taste. If not given, users are shared out uniformly."""
+    silo_overlap: ShareUpTo1 = 1.0
+    """The share of a domain's items that all its silos sell. Each of the others is sold by one silo, and events of it
+    elsewhere are dropped: companies whose catalogues overlap in part, for experiments."""
     shared_users_first: bool = False
     """If true, users of several of the domains become clients before all others, to study domains that share users."""
     text_fields: tuple[str, ...] = DEFAULT_TEXT_FIELDS
@@ -122,6 +130,8 @@ class PrepareConfig:
                 f"got keep_split {self.keep_split} with users_per_domain {self.users_per_domain}, which samples anew, "
                 "expected one of them"
             )
+        if self.silo_overlap < 1.0 and self.silos == 1:
+            raise ValueError(f"got silo_overlap {self.silo_overlap} with one silo, expected silos of 2 or more")
         if self.silo_skew is not None and self.silos == 1:
             raise ValueError(f"got silo_skew {self.silo_skew} with one silo, expected silos of 2 or more")
         fields = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
@@ -129,6 +139,8 @@ class PrepareConfig:
         if unknown or not self.text_fields:
             raise ValueError(f"got text_fields {list(self.text_fields)}; expected some of {list(fields)}")
         _check_names(self.source, [*self.domain_names, *self.public_names])
+        if self.catalogue:
+            _check_catalogue(self.catalogue, [*self.domain_names, *self.public_names])
 
     @property
     def domain_names(self) -> list[str]:
@@ -172,7 +184,7 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
     domains = prepare_domains(config, to_stderr)
     save_domains(domains, config.output)
     print(summary(domains))
-    for name, domain in {domain.catalogue: domain for domain in domains.values()}.items():
+    for name, domain in once_a_catalogue(domains).items():
         print(f"{name}: {Dropped(domain.card['dropped'])}")
     print(f"written to {config.output}")
     return domains
@@ -222,7 +234,7 @@ def prepare_domains(
 def _deal_out(config: PrepareConfig, whole: Mapping[str, Domain]) -> dict[str, Domain]:
     from fedecider.data.silos import share_out  # only here: --help does without torch
 
-    return share_out(whole, config.silos, config.silo_skew, config.seed)
+    return share_out(whole, config.silos, config.silo_skew, config.seed, config.silo_overlap)
 
 
 class _Filtered(NamedTuple):
@@ -391,6 +403,7 @@ def _build_domain(
         clients=numbered(events["c"], number_I),
         public=numbered(events["p"], number_I),
         card={},
+        catalogue=config.catalogue,
     )
     chosen = take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
@@ -406,9 +419,19 @@ def _settings(config: PrepareConfig) -> dict[str, object]:
     """What shaped the data; paths are left out, so that the card does not depend on where things lie."""
     without = {"raw", "output", "domains", "keep_split"}
     without |= {"silos", "silo_skew"} if config.silos == 1 else set()
+    without |= {"silo_overlap"} if config.silo_overlap == 1.0 else set()
     without |= set() if config.public_names else {"public_domains"}
+    without |= set() if config.catalogue else {"catalogue"}
     settings = {name: value for name, value in vars(config).items() if name not in without}
     return {**settings, "domains": config.domain_names, "text_fields": list(config.text_fields)}
+
+
+def _check_catalogue(catalogue: str, names: list[str]) -> None:
+    if not re.fullmatch(r"\w[\w.-]*", catalogue) or catalogue in names:
+        raise ValueError(
+            f"got catalogue {catalogue!r} of the domains {names}; expected letters, digits, '_', '-' and '.' only, and "
+            "another name than that of a domain"
+        )
 
 
 def _check_names(source: str, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Silos: the client users of a domain shared out among companies that sell from the same catalogue.
+"""Silos: the client users of a domain shared out among companies that sell from the same catalogue, or parts of it.
 
 Shape legend: I items, U client users of a domain, D dimensions, S silos.
 """
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedecider.data.card import make_card
-from fedecider.data.domain import Domain
+from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import tfidf_vectors
-from fedecider.evaluation.protocols import train_part
+from fedecider.evaluation.protocols import MIN_EVENTS, train_part
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed
 
 NUM_CLUSTERS = 8
@@ -22,14 +23,18 @@ NUM_CLUSTERS = 8
 BY_COMPANY = "by company"
 
 
-def share_out(domains: Mapping[str, Domain], num_silos: int, skew: float | None, seed: int) -> dict[str, Domain]:
+def share_out(
+    domains: Mapping[str, Domain], num_silos: int, skew: float | None, seed: int, overlap: float = 1.0
+) -> dict[str, Domain]:
     """``movies`` -> ``movies.1``, ``movies.2``, ...: disjoint client users, everything else alike.
 
     Uniform (``skew`` None): users are dealt in random order, each to the smallest silo. Skewed: users are clustered by
     taste and each cluster is cut into silos by shares from a symmetric Dirichlet distribution with concentration
     ``skew``, as Hsu, Qi and Brown (2019, arXiv:1909.06335) cut classes; differs: clusters stand for classes, and each
     cluster is cut apart, so sizes of silos differ too. A user of several domains is in the silo of the same number in
-    all of them: the first domain by name decides. Only training parts are read.
+    all of them: the first domain by name decides. Only training parts are read. Below an ``overlap`` of 1 all silos
+    sell that share of the items alone, drawn at random; each other item is sold by one, and others' events of it are
+    dropped, with users of fewer than `MIN_EVENTS` that are left.
 
     Raises:
         ValueError: a silo would have fewer than two users.
@@ -47,7 +52,57 @@ def share_out(domains: Mapping[str, Domain], num_silos: int, skew: float | None,
         names = [f"{name}.{number + 1}" for number in range(num_silos)]
         how = "uniformly" if skew is None else f"by taste clusters, Dirichlet({skew:g})"
         silos[name] = _split(domain, silo_U, names, how, None if skew is None else cluster_U)
+        if overlap < 1.0:
+            silos[name] = _with_parts(domain, silos[name], overlap, seed)
     return {silo.name: silo for name in domains for silo in silos[name]}
+
+
+def _with_parts(domain: Domain, silos: list[Domain], overlap: float, seed: int) -> list[Domain]:
+    """The silos with the items that each of them sells."""
+    num_items = len(domain.item_keys)
+    order_I = np.random.default_rng(derive_seed(seed, "silo items", domain.name)).permutation(num_items)
+    owner_I = np.full(num_items, -1)
+    apart = order_I[round(overlap * num_items) :]
+    owner_I[apart] = np.arange(len(apart)) % len(silos)
+    found = []
+    for number, silo in enumerate(silos):
+        sold = np.flatnonzero((owner_I == -1) | (owner_I == number))
+        number_I = np.full(num_items, -1)
+        number_I[sold] = np.arange(len(sold))
+        clients = _of_items(silo.clients, number_I)
+        if len(clients.users) < 2:
+            raise ValueError(
+                f"got {len(clients.users)} client users of {silo.name} who keep {MIN_EVENTS} events of its "
+                f"{len(sold)} items, expected at least 2. Give more users, fewer silos or a larger silo_overlap."
+            )
+        part = replace(
+            silo,
+            item_keys=[silo.item_keys[item] for item in sold],
+            titles=[silo.titles[item] for item in sold],
+            item_texts=[silo.item_texts[item] for item in sold],
+            clients=clients,
+            public=_of_items(silo.public, number_I),
+            card={},
+        )
+        facts = {name: value for name, value in silo.card["silo"].items() if name != "same_catalogue"}
+        facts |= {
+            "users": len(part.clients.users),
+            "items_of_all": int((owner_I == -1).sum()),
+            "events_of_others_items": silo.clients.num_events - part.clients.num_events,
+        }
+        part.card.update(silo.card | make_card(part) | {"silo": facts})
+        found.append(part)
+    return found
+
+
+def _of_items(events: Events, number_I: np.ndarray) -> Events:
+    """The events of the items with a new number, -1 being none, of users who keep enough to be split."""
+    users, items, times = events.arrays()
+    kept_E = number_I[items.value_E] >= 0
+    length_U = np.bincount(items.row_E[kept_E], minlength=len(users))
+    left = SequenceArray.of_lengths(length_U, number_I[items.value_E[kept_E]])
+    left_times = None if times is None else SequenceArray.of_lengths(length_U, times.value_E[kept_E])
+    return Events(users, left, left_times).take(np.flatnonzero(length_U >= MIN_EVENTS))
 
 
 def share_by(domains: Mapping[str, Domain], company_of: Callable[[str], str]) -> dict[str, Domain]:
@@ -132,7 +187,7 @@ def _silo(
     domain: Domain, names: list[str], number: int, place_U: np.ndarray, how: str, cluster_U: np.ndarray | None
 ) -> Domain:
     clients = domain.clients.take(place_U)
-    silo = replace(domain, name=names[number], clients=clients, card={}, catalogue=domain.name)
+    silo = replace(domain, name=names[number], clients=clients, card={}, catalogue=domain.catalogue)
     facts: dict[str, Any] = {
         "number": number + 1,
         "same_catalogue": [name for name in names if name != silo.name],

@@ -343,12 +343,18 @@ def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
     tables = [name for name in TABLES if name == "items" or getattr(domain, name).users]
     configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables)
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card))
-    silo = (
-        f"\nA silo: one of several companies with the items and public users of `{domain.catalogue}`. No client user "
-        "is one of another silo's.\n"
-        if domain.catalogue != domain.name
-        else ""
-    )
+    is_cut = "silo" in card and "same_catalogue" not in card["silo"]
+    silo = ""
+    if domain.catalogue != domain.name and (is_cut or "catalogue" in card.get("settings", {})):
+        silo = (
+            f"\nIts item keys are those of `{domain.catalogue}`: another domain of that catalogue has the same item "
+            "under the same key.\n"
+        )
+    elif domain.catalogue != domain.name:
+        silo = (
+            f"\nA silo: one of several companies with the items and public users of `{domain.catalogue}`. No client "
+            "user is one of another silo's.\n"
+        )
     return f"""---
 pretty_name: {json.dumps(domain.name)}
 configs:

@@ -1,4 +1,5 @@
-"""Counts that sites with one catalogue add up after the rounds, for their hybrids: one secure sum for each catalogue.
+"""Counts that sites with one catalogue, or parts of it, add up after the rounds, for their hybrids: one secure sum for
+each catalogue.
 
 The exchanges are those of `fedecider.deployment.secure`, under names of their own; masked counts travel in parts, and
 the sum goes to each of these sites, which takes its own counts away where they are in it. A site lost before all of its
@@ -33,7 +34,17 @@ from fedecider.experiment.rows import catalogue_groups, own_counts
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
-from fedecider.models.counts import Counts, joined, num_parts, of_upper, part_of, part_size, without
+from fedecider.models.counts import (
+    Counts,
+    SharedItems,
+    joined,
+    num_parts,
+    of_upper,
+    part_of,
+    part_size,
+    shared_items,
+    without,
+)
 from fedecider.models.hybrid import HybridConfig
 from fedecider.running.run_folder import read_object
 
@@ -60,10 +71,12 @@ def what_sites_learn(domains: Mapping[str, Domain], config: HybridConfig) -> lis
     """A sentence for each catalogue, for whoever makes a project."""
     found = []
     for names in sites_by_catalogue(domains, config).values():
+        shared = _shared_items(domains, names)
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
+        of_part = f" of the {shared.num_items:,} items that {shared.fewest} or more of them sell"
         found.append(
-            f"hybrids of {', '.join(names)} add up their counts after the rounds: each learns {learns}. With "
-            "--hybrid.sources own,public nothing is sent"
+            f"hybrids of {', '.join(names)} add up their counts{'' if shared.sells_KN.all() else of_part} after the "
+            f"rounds: each learns {learns}. With --hybrid.sources own,public nothing is sent"
         )
     return found
 
@@ -81,11 +94,18 @@ class SiteCounts:
     """Whose sum this is."""
     group: Sequence[int]
     """The clients that share the catalogue, this one among them."""
+    shared: SharedItems
+    """What is summed of the items of these clients, in their order."""
     others: Counts | None = None
 
     @cached_property
     def own(self) -> Counts:
-        return own_counts(self.domain)
+        """What this site gives to the sum."""
+        return self.shared.sent(self._place, own_counts(self.domain))
+
+    @property
+    def _place(self) -> int:
+        return list(self.group).index(self.sums.client)
 
     def answer(self, asked: Message) -> Message:
         """The answer to one message of `COUNT_KINDS`."""
@@ -106,7 +126,7 @@ class SiteCounts:
                 self.domain.name,
             )
             return {}
-        return {self.domain.name: self.others}
+        return {self.domain.name: self.shared.received(self._place, self.others)}
 
     def _send(self, asked: Message) -> Message:
         part, last = asked.facts.get("part"), num_parts(self.own.num_items)
@@ -187,7 +207,7 @@ def site_counts(
         if clients[client] in names:
             sums = SiteSums(SecureSums(seed), client, _purpose(catalogue))
             domain, numbers = artifacts.domains[clients[client]], [clients.index(name) for name in names]
-            return SiteCounts(sums, domain, folder, fingerprint, numbers)
+            return SiteCounts(sums, domain, folder, fingerprint, numbers, _shared_items(artifacts.everyone, names))
     return None
 
 
@@ -201,7 +221,7 @@ def share_counts(
         try:
             if not file.is_file():
                 server = ServerSums(SecureSums(seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
-                num_items = len(domains[names[0]].item_keys)
+                num_items = _shared_items(domains, names).num_items
                 write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)
             told = unpack(file.read_bytes(), channel.config.max_bytes)._replace(round=round)
@@ -213,6 +233,10 @@ def share_counts(
         for client, answer in channel.ask(round, dict.fromkeys(clients, told)).items():
             if answer.kind != SUM:
                 channel.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
+
+
+def _shared_items(domains: Mapping[str, Domain], names: Sequence[str]) -> SharedItems:
+    return shared_items([domains[name].item_keys for name in names])
 
 
 def _summed(

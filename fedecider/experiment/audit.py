@@ -339,7 +339,9 @@ def away_from_run(data: str, catalogue: str, domains: Mapping[str, Any]) -> list
     found = sorted(path.parent.name for path in Path(data).glob(f"{catalogue}.*/{CARD_FILE}")) if data else []
     silos = [name for name in found if name not in domains]
     away = load_domains(data, silos) if silos else {}
-    return [domain.clients.sequences for domain in away.values() if domain.catalogue == catalogue]
+    known = [one.item_keys for one in domains.values() if one.catalogue == catalogue]
+    same = (one for one in away.values() if one.catalogue == catalogue and known.count(one.item_keys) == len(known))
+    return [domain.clients.sequences for domain in same]
 
 
 def ask(

@@ -30,7 +30,7 @@ from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, UNTRAINED
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
 from fedecider.bounds import OneOrMore, Setting, ZeroOrMore, at_least, check
-from fedecider.data.domain import Domain, by_catalogue, clients_of
+from fedecider.data.domain import Domain, clients_of, once_a_catalogue
 from fedecider.data.encoders import encoder_label, load_encoder
 from fedecider.evaluation.metrics import MACRO, mean_metrics
 from fedecider.evaluation.per_user import read_per_user
@@ -480,10 +480,13 @@ def _text_starts(shared: Shared, encoder: str, width: int) -> dict[str, TextStar
     """By domain; the texts of a small catalogue may span fewer dimensions than the table has."""
     domains = shared.domains
     encoded = encoded_texts(domains, encoder, str(shared.cache))
-    once = {catalogue: encoded[domain.name] for catalogue, domain in by_catalogue(domains).items()}
+    once = {catalogue: encoded[domain.name] for catalogue, domain in once_a_catalogue(domains).items()}
     vectors = item_vectors(once, width, zero_fill=True)
     source = [encoder_digest(encoder), *(domain.content_hash() for domain in domains.values())]
-    return {name: TextStart(vectors[domain.catalogue], source) for name, domain in domains.items()}
+    return {
+        name: TextStart(vectors[domain.catalogue if domain.catalogue in once else name], source)
+        for name, domain in domains.items()
+    }
 
 
 def _trained(shared: Shared, domain: Domain, config: SasrecConfig, seed: int, start: TextStart | None) -> Path:

@@ -5,8 +5,9 @@ Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), `
 where the backbone starts from them alone, ``codebook.safetensors`` of semantic IDs, ``report.json``. Folder of stage 2:
 ``backbone/`` (student and tokenizer) and ``report.json``.
 
-Item IDs, item vectors and public tasks are made once per catalogue, which silos share. ``domains`` are those of the
-clients and, behind them, those of a foreign pool, which have no client users (`load_data`).
+Item IDs, item vectors and public tasks are made once per catalogue, which silos share, and of which companies have
+parts (`fedecider.data.domain.by_catalogue`): an item that several sell has one ID and one vector. ``domains`` are those
+of the clients and, behind them, those of a foreign pool, which have no client users (`load_data`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.train import distill
 from fedecider.data.card import describe, make_card
-from fedecider.data.domain import NO_EVENTS, Domain, Events, by_catalogue, check_public_disjoint, clients_of
+from fedecider.data.domain import (
+    NO_EVENTS,
+    Domain,
+    Events,
+    by_catalogue,
+    check_public_disjoint,
+    clients_of,
+    is_part,
+    numbers_in,
+    with_unions,
+)
 from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
@@ -102,7 +113,8 @@ ITEM_VECTORS = "item_vectors.safetensors"
 class DomainIds(NamedTuple):
     """Texts that stand for the items and users of one domain, and which items have near texts.
 
-    Silos of one catalogue have all in common but ``clients``.
+    Silos of one catalogue have all in common but ``clients``; of a domain that has a part of its catalogue, ``items``
+    are those of the catalogue, and ``public`` is left to it.
     """
 
     items: ItemIds
@@ -122,29 +134,56 @@ def assign_ids(
     near: Mapping[str, Neighbours],
     quiet: bool,
 ) -> dict[str, DomainIds]:
-    """The IDs of every domain; ``id_texts``, which are fixed, and ``near`` by catalogue, empty where there are none.
+    """The IDs of every domain, and of unions of their catalogues (`with_unions`); ``id_texts``, which are fixed, by
+    catalogue, and ``near`` by domain, empty where there are none.
 
     Users are described by their training parts, public users by all their events.
     """
 
-    def users(domain: Domain, events: Events, sequences: Sequence[list[int]]) -> ItemIds | None:
-        items, generate = shared[domain.catalogue].items, None if generator is None else generator.candidates
+    def users(items: ItemIds, events: Events, sequences: Sequence[list[int]]) -> ItemIds | None:
+        generate = None if generator is None else generator.candidates
         if not sequences or settings.samples.user_wording == "none":
             return None
         return user_texts(events.users, sequences, items, tokenizer, generate)
 
-    shared: dict[str, DomainIds] = {}
-    for name, domain in by_catalogue(domains).items():
-        items = _item_ids(settings, domain, tokenizer, generator, id_texts.get(name), quiet)
-        shared[name] = DomainIds(items, None, None, near.get(name))
-        public = users(domain, domain.public, domain.public.sequences)
-        shared[name] = shared[name]._replace(public=public)
-    return {
-        name: shared[domain.catalogue]._replace(
-            clients=users(domain, domain.clients, SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT))
-        )
-        for name, domain in domains.items()
-    }
+    wholes, shared = by_catalogue(domains), {}
+    for name, whole in wholes.items():
+        items = _item_ids(settings, whole, tokenizer, generator, id_texts.get(name), quiet)
+        shared[name] = DomainIds(items, None, users(items, whole.public, whole.public.sequences))
+    found = {}
+    for name, domain in with_unions(domains).items():
+        whole, own = wholes[domain.catalogue], shared[domain.catalogue]
+        if is_part(domain, whole):
+            own = DomainIds(_some_of(own.items, numbers_in(domain, whole)), None, None)
+        parts = SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT)
+        found[name] = own._replace(clients=users(own.items, domain.clients, parts), neighbours=near.get(name))
+    return found
+
+
+def _some_of(ids: ItemIds, numbers: Iterable[int]) -> ItemIds:
+    """Those of the items with these numbers; the report stays that of all."""
+    numbers = list(numbers)
+    return ItemIds([ids.texts[one] for one in numbers], [ids.token_ids[one] for one in numbers], ids.report)
+
+
+def neighbours_of(
+    vectors: Mapping[str, Tensor], domains: Mapping[str, Domain], names: Collection[str] | None = None
+) -> dict[str, Neighbours]:
+    """Domain -> the near items among its own, and union of a catalogue -> those of all; once where items are the same.
+
+    ``vectors`` by catalogue; ``names``: of which domains, and of silos with the same items; None for all, unions too.
+    """
+    wholes, found, near = by_catalogue(domains), {}, {}
+    asked = {one.catalogue for name, one in domains.items() if names is None or name in names}
+    for name, domain in (with_unions(domains) if names is None else domains).items():
+        catalogue, whole = domain.catalogue, wholes[domain.catalogue]
+        if is_part(domain, whole):
+            if names is None or name in names:
+                found[name] = nearest_items(vectors[catalogue][torch.from_numpy(numbers_in(domain, whole))])
+        elif catalogue in asked:
+            near[catalogue] = near.get(catalogue) or nearest_items(vectors[catalogue])
+            found[name] = near[catalogue]
+    return found
 
 
 def _item_ids(
@@ -166,35 +205,27 @@ def _item_ids(
 def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, DomainIds]) -> None:
     """Write ``folder/ids/<domain>.json``."""
     (folder / "ids").mkdir()
-    for name, one in ids.items():
-        groups = zip(ID_GROUPS, (one.items, one.clients, one.public), strict=True)
+    for name, domain in with_unions(domains).items():
+        groups = zip(ID_GROUPS, (ids[name].items, ids[name].clients, ids[name].public), strict=True)
         content = {group: None if value is None else value._asdict() for group, value in groups}
-        write_json(folder / "ids" / f"{name}.json", {"item_keys": domains[name].item_keys, **content})
+        write_json(folder / "ids" / f"{name}.json", {"item_keys": domain.item_keys, **content})
 
 
 def load_ids(
     folder: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
 ) -> dict[str, DomainIds]:
-    """IDs of every domain, with its neighbours where ``config`` asks for catalogue walks; those of a catalogue are
-    worked out once. ``walks_of``: the domains whose walks are drawn, all by default; others go without neighbours.
+    """IDs of every domain and union, with neighbours where ``config`` asks for catalogue walks; those of a catalogue
+    are worked out once. ``walks_of``: the domains whose walks are drawn, all by default; others go without neighbours.
 
     Raises:
         ValueError: they were assigned to another catalogue, or a file is damaged.
     """
-    found = {name: _load_texts(folder, domain) for name, domain in domains.items()}
-    if config.samples.walk_share == 0.0:
+    found = {name: _load_texts(folder, domain) for name, domain in with_unions(domains).items()}
+    if config.samples.walk_share == 0.0 or (walks_of is not None and not walks_of):
         return found
-    asked = [domain.catalogue for name, domain in domains.items() if walks_of is None or name in walks_of]
-    near = _load_neighbours(folder / ITEM_VECTORS, dict.fromkeys(asked))
-    return {name: one._replace(neighbours=near.get(domains[name].catalogue)) for name, one in found.items()}
-
-
-def _load_neighbours(path: Path, catalogues: Collection[str]) -> dict[str, Neighbours]:
-    if not catalogues:
-        return {}
-    with damage_names(path):
-        vectors = load_file(path)
-        return {name: nearest_items(vectors[name]) for name in catalogues}
+    with damage_names(folder / ITEM_VECTORS):
+        near = neighbours_of(load_file(folder / ITEM_VECTORS), domains, walks_of)
+    return {name: one._replace(neighbours=near.get(name)) for name, one in found.items()}
 
 
 def _load_texts(folder: Path, domain: Domain) -> DomainIds:
@@ -378,8 +409,7 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     generator = None
     if settings.ids == "generator":
         generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
-    walks = settings.samples.walk_share > 0.0
-    near = {name: nearest_items(vector_ID) for name, vector_ID in vectors.items() if walks}
+    near = neighbours_of(vectors, domains) if settings.samples.walk_share > 0.0 else {}
     ids = assign_ids(settings, domains, tokenizer, generator, id_texts, near, quiet)
     tasks, validation = public_tasks(domains, ids, tokenizer, settings), []
     if settings.alternating_phases == 0:  # else tasks change with the IDs
@@ -561,7 +591,7 @@ def _alternate(
 ) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
     assert generator is not None  # else the settings are refused
     settings = config.pretrain
-    near = {domain.catalogue: found for name, domain in domains.items() if (found := ids[name].neighbours) is not None}
+    near = {name: one.neighbours for name, one in ids.items() if one.neighbours is not None}
     with progress("alternating training", not quiet) as on_step:
         return alternate(
             model,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
 from fedecider.bounds import Precision
-from fedecider.data.domain import Domain
+from fedecider.data.domain import Domain, by_catalogue, is_part
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser_positions
@@ -37,6 +37,7 @@ from fedecider.models.counts import (
     held_out_contexts,
     no_counts,
     securely_summed,
+    shared_items,
     training_contexts,
     without,
 )
@@ -127,14 +128,17 @@ class ItemTexts(NamedTuple):
 def item_texts_of(
     settings: Settings, artifacts: BaseArtifacts, device: torch.device | str = "cpu"
 ) -> dict[str, ItemTexts]:
-    """Domain -> its item texts as vectors of ``pretrain.text_encoder``, worked out once a catalogue."""
+    """Domain -> its item texts as vectors of ``pretrain.text_encoder``, worked out once for silos of a catalogue."""
     vectors = encoded_texts(artifacts.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
+    wholes, once = by_catalogue(artifacts.everyone), {}
     found: dict[str, ItemTexts] = {}
     for name, domain in artifacts.domains.items():
-        if domain.catalogue not in found:
+        same = name if is_part(domain, wholes[domain.catalogue]) else domain.catalogue
+        if same not in once:
             unit_ID = unit_vectors(vectors[name].numpy())
-            found[domain.catalogue] = ItemTexts(unit_ID, nearest_texts(unit_ID, device=device))
-    return {name: found[domain.catalogue] for name, domain in artifacts.domains.items()}
+            once[same] = ItemTexts(unit_ID, nearest_texts(unit_ID, device=device))
+        found[name] = once[same]
+    return found
 
 
 def counting_positions(
@@ -354,19 +358,42 @@ def client_counts(
     for name, counts in (others or {}).items():
         found[name].append(counts)
     for catalogue, names in (catalogue_groups(domains, config) if others is None else {}).items():
-        summed = securely_summed([own[name] for name in names], derive_seed(seed, "memory sum", catalogue))
-        for name in names:
-            found[name].append(without(summed.total, own[name]))
+        shared = shared_items([domains[name].item_keys for name in names])
+        sent = [shared.sent(client, own[name]) for client, name in enumerate(names)]
+        summed = securely_summed(sent, derive_seed(seed, "memory sum", catalogue))
+        for client, name in enumerate(names):
+            found[name].append(shared.received(client, without(summed.total, sent[client])))
             traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
 
 
 def catalogue_groups(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
-    """Catalogue -> the clients that share it and add up their counts, two or more."""
+    """Catalogue -> the clients that add up their counts, two or more; where clients of a catalogue fall apart into
+    several groups without an item in common, each is called after its first client too. None where too few sell any
+    item (`fedecider.models.counts.SharedItems`)."""
+    if "others" not in config.source_names:
+        return {}
     groups: dict[str, list[str]] = {}
-    for name, domain in domains.items():
-        groups.setdefault(domain.catalogue, []).append(name)
-    return {one: names for one, names in groups.items() if len(names) > 1 and "others" in config.source_names}
+    for catalogue, whole in by_catalogue(domains).items():
+        names = [name for name, domain in domains.items() if domain.catalogue == catalogue]
+        apart = [names]
+        if any(is_part(domains[name], whole) for name in names):
+            apart = _overlapping({name: set(domains[name].item_keys) for name in names})
+        for group in apart:
+            if len(group) > 1 and shared_items([domains[name].item_keys for name in group]).num_items:
+                groups[catalogue if len(group) == len(names) else f"{catalogue}-{group[0]}"] = group
+    return groups
+
+
+def _overlapping(keys: Mapping[str, set[str]]) -> list[list[str]]:
+    """The names in groups: two of one group have an item in common, or each with others of it."""
+    groups: list[tuple[list[str], set[str]]] = []
+    for name, own in keys.items():
+        touching = [group for group in groups if group[1] & own]
+        groups = [group for group in groups if not group[1] & own]
+        names = [one for group, _ in touching for one in group]
+        groups.append(([*names, name], own.union(*(others for _, others in touching))))
+    return [[name for name in keys if name in names] for names, _ in groups]
 
 
 def own_counts(domain: Domain) -> Counts:

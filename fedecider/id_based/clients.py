@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.sasrec import training_sequences
-from fedecider.data.domain import Domain, by_catalogue
+from fedecider.data.domain import Domain, once_a_catalogue
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, rank_held_out
 from fedecider.federation.method import Block
 from fedecider.federation.streams import derive_seed
@@ -100,20 +100,21 @@ class IdClients(NamedTuple):
 
 
 def id_clients(domains: Mapping[str, Domain], seed: int, protocol: Protocol, device: torch.device) -> IdClients:
-    """Clients in the order of ``domains``.
+    """Clients in the order of ``domains``; a part of a catalogue is one of its own.
 
     Raises:
         ValueError: the protocol samples candidates, which models of domains are not ranked among.
     """
     if protocol.num_sampled is not None:
         raise ValueError(f"got the protocol {protocol.name}, expected one of whole catalogues, such as strict")
-    catalogues = list(by_catalogue(domains))
-    sizes = [len(domain.item_keys) for domain in by_catalogue(domains).values()]
+    once = once_a_catalogue(domains)
+    catalogues = list(once)
+    sizes = [len(domain.item_keys) for domain in once.values()]
     ends = list(accumulate(sizes))
     person = {key: number for number, key in enumerate(sorted({u for d in domains.values() for u in d.clients.users}))}
     found = []
     for name, domain in domains.items():
-        number = catalogues.index(domain.catalogue)
+        number = catalogues.index(domain.catalogue if domain.catalogue in once else name)
         found.append(
             Client(
                 name,

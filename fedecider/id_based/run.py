@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedecider.bounds import OneOrMore, Participation, Seed, Setting, Threads, ZeroOrMore, check
-from fedecider.data.domain import Domain, by_catalogue, clients_of
+from fedecider.data.domain import Domain, clients_of, once_a_catalogue
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
@@ -218,7 +218,7 @@ def experiment_on(domains: Mapping[str, Domain], settings: IdSettings) -> Experi
 
         return rounds._replace(finish=finish)
 
-    return Experiment(settings, hashes, list(by_catalogue(domains)), prepare)
+    return Experiment(settings, hashes, list(once_a_catalogue(domains)), prepare)
 
 
 def tunable(settings: IdSettings, launch: Launch) -> Tunable:

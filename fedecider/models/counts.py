@@ -477,6 +477,82 @@ def popularity_probs(counts: Counts) -> np.ndarray:
     return popularity_I / popularity_I.sum()
 
 
+# What may be summed over clients that sell parts of a catalogue.
+
+FEWEST_SELLERS = 3
+"""Of an item, or of two that stand in one history, so that their counts are summed: of two sellers each would have the
+other's as they are. Where two clients are all there are, that is known and told, and two are enough."""
+
+
+class SharedItems(NamedTuple):
+    """Which of all items of some clients enough of them sell; K clients, N items, S of them that are summed."""
+
+    number_KI: Sequence[np.ndarray]
+    """Of each client's own items, their numbers among all, rising."""
+    sells_KN: np.ndarray
+    """bool."""
+
+    @property
+    def fewest(self) -> int:
+        return min(len(self.sells_KN), FEWEST_SELLERS)
+
+    @property
+    def number_S(self) -> np.ndarray:
+        """Numbers among all of the items that are summed."""
+        return np.flatnonzero(self.sells_KN.sum(0) >= self.fewest)
+
+    @property
+    def num_items(self) -> int:
+        return len(self.number_S)
+
+    def _place_I(self, client: int) -> np.ndarray:
+        """Of each of its items the place among those that are summed; -1 for others."""
+        place_N = np.full(self.sells_KN.shape[1], -1, np.int64)
+        place_N[self.number_S] = np.arange(self.num_items)
+        return place_N[self.number_KI[client]]
+
+    def sent(self, client: int, counts: Counts) -> Counts:
+        """What ``client`` gives to the sum: counts over S items, of pairs those alone that enough clients can have."""
+        if self.sells_KN.all():
+            return counts
+        place_I, pairs = self._place_I(client), counts.pair_II.tocoo()
+        row_P, column_P, value_P = place_I[pairs.row], place_I[pairs.col], pairs.data
+        sold_KS = self.sells_KN[:, self.number_S]
+        kept_P = (row_P >= 0) & (column_P >= 0)
+        kept_P[kept_P] = (sold_KS[:, row_P[kept_P]] & sold_KS[:, column_P[kept_P]]).sum(0) >= self.fewest
+        places = (row_P[kept_P], column_P[kept_P])
+        pair_SS = scipy.sparse.coo_array((value_P[kept_P], places), shape=(self.num_items, self.num_items))
+        event_S = np.zeros(self.num_items, np.int64)
+        event_S[place_I[place_I >= 0]] = counts.event_I[place_I >= 0]
+        return Counts(scipy.sparse.csr_array(pair_SS), event_S)
+
+    def received(self, client: int, counts: Counts) -> Counts:
+        """Counts over S items as those of the client's own: nothing of what it does not sell."""
+        if self.sells_KN.all():
+            return counts
+        place_I, num_items = self._place_I(client), len(self.number_KI[client])
+        own_S = np.flatnonzero(place_I >= 0)
+        pairs = counts.pair_II[place_I[own_S]][:, place_I[own_S]].tocoo()
+        places = (own_S[pairs.row], own_S[pairs.col])
+        event_I = np.zeros(num_items, np.int64)
+        event_I[own_S] = counts.event_I[place_I[own_S]]
+        pair_II = scipy.sparse.coo_array((pairs.data, places), shape=(num_items, num_items))
+        return Counts(scipy.sparse.csr_array(pair_II), event_I)
+
+
+def shared_items(item_keys: Sequence[Sequence[str]]) -> SharedItems:
+    """The items of these clients, matched by key."""
+    if all(keys == item_keys[0] for keys in item_keys[1:]):
+        every = np.arange(len(item_keys[0]))
+        return SharedItems([every] * len(item_keys), np.ones((len(item_keys), len(every)), bool))
+    number_of = {key: number for number, key in enumerate(sorted(set().union(*item_keys)))}
+    numbers = [np.array([number_of[key] for key in keys], np.int64) for keys in item_keys]
+    sells_KN = np.zeros((len(item_keys), len(number_of)), bool)
+    for client, number_I in enumerate(numbers):
+        sells_KN[client, number_I] = True
+    return SharedItems(numbers, sells_KN)
+
+
 # Counts of all clients with one catalogue in one secure sum, from which each takes its own away.
 
 NUMBERS_AT_ONCE = 2**22

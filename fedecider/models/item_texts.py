@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedecider.data.domain import Domain, by_catalogue
+from fedecider.data.domain import Domain, by_catalogue, is_part, numbers_in
 from fedecider.data.encoders import chosen_encoder, encoder_label, is_fitted, load_encoder
 from fedecider.running.progress import progress, stage
 from fedecider.running.run_folder import cached_stage, check_tensors, content_key, damage_names, file_digest
@@ -43,8 +43,12 @@ def encoder_digest(name: str) -> str:
 
 
 def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> dict[str, Tensor]:
-    """Domain -> (I, E) float32 vectors of its published item texts; all catalogues are encoded once, in one call."""
-    texts = {name: domain.item_texts for name, domain in by_catalogue(domains).items()}
+    """Domain -> (I, E) float32 vectors of its published item texts; all catalogues are encoded once, in one call.
+
+    An item that several domains of a catalogue sell has one text (`fedecider.data.domain.united`).
+    """
+    wholes = by_catalogue(domains)
+    texts = {name: whole.item_texts for name, whole in wholes.items()}
 
     def build(folder: Path) -> None:
         vector_IE = _encoded([text for of_domain in texts.values() for text in of_domain], encoder, Path(cache))
@@ -55,7 +59,11 @@ def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> di
         kept = cached_stage(Path(cache), "text-vectors", {"encoder": encoder_digest(encoder), "texts": texts}, build)
     with damage_names(kept.folder / VECTOR_FILE):
         loaded = load_file(kept.folder / VECTOR_FILE)
-        return {name: loaded[domain.catalogue] for name, domain in domains.items()}
+    found = {name: loaded[domain.catalogue] for name, domain in domains.items()}
+    parts = {name: one for name, one in domains.items() if is_part(one, wholes[one.catalogue])}
+    return found | {
+        name: found[name][torch.from_numpy(numbers_in(one, wholes[one.catalogue]))] for name, one in parts.items()
+    }
 
 
 def _encoded(texts: Sequence[str], encoder: str, cache: Path) -> Tensor:

@@ -60,7 +60,7 @@ def test_companies_with_catalogues_of_their_own():
     things = {"south": products(item="id", title="name"), "north": products()}
     found = fedecider.from_events({"south": events(0, 5, **names), "north": events(0, 6)}, things)
     assert found.names == ["south", "north"]
-    assert [domain.catalogue for domain in found.values()] == ["south", "north"]
+    assert [domain.catalogue for domain in found.values()] == ["shop", "shop"]
     assert found["south"].clients.users[0] == "south:0"
     assert "items of south: item is column 'id', title is column 'name'" in found.notes
 

@@ -25,7 +25,7 @@ from fedecider.experiment.rows import own_counts
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.models import counts as others
-from fedecider.models.counts import no_counts
+from fedecider.models.counts import no_counts, shared_items
 from fedecider.models.hybrid import HybridConfig
 
 pytestmark = pytest.mark.whole
@@ -54,7 +54,8 @@ def site_in(folder, client, shops=SHOPS):
     site = site_of("fedavg", 0, folder / domain.name)
     sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue} in round")
     group = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
-    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group))
+    items = shared_items([list(shops.values())[place].item_keys for place in group])
+    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group, items))
 
 
 def shared(sites, folder, run=RUN, shops=SHOPS, **faults):

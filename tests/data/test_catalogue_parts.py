@@ -1,0 +1,166 @@
+"""Companies that sell parts of one catalogue: items matched by key, the union, silos that are cut, tables of events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fedecider
+from fedecider.data.domain import (
+    NO_EVENTS,
+    Domain,
+    Events,
+    by_catalogue,
+    check_catalogues,
+    numbers_in,
+    once_a_catalogue,
+    with_unions,
+)
+from fedecider.data.prepare import PrepareConfig
+from fedecider.data.silos import share_out
+from fedecider.data.store import load_domains, save_domains
+
+
+def company(name: str, keys: str, public: Events = NO_EVENTS, **given) -> Domain:
+    """Sells the items ``keys``, a letter each, which it describes in its own words."""
+    texts = [f"title: {key} at {name}" for key in keys]
+    users = Events([f"{name}:{user}" for user in range(2)], [[0, 1, 2], [1, 2, 0]], None)
+    return Domain(name, list(keys), list(keys), texts, users, public, {}, **{"catalogue": "ean", **given})
+
+
+NORTH = company("north", "abde", Events(["ann", "bob"], [[0, 1, 3], [3, 2, 0]], [[10, 20, 30], [1, 2, 3]]))
+SOUTH = company("south", "bcd", Events(["ann", "eve"], [[0, 1, 2, 2], [2, 1, 0]], [[20, 25, 40, 41], [7, 8, 9]]))
+BOTH = {"south": SOUTH, "north": NORTH}
+
+
+def test_the_union_has_every_item_once_and_public_users_who_are_one_person():
+    (whole,) = by_catalogue(BOTH).values()
+    assert (whole.name, whole.catalogue, "".join(whole.item_keys)) == ("ean", "ean", "abcde")
+    of = ["north", "north", "south", "north", "north"]  # who is first by name and sells it, whatever the order given
+    assert whole.item_texts == [f"title: {key} at {one}" for key, one in zip("abcde", of, strict=True)]
+    # ann's b at 20 is told by both and counts once; her c at 25 stands before the e at 30
+    assert dict(zip(whole.public.users, whole.public.sequences, strict=True)) == {
+        "ann": [0, 1, 2, 4, 3, 3],
+        "bob": [4, 3, 0],
+        "eve": [3, 2, 1],
+    }
+    assert not whole.clients.users
+    assert numbers_in(SOUTH, whole).tolist() == [1, 2, 3]
+    assert list(with_unions(BOTH)) == ["south", "north", "ean"]
+    assert list(once_a_catalogue(BOTH)) == ["south", "north"]
+    assert by_catalogue(dict(reversed(BOTH.items())))["ean"].content_hash() == whole.content_hash()
+
+
+def test_without_times_the_company_speaks_that_has_most_events():
+    untimed = replace(NORTH, public=NORTH.public._replace(timestamps=None))
+    whole = by_catalogue({"north": untimed, "south": SOUTH})["ean"]
+    assert whole.public.sequences[0] == [1, 2, 3, 3]
+
+
+def test_equal_parts_are_silos_and_need_no_union():
+    twin = replace(SOUTH, name="east", clients=company("east", "bcd").clients)
+    found = by_catalogue({"south": SOUTH, "east": twin})
+    assert found["ean"] is SOUTH
+    assert list(with_unions({"south": SOUTH, "east": twin})) == ["south", "east"]
+    assert list(once_a_catalogue({"south": SOUTH, "east": twin})) == ["ean"]
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    check_catalogues(BOTH)
+    named = replace(SOUTH, name="ean")
+    with pytest.raises(ValueError, match="got the domain 'ean' with a part of the items of the catalogue 'ean'"):
+        check_catalogues({"ean": named, "north": NORTH})
+    save_domains(BOTH, tmp_path)
+    back = load_domains(tmp_path)
+    assert {name: one.content_hash() for name, one in back.items()} == {
+        n: one.content_hash() for n, one in BOTH.items()
+    }
+    for wrong in ("games", "a b", "../x"):
+        with pytest.raises(ValueError, match="got catalogue"):
+            PrepareConfig("packed", "raw", "games", catalogue=wrong)
+
+
+def whole_domain(num_users=60, num_items=30) -> Domain:
+    keys = [f"i{item:02d}" for item in range(num_items)]
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(num_items, size=9).tolist() for _ in range(num_users)]
+    times = [list(range(100 * user, 100 * user + 9)) for user in range(num_users)]
+    public = Events(["p1", "p2"], sequences[:2], times[:2])
+    users = Events([f"u{user:02d}" for user in range(2, num_users)], sequences[2:], times[2:])
+    return Domain("shop", keys, keys, [f"title: {key}" for key in keys], users, public, {"items": {}})
+
+
+def test_silos_whose_catalogues_are_cut():
+    shop = {"shop": whole_domain()}
+    whole, cut = share_out(shop, 3, None, 0), share_out(shop, 3, None, 0, 0.5)
+    sold = {name: set(one.item_keys) for name, one in cut.items()}
+    common = set.intersection(*sold.values())
+    assert len(common) == 15
+    assert [len(keys) for keys in sold.values()] == [20, 20, 20]
+    assert set.union(*sold.values()) == set(shop["shop"].item_keys)
+    lost = 0
+    for name, one in cut.items():
+        events = whole[name].clients.arrays()
+        kept = {}
+        for user, items, times in zip(events.users, events.sequences, events.timestamps, strict=True):
+            keys = [(whole[name].item_keys[item], time) for item, time in zip(items, times, strict=True)]
+            keys = [(key, time) for key, time in keys if key in sold[name]]
+            lost += len(items) - (len(keys) if len(keys) >= 3 else 0)
+            kept |= {user: keys} if len(keys) >= 3 else {}
+        own = zip(one.clients.sequences, one.clients.timestamps, strict=True)
+        assert kept == {
+            user: [(one.item_keys[item], time) for item, time in zip(items, times, strict=True)]
+            for user, (items, times) in zip(one.clients.users, own, strict=True)
+        }
+        assert "same_catalogue" not in one.card["silo"]
+    assert lost == sum(one.card["silo"]["events_of_others_items"] for one in cut.values()) > 0
+    check_catalogues(cut)
+    apart = share_out(shop, 3, None, 0, 0.0)
+    assert len(set.intersection(*(set(one.item_keys) for one in apart.values()))) == 0
+    assert {n: one.content_hash() for n, one in share_out(shop, 3, None, 0, 1.0).items()} == {
+        n: one.content_hash() for n, one in whole.items()
+    }
+    with pytest.raises(ValueError, match=r"who keep 3 events of its \d+ items, expected at least 2"):
+        share_out({"shop": whole_domain(20)}, 9, None, 0, 0.0)
+    with pytest.raises(ValueError, match=r"got silo_overlap 0\.5 with one silo"):
+        PrepareConfig("packed", "raw", "games", silo_overlap=0.5)
+
+
+WORDS = ["red wool scarf", "blue cotton hat", "green silk tie", "grey linen shirt", "white wool socks", "black belt"]
+
+
+def tables(first, num_items=5, words=WORDS):
+    items = [{"item": f"{first + number}", "title": words[(first + number) % 6]} for number in range(num_items)]
+    events = [
+        {"user": user, "item": f"{first + (user + step) % num_items}", "time": step}
+        for user in range(6)
+        for step in range(4)
+    ]
+    return events, items
+
+
+def test_tables_of_companies_lead_there_where_equal_keys_have_the_same_texts():
+    (north, of_north), (south, of_south) = tables(0), tables(2)
+    of_south[0]["title"] = f"{of_south[0]['title']} new"  # three words of four are the same
+    data = fedecider.from_events({"north": north, "south": south}, {"north": of_north, "south": of_south}, name="mall")
+    assert {one.catalogue for one in data.values()} == {"mall"}
+    assert "items matched by key, which have the same texts: north and south 3" in data.notes
+    (whole,) = by_catalogue(data).values()
+    assert whole.item_keys == ["0", "1", "2", "3", "4", "5", "6"]
+    assert data["south"].titles[0].endswith("new")  # its own words stay with it
+    assert not whole.titles[2].endswith("new")
+
+
+def test_numbers_of_each_company_own_are_not_matched():
+    (north, of_north), (south, of_south) = tables(0), tables(2, words=WORDS[::-1])
+    given = {"north": north, "south": south}, {"north": of_north, "south": of_south}
+    data = fedecider.from_events(*given)
+    assert [one.catalogue for one in data.values()] == ["north", "south"]
+    assert any(note.startswith("keys in common, but not their texts: north and south 3") for note in data.notes)
+    forced = fedecider.from_events(*given, catalogue="ean")
+    assert {one.catalogue for one in forced.values()} == {"ean"}
+    south, of_south = tables(2)
+    with pytest.raises(ValueError, match="got a company and the catalogue of all called 'north'"):
+        fedecider.from_events({"north": north, "south": south}, {"north": of_north, "south": of_south}, name="north")

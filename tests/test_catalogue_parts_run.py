@@ -1,0 +1,90 @@
+"""Companies that sell parts of one catalogue: one ID and one vector for an item that several sell, own candidates."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from slow import slow
+from test_silos_run import CPU, DECODER, SENTENCES, WHOLE, rows
+
+from fedecider.data.domain import NO_EVENTS, by_catalogue, numbers_in
+from fedecider.data.silos import share_out
+from fedecider.experiment import prepare
+from fedecider.experiment.prepare import load_ids
+from fedecider.experiment.settings import RunConfig
+from fedecider.methods.recommender import TABLE, rows_of_clients
+from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora
+from fedecider.models.item_texts import encoded_texts
+from idgen.samples import eval_batches, train_batches
+
+pytestmark = pytest.mark.whole
+
+SHOP = {"crime": WHOLE["crime"]}
+CUT = share_out(SHOP, 2, None, 0, 0.5)
+FIRST, SECOND = CUT.values()
+COMMON = sorted(set(FIRST.item_keys) & set(SECOND.item_keys))
+EQUAL = [DECODER, slow(SENTENCES), slow(dataclasses.replace(DECODER, ids="semantic"))]
+
+
+@pytest.mark.parametrize("settings", EQUAL, ids=["decoder", "sentences", "semantic"])
+def test_parts_that_are_the_whole_start_as_silos_do(settings, tmp_path):
+    """The public users are known to one of the two alone, so that the union is another object than either."""
+    config, silos = RunConfig(cache=str(tmp_path), pretrain=settings), share_out(SHOP, 2, None, 0)
+    parts = {name: dataclasses.replace(one, card={}) for name, one in silos.items()}
+    parts["crime.2"] = dataclasses.replace(parts["crime.2"], public=NO_EVENTS)
+    one, other = (prepare.begin(config, found, CPU) for found in (silos, parts))
+    assert other.ids.keys() == {*silos, "crime"}
+    assert one.tokenizer.get_vocab() == other.tokenizer.get_vocab()
+    assert all(torch.equal(vector_ID, other.vectors[name]) for name, vector_ID in one.vectors.items())
+    weights = other.model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in one.model.state_dict().items())
+    first, second = (rows(train_batches(made.tasks, 16, torch.Generator().manual_seed(1))) for made in (one, other))
+    assert first == second
+    for found, made in ((silos, one), (parts, other)):
+        tasks = prepare.client_tasks(found, made.ids, made.tokenizer, settings)
+        asked = [rows([{"ids": batch[1]} for batch in eval_batches(task, "test", 32)]) for task in tasks]
+        if found is silos:
+            expected = asked
+    assert asked == expected
+
+
+@pytest.mark.parametrize("settings", EQUAL, ids=["decoder", "sentences", "semantic"])
+def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settings, tmp_path):
+    config = RunConfig(cache=str(tmp_path), pretrain=settings)
+    stage = prepare.pretrain_stage(config, CUT, CPU, quiet=True)
+    ids = load_ids(stage.folder, CUT, settings)
+    by_key = {name: dict(zip(one.item_keys, ids[name].items.texts, strict=True)) for name, one in CUT.items()}
+    assert 10 < len(COMMON) < len(FIRST.item_keys)
+    assert all(by_key["crime.1"][key] == by_key["crime.2"][key] for key in COMMON)
+    together = by_key["crime.1"] | by_key["crime.2"]
+    assert len(set(together.values())) == len(together) == len(SHOP["crime"].item_keys)
+    made = prepare.begin(config, CUT, CPU)
+    tasks = prepare.client_tasks(CUT, ids, made.tokenizer, settings)
+    for task, (name, one) in zip(tasks, CUT.items(), strict=True):
+        assert len(task.trie) == len(one.item_keys)
+        assert task.item_ids.token_ids == ids[name].items.token_ids
+        if settings is DECODER:
+            assert len(task.neighbours.item_IK) == len(one.item_keys)
+    if settings is DECODER:
+        student = prepare.distill_stage(config, stage, CUT, CPU, quiet=True)
+        assert (student.folder / "backbone").is_dir()
+        whole = by_catalogue(CUT)["crime"]
+        of_union = load_file(stage.folder / prepare.ITEM_VECTORS)["crime"]
+        assert len(of_union) == len(whole.item_keys)
+        table_VD = made.model.get_input_embeddings().weight.detach()
+        for number, token_ids in zip(numbers_in(SECOND, whole), ids["crime.2"].items.token_ids, strict=True):
+            row_D, vector_D = table_VD[token_ids[0]], of_union[number]
+            assert float(torch.nn.functional.cosine_similarity(row_D, vector_D, 0)) > 0.999
+        encoded = encoded_texts(CUT, "tfidf", str(tmp_path))
+        for name, one in CUT.items():
+            assert len(encoded[name]) == len(one.item_keys)
+        model = attach_lora(made.model, LoraSettings(2, ("table",)))
+        own_KV = rows_of_clients(adapter_shapes(model), tasks)[TABLE]
+        padding = len(tasks[0].wording_tokens())
+        assert int(own_KV.all(0).sum()) == len(COMMON) + padding
+        assert [int(row_V.sum()) - padding for row_V in own_KV] == [len(one.item_keys) for one in CUT.values()]
+    assert Path(stage.folder / "ids" / "crime.json").is_file()

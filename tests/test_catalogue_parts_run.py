@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from slow import slow
-from test_silos_run import CPU, DECODER, SENTENCES, WHOLE, rows
+from test_silos_run import CPU, DECODER, REPOSITORY, SENTENCES, WHOLE, main, rows
 
 from fedecider.data.domain import NO_EVENTS, by_catalogue, numbers_in
 from fedecider.data.silos import share_out
+from fedecider.data.store import load_domains, save_domains
 from fedecider.experiment import prepare
 from fedecider.experiment.prepare import load_ids
 from fedecider.experiment.settings import RunConfig
 from fedecider.methods.recommender import TABLE, rows_of_clients
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora
+from fedecider.models.item_table import read_item_ids
 from fedecider.models.item_texts import encoded_texts
+from fedecider.models.recommender import Recommender
 from idgen.samples import eval_batches, train_batches
 
 pytestmark = pytest.mark.whole
@@ -88,3 +94,59 @@ def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settin
         assert int(own_KV.all(0).sum()) == len(COMMON) + padding
         assert [int(row_V.sum()) - padding for row_V in own_KV] == [len(one.item_keys) for one in CUT.values()]
     assert Path(stage.folder / "ids" / "crime.json").is_file()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs over three companies that sell parts of one catalogue: plain, and with secure sums."""
+    folder = tmp_path_factory.mktemp("parts")
+    save_domains(share_out(SHOP, 3, None, 0, 0.5), folder / "data")
+    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
+    content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 32, "data": "data"}
+    content["pretrain"]["backbone"] |= {"d_model": 32}
+    content["pretrain"]["train"] |= {"max_steps": 5}
+    content["distill"] |= {"epochs": 1}
+    content |= {"lora_targets": "table", "hybrid": {"kind": "mixture"}, "update_scales": "1", "domains": "*"}
+    (folder / "toy.yaml").write_text(yaml.safe_dump({**content, "method": "fedavg"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, words in {"plain": (), "secure": ("--secure_sum", "true")}.items():
+            assert main("federate", "--config", "toy.yaml", "--output", f"runs/{name}", *words) == 0
+    return folder
+
+
+def test_a_run_hands_over_rows_that_never_left(folder):
+    """With secure sums results are the plain ones; adapters hold rows of items that one company alone sells."""
+    domains = load_domains(folder / "data")
+    sold = Counter(key for one in domains.values() for key in one.item_keys)
+    metrics = [json.loads((folder / "runs" / name / "metrics.json").read_text()) for name in ("plain", "secure")]
+    for name, one in domains.items():
+        plain, secure = (found["domains"][name]["test"]["fedavg (global)"]["ndcg@10"]["mean"] for found in metrics)
+        assert plain == pytest.approx(secure, abs=1e-6)
+        table = read_item_ids(folder / "runs" / "secure" / "adapters" / name)
+        assert list(table.keys) == one.item_keys
+        assert table.catalogue == "crime"
+        weights = [
+            load_file(folder / "runs" / run / "adapters" / name / "adapter_model.safetensors")
+            for run in ("plain", "secure")
+        ]
+        key = next(key for key in weights[0] if key.endswith("lm_head.lora_B.weight"))
+        row_of = {item: tokens[0] for item, tokens in zip(table.keys, table.token_ids, strict=True)}
+        only_here = [row_of[item] for item in one.item_keys if sold[item] == 1]
+        elsewhere = {tokens[0] for other in domains for tokens in tokens_of(folder, other)} - set(row_of.values())
+        assert only_here
+        assert elsewhere
+        for found in weights:
+            assert found[key][only_here].any(1).float().mean() > 0.9
+            assert not found[key][sorted(elsewhere)].any()
+        torch.testing.assert_close(weights[0][key], weights[1][key], rtol=0, atol=1e-5)
+    told = json.loads((folder / "runs" / "secure" / "communication.json").read_text())
+    bytes_up = {size["up"] for size in told["rounds"][0]["clients"].values()}
+    assert len(bytes_up) == 1, "no message says whose items it is about"
+    recommender = Recommender.from_pretrained(folder / "runs" / "secure", "crime.2")
+    asked = domains["crime.2"].item_keys[:3]
+    assert {one.key for one in recommender.recommend(asked, k=20)} <= set(domains["crime.2"].item_keys)
+
+
+def tokens_of(folder, name):
+    return read_item_ids(folder / "runs" / "plain" / "adapters" / name).token_ids

@@ -117,7 +117,8 @@ class SiteSums:
             )
         tensors = unflat(self.masked(asked, number_L, sends=which), numbers)
         self.sent_L = number_L
-        marks = upload.sent_rows | {ROW_WEIGHTS + name: mark for name, mark in upload.sent_rows.items()}
+        told = {name: self.sums.own_rows[name][upload.clients] for name in upload.sent_rows}
+        marks = told | {ROW_WEIGHTS + name: mark for name, mark in told.items()}
         sent = {name: tensor[None] for name, tensor in tensors.items()}
         return Upload(upload.clients, torch.ones(1), sent, sent_rows=marks)
 

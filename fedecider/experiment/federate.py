@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,10 @@ from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import cohort_size
 from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings
-from fedecider.federation.secure_rounds import SecureSums, bare_rows, securely_summed_rounds
+from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
-from fedecider.methods.recommender import ClientModels
+from fedecider.methods.recommender import ClientModels, travelling_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
@@ -158,7 +157,7 @@ def prepare_rounds(settings: Settings, artifacts: BaseArtifacts, launch: Launch)
     check_shared_noise(config.privacy, method, recommender)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
-    return Prepared(method, blocks, recommender, _gathering(settings, method, recommender, launch))
+    return Prepared(method, blocks, recommender, _gathering(settings, method, recommender))
 
 
 def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> Launch:
@@ -171,16 +170,10 @@ def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> 
     return launch.placed("data" if idle and not alone else "clients")
 
 
-def _gathering(
-    settings: Settings, method: FederatedMethod, recommender: ClientModels, launch: Launch
-) -> AggregationBackend:
-    """How uploads reach the server: one by one, or as secure sums; of what a sum does not hide it warns."""
+def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientModels) -> AggregationBackend:
+    """How uploads reach the server: one by one, or as secure sums."""
     config = settings.run
     if not config.secure_sum:
         return ONE_BY_ONE
-    sums = SecureSums(config.seed, own_rows=recommender.own_rows)
-    gathering = securely_summed_rounds(method, sums)
-    if launch.is_main:
-        for sentence in bare_rows(recommender.own_rows):
-            print(f"warning: {sentence}", file=sys.stderr)
-    return gathering
+    told = travelling_rows(recommender, method.takes_mean).told
+    return securely_summed_rounds(method, SecureSums(config.seed, own_rows=told))

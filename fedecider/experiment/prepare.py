@@ -50,7 +50,7 @@ from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import received, take_row
 from fedecider.methods.entries import METHODS
-from fedecider.methods.recommender import ClientModels, build_recommender
+from fedecider.methods.recommender import ClientModels, as_known, build_recommender, travelling_rows
 from fedecider.models.adapters import (
     adapter_shapes,
     attach_lora,
@@ -765,7 +765,7 @@ def make_recommender(
         deepspeed=deepspeed,
         processes=processes,
         checkpointing=settings.run.gradient_checkpointing,
-    )._replace(protected=settings.run.privacy.clips)
+    )._replace(protected=settings.run.privacy.clips, hidden=settings.run.secure_sum)
 
 
 def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device: torch.device) -> list[Task]:
@@ -824,6 +824,7 @@ def load_reported(
     """The reported model of ``client`` at the selected round; returns the client's own row, as it was loaded."""
     download = received(method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client])), 0)
     own = take_row(state.best_local, client)
+    download = as_known(download, own, travelling_rows(recommender, method.takes_mean).sent, client)
     entry = METHODS[settings.run.method]
     loaded = entry.load_variant(recommender, settings.method, method.variants[0], download, own, client)
     scale_update(recommender.model, share)

@@ -56,7 +56,7 @@ from fedecider.federation.streams import stream
 from fedecider.methods.entries import METHODS, Method
 from fedecider.methods.fedecider import FusionWeights
 from fedecider.methods.local_training import user_epsilon, user_report
-from fedecider.methods.recommender import ClientModels, common_rows
+from fedecider.methods.recommender import ClientModels, common_rows, travelling_rows
 from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars
 from fedecider.models.counts import Counts
 from fedecider.models.export import Card, export_adapter, prompt_layout
@@ -556,7 +556,7 @@ def _write_rounds(run: Ended, hybrids: Hybrids | None) -> None:
         if weights:
             content["modules"] = list(adapter_shapes(recommender.model))
         write_json(folder.fusion_weights, {**content, **weights})
-    traffic = communication(records, names, recommender)
+    traffic = communication(records, names, recommender, run.method.takes_mean)
     if hybrids is not None:
         traffic["hybrid"] = hybrids.traffic
     write_json(folder.communication, traffic)
@@ -589,7 +589,9 @@ def weights_over_rounds(records: Sequence[dict], start_KK: Tensor, field: str) -
     return torch.stack(over_rounds)
 
 
-def communication(records: Sequence[dict], names: Sequence[str], recommender: ClientModels) -> dict[str, Any]:
+def communication(
+    records: Sequence[dict], names: Sequence[str], recommender: ClientModels, takes_mean: bool
+) -> dict[str, Any]:
     """Bytes per round, client and direction, with the payload of every tensor; P scalars make one adapter."""
     per_round = []
     for record in records:
@@ -601,7 +603,7 @@ def communication(records: Sequence[dict], names: Sequence[str], recommender: Cl
     return {
         "unit": "bytes of one safetensors message per client, round and direction",
         "adapter_scalars": num_scalars(initial_adapters(adapter_shapes(recommender.model), 0)),
-        "common_rows": common_rows(recommender.own_rows),
+        "common_rows": common_rows(travelling_rows(recommender, takes_mean).told),
         "total": total_bytes(records),
         "rounds": per_round,
         "tensors": {str(record["round"]): record["traffic"] for record in (records[0], records[-1])},

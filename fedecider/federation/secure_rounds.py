@@ -8,7 +8,8 @@ mean over weights of 1 or more is off by at most 2^-33), masked and sent, with t
 two sums is the mean. Who is late, not finite or out of range has dropped out after its shares were sent.
 
 Of a tensor whose rows travel by ``sent_rows`` two clients mask the rows that both of them send, and each row has a sum
-of weights of its own. A row that one client alone sends is not hidden by any sum (`bare_rows`).
+of weights of its own: the number of clients that have it, where all weigh alike. Where all of them send a row, with
+zeros if it is not theirs, that is all the server learns.
 
 Shape legend: L numbers of an upload, K clients of the run, L numbers of an upload in order of their names, n rows of a
 tensor.
@@ -151,7 +152,8 @@ class SecureSums(NamedTuple):
     threshold: float = THRESHOLD
     num_neighbours: int | None = None
     own_rows: Tree = {}  # noqa: RUF012 (never written to)
-    """Tensor name -> (K, n) bool, the rows that each client sends; all parties know them."""
+    """Tensor name -> (K, n) bool, the rows that each client sends; all parties know them. Of its upload's rows
+    (``sent_rows``) there may be fewer: the others are sent as zeros of weight 0, and nobody sees which these are."""
 
     def parties(self, round: int, cohort: Sequence[int]) -> Simulated:
         return simulated(tuple(cohort), self.seed, PURPOSE, round, self.threshold, self.num_neighbours)
@@ -191,7 +193,7 @@ def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Aggrega
             delivered.append(client)
         traffic = [
             with_protocol(parties.rules, one, client, client in delivered, client in kept_back)
-            for client, one in zip(in_block, _masked_traffic(download, upload), strict=True)
+            for client, one in zip(in_block, _masked_traffic(download, upload, sums.own_rows), strict=True)
         ]
         summed = {name: tensor[None] for name, tensor in total.items()}
         mean_of = torch.tensor(delivered, dtype=torch.long)
@@ -305,20 +307,6 @@ def with_protocol(rules: Rules, one: Traffic, client: int, delivers: bool, kept_
     return Traffic(one.down | down, one.up | up, one.header_down, one.header_up)
 
 
-def bare_rows(own_rows: Tree) -> list[str]:
-    """What a sum does not hide, in a sentence for each tensor: rows that one client alone sends."""
-    found = []
-    for name, own_KI in own_rows.items():
-        sent_I = own_KI.sum(0)
-        bare, all_sent = int((sent_I == 1).sum()), int((sent_I > 0).sum())
-        if bare:
-            found.append(
-                f"{bare:,} of the {all_sent:,} rows of {name} that are sent belong to one client alone: a secure sum "
-                "shows them as they are"
-            )
-    return found
-
-
 def _added(uploads: Iterable[Upload]) -> tuple[Tree, list[int]]:
     """The sum of what arrived, and from whom, in ascending order."""
     total: Tree = {}
@@ -336,9 +324,10 @@ def _add(total: Tree, one: Tree) -> None:
         total[name] = total[name] + tensor if name in total else tensor
 
 
-def _masked_traffic(download: Download, upload: Upload) -> list[Traffic]:
+def _masked_traffic(download: Download, upload: Upload, own_rows: Tree) -> list[Traffic]:
     """Bytes as :func:`fedecider.federation.wire.measure` has them, of masked numbers in the place of the tensors."""
+    told = {name: own_rows[name][upload.clients] for name in upload.sent_rows}
     like = masked_like(take_row(dense(upload_of(upload, 0), download_of(download, 0)).tensors, 0), upload.sent_rows)
     masked = {name: tensor.expand(len(upload.clients), *tensor.shape) for name, tensor in like.items()}
-    marks = upload.sent_rows | {ROW_WEIGHTS + name: mark_Cn for name, mark_Cn in upload.sent_rows.items()}
+    marks = told | {ROW_WEIGHTS + name: mark_Cn for name, mark_Cn in told.items()}
     return measure(download, Upload(upload.clients, upload.weights, masked, sent_rows=marks))

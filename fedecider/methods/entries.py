@@ -24,7 +24,7 @@ from fedecider.methods import (
     rolora,
 )
 from fedecider.methods.fedecider import FusionWeights
-from fedecider.methods.recommender import ClientModels, sends_own_rows
+from fedecider.methods.recommender import ClientModels, sends_own_rows, travelling_rows
 from fedecider.models.adapters import Shapes
 
 
@@ -61,7 +61,7 @@ class Method(NamedTuple):
     def build(self, recommender: ClientModels, config: Any) -> FederatedMethod:
         """The method; of tables only rows of the own catalogue travel, where training changes no others."""
         method = self.algorithm(recommender, config)
-        return method if self.pooled else sends_own_rows(method, recommender.own_rows)
+        return method if self.pooled else sends_own_rows(method, travelling_rows(recommender, method.takes_mean))
 
 
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})

@@ -12,7 +12,14 @@ from fedecider.bounds import Diverged
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import TABLE, common_rows, rows_of_clients, sends_own_rows, travelling_shapes
+from fedecider.methods.recommender import (
+    TABLE,
+    common_rows,
+    rows_of_clients,
+    sends_own_rows,
+    travelling_rows,
+    travelling_shapes,
+)
 from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, without_prefix
 
 pytestmark = pytest.mark.whole
@@ -179,6 +186,6 @@ def test_whole_tables_travel_where_any_row_may_change():
     assert rows_of_clients(adapter_shapes(recommender.model), []) == {}
     assert common_rows({}) == []
     method = METHODS["fedavg"].algorithm(recommender, METHODS["fedavg"].config())
-    assert sends_own_rows(method, {}) is method
+    assert sends_own_rows(method, travelling_rows(recommender._replace(own_rows={}), True)) is method
     shapes = adapter_shapes(recommender.model)
     assert travelling_shapes(shapes, [], 1, 3) == (shapes, [shapes] * 3)

@@ -62,9 +62,12 @@ def sites_by_catalogue(domains: Mapping[str, Domain], config: HybridConfig) -> d
     return {} if config.kind == "none" else catalogue_groups(domains, config)
 
 
-def fewest(num_sites: int) -> int:
-    """Sites that a sum is over: of two, each would hold the other's counts as they are, which only a pair is told."""
-    return min(num_sites, 3)
+def fewest(shared: SharedItems) -> int:
+    """Sites that a sum is over: of two, each would hold the other's counts as they are, which only a pair is told.
+
+    Where sites sell parts of a catalogue it is all of them: an item that three sell would be that of two without one.
+    """
+    return shared.fewest if shared.sells_KN.all() else len(shared.sells_KN)
 
 
 def what_sites_learn(domains: Mapping[str, Domain], config: HybridConfig) -> list[str]:
@@ -162,9 +165,9 @@ class SiteCounts:
     def _in_one_sum(self, given: object) -> tuple[list[int], str | None]:
         """The clients of a sum, and its SHA-256: empty before it has come, None if this site is in no sum yet."""
         clients, before = sorted(set(client_numbers(given))), self._noted()
-        if not set(clients) <= set(self.group) or len(clients) < fewest(len(self.group)):
+        if not set(clients) <= set(self.group) or len(clients) < fewest(self.shared):
             raise ValueError(
-                f"got a sum of counts over the clients {clients}, expected {fewest(len(self.group))} at least of "
+                f"got a sum of counts over the clients {clients}, expected {fewest(self.shared)} at least of "
                 f"{list(self.group)}: over fewer each would hold another's as they are"
             )
         if before and before["clients"] != clients:
@@ -221,8 +224,8 @@ def share_counts(
         try:
             if not file.is_file():
                 server = ServerSums(SecureSums(seed), channel, _purpose(catalogue), (KEYS, SHARES, UNMASK))
-                num_items = _shared_items(domains, names).num_items
-                write_bytes(file, pack(_summed(server, clients, num_items, round, folder / SCRATCH, begun)))
+                shared = _shared_items(domains, names)
+                write_bytes(file, pack(_summed(server, clients, shared, round, folder / SCRATCH, begun)))
             begun.unlink(missing_ok=True)
             told = unpack(file.read_bytes(), channel.config.max_bytes)._replace(round=round)
         except ValueError as error:
@@ -240,7 +243,7 @@ def _shared_items(domains: Mapping[str, Domain], names: Sequence[str]) -> Shared
 
 
 def _summed(
-    server: ServerSums, clients: Sequence[int], num_items: int, round: int, scratch: Path, begun: Path
+    server: ServerSums, clients: Sequence[int], shared: SharedItems, round: int, scratch: Path, begun: Path
 ) -> Message:
     """The sum over those whose parts have all come, as the message that tells it.
 
@@ -250,7 +253,7 @@ def _summed(
     Raises:
         ValueError: too few are left, of all ``clients``, or do not answer when masks are opened.
     """
-    before = read_object(begun, {"clients": list})["clients"] if begun.is_file() else None
+    before, num_items = read_object(begun, {"clients": list})["clients"] if begun.is_file() else None, shared.num_items
     with _emptied(scratch):
         facts = server.begin(round, before or clients)
         parts, there = range(1, num_parts(num_items) + 1), list(facts)
@@ -262,7 +265,7 @@ def _summed(
                 np.save(place(client, part), masked_L.numpy())
             there = [client for client in there if Path(place(client, part)).is_file()]
         check_survivors(server.rules_of(round, clients), there)
-        _check_there(there, clients, before)
+        _check_there(there, clients, before, fewest(shared))
         write_json(begun, {"clients": there})
         opened = server.opened(round, there)
 
@@ -277,12 +280,12 @@ def _summed(
     return Message(SUM, round, tensors, {"run": server.channel.run, "clients": there})
 
 
-def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[int] | None) -> None:
+def _check_there(there: Sequence[int], clients: Sequence[int], before: Sequence[int] | None, least: int) -> None:
     """``ValueError`` for a sum that sites would not open."""
-    if len(there) < fewest(len(clients)):
+    if len(there) < least:
         raise ValueError(
-            f"got the counts of {len(there)} of {len(clients)} sites, expected {fewest(len(clients))} at least: of "
-            "two, each would hold the other's as they are"
+            f"got the counts of {len(there)} of {len(clients)} sites, expected {least} at least: of two, each would "
+            "hold the other's as they are"
         )
     if before is not None and list(there) != list(before):
         raise ValueError(

@@ -1,5 +1,6 @@
 """Sites with one catalogue add up their counts: what each gets, whom the sum leaves out, and what nobody is told."""
 
+import dataclasses
 import json
 import logging
 import re
@@ -21,7 +22,7 @@ from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts, what_sites_learn
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
-from fedecider.experiment.rows import own_counts
+from fedecider.experiment.rows import client_counts, own_counts
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.models import counts as others
@@ -434,3 +435,37 @@ def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
     wire = read(tmp_path / "out" / "server" / "wire.json")
     assert {one["client"] for one in wire["messages"] if one["kind"] == "count_sum"} == {0, 1}
     assert wire["refused_after_rounds"] == []
+
+
+PARTS = {
+    name: dataclasses.replace(
+        one,
+        item_keys=[f"{number + first:02d}" for number in range(NUM_ITEMS)],
+        catalogue="books",
+    )
+    for first, (name, one) in enumerate(FOUR.items())
+}
+"""Each sells an item that the one before does not have, and lacks its first one."""
+
+
+def test_sites_that_sell_parts_get_the_counts_of_items_that_three_sell(tmp_path):
+    expected, _ = client_counts(PARTS, HybridConfig(kind="mixture", sources="others"), RUN.seed)
+    sites = sites_in(tmp_path, PARTS)
+    line = shared(sites, tmp_path / "server", shops=PARTS)
+    assert line.refused == []
+    for site, (name, counts) in zip(sites, expected.items(), strict=True):
+        assert same(site.counts.found()[name], counts)
+        assert counts.num_items == NUM_ITEMS
+        sold = sorted(number for number in range(NUM_ITEMS) if counts.event_I[number])
+        first = list(PARTS).index(name)
+        assert all(2 <= number + first <= NUM_ITEMS for number in sold)  # those of three sellers or four
+        assert sold
+
+
+def test_a_sum_of_parts_is_over_all_sites_or_there_is_none(tmp_path, caplog):
+    sites = sites_in(tmp_path, PARTS)
+    shared(sites, tmp_path / "server", shops=PARTS, away=asked_for("counts", part=1))
+    assert "got the counts of 3 of 4 sites, expected 4 at least" in caplog.text
+    assert sites[0].counts.found() == {}
+    told = told_by(sites[0], "count_unmask", survivors=[0, 2, 3])
+    assert "expected 4 at least of [0, 1, 2, 3]" in told.facts["reason"]

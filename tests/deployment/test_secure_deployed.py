@@ -11,6 +11,8 @@ from toy_recommender import SILOS, toy_data
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
+from fedecider.methods.recommender import TABLE, travelling_rows
+from fedecider.testing import llm_contract
 
 pytestmark = pytest.mark.whole
 
@@ -189,3 +191,34 @@ def test_a_site_refuses_a_server_that_asks_for_too_much(tmp_path):
     assert "shares of 0 neighbours of client 0, expected 1 at least" in lonely(folder=tmp_path / "b")
     strange = pack(Message("unmask", 7, {}, {"run": "abc", "survivors": [0, 1]}))
     assert "got unmask of round 7 without keys" in unpack(sites[0].answer(strange), MOST).facts["reason"]
+
+
+def test_sites_that_sell_parts_of_a_catalogue_keep_their_own_rows(tmp_path, monkeypatch):
+    """As in the simulation, bit for bit; downloads and uploads have the same rows for everybody."""
+    monkeypatch.setattr(llm_contract, "CATALOGUES", {"north": (3, 12), "south": (8, 17), "east": (10, 21)})
+    monkeypatch.setattr(llm_contract, "SILO_SIZES", {"north": 12, "south": 10, "east": 11})
+    names = ["north", "south", "east"]
+
+    def made():
+        recommender = catalogue_recommender(names)
+        own_KV = recommender.own_rows[TABLE]
+        return recommender._replace(home_rows={TABLE: own_KV & (own_KV.sum(0) == 1)}, hidden=True)
+
+    sums = SUMS._replace(own_rows=travelling_rows(made(), True).told)
+    expected, records_expected = simulated("fedavg", 2, recommender=made(), sums=sums)
+    seen = []
+
+    def watch(client, asked, blob):
+        if asked.kind == "train" and asked.round == 2:
+            seen.append(({key: one.shape for key, one in asked.tensors.items()}, asked.facts["marks"]))
+            seen[-1] += ({key: one.shape for key, one in unpack(blob, MOST).tensors.items()},)
+        return blob
+
+    sites = [site_of("fedavg", client, tmp_path, made(), sums=sums) for client in range(3)]
+    state, records, _, _ = deployed("fedavg", sites, 2, names=names, recommender=made(), sums=sums, damage=watch)
+    assert same(state.server, expected.server)
+    assert [record["valid"] for record in records] == [record["valid"] for record in records_expected]
+    assert [record["traffic"] for record in records] == [record["traffic"] for record in records_expected]
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+    assert not state.server[TABLE][3:8].any()  # sold in the north alone

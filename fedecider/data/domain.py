@@ -231,16 +231,28 @@ def united(name: str, members: Sequence[Domain]) -> Domain:
             about.setdefault(key, (title, text))
     keys = sorted(about)
     whole = Domain(name, keys, *map(list, zip(*(about[key] for key in keys), strict=True)), NO_EVENTS, NO_EVENTS, {})
+    return replace(whole, public=_public_of(ordered, whole))
+
+
+def _public_of(members: Sequence[Domain], whole: Domain) -> Events:
+    """The public users of a catalogue's domains, by key, with its item numbers; in order, without times."""
+    groups = [one.public.arrays() for one in members]
+    users = [user for group in groups for user in group.users]
+    items = [
+        SequenceArray(group.sequences.start_U, numbers_in(one, whole)[group.sequences.value_E])
+        for one, group in zip(members, groups, strict=True)
+    ]
+    if len(set(users)) == len(users):
+        lengths, numbers = ([getattr(one, name) for one in items] for name in ("length_U", "value_E"))
+        every = SequenceArray.of_lengths(np.concatenate(lengths), np.concatenate(numbers))
+        return Events(users, every, None).take(sorted(range(len(users)), key=users.__getitem__))
     histories: dict[str, list[list[tuple[int, int]]]] = {}
-    for one in ordered:
-        users, items, times = one.public.arrays()
-        renumbered = SequenceArray(items.start_U, numbers_in(one, whole)[items.value_E])
-        unknown = [[UNKNOWN_TIME] * length for length in items.length_U.tolist()] if times is None else times
-        for user, item_H, time_H in zip(users, renumbered, unknown, strict=True):
+    for group, of_group in zip(groups, items, strict=True):
+        unknown = [[UNKNOWN_TIME] * length for length in of_group.length_U.tolist()]
+        for user, item_H, time_H in zip(group.users, of_group, group.timestamps or unknown, strict=True):
             histories.setdefault(user, []).append(list(zip(time_H, item_H, strict=True)))
     names = sorted(histories)
-    together = [[item for _, item in _together(histories[user])] for user in names]
-    return replace(whole, public=Events(names, together, None))
+    return Events(names, [[item for _, item in _together(histories[user])] for user in names], None)
 
 
 def _together(histories: Sequence[list[tuple[int, int]]]) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 import yaml
 
-from fedecider.data.domain import Domain, by_catalogue, clients_of
+from fedecider.data.domain import Domain, by_catalogue, clients_of, is_part
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains
 from fedecider.experiment.settings import RunConfig
@@ -63,6 +63,8 @@ class DataFacts(NamedTuple):
     """Different texts of items that have words, of all catalogues."""
     num_public: int
     """Users."""
+    has_parts: bool = False
+    """Whether clients of one catalogue sell parts of it."""
 
     @property
     def is_shared(self) -> bool:
@@ -130,6 +132,7 @@ def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
         num_all_items=sum(items.values()),
         num_texts=len(texts),
         num_public=len({user for domain in domains.values() for user in domain.public.users}),
+        has_parts=any(is_part(domain, catalogues[domain.catalogue]) for domain in clients.values()),
     )
 
 
@@ -187,9 +190,10 @@ def choose(facts: DataFacts, machine: Machine, asked: Mapping[str, Any] = {}) ->
 def _base(facts: DataFacts) -> tuple[Path, str]:
     if facts.is_shared:
         return COMPANIES, (
-            f"{len(facts.names)} companies share {_number(facts.num_catalogues, 'catalogue')}; what one learns of an "
-            "item holds for the others, in the model and in their counts, which are summed masked: each alone brought "
-            "most of what joining is worth (benchmarks/results/joining.md)"
+            f"{len(facts.names)} companies {'sell parts of' if facts.has_parts else 'share'} "
+            f"{_number(facts.num_catalogues, 'catalogue')}; what one learns of an item holds for the others, in the "
+            "model and in their counts, which are summed masked: each alone brought most of what joining is worth "
+            "(benchmarks/results/joining.md)"
         )
     if facts.is_tiny:
         return TINY, (

@@ -47,6 +47,9 @@ def test_the_union_has_every_item_once_and_public_users_who_are_one_person():
         "eve": [3, 2, 1],
     }
     assert not whole.clients.users
+    other = replace(SOUTH, public=SOUTH.public._replace(users=["zoe", "eve"]))
+    alone = by_catalogue({"north": NORTH, "south": other})["ean"].public
+    assert (alone.users, alone.sequences[3]) == (["ann", "bob", "eve", "zoe"], [1, 2, 3, 3])
     assert numbers_in(SOUTH, whole).tolist() == [1, 2, 3]
     assert list(with_unions(BOTH)) == ["south", "north", "ean"]
     assert list(once_a_catalogue(BOTH)) == ["south", "north"]

@@ -469,3 +469,22 @@ def test_a_sum_of_parts_is_over_all_sites_or_there_is_none(tmp_path, caplog):
     assert sites[0].counts.found() == {}
     told = told_by(sites[0], "count_unmask", survivors=[0, 2, 3])
     assert "expected 4 at least of [0, 1, 2, 3]" in told.facts["reason"]
+
+
+@pytest.mark.slow
+def test_companies_with_parts_of_a_catalogue_end_as_the_simulation_does(tmp_path):
+    """FedAvg with adapters of the table and secure sums: rows at home, hybrids and adapters, bit for bit."""
+    sample = {"crime": few(sample_domains(["crime"])["crime"])}
+    parts = share_out(sample, 3, None, 0, 0.5)
+    more = {"hybrid": {"kind": "mixture"}, "num_rounds": 2, "learning_rate": 0.01}
+    more |= {"method": "fedavg", "secure_sum": True}
+    write_playground(tmp_path, parts, **more)
+    deploy_playground(tmp_path)
+    for name in parts:
+        adapter = Path("adapters") / name / "adapter_model.safetensors"
+        twin = tmp_path / "runs" / "simulated" / adapter
+        assert (tmp_path / "out" / name / adapter).read_bytes() == twin.read_bytes()
+        site, simulated = (
+            read(tmp_path / place / "metrics.json") for place in (Path("out") / name, Path("runs/simulated"))
+        )
+        assert site["hybrid"] == {name: simulated["hybrid"][name]}

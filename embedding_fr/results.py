@@ -17,7 +17,7 @@ from fedecider.baselines.counts import popularity
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.evaluation.protocols import Protocol, chance_hit, get_protocol
+from fedecider.evaluation.protocols import Protocol, chance_hit, few_candidates, get_protocol
 from fedecider.evaluation.statistics import Comparison, compare_table
 from fedecider.experiment.report import Parts, RunFiles, write_run_page
 from fedecider.federation.parties import hidden_share
@@ -317,6 +317,13 @@ def _notes(
         federation.append(f"every {settings.run.eval_every} rounds are validated, and the last one")
     return [
         *order_warning(settings.run.method, interactions),
+        *few_candidates(
+            {
+                interactions.name: chance_hit(
+                    interactions.sequences, interactions.num_items, "test", get_protocol(settings.run.protocol)
+                )
+            }
+        ),
         *federation,
         *broken,
         *sum_notes(settings.run.secure_sum, settings.privacy.clips),

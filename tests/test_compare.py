@@ -289,6 +289,7 @@ def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
         ({"rows": {}}, "got no rows"),
         ({"rows": {"mine": {"method": "fedsgd"}}}, "got method 'fedsgd' in mine"),
         ({"rows": {"fedavg": {"seed": 3}}}, "got seed in the row fedavg"),
+        ({"rows": {5: {}}}, "got the row 5, expected letters"),
         ({"rows": {"a/b": {"method": "local"}}}, "got the row 'a/b'"),
         ({"baselines": ["bpr"]}, "got baselines ['bpr']"),
         ({"against": ["local"]}, "got against ['local']"),

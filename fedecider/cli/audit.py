@@ -30,8 +30,10 @@ def audit(config: AuditConfig) -> None:
     )
     from fedecider.running.launch import start
     from fedecider.running.progress import console
+    from fedecider.running.run_folder import check_output
 
     folder, record, _ = finished(Path(config.run))
+    check_output(folder.root)  # before hours of work
     attack = track_of_config(record["config"]).part("audit")
     with start(int(record["config"]["run"].get("num_threads", 0))) as launch:
         outcome = attack(config, launch)

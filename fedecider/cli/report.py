@@ -8,7 +8,7 @@ from pathlib import Path
 from fedecider.experiment.run_page import ReportConfig
 from fedecider.experiment.track import track_of_config
 from fedecider.running.options import build_parser, parse, run
-from fedecider.running.run_folder import read_run
+from fedecider.running.run_folder import check_output, read_run
 
 DESCRIPTION = """Write report.html into the folder of a finished run: a verdict in plain words, examples, results with
 intervals, convergence, analyses, costs, data and settings in one file that needs no network. Examples and analyses are
@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, ReportConfig), argv, ReportConfig)
         track = track_of_config(read_run(Path(config.run))["config"])
+        check_output(Path(config.run))
         print(f"written: {track.part('page')(config)}")
 
     return run(work)

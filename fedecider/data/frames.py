@@ -114,6 +114,10 @@ def from_events(
         ValueError: a table, a column or a value that cannot be read, with row and column; or too little is left.
     """
     _check_settings(settings, public, rating)
+    if not isinstance(name, str):
+        raise ValueError(f"got the name {name!r}, expected a text, such as name='shop'")
+    if texts is not None and not isinstance(texts, Mapping):
+        raise ValueError(f"got texts {texts!r}, expected fields and their columns, such as texts={{'title': 'label'}}")
     settings = {**DEFAULTS, **settings}
     report = report or ImportReport()
     if bad_rows not in ("error", "skip"):

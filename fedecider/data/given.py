@@ -22,6 +22,7 @@ from fedecider.data.readers.raw import (
     MAX_TIME,
     MICROSECONDS,
     OTHER_TEXT_FIELDS,
+    SURROGATE,
     EventTable,
     ItemFields,
     ReadOptions,
@@ -539,6 +540,10 @@ def _table(given: Given) -> pa.Table:
         if hasattr(table, "to_dict") and hasattr(table, "columns"):  # pandas
             known = [name for name in wanted if name in table.columns]
             return pa.Table.from_pandas(table[known] if wanted else table.iloc[:0], preserve_index=False)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"got {given.what} with half of a character ({error.object[:60]!r}), expected text that UTF-8 can write"
+        ) from error
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(
             f"got {given.what} with a column of mixed or too large values ({_odd_value(table, wanted) or error}), "
@@ -590,6 +595,9 @@ def _key(value: Any, what: str, given: Given, number: int) -> str:
         value = int(value)  # a column of whole numbers that a gap has made floats
     if not isinstance(value, str | int) or isinstance(value, bool):
         text = f"got the {what} {value!r} {given.place(what, number)}, expected text or a whole number"
+        raise BadValue(f"unreadable {what}", text)
+    if isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
+        text = f"got the {what} {value!r} {given.place(what, number)}, expected text without halves of a character"
         raise BadValue(f"unreadable {what}", text)
     if isinstance(value, str) and "\n" in value:
         text = f"got the {what} {value[:60]!r} {given.place(what, number)}, expected one line: does a quote never end?"

@@ -157,7 +157,7 @@ def own_users(
 def _check_names(name: str, companies: Sequence[str]) -> None:
     if isinstance(companies, str) or len(companies) < 2 or len(set(companies)) != len(companies):
         raise ValueError(f"got companies {companies!r}, expected two or more different names")
-    odd = [one for one in (name, *companies) if not NAME.fullmatch(one)]
+    odd = [one for one in (name, *companies) if not isinstance(one, str) or not NAME.fullmatch(one)]
     if odd:
         raise ValueError(
             f"got the name {odd[0]!r}, expected letters, digits, '_', '-' and '.' only (it names a folder)"

@@ -47,6 +47,10 @@ def save_domain(domain: Domain, folder: str | Path) -> Path:
 
 def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str, Path]:
     """As ``save_domain`` for several: all are written before the first one is put in place."""
+    check_folder(folder)
+    if folder is None or not isinstance(domains, Mapping):
+        kind = type(domains).__name__
+        raise ValueError(f"got {kind} for the folder {folder!r}, expected a mapping of domains by name, and a folder")
     root = Path(folder)
     targets = {name: root / name for name in domains}
     for target in targets.values():
@@ -65,7 +69,9 @@ def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str,
 
 
 def check_folder(output: str | Path | None) -> None:
-    """``ValueError`` where domains cannot be saved in ``output`` since it is a file."""
+    """``ValueError`` where domains cannot be saved in ``output`` since it is a file, or no path."""
+    if output is not None and not isinstance(output, str | os.PathLike):
+        raise ValueError(f"got the output {output!r}, expected the path of a folder")
     if output is not None and Path(output).exists() and not Path(output).is_dir():
         raise ValueError(f"got the output {output}, which is a file, expected a folder, or a free place for one")
 

@@ -56,6 +56,9 @@ def mean_metrics(position_U: Tensor, cutoffs: Sequence[int] = CUTOFFS) -> dict[s
     Sums exactly (``math.fsum``), so neither the order of users nor sharding changes the last bit.
     Raises ``ValueError`` when there is no user.
     """
+    if torch.as_tensor(position_U).dim() != 1:
+        shape = tuple(torch.as_tensor(position_U).shape)
+        raise ValueError(f"got positions of the shape {shape}, expected one for each user, (U,)")
     if torch.as_tensor(position_U).numel() == 0:
         raise ValueError("got no user, expected at least one position: check that the domain has clients")
     return {
@@ -81,6 +84,12 @@ def ranked_share(position_U: Tensor) -> float:
 def macro_mean(domain_metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Unweighted mean over domains, metric by metric: each domain counts once however many users it has."""
     names = list(next(iter(domain_metrics.values()), {}))
+    odd = [domain for domain, found in domain_metrics.items() if set(found) != set(names)]
+    if odd:
+        raise ValueError(
+            f"got the metrics {', '.join(domain_metrics[odd[0]])} of {odd[0]} and {', '.join(names)} of "
+            f"{next(iter(domain_metrics))}, expected the same"
+        )
     return {name: math.fsum(m[name] for m in domain_metrics.values()) / len(domain_metrics) for name in names}
 
 

@@ -287,3 +287,17 @@ def _outside(sequence: Sequence[int], num_items: int) -> Tensor:
     inside_I = torch.zeros(num_items, dtype=torch.bool)
     inside_I[torch.tensor(list(sequence), dtype=torch.int64)] = True
     return (~inside_I).nonzero()[:, 0]
+
+
+MUCH_BY_CHANCE = 0.5
+"""Hit@10 of guessing from which on hit@10 is said to say little."""
+
+
+def few_candidates(chances: Mapping[str, float]) -> list[str]:
+    """Name -> expected hit@10 of guessing: a sentence for each where so few items are ranked that it says little."""
+    return [
+        f"warning: {name}: so few items are left to rank that guessing has hit@10 {chance:.4f}; hit@10 says "
+        f"{'nothing' if chance >= 1.0 else 'little'} here: look at ndcg@5 and mrr@5, or give more items"
+        for name, chance in chances.items()
+        if chance >= MUCH_BY_CHANCE
+    ]

@@ -11,6 +11,7 @@ a client, R resamples or permutations.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeVar
@@ -468,6 +469,8 @@ def _p_values(
     paired: Sequence[PerDomain], generator: torch.Generator, num_permutations: int, persons: Persons | None
 ) -> list[float]:
     """:func:`paired_permutation_test` of each of the differences (K of them), all of one shape, by the same flips."""
+    if num_permutations < 1:
+        raise ValueError(f"got num_permutations {num_permutations}, expected at least 1")
     term_KU = torch.stack([_terms(difference, persons) for difference in paired])
     total_K, num_extreme_K, left = term_KU.sum(1), torch.zeros(len(paired), dtype=torch.long), num_permutations
     least_K = total_K.abs() - 1e-9 * term_KU.abs().sum(1)  # rounding makes no permutation less extreme
@@ -497,6 +500,9 @@ def _effect_size(difference: PerDomain) -> float:
 
 
 def _metric_values(per_domain: PerDomain, metrics: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    odd = [name for name in metrics if not re.fullmatch(r"(hit|ndcg|mrr)@[1-9][0-9]*", str(name))]
+    if odd or not metrics:
+        raise ValueError(f"got metrics {odd or list(metrics)}, expected hit@k, ndcg@k or mrr@k")
     cutoffs = sorted({int(name.partition("@")[2]) for name in metrics})
     values = {domain: user_metrics(_as_SU(position), cutoffs) for domain, position in per_domain.items()}
     unknown = [name for name in metrics if any(name not in v for v in values.values())]

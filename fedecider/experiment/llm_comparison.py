@@ -166,7 +166,7 @@ class CompareConfig:
         for label, options in self.rows.items():
             if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
                 raise ValueError(f"got {options!r} for the row {label}, expected its options, or {{}}")
-            if not re.fullmatch(r"[A-Za-z0-9_.]+", label):
+            if not isinstance(label, str) or not re.fullmatch(r"[A-Za-z0-9_.]+", label):
                 raise ValueError(f"got the row {label!r}, expected letters, digits, _ and . (it names folders)")
             if label in (*BASELINES, *self.baselines, MACRO):
                 raise ValueError(f"got the row {label}, which is the name of a baseline; choose another")
@@ -383,9 +383,10 @@ def _call(config: CompareConfig, stage: str, run: Run) -> str:
         command = [sys.executable, "-m", "fedecider.cli.main", stage, *words]
         # The same code, wherever the table is made: neither another installed copy nor the present folder.
         paths = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        kept = [] if os.name == "nt" else [lock]  # where it can, the process keeps the lock when this one is killed
         own = {"OMP_NUM_THREADS": str(config.num_threads), "PYTHONPATH": paths, "PYTHONSAFEPATH": "1"}
         code = subprocess.run(
-            command, stdout=log, stderr=log, env={**os.environ, **own}, pass_fds=[lock.fileno()], check=False
+            command, stdout=log, stderr=log, env={**os.environ, **own}, pass_fds=kept, check=False
         ).returncode
     if code == 0:
         return ""

@@ -17,7 +17,7 @@ from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.evaluation.protocols import chance_hit, get_protocol, stamp
+from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import selection_notes
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
@@ -620,7 +620,13 @@ def _notes(run: Ended, models: Models) -> list[str]:
     taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
     choices = {} if models.hybrids is None else models.hybrids.choices
     sides = ", ".join(f"{name} {one.weights}" for name, one in choices.items())
+    protocol, domains = get_protocol(settings.run.protocol), run.artifacts.domains
+    chances = {
+        name: chance_hit(domain.clients.sequences, len(domain.item_keys), "test", protocol)
+        for name, domain in domains.items()
+    }
     return [
+        *few_candidates(chances),
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {run.method.variants[0]}",
         *selection_notes(run.folder),

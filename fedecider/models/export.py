@@ -420,6 +420,10 @@ def save_peft_folder(factors: Tree, folder: Path, base_name: str, task_type: str
         inference_mode=True,
     )
     config.save_pretrained(str(folder))
+    path = folder / CONFIG_FILE
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["target_modules"] = sorted(content["target_modules"])  # peft keeps a set, of another order in each process
+    path.write_text(json.dumps(content, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def check_pairs(factors: Tree, rank: int) -> None:

@@ -9,6 +9,7 @@ It is written once, when a run hands over, into ``inference_config.json`` beside
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,8 +194,16 @@ ADVICE = (
 
 
 def write_manifest(root: Path, parts: Sequence[Path]) -> Path:
-    """Hash every file in ``parts``, files or folders below ``root``, into ``root/handover.json``."""
-    hashes = {name: file_sha256(root / name) for part in parts for name in _names(root, part)}
+    """Hash every file in ``parts``, files or folders below ``root``, into ``root/handover.json``.
+
+    They become readable as other files are that this process writes: a hand-over is for others.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    names = [name for part in parts for name in _names(root, part)]
+    for name in names:
+        (root / name).chmod(0o666 & ~mask)  # safetensors writes for its owner alone, everybody else as the mask says
+    hashes = {name: file_sha256(root / name) for name in names}
     write_json(root / MANIFEST_FILE, hashes)
     return root / MANIFEST_FILE
 

@@ -196,6 +196,8 @@ class Items:
         those that are like it. Nothing for a query without a letter or digit. Of a long query the first ``LONGEST``
         letters are read.
         """
+        if not isinstance(query, str):
+            raise ValueError(f"got the search {query!r}, expected a text")
         if limit < 1:
             raise ValueError(f"got limit {limit}, expected at least 1")
         wanted = plain(query[:LONGEST])[:LONGEST].strip()

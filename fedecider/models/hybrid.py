@@ -33,7 +33,7 @@ from torch import Tensor
 from fedecider.data.encoders import NearTexts, nearest_texts
 from fedecider.evaluation.metrics import NOT_RANKED, user_metrics
 from fedecider.evaluation.statistics import clearly_best
-from fedecider.federation.record import write_json
+from fedecider.federation.record import plain, write_json
 from fedecider.models import counts as experts
 from fedecider.models.config import HybridConfig
 from fedecider.models.counts import Contexts, Counts
@@ -587,6 +587,7 @@ TENSORS = {
 def save_hybrid(hybrid: Hybrid, item_keys: Sequence[str], folder: Path) -> Path:
     """Write both files into ``folder``, the settings last; returns it. The same hybrid gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     pair_II = hybrid.counts.pair_II.copy()
     pair_II.sum_duplicates()
     pair_II.eliminate_zeros()
@@ -601,7 +602,7 @@ def save_hybrid(hybrid: Hybrid, item_keys: Sequence[str], folder: Path) -> Path:
         "config": asdict(hybrid.config),
         "mixtures": {name: None if one is None else mixture_data(one) for name, one in mixtures.items()},
     }
-    write_json(folder / SETTINGS_FILE, content)
+    write_json(folder / SETTINGS_FILE, {**content, "checksum": _checksum(content)})
     return folder
 
 
@@ -613,6 +614,7 @@ def load_hybrid(folder: Path, item_keys: Sequence[str]) -> Hybrid:
     """
     path, tensor_path = folder / SETTINGS_FILE, folder / TENSOR_FILE
     content = read_object(path, FIELDS)
+    told = content.pop("checksum", "")
     if content["catalogue"] != catalogue_hash(item_keys):
         raise ValueError(
             f"got a hybrid of another catalogue in {folder}, expected that of these {len(item_keys)} items. Give the "
@@ -629,7 +631,15 @@ def load_hybrid(folder: Path, item_keys: Sequence[str]) -> Hybrid:
         config = HybridConfig(**content["config"])
         alone, beside = (content["mixtures"][name] for name in ("alone", "beside_model"))
         mixture = None if beside is None else _mixture(beside, BESIDE_MODEL)
-        return Hybrid(counts, unit_ID, _mixture(alone, (ALONE,)), mixture, config)
+        found = Hybrid(counts, unit_ID, _mixture(alone, (ALONE,)), mixture, config)
+    if told and told != _checksum(content):
+        raise ValueError(f"{path} was changed since it was written, expected it unchanged. Copy both files again")
+    return found
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Over all that ``hybrid.json`` says, the checksum of the counts included."""
+    return hashlib.sha256(json.dumps(plain(content), sort_keys=True).encode()).hexdigest()
 
 
 def catalogue_hash(item_keys: Sequence[str]) -> str:

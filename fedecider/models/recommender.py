@@ -373,6 +373,8 @@ class Recommender:
         Raises:
             ValueError: one of them cannot be added (`fedecider.models.loaded.add_items`); then none is.
         """
+        if isinstance(new_items, str | Mapping) or not isinstance(new_items, Sequence):
+            raise ValueError(f"got new items {str(new_items)[:200]!r}, expected a list of them")
         with self._lock:
             self._check_whole()
             now, added = self._loaded, [as_new_item(item) for item in new_items]
@@ -444,7 +446,8 @@ class Recommender:
             ValueError: the folder is not empty, a hybrid is asked for where there is none, items were added, or a file
                 of the run is damaged; nothing is written then.
         """
-
+        if not isinstance(folder, str | os.PathLike):
+            raise ValueError(f"got {folder!r}, expected the path of a folder that is new or empty")
         with self._lock:
             self._check_whole()
             now = self._loaded

@@ -6,6 +6,7 @@ Nothing of a folder is trusted: only JSON and safetensors are read, and files th
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,6 +117,8 @@ def find_source(source: str | Path, revision: str | None = None) -> Source:
         FileNotFoundError: there is no such folder or name.
         ValueError: a folder that holds no recommender, or ``revision`` with a folder.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise ValueError(f"got {source!r}, expected the path of a run folder, or the name of a recommender on the hub")
     path, name = Path(source), str(source)
     if not path.is_dir():
         return _of_folder(_from_hub(name, revision).resolve(), name)

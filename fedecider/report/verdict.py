@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.protocols import MUCH_BY_CHANCE, get_protocol
 from fedecider.report.page import Conclusion
 from fedecider.report.tables import COMPARED
 
@@ -215,6 +215,11 @@ def _reservations(evidence: Evidence) -> list[str]:
         found.append(
             f"Not the strict protocol: the item had to be found among {protocol.num_sampled} sampled candidates, not "
             "in the catalogue. Shares are far higher so, and the order of rows can be another one."
+        )
+    if evidence.chance is not None and evidence.chance >= MUCH_BY_CHANCE:
+        found.append(
+            f"So few items are left to rank that guessing finds {100 * evidence.chance:.1f} of 100: hit@10 says "
+            f"{'nothing' if evidence.chance >= 1.0 else 'little'} here."
         )
     if not protocol.drop_seen:
         found.append("Not the strict protocol: items that a user already had are recommended as well.")

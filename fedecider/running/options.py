@@ -7,6 +7,7 @@ Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import warnings
@@ -486,13 +487,38 @@ def run(function: Callable[[], Any]) -> int:
         full = is_out_of_memory(error)
         if os.environ.get("FEDECIDER_TRACEBACK") == "1" or not (full or isinstance(error, INPUT_ERRORS)):
             raise
-        text = str(error) or type(error).__name__
+        text = _of_system(error) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
         print(f"error: {_out_of_memory(text) if full else _one_line(text)}", file=sys.stderr)
         return 1 if isinstance(error, Diverged) else 2
-    except KeyboardInterrupt:
-        print("interrupted; a run goes on with --resume true", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
         return 130
     return 0
+
+
+ADVICE = {
+    **dict.fromkeys(
+        (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)),
+        "expected room. Make some, and start again (a run that was begun: --resume true)",
+    ),
+    errno.EACCES: "expected a place that this user may read and write. Choose another one, or change its rights",
+    errno.EPERM: "expected a place that this user may read and write. Choose another one, or change its rights",
+    errno.EROFS: "expected a place that may be written. Choose another one, or copy the folder to where it may be",
+    errno.ENOTDIR: "expected a folder. Choose another place, or remove the file",
+    errno.EEXIST: "expected a free place. Choose another one, or remove the file",
+    errno.EISDIR: "expected a file. Choose another one",
+    errno.ENOENT: "expected it to be there. Check the path",
+    errno.EPIPE: "expected somebody to read the output",
+}
+"""What to do about an error of the system."""
+
+
+def _of_system(error: OSError) -> str:
+    """``got a full disk``, in the system's words, with the file and what to do."""
+    place = f" for {error.filename}" if error.filename else ""
+    told = (error.strerror or str(error)).lower()
+    advice = ADVICE.get(error.errno or 0)
+    return f"got {told!r}{place}, {advice}" if advice and error.strerror else str(error)
 
 
 def _out_of_memory(text: str) -> str:

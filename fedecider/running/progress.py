@@ -3,9 +3,11 @@ seconds of its stages."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +17,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.rounds import OnClients, silent
 
-console = Console()
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """``federate | head -1``: who read the output has gone, and the run goes on without a word to anybody."""
+        self.quiet = True
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+console = _Console()
 
 
 def log_line(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -18,8 +17,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from fedecider.federation import record
@@ -117,6 +117,7 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
     if _is_complete(folder):
         _check(folder)
         return Stage(folder, True)
+    check_output(cache)
     scratch = cache / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
     scratch.mkdir(parents=True)
     try:
@@ -184,6 +185,8 @@ def file_digest(folder: Path) -> str:
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
 
 
+LOOK_S = 0.4
+"""How long a lock is waited for before it is refused: a process that only looks (`is_locked`) is away in an instant."""
 PLACES = ("output", "resume", "cache", "data", "tracker")
 """Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
 
@@ -295,50 +298,48 @@ def opened_run(root: Path, record: dict[str, Any], resume: bool, writes: bool = 
         _check_content(folder, record, resume)
         if not folder.record.exists():
             write_json(folder.record, recorded(record))
-        yield folder
+        try:
+            yield folder
+        except KeyboardInterrupt as error:
+            begun = folder.rounds.exists() or (root / "journal.jsonl").exists()
+            raise KeyboardInterrupt(f"{root} goes on with --resume true" if begun else "") from error
 
 
 @contextmanager
-def locked(path: Path, refusal: str = "") -> Iterator[IO]:
+def locked(path: Path, refusal: str = "") -> Iterator[int]:
     """A lock of the operating system, held until the block or the process ends, however it ends.
 
-    Waits for it; with a ``refusal`` that is raised instead. A child process that is given the file keeps the lock when
-    this process is killed.
+    Waits for it; with a ``refusal`` that is raised instead. Gives the file's descriptor: where processes inherit files,
+    a child that is given it keeps the lock when this process is killed.
 
     Raises:
         ValueError: another process holds the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        if refusal:
-            _lock_or_refuse(file, refusal)
-        else:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield file
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=LOOK_S if refusal else -1, poll_interval=0.1)
+    except Timeout as error:
+        raise ValueError(refusal) from error
+    try:
+        yield int(lock._context.lock_file_fd or 0)  # the only place where every version has it
+    finally:
+        lock.release()
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock ``path`` now; nothing is written."""
     if not path.exists():
         return False
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return True
+    except OSError:  # nothing may be written there, so nobody does
+        return False
+    lock.release()
     return False
-
-
-def _lock_or_refuse(file: IO, refusal: str) -> None:
-    for last in (False, False, False, True):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if last:
-                raise ValueError(refusal) from error
-            time.sleep(0.1)  # a process that only looks (is_locked) is away in an instant
-        else:
-            return
 
 
 def _busy(root: Path) -> str:
@@ -356,12 +357,33 @@ def _check_content(folder: RunFolder, record: dict[str, Any], resume: bool) -> N
         return
     previous = read_run(root)
     with damage_names(folder.record):
-        changed = changed_settings(identity(previous["config"]), identity(recorded(record["config"])))
+        before, now = identity(previous["config"]), identity(recorded(record["config"]))
+        if before["run"].get("method") != now["run"].get("method"):
+            raise ValueError(
+                f"{root} holds a run of the method {before['run'].get('method')}, expected {now['run'].get('method')}. "
+                "Resume with its method, or choose another --output"
+            )
+        changed = changed_settings(before, now)
     if changed or previous.get("data") != record["data"]:
         raise ValueError(
             f"{root} holds a run of another configuration: {changed[0] if changed else 'the data'}. Resume with the "
             f"settings in {folder.record}, or choose another --output"
         )
+    for sentence in other_code(previous, record):
+        print(f"warning: {root} is gone on with under {sentence}", file=sys.stderr)
+
+
+def other_code(previous: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """Under which other libraries or commit a run is gone on with: its figures may differ from those of either."""
+    found = []
+    old, new = (one.get("versions") or {} for one in (previous, record))
+    other = [f"{name} {new[name]}, not {old[name]}" for name in old if name in new and new[name] != old[name]]
+    if other:
+        found.append(f"other libraries ({', '.join(other)}): its figures need not be those of one run")
+    commits = [one.get("commit") for one in (previous, record)]
+    if all(commits) and commits[0] != commits[1]:
+        found.append(f"another commit ({commits[1]}, not {commits[0]}): its figures need not be those of one run")
+    return found
 
 
 def check_output(folder: Path) -> None:

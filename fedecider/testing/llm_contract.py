@@ -98,7 +98,7 @@ def tiny_models(
             hidden_RD, target_R = family.predictions(unwrapped, given[client])
             logit_BV = family.token_logits(unwrapped, hidden_RD[::2])  # every other target is the end token
         target_B = target_R[::2]
-        place_B = (logit_BV > logit_BV.gather(1, target_B[:, None])).sum(1)
+        place_B = (~(logit_BV <= logit_BV.gather(1, target_B[:, None]))).sum(1)  # so that NaN is never in front
         return torch.where(place_B < 20, place_B, NOT_RANKED)
 
     return ClientModels(
@@ -142,7 +142,7 @@ def tiny_silos(
         with torch.no_grad():
             hidden_BD, target_B = family.predictions(unwrapped, data[client])
             logit_BI = family.token_logits(unwrapped, hidden_BD, tokens[client])
-        return (logit_BI > logit_BI.gather(1, (target_B - tokens[client][0])[:, None])).sum(1)
+        return (~(logit_BI <= logit_BI.gather(1, (target_B - tokens[client][0])[:, None]))).sum(1)
 
     return tiny_models(names, data=data)._replace(
         model=model,

@@ -206,3 +206,18 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
             for metric, value in metrics.items():
                 assert found["domains"][name]["test"][row][metric]["mean"] == pytest.approx(value["mean"], abs=1e-6)
     assert deploy("collect", "--run", "runs/flare") == 0
+
+
+def test_the_administrator_speaks_with_certificates(kits, monkeypatch):
+    """With the kit's own, that is mTLS: never one of FLARE's sessions without."""
+    opened = []
+
+    def secure(user, folder):
+        opened.append((user, folder))
+        return SimpleNamespace(close=lambda: opened.append("closed"))
+
+    monkeypatch.setattr(flare, "new_secure_session", secure)
+    kit = kits["admin@fedecider.org"]
+    with flare.session(kit) as admin:
+        assert admin is not None
+    assert opened == [("admin@fedecider.org", str(kit.absolute())), "closed"]

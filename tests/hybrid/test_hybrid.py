@@ -273,6 +273,10 @@ DAMAGE = {
         spoil_json(lambda content: content["mixtures"]["alone"].update(cut_Q=[1.0, float("nan")])),
         "no shares of 1",
     ),
+    "weights of another one": (
+        spoil_json(lambda content: content["mixtures"]["alone"]["weight_QE"].reverse()),
+        "was changed since it was written",
+    ),
     "unknown settings": (spoil_json(lambda content: content["config"].update(depth=3)), "depth"),
     "vectors that are no numbers": (spoil_tensor("item_vectors", not_a_number), "no finite numbers"),
     "vectors of other items": (spoil_tensor("item_vectors", lambda v: v[1:].copy()), "other shapes"),

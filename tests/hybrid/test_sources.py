@@ -1,6 +1,8 @@
 """What a client of a run counts: its own events, public ones, and those of clients with the same catalogue."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hybrid_toys import NUM_ITEMS, sequences
 
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.protocols import train_part
+from fedecider.experiment import prepare
 from fedecider.experiment import rows as hybrids
 from fedecider.experiment.prepare import calibration
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
@@ -103,3 +106,23 @@ def test_weights_are_fitted_on_the_users_who_train_no_adapter():
     parts = [list(train_part(domain.clients.sequences[user])) for user in kept]
     contexts = hybrids.hybrid_contexts(domain, 5)
     assert {tuple(part) for part in contexts.left_out} == {tuple(part) for part in parts}
+
+
+@pytest.mark.parametrize("kind", ["counts", "none"])
+def test_tasks_that_adapters_train_on_are_without_the_users_of_the_weights(monkeypatch, kind):
+    """They must not have shaped the model whose weight they decide."""
+    domain = SHOPS["books.1"]
+
+    class Task(NamedTuple):
+        name: str
+        left_out: tuple = ()
+
+        def without_users(self, users):
+            return self._replace(left_out=tuple(users))
+
+    monkeypatch.setattr(prepare, "client_tasks", lambda *_: [Task("books.1")])
+    run = SimpleNamespace(hybrid=SimpleNamespace(kind=kind), pretrain=None, seed=5)
+    artifacts = SimpleNamespace(domains={"books.1": domain}, ids=None)
+    (task,) = prepare.training_tasks(SimpleNamespace(run=run), artifacts, None)
+    assert task.left_out == (tuple(calibration(domain, 5)) if kind == "counts" else ())
+    assert len(calibration(domain, 5)) > 0

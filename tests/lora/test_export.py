@@ -44,7 +44,7 @@ def test_plain_peft_reproduces_the_logits(tmp_path):
     config = json.loads((tmp_path / "crime" / "adapter_config.json").read_text())
     assert config["r"] == config["lora_alpha"] == 3 * RANK
     assert config["base_model_name_or_path"] == "../backbone"
-    assert sorted(config["target_modules"]) == ["k", "o", "q", "v"]
+    assert config["target_modules"] == ["k", "o", "q", "v"]  # sorted: equal runs hand over equal bytes
     files = {path.name for path in (tmp_path / "crime").iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors", "item_ids.json", "README.md"}
 

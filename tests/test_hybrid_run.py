@@ -82,6 +82,7 @@ def test_rows_weights_and_files(playground):
     assert {one["second"] for one in tests} == {
         *simple,
         "hybrid without a model",
+        "local + hybrid",
         metrics["reported"],
         "zero-shot student",
     }

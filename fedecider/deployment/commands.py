@@ -29,6 +29,7 @@ from fedecider.deployment.project import (
 from fedecider.deployment.run import WIRE_FILE
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.experiment.track import track_of
+from fedecider.report.verdict import joining_of_sites, joining_sentences
 from fedecider.running.launch import start as launched
 from fedecider.running.options import peek
 from fedecider.running.progress import console, log_line
@@ -215,6 +216,10 @@ def collect(words: Sequence[str]) -> None:
     with damage_names(folder.root / WIRE_FILE):
         down, up = (sum(one[way] for one in wire["messages"]) for way in ("bytes_down", "bytes_up"))
     log_line(f"messages: {len(wire['messages'])}, {down:,} bytes to the sites, {up:,} bytes from them")
+    with damage_names(folder.metrics):
+        sites = {name: one["test"] for name, one in metrics.get("domains", {}).items()}
+        for sentence in joining_sentences(joining_of_sites(sites)):
+            log_line(sentence)
 
 
 def _scopes(metrics: Mapping[str, Any]) -> dict[str, Any]:

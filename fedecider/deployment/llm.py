@@ -25,6 +25,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.experiment.command_line import settings_from_plain
 from fedecider.experiment.federate import carries_update
 from fedecider.experiment.hyperparameter_selection import check_sizes, check_uploads
+from fedecider.experiment.joining import trains_alone
 from fedecider.experiment.prepare import (
     BaseArtifacts,
     Settings,
@@ -36,7 +37,15 @@ from fedecider.experiment.prepare import (
     pretrain_stage,
     without_users,
 )
-from fedecider.experiment.results import Ended, check_privacy, log_results, privacy_data, write_models, write_table
+from fedecider.experiment.results import (
+    Ended,
+    check_privacy,
+    log_joining,
+    log_results,
+    privacy_data,
+    write_models,
+    write_table,
+)
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod
@@ -45,9 +54,11 @@ from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
 from fedecider.methods.entries import METHODS
+from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, travelling_rows
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import rows_data
+from fedecider.report.verdict import difference_row
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml, settings_file
 from fedecider.running.run_folder import RunFolder, Stage
@@ -231,6 +242,8 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
     """
     name, output, run = place.client, Path(place.output), project.settings.run
     own = party(project, {name: own_domain(project, place.data, name)}, launch.device)
+    if trains_alone(project.settings, len(project.names)):
+        own = own._replace(method=beside(own.method, own.recommender))
     client = project.names.index(name)
     counts = site_counts(run.hybrid, run.seed, own.artifacts, project.names, client, output, project.run)
     return Site(
@@ -260,19 +273,22 @@ class _End(NamedTuple):
     def write(self, state: RunState, download: Download) -> Mapping[str, Any]:
         """Test, tables, hybrid and adapter of one site, as a simulated run writes them; the figures that it tells."""
         num_clients, settings, own = len(self.project.names), self.project.settings, self.own
-        everywhere = {  # one row that is read under the client's number
-            name: rows.expand(num_clients, *rows.shape[1:]) for name, rows in state.best_local.items()
-        }
+        everywhere, last = (  # one row that is read under the client's number
+            {name: rows.expand(num_clients, *rows.shape[1:]) for name, rows in local.items()}
+            for local in (state.best_local, state.local)
+        )
         method = own.method._replace(broadcast=lambda round, server, clients: download)
         block = Block(torch.tensor([self.client]), None)
         (position_U,) = own.method.positions(own.method.variants[0], download, state.best_local, block, "valid")
-        ended = state._replace(best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
+        ended = state._replace(local=last, best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
         run = Ended(settings, method, [block], own.recommender, own.artifacts, ended, self.folder, self.launch)
         models = write_models(run, self.counts.found() if self.counts else {})
         assert models is not None, "a site is one process"
         log_results(run, models)
+        log_joining(run, models)
         write_table(run, models)
-        return rows_data(models.rows, self.project.names[self.client])
+        name = self.project.names[self.client]
+        return {**rows_data(models.rows, name), **difference_row(models.joining, name)}
 
 
 PARTS = Parts(

@@ -27,6 +27,7 @@ from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, RoundSet
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.state import RunState, load_state
 from fedecider.federation.wire import joined
+from fedecider.report.verdict import DIFFERENCE
 
 SCORES = tuple(user_metrics(torch.zeros(1)))
 """Means over the own validation users that a site tells after every round."""
@@ -179,8 +180,9 @@ def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
     if answer.kind != "results" or not isinstance(rows, dict) or len(rows) > MAX_ROWS:
         raise ValueError(f"got {answer.kind!r}, expected the results of the test in at most {MAX_ROWS} rows")
     for row, metrics in rows.items():
+        figure = _is_difference if row == DIFFERENCE else _is_figure
         good = isinstance(metrics, dict) and all(
-            _is_name(metric) and isinstance(value, dict) and all(map(_is_figure, value.values())) and "mean" in value
+            _is_name(metric) and isinstance(value, dict) and all(map(figure, value.values())) and "mean" in value
             for metric, value in metrics.items()
         )
         if not (good and _is_name(row)):
@@ -209,6 +211,11 @@ def _read_scores(
 def _is_figure(value: Any) -> bool:
     """Whether a value of a message can be a mean of hit@k, ndcg@k or mrr@k, or an end of its interval."""
     return type(value) in (int, float) and -1e-9 <= value <= 1.0 + 1e-9  # which NaN is not
+
+
+def _is_difference(value: Any) -> bool:
+    """Whether it can be a difference of two such means."""
+    return type(value) in (int, float) and -1.0 - 1e-9 <= value <= 1.0 + 1e-9
 
 
 def _is_name(name: str) -> bool:

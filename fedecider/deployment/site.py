@@ -40,7 +40,7 @@ from fedecider.federation.rounds import Pack, Protect
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, download_at, joined
-from fedecider.running.run_folder import read_object
+from fedecider.running.run_folder import SITE_LOGS, read_object
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Site(NamedTuple):
 
     @property
     def logs(self) -> Path:
-        return self.folder / "training.jsonl"
+        return self.folder / SITE_LOGS
 
     @property
     def started(self) -> Path:

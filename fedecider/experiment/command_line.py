@@ -206,18 +206,22 @@ def recorded_settings(run: Path, data: str = "") -> Settings:
     """The settings in ``run.json`` of a run folder, with what it took of several; ``data`` replaces the place of the
     prepared domains."""
     from fedecider.experiment.hyperparameter_selection import as_taken
+    from fedecider.experiment.joining import as_trained
     from fedecider.methods.entries import METHODS
     from fedecider.models.folders import read_llm_run
     from fedecider.running.run_folder import RunFolder, damage_names
 
-    path, config = RunFolder(run).record, read_llm_run(run)["config"]
+    path, record = RunFolder(run).record, read_llm_run(run)
+    config = record["config"]
     METHODS.check_recorded(config, str(path))
     with damage_names(path):
         config["run"] = {**config["run"], "resume": False, **({"data": data} if data else {})}
         settings = settings_from_plain(config, str(path))
     taken = RunFolder(run).selection
     with damage_names(taken):
-        return as_taken(settings, RunFolder(run))
+        taken_settings = as_taken(settings, RunFolder(run))
+    with damage_names(path):
+        return as_trained(taken_settings, record.get("overlap", {}).get("nothing", False))
 
 
 def settings_from_plain(config: Mapping[str, Any], source: str) -> Settings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.experiment.engine import Experiment, Rounds
 from fedecider.experiment.hyperparameter_selection import check_limits, check_uploads, keep, select
+from fedecider.experiment.joining import ALONE, as_trained, overlap_data, trains_alone
 from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
 from fedecider.experiment.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
 from fedecider.experiment.settings import RunConfig
@@ -26,11 +28,12 @@ from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSet
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
+from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, travelling_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
-from fedecider.running.progress import stage
+from fedecider.running.progress import log_line, stage
 from fedecider.running.run_folder import RunFolder, as_plain, content_key
 
 
@@ -58,8 +61,9 @@ def experiment_on(
 ) -> Experiment:
     """A run on these data; ``artifacts`` gives the stages that it shares with others."""
     hashes, faults = check_federation(settings, domains)
-    names = list(by_catalogue(clients_of(domains)))
-    return Experiment(settings, hashes, names, partial(_prepare, settings, faults, artifacts))
+    names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
+    prepare = partial(_prepare, settings, faults, artifacts, overlap)
+    return Experiment(settings, hashes, names, prepare, {"overlap": overlap})
 
 
 def tunable(settings: Settings, launch: Launch) -> Tunable:
@@ -70,9 +74,14 @@ def tunable(settings: Settings, launch: Launch) -> Tunable:
         built.extend([] if built else [build_base_artifacts(run, launch)])
         return built[0]
 
-    entry = METHODS[settings.run.method]
+    domains, entry = load_data(settings.run), METHODS[settings.run.method]
+
+    def experiment(tried: Settings) -> Experiment:
+        joined = tried._replace(run=replace(tried.run, local_row="off"))  # what is tuned is the method
+        return experiment_on(domains, artifacts, joined)
+
     space, grid = {**TRAINING_SPACE, **entry.space}, (*entry.grid, *RATES)
-    return Tunable(space, grid, partial(experiment_on, load_data(settings.run), artifacts), file_settings)
+    return Tunable(space, grid, experiment, file_settings)
 
 
 def file_settings(settings: Settings) -> dict[str, Any]:
@@ -85,13 +94,20 @@ def _prepare(
     asked: Settings,
     faults: Sequence[Fault],
     build: Callable[[RunConfig, Launch], BaseArtifacts],
+    overlap: Mapping[str, Any],
     launch: Launch,
     resumed: RunFolder | None,
 ) -> Rounds:
+    for sentence in overlap["sentences"] if launch.is_main else []:
+        log_line(sentence)
     artifacts = build(asked.run, launch)
     with stage("selection"):
         selected = select(asked, artifacts, launch, resumed)
-    settings = selected.settings
+    settings = as_trained(selected.settings, overlap["nothing"])
+    if settings.run.method != asked.run.method:
+        faults = []
+        if launch.is_main:
+            log_line(ALONE)
     launch = shared_out(settings, launch, artifacts.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
@@ -101,6 +117,8 @@ def _prepare(
         write_results(ended)
 
     prepared = prepare_rounds(settings, artifacts, launch)
+    if trains_alone(settings, prepared.recommender.num_clients):
+        prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
     rounds = rounds_of(settings, prepared, launch, faults)
     return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, selected))
 

@@ -279,7 +279,7 @@ def plan(config: CompareConfig) -> Plan:
 
 def _start(config: CompareConfig, label: str) -> dict[str, Any]:
     options = config.rows[label]
-    return {**options, "method": options.get("method", label)}
+    return {"local_row": "off", **options, "method": options.get("method", label)}  # local is a row of its own
 
 
 def _said(config: CompareConfig, label: str, setting: Setting) -> str:

@@ -12,7 +12,7 @@ of the clients and, behind them, those of a foreign pool, which have no client u
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -834,19 +834,36 @@ def load_reported(
 def chosen_shares(
     settings: Settings, method: FederatedMethod, recommender: ClientModels, state: RunState, names: Iterable[str]
 ) -> Shares:
+    """`best_shares` of the reported models of the clients in ``names``."""
+
+    def load(client: int, share: float) -> None:
+        load_reported(settings, method, recommender, state, client, share)
+
+    return best_shares(settings, recommender, load, names)
+
+
+def best_shares(
+    settings: Settings,
+    recommender: ClientModels,
+    load: Callable[[int, float], Any],
+    names: Iterable[str],
+    known: Callable[[int], Mapping[float, float]] = lambda client: {},
+) -> Shares:
     """Of each client in ``names`` the share of its update that ranks its validation items best; the largest on ties.
 
-    An update that overfits is taken in part, or left out: a client is never worse off for taking part than its own
-    validation items can tell. It is the client's own choice, made after the last round; nobody is told of it.
+    An update that overfits is taken in part, or left out. It is the client's own choice, made after the last round;
+    nobody is told of it. ``load`` puts a share of a client's update into the recommender; ``known`` are its shares
+    whose ndcg@10 has been worked out.
     """
     found = {}
     for name in names:
-        client, scores = recommender.names.index(name), {}
+        client = recommender.names.index(name)
+        scores = dict(known(client))
         if len(settings.run.share_grid) == 1:
             found[name] = settings.run.share_grid[0]
             continue
-        for share in settings.run.share_grid:
-            load_reported(settings, method, recommender, state, client, share)
+        for share in (one for one in settings.run.share_grid if one not in scores):
+            load(client, share)
             scores[share] = mean_metrics(recommender.positions(client, "valid"))["ndcg@10"]
-        found[name] = max(scores, key=lambda share: (scores[share], share))
+        found[name] = max(settings.run.share_grid, key=lambda share: (scores[share], share))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +20,15 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import selection_notes
+from fedecider.experiment.joining import Keeps, System, chosen_systems, joining_data, local_system
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
 from fedecider.experiment.rows import (
     HYBRID_ROW,
+    KEPT,
+    LOCAL,
     TEACHER,
     Hybrids,
+    Load,
     Positions,
     beside,
     counting_positions,
@@ -35,6 +39,7 @@ from fedecider.experiment.rows import (
     save_hybrids,
     switched_on,
     with_hybrid,
+    without_exchange,
     zero_shot,
 )
 from fedecider.experiment.run_page import finish_report
@@ -53,12 +58,14 @@ from fedecider.federation.record import (
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.methods.entries import METHODS, Method
+from fedecider.methods.entries import METHODS
 from fedecider.methods.fedecider import FusionWeights
+from fedecider.methods.local import has_local
 from fedecider.methods.local_training import user_epsilon, user_report
 from fedecider.methods.recommender import ClientModels, common_rows, travelling_rows
-from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars
+from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars, slot_norms
 from fedecider.models.counts import Counts
+from fedecider.models.directions import EPSILON
 from fedecider.models.export import Card, export_adapter, prompt_layout
 from fedecider.models.folders import InferenceConfig, write_inference_config, write_manifest
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
@@ -70,7 +77,7 @@ from fedecider.models.item_texts import (
     save_projection,
 )
 from fedecider.models.loaded import GENERATOR_FOLDER, TEXT_FOLDER
-from fedecider.report.analyses import WAYS, message_bytes, total_bytes
+from fedecider.report.analyses import WAYS, cost_of_joining, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.tables import (
     COMPARED,
@@ -84,9 +91,10 @@ from fedecider.report.tables import (
     shown_domains,
     variant_labels,
 )
+from fedecider.report.verdict import KEPT_WORDS, joining_sentences
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, progress, stage, write_seconds
-from fedecider.running.run_folder import RunFolder
+from fedecider.running.run_folder import SITE_LOGS, RunFolder
 from idgen.ranking import ranks_all
 from idgen.samples import train_batches
 from idgen.text_vectors import means_alone
@@ -241,10 +249,19 @@ class Ended(NamedTuple):
     launch: Launch
 
 
-def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promised: Mapping[str, Any]) -> dict[str, Any]:
+def export_models(
+    run: Ended,
+    rows: Sequence[ResultRow],
+    load: Load,
+    keeps: Mapping[str, Keeps],
+    shares: Shares,
+    added: Mapping[str, Mapping[str, float]],
+    promised: Mapping[str, Any],
+) -> dict[str, Any]:
     """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
 
-    ``rows``, the reported one first, and what was ``promised`` to users are told beside the adapters.
+    ``load`` puts the model that a client ``keeps`` into the recommender. ``rows``, the reported one first, what
+    directions ``added`` (`added_by`), and what was ``promised`` to users are told beside the adapters.
 
     Returns domain -> examples of the report page, decoded while the domain's model is loaded.
     """
@@ -254,25 +271,27 @@ def export_models(run: Ended, rows: Sequence[ResultRow], shares: Shares, promise
     shutil.copytree(artifacts.distilled.folder / "backbone", folder.backbone)
     _export_later_ids(settings, artifacts, folder.backbone)
     folder.adapters.mkdir(exist_ok=True)
-    entry = METHODS[settings.run.method]
     for name, domain in artifacts.domains.items():
         client = recommender.names.index(name)
-        own = load_reported(settings, method, recommender, state, client, shares[name])
-        metrics = {metric: value.mean for metric, value in rows[0].values[name].items()}
+        load(name)
+        kept = next((row for row in rows if row.label == KEPT), rows[0])
+        metrics = {metric: value.mean for metric, value in kept.values[name].items()}
         details: dict[str, Any] = {
             "round": state.best_round,
             "lora_rank": settings.run.lora_rank,
             "seed": settings.run.seed,
             "base while training and measuring": BASES[settings.run.quantize],
         }
-        if shares[name] != 1.0:
+        if keeps[name] != "joined":
+            details["model"] = KEPT_WORDS[keeps[name]]
+        elif shares[name] != 1.0:
             details["share of the trained update"] = f"{shares[name]:g}"
         if "table" in settings.run.lora_settings.targets:
             details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
         items, catalogue = artifacts.ids[name].items, "" if domain.catalogue == name else domain.catalogue
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
         facts = run_facts(settings, method.name, recommender.names, domain, state.best_round, rows, promised)
-        alpha, pretrain = _weights(entry, recommender, own), settings.run.pretrain
+        alpha, pretrain = dict(added.get(name, {})) if keeps[name] == "joined" else {}, settings.run.pretrain
         export_adapter(
             recommender.model,
             folder.adapters / name,
@@ -312,12 +331,15 @@ def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Pa
         shutil.copytree(made / GENERATOR_FOLDER, backbone / GENERATOR_FOLDER)
 
 
-def _weights(entry: Method, recommender: ClientModels, own: Tree) -> dict[str, float]:
-    """Domain -> weight of its direction, mean over layers; empty for a method without fusion weights."""
-    if entry.fusion_weights is None:
-        return {}
-    weight_K = entry.fusion_weights.read(own).view(-1, len(recommender.names)).mean(0)
-    return dict(zip(recommender.names, weight_K.tolist(), strict=True))
+def added_by(recommender: ClientModels, load: Load, names: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Client -> client -> size of what the direction of the second adds to the model of the first that ``load`` gives;
+    0 for a direction of zeros, whatever weight it has."""
+    found = {}
+    for name in names:
+        load(name)
+        norm_K = slot_norms(recommender.model, recommender.names.index(name), recommender.num_clients)
+        found[name] = dict(zip(recommender.names, norm_K.tolist(), strict=True))
+    return found
 
 
 # What a finished run leaves behind: metrics with intervals, baselines, figures, bytes, and what is handed over.
@@ -328,7 +350,7 @@ def write_results(run: Ended) -> None:
     models = write_models(run)
     if models is None:
         return
-    _write_rounds(run, models.hybrids)
+    _write_rounds(run, models)
     log_results(run, models)
     texts = {name: ids.clients.texts for name, ids in run.artifacts.ids.items() if ids.clients is not None}
     encoder = run.settings.run.pretrain.text_encoder
@@ -337,6 +359,7 @@ def write_results(run: Ended) -> None:
         page = finish_report(run.folder, run.artifacts.everyone, texts, models.examples, encoder)
     if page is not None:
         log_line(f"report: {page}")
+    log_joining(run, models)
     write_table(run, models)  # last: a run whose table stands there is finished
 
 
@@ -349,6 +372,11 @@ class Models(NamedTuple):
     """Domain -> examples for the report page."""
     hybrids: Hybrids | None
     shares: Shares
+    keeps: dict[str, Keeps]
+    joining: dict[str, Any]
+    """What joining brought; empty where nobody trained alone."""
+    added: dict[str, dict[str, float]]
+    """See `added_by`; empty for a method without fusion weights."""
     num_beams: int | None
     """None where every item was scored."""
     privacy: dict[str, Any]
@@ -383,26 +411,50 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     recommender = recommender.by_itself()
     run = run._replace(recommender=recommender)
     shares = chosen_shares(settings, method, recommender, state, artifacts.domains)
-    hybrids, texts = None, item_texts_of(settings, artifacts, run.launch.device)
-    num_passes, passes = len(artifacts.domains) * (2 + mixes), count(1)
+    texts = item_texts_of(settings, artifacts, run.launch.device)
+    compares = has_local(state.local)
+    num_passes, passes = len(artifacts.domains) * (2 + mixes + compares), count(1)
+    found_by_split = (("test", methods), ("valid", valid_methods))
+
+    def load_joined(name: str) -> Tree:
+        client = recommender.names.index(name)
+        return load_reported(settings, method, recommender, state, client, shares[name])
+
+    keeps: dict[str, Keeps] = dict.fromkeys(names, "joined")
     with progress("results") as report:
 
         def on_ranked(row: str) -> None:
-            report(next(passes), num_passes, row)
+            report(min(next(passes), num_passes), num_passes, row)
 
         if mixes:
-            mixed = every_hybrid(settings, method, artifacts, recommender, state, shares, texts, others, on_ranked)
-            hybrids = mixed.hybrids[HYBRID_ROW]
-            save_hybrids(hybrids, artifacts.domains, run.folder)
-            for split, found in (("test", methods), ("valid", valid_methods)):
+            mixed = every_hybrid(settings, method.name, artifacts, recommender, load_joined, texts, others, on_ranked)
+            for split, found in found_by_split:
                 found[reported] = {name: mixed.reported[split][name] for name in names}
                 found |= mixed.rows[split]
         else:
             for name in (name for name in names if shares[name] != 1.0):
-                client = recommender.names.index(name)
-                load_reported(settings, method, recommender, state, client, shares[name])
-                for split, found in (("test", methods), ("valid", valid_methods)):
-                    found[reported][name] = recommender.positions(client, split)
+                load_joined(name)
+                for split, found in found_by_split:
+                    found[reported][name] = recommender.positions(recommender.names.index(name), split)
+        subject = with_hybrid(method.name) if mixes else reported
+        alone_row, kept_row = (with_hybrid(row) if mixes else row for row in (LOCAL, KEPT))
+        handed = System(
+            load_joined,
+            {split: found[reported] for split, found in found_by_split},
+            {split: found[subject] for split, found in found_by_split},
+            mixed.hybrids[HYBRID_ROW] if mixes else None,
+        )
+        if compares:
+            alone = local_system(settings, artifacts, recommender, state, texts, on_ranked)
+            for split, found in found_by_split:
+                found |= {LOCAL: alone.model[split], alone_row: alone.whole[split]}
+            if settings.run.local_row == "choose":
+                keeps, handed = chosen_systems(settings, artifacts, recommender, handed, alone, texts, others)
+            if set(keeps.values()) != {"joined"}:
+                for split, found in found_by_split:
+                    found |= {KEPT: handed.model[split], kept_row: handed.whole[split]}
+        if handed.hybrids is not None:
+            save_hybrids(handed.hybrids, artifacts.domains, run.folder)
         students = zero_shot(settings, artifacts, recommender, run.launch.device, on_ranked=on_ranked)
         models = {**methods, **students}
         rules = counting_positions(settings, artifacts, texts, ("test", "valid"), on_ranked)
@@ -411,10 +463,16 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     rows = result_rows(models, counts, shared_persons(users))
     valid_rows = result_rows(valid_methods, rules["valid"])
     promised = privacy_data(settings, recommender.num_clients)
-    examples = export_models(run, rows, shares, promised)
+    fuses = METHODS[settings.run.method].fusion_weights is not None
+    added = added_by(recommender, load_joined, names) if fuses else {}
+    examples = export_models(run, rows, handed.load, keeps, shares, added, promised)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
+    joining: dict[str, Any] = {}
+    if compares:
+        chosen = settings.run.local_row == "choose"
+        joining = joining_data(subject, alone_row, models, users, keeps, chosen)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
-    made = Models(rows, examples, hybrids, shares, num_beams, promised)
+    made = Models(rows, examples, handed.hybrids, shares, keeps, joining, added, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)
     records = (
         UserPositions(name, users[name], "test", label, state.best_round, position_U)
@@ -433,7 +491,8 @@ def paired_tests(
     ``positions``: row -> domain -> (U,) test positions. Holm's correction is over all of them.
     """
     subject = switched_on(method, reported, positions)
-    others = [label for label in (*UNTRAINED, *beside(reported)) if label in positions and label != subject]
+    asked = (*UNTRAINED, *beside(method, reported), *without_exchange(positions))
+    others = [label for label in dict.fromkeys(asked) if label in positions and label != subject]
     pairs = [(subject, other) for other in others]
     persons = shared_persons(users)
     return compare_table(positions, stream(0, "comparisons"), COMPARED, pairs, persons=persons, each_domain=False)
@@ -448,6 +507,14 @@ def log_results(run: Ended, models: Models) -> None:
     console.print(rich_table(shown, title=f"Test results of {run.folder.root.name}, round {run.state.best_round}"))
     for name in run.artifacts.domains:
         log_line(f"adapter: {run.folder.adapters / name}")
+
+
+def log_joining(run: Ended, models: Models) -> None:
+    """Say what joining brought; the last words of a run."""
+    records = _records(run.folder) or _training_logs(run.folder)
+    cost = cost_of_joining(records, run.recommender.names, list(run.artifacts.domains))
+    for sentence in joining_sentences(models.joining, cost):
+        log_line(sentence)
 
 
 def write_table(run: Ended, models: Models) -> None:
@@ -525,13 +592,15 @@ def _write_metrics(
         content["privacy"] = made.privacy
     if made.hybrids is not None:
         content["hybrid"] = hybrids_data(made.hybrids)
+    if made.joining:
+        content["joining"] = made.joining
     if len(artifacts.domains) > 1:
         content[MACRO] = {"test": rows_data(made.rows, MACRO)}
     content["comparisons"] = comparisons_data(tests)
     write_json(folder.metrics, content)
 
 
-def _write_rounds(run: Ended, hybrids: Hybrids | None) -> None:
+def _write_rounds(run: Ended, models: Models) -> None:
     """Fusion weights (where the method has them), traffic and the figures over all rounds."""
     settings, method, _, recommender, _, state, folder, _ = run
     records, names = read_records(folder.rounds), list(recommender.names)
@@ -549,16 +618,22 @@ def _write_rounds(run: Ended, hybrids: Hybrids | None) -> None:
     fusion = METHODS[settings.run.method].fusion_weights
     if fusion is not None:
         weights = fusion_over_rounds(fusion, method.init()[1], records)
+        norm_KK = torch.tensor([[models.added[one][other] for other in names] for one in names], dtype=torch.float64)
+        silent_KK = norm_KK == 0.0
+        weights["alpha"] = weights["alpha"].masked_fill(silent_KK, 0.0)  # of a direction of zeros it says nothing
+        if "alpha_modules" in weights:
+            weights["alpha_modules"] = weights["alpha_modules"].masked_fill(silent_KK[:, None], 0.0)
         shown = (weights["alpha"], rounds, names, state.best_round)
         save_figure(alpha_heat_map(*shown), figures / "alpha_heat_map")
         save_figure(alpha_curves(*shown), figures / "alpha_curves")
         content: dict[str, Any] = {"domains": names, "rounds": rounds, "alpha": weights.pop("alpha")}
+        content["shares"] = norm_KK / norm_KK.sum(1, keepdim=True).clamp(min=EPSILON)
         if weights:
             content["modules"] = list(adapter_shapes(recommender.model))
         write_json(folder.fusion_weights, {**content, **weights})
     traffic = communication(records, names, recommender, run.method.takes_mean)
-    if hybrids is not None:
-        traffic["hybrid"] = hybrids.traffic
+    if models.hybrids is not None:
+        traffic["hybrid"] = models.hybrids.traffic
     write_json(folder.communication, traffic)
 
 
@@ -613,6 +688,11 @@ def communication(
 def _records(folder: RunFolder) -> list[dict]:
     """Of all rounds; none at a site of a deployment, whose server keeps them."""
     return read_records(folder.rounds) if folder.rounds.is_file() else []
+
+
+def _training_logs(folder: RunFolder) -> list[dict]:
+    """What a site of a deployment has of its rounds: its own logs."""
+    return read_records(folder.root / SITE_LOGS) if (folder.root / SITE_LOGS).is_file() else []
 
 
 def _notes(run: Ended, models: Models) -> list[str]:

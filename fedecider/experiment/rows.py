@@ -6,7 +6,7 @@ Shape legend: U users, U users of a client, B users of a batch, K returned items
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -25,9 +25,7 @@ from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol, history
 from fedecider.evaluation.protocols import target as held_out
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, calibration, load_reported, load_student
-from fedecider.federation.method import FederatedMethod
-from fedecider.federation.state import RunState
+from fedecider.experiment.prepare import BaseArtifacts, Settings, calibration, load_student
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.counts import (
@@ -61,7 +59,7 @@ from fedecider.models.item_texts import encoded_texts
 from fedecider.models.loaded import model_scores
 from fedecider.report.page import Conclusion
 from fedecider.report.tables import CANARY
-from fedecider.report.verdict import BEFORE_ROUNDS, Evidence, conclusion
+from fedecider.report.verdict import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion, joining_sentences
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
@@ -75,6 +73,8 @@ from idgen.samples import Split, Task, eval_batches
 
 Positions = dict[str, Tensor]
 """domain -> (U,) positions of the held-out items."""
+Load = Callable[[str], Any]
+"""Puts the model of a client, by its name, into the recommender; what it gives is the client's own row, if anything."""
 OnRanked = Callable[[str], None]
 """Called after every client's share of a row, with the row's name."""
 
@@ -182,6 +182,11 @@ OWN_HYBRID_ROW = "own hybrid without a model"
 """The same without what others count: what a client has that sends no counts, with the model where it does that."""
 
 
+LOCAL, KEPT = "local", "joined or local"
+"""Names of the rows of what clients would have alone, and of what each keeps, where one does not keep the joint model;
+with their hybrids where there are some."""
+
+
 class Hybrids(NamedTuple):
     """The hybrid of every client, and what it took to sum their counts."""
 
@@ -212,20 +217,20 @@ def with_hybrid(method: str, row: str = HYBRID_ROW) -> str:
 
 def every_hybrid(
     settings: Settings,
-    method: FederatedMethod,
+    label: str,
     artifacts: BaseArtifacts,
     recommender: ClientModels,
-    state: RunState,
-    shares: Shares,
+    load: Load,
     texts: Mapping[str, ItemTexts],
     others: Mapping[str, Counts] | None = None,
     on_ranked: OnRanked = silent,
+    names: Collection[str] | None = None,
 ) -> Mixed:
-    """Fit every client's hybrid beside its reported model, choose its weights, and rank both splits.
+    """Fit every client's hybrid beside its model, choose its weights, and rank both splits.
 
     Fitted on train events of users whom no adapter has seen: on users who trained the adapters, nearly all weight would
     go to the model. A client's weights are loaded once, and its users are scored once a split, for the model and for
-    all hybrids. ``others``: see `client_counts`.
+    all hybrids. ``label``: the row of the models. ``others``: see `client_counts`. ``names``: of some clients alone.
     """
     config, domains = settings.run.hybrid, artifacts.domains
     configs = {HYBRID_ROW: config}
@@ -239,10 +244,10 @@ def every_hybrid(
     hybrids = {row: Hybrids({}, {}, traffic) for row, (_, traffic) in counted.items()}
     reported: dict[str, Positions] = {"test": {}, "valid": {}}
     rows: dict[str, dict[str, Positions]] = {"test": {}, "valid": {}}
-    for name, domain in domains.items():
-        client = recommender.names.index(name)
+    for name in domains if names is None else names:
+        client, domain = recommender.names.index(name), domains[name]
         contexts = hybrid_contexts(domain, settings.run.seed)
-        load_reported(settings, method, recommender, state, client, shares[name])
+        load(name)
         scores, near = scores_of(recommender, client), texts[name].near
         fitted = {
             row: fit_hybrid(counts[name], texts[name].unit_ID, contexts, scores, configs[row], near)
@@ -263,9 +268,9 @@ def every_hybrid(
         }.items():
             reported[split][name] = model_U
             for row, of_row in places.items():
-                rows[split].setdefault(with_hybrid(method.name, row), {})[name] = of_row["both"]
+                rows[split].setdefault(with_hybrid(label, row), {})[name] = of_row["both"]
                 rows[split].setdefault(row, {})[name] = of_row["alone"]
-        on_ranked(with_hybrid(method.name))
+        on_ranked(with_hybrid(label))
     return Mixed(hybrids, reported, rows)
 
 
@@ -484,9 +489,16 @@ def run_conclusion(
     num_rounds: int,
     alarms: Sequence[str] = (),
     cards: Mapping[str, Mapping[str, Any]] = {},
+    cost: Mapping[str, Any] | None = None,
 ) -> Conclusion:
-    """From ``run.json``, ``metrics.json`` and data cards; ``alarms`` are warnings that make the numbers doubtful."""
-    return conclusion(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
+    """From ``run.json``, ``metrics.json``, data cards and what joining cost; ``alarms`` are warnings that make the
+    numbers doubtful."""
+    said = conclusion(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
+    asked, overlap = record["config"]["run"].get("method", LOCAL), record.get("overlap", {})
+    first = joining_sentences(metrics.get("joining", {}), cost)
+    if metrics["method"] == LOCAL != asked:
+        first = [*overlap["sentences"], f"So {asked} would have changed nothing, and every client was trained alone."]
+    return said._replace(paragraphs=[*first, *said.paragraphs])
 
 
 def run_evidence(
@@ -508,7 +520,12 @@ def run_evidence(
         simple=UNTRAINED,
         protocol=metrics["protocol"],
         tests=metrics.get("comparisons", ()),  # runs of before have none
-        beside={one: what for one, what in beside(metrics["reported"]).items() if one in rows and one != STUDENT},
+        beside={
+            one: what
+            for one, what in beside(metrics["method"], metrics["reported"]).items()
+            if one in rows and one not in (STUDENT, subject)
+        },
+        without_exchange=without_exchange(rows) if metrics["method"] != LOCAL else {},
         before_rounds={STUDENT: BEFORE_ROUNDS},
         domains=tests if len(tests) > 1 else {},
         valid=valid_means(metrics),
@@ -520,19 +537,27 @@ def run_evidence(
     )
 
 
-def switched_on(method: str, reported: str, labels: Mapping[str, Any] | Sequence[str]) -> str:
-    """The row of the recommender that is handed over: the reported model, with the hybrid where there is one."""
-    return with_hybrid(method) if with_hybrid(method) in labels else reported
+def switched_on(method: str, reported: str, labels: Collection[str]) -> str:
+    """The row of the recommender that is handed over: what clients keep where that is not the joint model for all, else
+    the reported model; with the hybrid where there is one."""
+    return next(one for one in (with_hybrid(KEPT), KEPT, with_hybrid(method), reported) if one in {*labels, reported})
 
 
-def beside(reported: str) -> dict[str, str]:
+def beside(method: str, reported: str) -> dict[str, str]:
     """Rows that say where the result comes from -> what each is."""
     return {
         reported: "the model without its private part",
-        with_hybrid(reported.partition(" (")[0], OWN_HYBRID_ROW): "the same with counts of its own alone",
+        with_hybrid(method): "the joint model for every client",
+        with_hybrid(method, OWN_HYBRID_ROW): "the same with counts of its own alone",
         HYBRID_ROW: "the hybrid without a model",
         STUDENT: BEFORE_ROUNDS,
     }
+
+
+def without_exchange(labels: Collection[str]) -> dict[str, str]:
+    """The row of what clients have that trained alone, in words; nothing where there is none."""
+    found = [one for one in (with_hybrid(LOCAL), LOCAL) if one in labels]
+    return dict.fromkeys(found[:1], WITHOUT_EXCHANGE)
 
 
 def valid_means(metrics: Mapping[str, Any], metric: str = "hit@10") -> dict[str, float]:

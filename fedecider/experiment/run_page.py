@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import load_encoder
+from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import UserPositions, read_per_user
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.experiment.attacks import audit_section
@@ -32,7 +33,7 @@ from fedecider.experiment.report import (
     read_files,
     write_run_page,
 )
-from fedecider.experiment.rows import STUDENT, run_conclusion, selection_text
+from fedecider.experiment.rows import LOCAL, STUDENT, run_conclusion, selection_text
 from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import plain, read_json, read_records, write_json
 from fedecider.federation.streams import stream
@@ -46,6 +47,7 @@ from fedecider.report.analyses import (
     MAX_TEXTS,
     activity_table,
     boundary_shock,
+    cost_of_joining,
     distance_correlation,
     domain_distances,
     logged_rows,
@@ -62,6 +64,7 @@ from fedecider.report.tables import (
     CANARY,
     number_text,
 )
+from fedecider.report.verdict import joining_rows
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, damage_names, read_metrics, read_run
 
@@ -102,6 +105,34 @@ def hybrid_section(metrics: Mapping[str, Any], communication: Mapping[str, Any])
 
 def _bytes(traffic: Mapping[str, int] | None) -> list[str]:
     return ["-", "-"] if traffic is None else [f"{traffic[way]:,}" for way in ("down", "up")]
+
+
+def joining_section(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> list[Section]:
+    """What joining brought to each client, and what clients have in common; nothing for a run of before."""
+    overlap, joining, tables = record.get("overlap", {}), metrics.get("joining", {}), []
+    if joining:
+        header = ("client", "customers", "alone", "joined", "difference", "Holm p", "keeps")
+        scopes = {name: one["test"] for name, one in [*metrics["domains"].items(), (MACRO, metrics.get(MACRO))] if one}
+        caption = "Of 100 customers, those who find their next purchase among the ten recommended (hit@10)"
+        tables.append(PageTable(header, joining_rows(joining, scopes), caption))
+    if pairs := overlap.get("pairs"):
+        header = (
+            "client",
+            "other client",
+            "common items",
+            "of all their items",
+            "of its sales",
+            "of the other's sales",
+        )
+        rows = [
+            [one["first"], one["second"], f"{one['num_items']:,}", f"{one['item_share']:.1%}"]
+            + [f"{share:.1%}" for share in one["event_share"]]
+            for one in pairs
+        ]
+        tables.append(PageTable(header, rows, "What clients have in common, before training"))
+    if not tables:
+        return []
+    return [Section("Joining", list(overlap.get("sentences", [])), tables)]
 
 
 # A few real histories with recommendations: a first section for the top of a page, and one with the rest of them.
@@ -296,10 +327,11 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
 
     def parts(files: RunFiles) -> Parts:
         first_examples, more_examples = example_sections({files.metrics["reported"]: files.examples})
+        joining = joining_section(files.record, files.metrics)
         return Parts(
-            run_conclusion(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards),
+            _conclusion(files),
             [f"Text neighbours: item texts as vectors of {one}." for one in [files.metrics.get("text_encoder")] if one],
-            first_examples,
+            [*joining, *first_examples],
             [
                 *fusion_section(files.weights, files.metrics["best_round"]),
                 *hybrid_section(files.metrics, files.communication),
@@ -318,7 +350,13 @@ def conclusion_of(folder: RunFolder) -> Conclusion:
     """The first words of the page of a finished run; errors as `run_page`."""
     files = read_files(folder)
     with damage_is_bad_input(folder):
-        return run_conclusion(files.record, files.metrics, len(files.rounds), canary_alarms(files.metrics), files.cards)
+        return _conclusion(files)
+
+
+def _conclusion(files: RunFiles) -> Conclusion:
+    names, alarms = list(files.metrics["domains"]), canary_alarms(files.metrics)
+    cost = cost_of_joining(files.rounds, names, names) if "joining" in files.metrics else None
+    return run_conclusion(files.record, files.metrics, len(files.rounds), alarms, files.cards, cost)
 
 
 def _run(files: RunFiles) -> list[Section]:
@@ -452,7 +490,8 @@ def run_analysis(
 
     def scalars(client: int, round: int) -> tuple[int, int]:
         own, peers = travelling_shapes(shapes, common, client, len(names))
-        return METHODS[record["config"]["run"]["method"]].scalars(own, peers, round)
+        asked = LOCAL if metrics["method"] == LOCAL else record["config"]["run"]["method"]
+        return METHODS[asked].scalars(own, peers, round)
 
     chosen = next((entry for entry in records if entry["round"] == selected), None)
     if chosen is None:

@@ -165,6 +165,9 @@ class RunConfig:
             that drop out of a round are left out of its sum.
         update_scales: The shares of its update of which every client takes the one that ranks its own validation items
             best, separated by commas: 0 is the shared student, 1 alone the model as it was trained (paper).
+        local_row: What every client would have alone: choose trains it beside the rounds, as many and as long, and
+            keeps it where validation items like it clearly better (clients without a common item train alone only,
+            where adapters are rows of items); show only shows it; off leaves it out.
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
@@ -198,6 +201,7 @@ class RunConfig:
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
     update_scales: str = "0,0.25,0.5,0.75,1"
+    local_row: Literal["choose", "show", "off"] = "choose"
     teacher_row: bool = True
     num_threads: Threads = 0
     protocol: str = "strict"

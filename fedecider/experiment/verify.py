@@ -16,7 +16,7 @@ from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
-from fedecider.experiment.rows import HYBRID_ROW, rank_mixtures, with_hybrid
+from fedecider.experiment.rows import HYBRID_ROW, KEPT, rank_mixtures, with_hybrid
 from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
@@ -94,7 +94,10 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         private, asked, near = folder.private / task.name, {}, None
         if settings.run.hybrid.kind != "none" and private.is_dir():  # a run may be shown without what is private in it
             hybrid = load_hybrid(private, domains[task.name].item_keys)
-            rows = {with_hybrid(settings.run.method): beside_model_of(hybrid), HYBRID_ROW: hybrid.alone}
+            kept = _kept(folder, task.name)
+            rows = {with_hybrid(KEPT if kept != "joined" else settings.run.method): beside_model_of(hybrid)}
+            if kept != "local":  # whose counts are its own, as those of no row are
+                rows[HYBRID_ROW] = hybrid.alone
             asked = {HYBRID_ROW: (hybrid, rows)}
             near = nearest_texts(hybrid.unit_ID, device=device)
         position_U, mixed = rank_mixtures(model, task, split, None, *parts, asked, near)
@@ -104,6 +107,13 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             wanted = _row_means(folder, task.name, row) if split == "test" else {}
             found.append(Verified(task.name, row, mean_metrics(place_U), wanted))
     return found
+
+
+def _kept(folder: RunFolder, domain: str) -> str:
+    """Which model ``domain`` has kept: the joint one, where it had no choice."""
+    recorded = read_metrics(folder)
+    with damage_names(folder.metrics):
+        return str(recorded.get("joining", {}).get("clients", {}).get(domain, {}).get("keeps", "joined"))
 
 
 def _row_means(folder: RunFolder, domain: str, row: str) -> dict[str, float]:
@@ -118,7 +128,7 @@ def _expected(folder: RunFolder, names: Sequence[str]) -> dict[str, dict[str, fl
     with damage_names(folder.metrics):
         for name in names:
             entry = recorded["domains"][name]
-            values = entry["test"][recorded["reported"]]
+            values = entry["test"].get(KEPT, entry["test"][recorded["reported"]])
             expected[name] = {metric: float(value["mean"]) for metric, value in values.items()}
             if not expected[name] or not all(map(math.isfinite, expected[name].values())):
                 raise ValueError(f"no finite test metrics of {name}")

@@ -368,6 +368,25 @@ def scale_update(model: nn.Module, share: float) -> None:
         alpha.mul_(factor)
 
 
+@torch.no_grad()
+def slot_norms(model: nn.Module, own: int, num_clients: int) -> Tensor:
+    """(K,) float64 Frobenius norm, over all layers, of what each client's direction adds to the model as it is loaded
+    for client ``own``: its weight times its size, and 0 for a direction of zeros, whatever weight it has."""
+    square_S = torch.zeros(num_clients, dtype=torch.float64)
+    for layer in fused_layers(model).values():
+        factor_a, factor_b = layer.own_pair()
+        if layer.bank is None:
+            square_S[0] += (factor_b.double().T @ factor_b.double() * (factor_a.double() @ factor_a.double().T)).sum()
+            continue
+        rank, weight_S = len(factor_a), layer.bank.weight_S().double()
+        slot_a = torch.cat([factor_a, layer.bank.peer_a]).double().unflatten(0, (-1, rank))
+        slot_b = torch.cat([factor_b.T, layer.bank.peer_bt]).double().unflatten(0, (-1, rank))
+        gram_S = (slot_b @ slot_b.mT * (slot_a @ slot_a.mT)).sum((1, 2)).clamp(min=0.0)
+        places = torch.arange(num_clients) if layer.bank.weighed is None else layer.bank.weighed.cpu()
+        square_S[places] += (weight_S.square() * gram_S).cpu()
+    return client_order(square_S, own).sqrt()
+
+
 def fused_factors(model: nn.Module) -> Tree:
     """What the loaded model adds to its base, as one LoRA pair per layer on CPU, the weights folded into B.
 

@@ -9,6 +9,7 @@ all layers, r rank of the model's own pair.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -226,6 +227,16 @@ def compact(factors: Tree, rank: int = 0) -> Tree:
         tree[f"{name}.lora_a"] = nn.functional.pad(factor_a, (0, 0, 0, missing))
         tree[f"{name}.lora_b"] = nn.functional.pad(factor_b, (0, missing))
     return tree
+
+
+def mean_update(updates: Sequence[Tree]) -> Tree:
+    """The mean of several updates, of any ranks each, as one pair per layer: exact, as their products beside each other
+    are, and no larger than it must be (`compact`)."""
+    tree: Tree = {}
+    for name in module_names(updates[0]):
+        tree[f"{name}.lora_a"] = torch.cat([one[f"{name}.lora_a"] for one in updates])
+        tree[f"{name}.lora_b"] = torch.cat([one[f"{name}.lora_b"] / len(updates) for one in updates], 1)
+    return compact(tree)
 
 
 def add_product(total: Tensor, factor_a: Tensor, factor_b: Tensor) -> None:

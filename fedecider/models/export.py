@@ -220,7 +220,7 @@ class Card(NamedTuple):
     domain: str
     prompt: PromptLayout
     alpha: Mapping[str, float]
-    """Fusion weight of this client for every domain; empty for methods without."""
+    """Size of what every domain's direction adds to this client's model; empty for methods without fusion weights."""
     metrics: Mapping[str, float]
     protocol: str
     """How the metrics were measured, in a sentence or a stamp."""
@@ -252,7 +252,7 @@ def model_card(card: Card, base_name: str, examples: tuple[str, ...], published_
     if card.alpha:
         total = sum(map(abs, card.alpha.values())) or 1.0
         weights = [(name, f"{value:.4f}", f"{abs(value) / total:.1%}") for name, value in card.alpha.items()]
-        parts += ["## Fusion weights", _table(("domain", "alpha", "share of absolute values"), weights)]
+        parts += ["## Whose directions", _table(("domain", "size of what its direction adds", "share"), weights)]
     parts += ["## Evaluation", card.protocol]
     if card.intervals:
         rows = [

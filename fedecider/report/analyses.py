@@ -47,6 +47,22 @@ def mean_bytes(record: Mapping[str, Any], way: str) -> float:
     return total_bytes([record])[way] / participations([record])
 
 
+def cost_of_joining(records: Sequence[Mapping[str, Any]], names: Sequence[str], asked: Sequence[str]) -> dict[str, Any]:
+    """Seconds of CPU of the joint training and of that of clients alone beside it, and bytes by way: sums over rounds,
+    means over the clients in ``asked``; None for what the logs of clients, ``names``, do not tell."""
+    logs = [log for record in records for log in record["clients"] if names[log["client"]] in asked]
+    found: dict[str, Any] = {"num_rounds": len(records), "joined_cpu_s": None, "local_cpu_s": None}
+    if logs and all("local" in log for log in logs):
+        found["joined_cpu_s"] = math.fsum(log["cpu_s"] for log in logs) / len(asked)
+        found["local_cpu_s"] = math.fsum(log["local"]["cpu_s"] for log in logs) / len(asked)
+    groups = [group for record in records for group in record.get("traffic", [])]
+    num_messages = [sum(names[one] in asked for one in group["clients"]) for group in groups]
+    for way in WAYS:
+        total = sum(num * message_bytes(one, way) for num, one in zip(num_messages, groups, strict=True))
+        found[way] = total / len(asked) if groups else None
+    return found
+
+
 def participations(records: Sequence[Mapping[str, Any]]) -> int:
     """Clients that took part, counted once in every round."""
     return sum(len(group["clients"]) for group in _groups(records))

@@ -52,14 +52,20 @@ def fusion_section(weights: Mapping[str, Any] | None, best_round: int) -> list[S
         return []
     text = (
         "Row i is client i, column j the domain whose direction it weights: how much each domain takes from every "
-        "other one. Round 1 trains no weights and shows where they start. The slider moves to another round."
+        "other one. Round 1 trains no weights and shows where they start. The slider moves to another round. The "
+        "weight of a direction of zeros, which adds nothing, is shown as 0."
     )
     alpha_RKK = torch.tensor(_gaps(weights["alpha"]), dtype=torch.float64)
-    return [
-        Section(
-            "Fusion weights", [text], [], [alpha_slider(alpha_RKK, weights["rounds"], weights["domains"], best_round)]
-        )
-    ]
+    names, tables = weights["domains"], []
+    if "shares" in weights:  # runs of before have none
+        rows = [
+            [name, *(f"{share:.1%}" for share in share_K)]
+            for name, share_K in zip(names, weights["shares"], strict=True)
+        ]
+        caption = "Shares of what the directions really add to a client's model (weight times size), reported model"
+        tables.append(PageTable(["client", *names], rows, caption))
+    figure = alpha_slider(alpha_RKK, weights["rounds"], names, best_round)
+    return [Section("Fusion weights", [text], tables, [figure])]
 
 
 def _distances(analysis: Mapping[str, Any]) -> Section | None:

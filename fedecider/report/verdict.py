@@ -331,3 +331,151 @@ def _of_100(value: Mapping[str, Any]) -> str:
 
 def _finite(number: float | None) -> bool:
     return number is not None and math.isfinite(number)
+
+
+# What joining brought, in customers, bytes and CPU time: the same words on page and console, in Python, in FLARE.
+
+KEPT_WORDS = {
+    "joined": "the joint model",
+    "half": "the mean of both updates",
+    "local": "the model that it trained alone",
+}
+"""What a client goes on with -> in words."""
+MACRO = "macro"
+DIFFERENCE = "joined less alone"
+"""Name of the row in which a site of a deployment tells what joining brought to it."""
+NAMED = 6
+"""So many clients are told of one by one."""
+
+
+def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None = None) -> list[str]:
+    """From ``joining`` of ``metrics.json`` and `fedecider.report.analyses.cost_of_joining`; nothing where it is empty.
+
+    Raises:
+        KeyError: it lacks something.
+    """
+    if not joining:
+        return []
+    tests = {one["domain"]: one for one in joining["tests"] if _is_of(one, joining["joined"], joining)}
+    names = [name for name in joining["clients"] if name in tests]
+    listed = "; ".join(f"{name} {_more(tests[name])}" for name in names)
+    what, alone = "find their next purchase among the ten recommended", f"what a client has alone ({joining['alone']}"
+    each = []
+    if MACRO not in tests:
+        beyond = f"so many {what} beyond {alone}; paired permutation test)"
+        first = f"What joining brought: of 100 customers, {beyond}: {listed}."
+    else:
+        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients; paired permutation test)"
+        first = f"What joining brought: of 100 customers {whole} {what} than with {alone}; {where}."
+        each = [f"Client by client: {listed}."]
+    if len(names) > NAMED:
+        better, worse = ([name for name in names if _sign(tests[name]) == sign] for sign in (1, -1))
+        said = f"{_count(better, len(names))} more customers than alone and {_count(worse, len(names))} fewer"
+        each = [f"Beyond chance, {said}."]
+    return [first, *each, *_kept_sentences(joining), *([] if cost is None else _cost_sentences(cost))]
+
+
+def joining_of_sites(tests: Mapping[str, Mapping[str, Values]]) -> dict[str, Any]:
+    """The same from what sites tell in their row `DIFFERENCE`, site -> row -> metric -> figures; empty without any.
+
+    What each of them keeps is told to nobody, and the mean over sites has no interval where nobody sees all customers.
+    """
+    told = {name: rows[DIFFERENCE] for name, rows in tests.items() if DIFFERENCE in rows}
+    found = [
+        {"domain": name, "metric": metric, "first": "joined", "second": "local", "difference": one, "p_holm": one["p"]}
+        for name, metrics in told.items()
+        for metric, one in metrics.items()
+        if {"mean", "low", "high", "p"} <= one.keys()
+    ]
+    if not found:
+        return {}
+    clients = {name: {} for name in told}
+    return {"joined": "joined", "alone": "local", "chosen": False, "tests": found, "clients": clients}
+
+
+def difference_row(joining: Mapping[str, Any], name: str) -> dict[str, dict[str, dict[str, float]]]:
+    """The row `DIFFERENCE` of the client ``name``; nothing where it did not train alone."""
+    asked = (name, joining.get("joined"), joining.get("alone"))
+    found = {
+        one["metric"]: {**one["difference"], "p": one["p_holm"]}
+        for one in joining.get("tests", ())
+        if (one["domain"], one["first"], one["second"]) == asked
+    }
+    return {DIFFERENCE: found} if found else {}
+
+
+def joining_rows(joining: Mapping[str, Any], tests: Mapping[str, Mapping[str, Values]]) -> list[list[str]]:
+    """A line for each client, and for their mean where there are several: customers, hit@10 alone and joined of 100,
+    the difference with its interval and p, what it keeps. ``tests``: client -> test values of every row."""
+    found = {one["domain"]: one for one in joining["tests"] if _is_of(one, joining["joined"], joining)}
+    rows = []
+    for name, values in tests.items():
+        if name not in found:
+            continue
+        client, test = joining["clients"].get(name), found[name]
+        alone, joined = (f"{100 * values[joining[row]]['hit@10']['mean']:.1f}" for row in ("alone", "joined"))
+        mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
+        keeps = KEPT_WORDS[client["keeps"]] if client else ""
+        users = f"{client['num_users']:,}" if client else ""
+        p_value = f"{test['p_holm']:.2g}"
+        rows.append([name, users, alone, joined, f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", p_value, keeps])
+    return rows
+
+
+def _kept_sentences(joining: Mapping[str, Any]) -> list[str]:
+    if not joining["chosen"]:
+        return []
+    others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
+    if not others:
+        who = "Every client keeps" if len(joining["clients"]) > 1 else "It keeps"
+        return [f"{who} the joint model: by its validation customers nothing else is clearly better."]
+    told = "; ".join(f"{name} {KEPT_WORDS[one]}" for name, one in others.items())
+    tests = [one for one in joining["tests"] if _is_of(one, joining["kept"], joining)]
+    whole = next((one for one in tests if one["domain"] == MACRO), tests[0])
+    rest = "; the others keep the joint model" if len(others) < len(joining["clients"]) else ""
+    return [
+        "Kept is another model where validation customers like it clearly better (one-sided paired test at 95 %): "
+        f"{told}{rest}. So of 100 customers {_more(whole)} than alone."
+    ]
+
+
+def _cost_sentences(cost: Mapping[str, Any]) -> list[str]:
+    parts = [f"{size_text(cost[way])} {word}" for way, word in (("up", "sent"), ("down", "received")) if cost[way]]
+    if cost["joined_cpu_s"] is not None:
+        parts.append(f"{cost['joined_cpu_s']:.0f} s of CPU time for training")
+    if not parts:
+        return []
+    rounds = f"{cost['num_rounds']} round{'s' if cost['num_rounds'] > 1 else ''}"
+    alone = "" if cost["local_cpu_s"] is None else f"; training alone took {cost['local_cpu_s']:.0f} s beside it"
+    said = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return [f"It cost each client {said} in {rounds}{alone}."]
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes in the largest unit that leaves a number of at least one."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
+def _is_of(test: Mapping[str, Any], label: str, joining: Mapping[str, Any]) -> bool:
+    return (test["metric"], test["first"], test["second"]) == ("hit@10", label, joining["alone"])
+
+
+def _sign(test: Mapping[str, Any]) -> int:
+    """1 and -1 where the first row is above or below the second by more than chance, else 0."""
+    return 0 if test["p_holm"] >= LEVEL else 1 if test["difference"]["mean"] > 0 else -1
+
+
+def _more(test: Mapping[str, Any]) -> str:
+    """``1.3 more [+0.4, +2.2], more than chance, Holm p = 0.004``"""
+    mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
+    which, chance = ("fewer" if mean < 0 else "more"), ("more than chance" if _sign(test) else "which may be chance")
+    return f"{abs(mean):.1f} {which} [{low:+.1f}, {high:+.1f}] ({chance}, Holm p = {test['p_holm']:.2g})"
+
+
+def _count(names: Sequence[str], total: int) -> str:
+    if not names:
+        return f"none of {total} clients has"
+    return f"{len(names)} of {total} clients ({', '.join(names)}) {'have' if len(names) > 1 else 'has'}"

@@ -191,6 +191,10 @@ PLACES = ("output", "resume", "cache", "data", "tracker")
 """Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
 
 
+SITE_LOGS = "training.jsonl"
+"""What a site of a deployment keeps of its training, in its own folder."""
+
+
 class RunFolder(NamedTuple):
     """Paths inside ``runs/<name>/``."""
 

@@ -4,7 +4,17 @@ import math
 
 import pytest
 
-from fedecider.report.verdict import Evidence, best_of, conclusion, side
+from fedecider.report.verdict import (
+    DIFFERENCE,
+    Evidence,
+    best_of,
+    conclusion,
+    difference_row,
+    joining_of_sites,
+    joining_rows,
+    joining_sentences,
+    side,
+)
 
 RULES = ("popularity", "text neighbours + counts")
 
@@ -265,3 +275,96 @@ def test_domains_that_go_the_other_way_are_named():
     ]
     broken = {**comics, "ours": values(math.nan)}
     assert conclusion(evidence(domains={"crime": crime, "comics": broken}, tests=TESTED)).reservations == []
+
+
+# What joining brought.
+
+
+def joined_by(domain, mean, p_holm, first="fedavg + hybrid", metric="hit@10"):
+    difference = {"mean": mean, "low": round(mean - 0.01, 6), "high": round(mean + 0.02, 6)}
+    return {
+        "domain": domain,
+        "metric": metric,
+        "first": first,
+        "second": "local + hybrid",
+        "p_holm": p_holm,
+        "difference": difference,
+    }
+
+
+COST = {"num_rounds": 20, "joined_cpu_s": 34.4, "local_cpu_s": 30.0, "up": 3_120_000.0, "down": 900.0}
+JOINING = {
+    "joined": "fedavg + hybrid",
+    "alone": "local + hybrid",
+    "kept": "fedavg + hybrid",
+    "chosen": True,
+    "clients": {"north": {"num_users": 750, "keeps": "joined"}, "south": {"num_users": 300, "keeps": "joined"}},
+    "tests": [
+        joined_by("north", 0.013, 0.004),
+        joined_by("north", 0.5, 0.9, metric="ndcg@10"),
+        joined_by("south", -0.002, 0.7),
+        joined_by("macro", 0.0054, 0.04),
+    ],
+}
+
+
+def test_what_joining_brought_in_customers_bytes_and_seconds():
+    assert joining_sentences({}, COST) == []
+    assert joining_sentences(JOINING, COST) == [
+        "What joining brought: of 100 customers 0.5 more [-0.5, +2.5] (more than chance, Holm p = 0.04) find their "
+        "next purchase among the ten recommended than with what a client has alone (local + hybrid; mean over 2 "
+        "clients; paired permutation test).",
+        "Client by client: north 1.3 more [+0.3, +3.3] (more than chance, Holm p = 0.004); south 0.2 fewer [-1.2, "
+        "+1.8] (which may be chance, Holm p = 0.7).",
+        "Every client keeps the joint model: by its validation customers nothing else is clearly better.",
+        "It cost each client 3.1 MB sent, 900 bytes received and 34 s of CPU time for training in 20 rounds; training "
+        "alone took 30 s beside it.",
+    ]
+
+
+def test_who_leaves_the_joint_model_is_named_and_what_all_have_then():
+    clients = {**JOINING["clients"], "south": {"num_users": 300, "keeps": "half"}}
+    kept = [joined_by("macro", 0.007, 0.01, "joined or local"), joined_by("south", 0.001, 0.5, "joined or local")]
+    said = joining_sentences(
+        {**JOINING, "clients": clients, "kept": "joined or local", "tests": [*JOINING["tests"], *kept]}
+    )
+    assert said[2] == (
+        "Kept is another model where validation customers like it clearly better (one-sided paired test at 95 %): "
+        "south the mean of both updates; the others keep the joint model. So of 100 customers 0.7 more [-0.3, +2.7] "
+        "(more than chance, Holm p = 0.01) than alone."
+    )
+    assert len(joining_sentences({**JOINING, "chosen": False}, COST)) == 3
+    rows = joining_rows({**JOINING, "clients": clients}, TESTS)
+    assert rows == [
+        ["north", "750", "5.3", "6.6", "+1.3 [+0.3, +3.3]", "0.004", "the joint model"],
+        ["south", "300", "4.0", "3.8", "-0.2 [-1.2, +1.8]", "0.7", "the mean of both updates"],
+        ["macro", "", "4.7", "5.2", "+0.5 [-0.5, +2.5]", "0.04", ""],
+    ]
+
+
+TESTS = {
+    name: {"local + hybrid": values(alone), "fedavg + hybrid": values(joined)}
+    for name, alone, joined in (("north", 0.0531, 0.0661), ("south", 0.04, 0.038), ("macro", 0.0466, 0.0521))
+}
+
+
+def test_many_clients_are_counted():
+    tests = [joined_by(f"shop.{n}", 0.01 * (n - 2), 0.01 if n in (0, 5, 6) else 0.5) for n in range(7)]
+    clients = {f"shop.{n}": {"num_users": 9, "keeps": "joined"} for n in range(7)}
+    said = joining_sentences({**JOINING, "clients": clients, "tests": [*tests, joined_by("macro", 0.01, 0.2)]})
+    assert said[1] == (
+        "Beyond chance, 2 of 7 clients (shop.5, shop.6) have more customers than alone and 1 of 7 clients (shop.0) has "
+        "fewer."
+    )
+
+
+def test_sites_of_a_deployment_say_the_same_of_themselves():
+    rows = {name: {"fedavg": values(0.1), **difference_row(JOINING, name)} for name in ("north", "south")}
+    assert rows["north"][DIFFERENCE]["hit@10"] == {"mean": 0.013, "low": 0.003, "high": 0.033, "p": 0.004}
+    assert joining_of_sites({"north": {"fedavg": values(0.1)}}) == {}
+    (said,) = joining_sentences(joining_of_sites(rows))
+    assert said == (
+        "What joining brought: of 100 customers, so many find their next purchase among the ten recommended beyond "
+        "what a client has alone (local; paired permutation test): north 1.3 more [+0.3, +3.3] (more than chance, Holm "
+        "p = 0.004); south 0.2 fewer [-1.2, +1.8] (which may be chance, Holm p = 0.7)."
+    )

@@ -1,0 +1,253 @@
+"""What joining brought: every client's own model beside the joint one, which of the two it keeps, and the figures.
+
+Shape legend: U users of a client.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from fedecider.data.domain import Domain, clients_of
+from fedecider.data.overlap import overlap_of, overlap_sentences
+from fedecider.evaluation.metrics import user_metrics
+from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
+from fedecider.experiment.hyperparameter_selection import choices as selectable
+from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, best_shares
+from fedecider.experiment.rows import (
+    HYBRID_ROW,
+    KEPT,
+    LOCAL,
+    Hybrids,
+    ItemTexts,
+    Load,
+    OnRanked,
+    Positions,
+    every_hybrid,
+    silent,
+    with_hybrid,
+)
+from fedecider.federation.config import PrivacyConfig
+from fedecider.federation.state import RunState
+from fedecider.federation.streams import stream
+from fedecider.methods.config import LocalConfig
+from fedecider.methods.entries import METHODS
+from fedecider.methods.local import best_score, load_best
+from fedecider.methods.recommender import ClientModels
+from fedecider.models.adapters import fused_factors, scale_update
+from fedecider.models.counts import Counts
+from fedecider.models.directions import load_factors, mean_update
+from fedecider.report.tables import COMPARED, comparisons_data
+
+Keeps = Literal["joined", "half", "local"]
+"""What a client goes on with: the model of the rounds, the mean of both updates, or the one it trained alone."""
+HALF = "half"
+"""Name of the row of the mean of both updates, which no table shows."""
+CHOSEN_BY = "ndcg@10"
+
+
+class System(NamedTuple):
+    """What clients would recommend with, on both splits."""
+
+    load: Load
+    model: dict[str, Positions]
+    """Split -> places under the model by itself."""
+    whole: dict[str, Positions]
+    """The same with its hybrid, where there is one."""
+    hybrids: Hybrids | None
+
+
+def only_items(settings: Settings) -> bool:
+    """Whether adapters change nothing but rows of items, so that clients without a common item have nothing to share.
+
+    What factors of other rows have in common, such as those that all coordinates of a table share, moves little and
+    says nothing of an item that the others do not have.
+    """
+    pretrain, targets = settings.run.pretrain, set(settings.run.lora_settings.targets)
+    words = "table" in targets and pretrain.samples.templates != "history"
+    return pretrain.has_one_token_ids and targets <= {"table", "output"} and not words
+
+
+def as_trained(settings: Settings, nothing_common: bool) -> Settings:
+    """The settings with which a run trains: `local`, where the rounds of another method would change nothing."""
+    entry = METHODS[settings.run.method]
+    if not nothing_common or settings.run.local_row != "choose" or settings.run.method == LOCAL or entry.pooled:
+        return settings
+    if not only_items(settings):
+        return settings
+    sent = {"privacy": PrivacyConfig(), "secure_sum": False, "robust_mean": "mean", "faults": ""}
+    return settings._replace(run=dataclasses.replace(settings.run, method=LOCAL, **sent), method=LocalConfig())
+
+
+def overlap_data(settings: Settings, domains: Mapping[str, Domain]) -> dict[str, Any]:
+    """What stands in ``run.json`` under ``overlap``: what clients have in common, pair by pair, and in sentences."""
+    clients = clients_of(domains)
+    overlap = overlap_of(clients)
+    has_pool = any(domain.public.users for domain in domains.values())
+    return {
+        "by": overlap.by,
+        "nothing": len(clients) > 1 and overlap.nothing,
+        "pairs": [pair._asdict() for pair in overlap.pairs],
+        "sentences": overlap_sentences(overlap, all(map(only_items, selectable(settings))), has_pool),
+    }
+
+
+ALONE = (
+    "No two clients have an item in common, and adapters are rows of items: rounds would change nothing, so every "
+    "client is trained alone. --local_row show federates all the same."
+)
+
+
+def trains_alone(settings: Settings, num_clients: int) -> bool:
+    """Whether every client is to train alone too: there is somebody to join, and a method that does."""
+    return settings.run.local_row != "off" and settings.run.method != LOCAL and num_clients > 1
+
+
+def system_of(
+    settings: Settings,
+    label: str,
+    artifacts: BaseArtifacts,
+    recommender: ClientModels,
+    load: Load,
+    texts: Mapping[str, ItemTexts],
+    others: Mapping[str, Counts] | None,
+    on_ranked: OnRanked,
+    names: Collection[str],
+) -> System:
+    """The models of ``names`` that ``load`` gives, ranked; arguments as those of `every_hybrid`."""
+    if settings.run.hybrid.kind != "none":
+        mixed = every_hybrid(settings, label, artifacts, recommender, load, texts, others, on_ranked, names)
+        whole = {split: rows[with_hybrid(label)] for split, rows in mixed.rows.items()} if names else {}
+        return System(load, mixed.reported, whole, mixed.hybrids[HYBRID_ROW])
+    found: dict[str, Positions] = {"test": {}, "valid": {}}
+    for name in names:
+        load(name)
+        for split, places in found.items():
+            places[name] = recommender.positions(recommender.names.index(name), split)
+        on_ranked(label)
+    return System(load, found, found, None)
+
+
+def local_system(
+    settings: Settings,
+    artifacts: BaseArtifacts,
+    recommender: ClientModels,
+    state: RunState,
+    texts: Mapping[str, ItemTexts],
+    on_ranked: OnRanked,
+) -> System:
+    """What clients have alone: their own adapters, with a share of the update as joint ones have, and own counts."""
+
+    def load(client: int, share: float) -> None:
+        load_best(recommender, state.local, client)
+        scale_update(recommender.model, share)
+
+    shares = best_shares(
+        settings, recommender, load, artifacts.domains, lambda client: {1.0: best_score(state.local, client)}
+    )
+    kept = [name for name in settings.run.hybrid.source_names if name != "others"]
+    hybrid = dataclasses.replace(settings.run.hybrid, sources=",".join(kept or ["own"]))
+    own = settings._replace(run=dataclasses.replace(settings.run, hybrid=hybrid))
+    load_own = partial(_load_share, load, recommender, shares)
+    return system_of(own, LOCAL, artifacts, recommender, load_own, texts, {}, on_ranked, list(artifacts.domains))
+
+
+def _load_share(load: Callable[[int, float], None], recommender: ClientModels, shares: Shares, name: str) -> None:
+    load(recommender.names.index(name), shares[name])
+
+
+def load_half(recommender: ClientModels, joined: Load, local: Load, name: str) -> None:
+    """The mean of a client's two updates as one model: no second one has to be kept, exported or asked."""
+    updates = []
+    for load in (joined, local):
+        load(name)
+        updates.append(fused_factors(recommender.model))
+    load_factors(recommender.model, mean_update(updates))
+
+
+def leaving(joined: System, local: System) -> list[str]:
+    """Clients whose validation customers like their own model better by a one-sided paired test at 95 %."""
+    return [
+        name
+        for name, place_U in joined.whole["valid"].items()
+        if clearly_above([_gains(local.whole["valid"][name])], [_gains(place_U)], ONE_SIDED)
+    ]
+
+
+def chosen_systems(
+    settings: Settings,
+    artifacts: BaseArtifacts,
+    recommender: ClientModels,
+    joined: System,
+    local: System,
+    texts: Mapping[str, ItemTexts],
+    others: Mapping[str, Counts] | None,
+    on_ranked: OnRanked = silent,
+) -> tuple[dict[str, Keeps], System]:
+    """What every client keeps, and that as one system; ``others`` as in `every_hybrid`.
+
+    The joint model, unless its own validation customers like what it has alone clearly better; then that or the mean of
+    both updates, whichever they like better. The choice is the client's own, and nobody is told of it.
+    """
+    keeps: dict[str, Keeps] = dict.fromkeys(joined.whole["valid"], "joined")
+    leave = leaving(joined, local)
+    load = partial(load_half, recommender, joined.load, local.load)
+    half = system_of(settings, HALF, artifacts, recommender, load, texts, others, on_ranked, leave)
+    for name in leave:
+        halved, alone = (_gains(system.whole["valid"][name]).mean() for system in (half, local))
+        keeps[name] = "half" if halved > alone else "local"
+    return keeps, taken({"joined": joined, "half": half, "local": local}, keeps)
+
+
+def _gains(position_U: torch.Tensor) -> np.ndarray:
+    return user_metrics(position_U)[CHOSEN_BY].double().numpy()
+
+
+def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System:
+    """What every client keeps, as one system; hybrids are those of the models they stand beside."""
+    model: dict[str, Positions] = {"test": {}, "valid": {}}
+    whole: dict[str, Positions] = {"test": {}, "valid": {}}
+    for split in model:
+        for name, one in keeps.items():
+            model[split][name] = systems[one].model[split][name]
+            whole[split][name] = systems[one].whole[split][name]
+    hybrids = systems["joined"].hybrids
+    if hybrids is not None:
+        each = {name: systems[one].hybrids for name, one in keeps.items()}
+        hybrids = hybrids._replace(
+            clients={name: one.clients[name] for name, one in each.items() if one is not None},
+            choices={name: one.choices[name] for name, one in each.items() if one is not None},
+        )
+    return System(lambda name: systems[keeps[name]].load(name), model, whole, hybrids)
+
+
+def joining_data(
+    joined: str,
+    alone: str,
+    rows: Mapping[str, Positions],
+    users: Mapping[str, Sequence[str]],
+    keeps: Mapping[str, Keeps],
+    chosen: bool,
+) -> dict[str, Any]:
+    """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.verdict.joining_sentences`.
+
+    ``joined``, ``alone``: rows of ``rows``, row -> domain -> test places (U,), which may have `KEPT`. ``chosen``:
+    whether clients had the choice. Tests are paired over customers, of each client and of the mean over clients, with
+    Holm's correction over all of them.
+    """
+    of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
+    pairs = [(label, alone) for label in of_row if label != alone]
+    tests = compare_table(of_row, stream(0, "joining"), COMPARED, pairs, persons=shared_persons(users))
+    return {
+        "joined": joined,
+        "alone": alone,
+        "kept": KEPT if KEPT in rows else joined,
+        "chosen": chosen,
+        "clients": {name: {"num_users": len(users[name]), "keeps": one} for name, one in keeps.items()},
+        "tests": comparisons_data(tests),
+    }

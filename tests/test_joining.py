@@ -1,0 +1,134 @@
+"""What joining brought: clients alone beside the rounds, whom joining hurts, and clients with nothing in common."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedecider.data.domain import NO_EVENTS, Domain, Events
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.joining import (
+    System,
+    as_trained,
+    joining_data,
+    leaving,
+    only_items,
+    overlap_data,
+    taken,
+    trains_alone,
+)
+from fedecider.report.analyses import cost_of_joining
+
+COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")
+ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")
+
+
+def settings(*words):
+    return parse_settings("", [*ROWS, *words])
+
+
+def company(name, keys):
+    users = [f"{name}-{number}" for number in range(2)]
+    events = Events(users, [[0, 1, 2], [2, 1, 0]], None)
+    return Domain(name, keys, keys, [f"title: {key}" for key in keys], events, NO_EVENTS, {})
+
+
+APART = {name: company(name, [f"{name}-{item}" for item in "abc"]) for name in ("north", "south", "east")}
+TOGETHER = {**APART, "south": company("south", ["north-a", "north-c", "south-b"])}
+
+
+def test_rows_of_items_are_all_that_such_adapters_change():
+    assert only_items(settings())
+    assert only_items(settings("--lora_targets", "output"))
+    assert not only_items(settings("--lora_targets", "table,attention"))
+    assert not only_items(settings("--pretrain.ids", "semantic"))
+    assert not only_items(parse_settings("", ["--method", "fedavg"]))
+
+
+def test_clients_without_a_common_item_are_trained_alone_and_told_so():
+    asked = settings("--secure_sum", "true", "--privacy.clip", "1")
+    apart, together = overlap_data(asked, APART), overlap_data(asked, TOGETHER)
+    assert (apart["nothing"], together["nothing"]) == (True, False)
+    assert apart["sentences"] == ["No two of north, south, east share an item: each can gain nothing."]
+    assert together["sentences"][0].startswith("north and south share 50 % of items (100 % of north's sales")
+    assert together["sentences"][1] == "east shares none: it can gain nothing."
+    assert as_trained(asked, together["nothing"]) == asked
+    alone = as_trained(asked, apart["nothing"])
+    assert (alone.run.method, alone.run.secure_sum, alone.run.privacy.clip) == ("local", False, None)
+    assert as_trained(alone, True) == alone
+    assert alone == asked._replace(run=alone.run, method=alone.method)
+    for words in (("--local_row", "show"), ("--lora_targets", "table,attention"), ("--method", "centralised")):
+        told = settings(*words)
+        assert as_trained(told, True) == told
+    with_layers = parse_settings("", list(COMPANIES))  # one of the candidates adapts layers
+    assert overlap_data(with_layers, APART)["sentences"] == [
+        "No two of north, south, east share an item: each can gain only through layers that all share."
+    ]
+
+
+def test_who_trains_alone():
+    assert trains_alone(settings(), 3)
+    assert not trains_alone(settings(), 1)
+    assert not trains_alone(settings("--local_row", "off"), 3)
+    assert not trains_alone(settings("--method", "local"), 3)
+
+
+def system(places, load=lambda name: None):
+    tensors = {name: torch.tensor(place_U, dtype=torch.float64) for name, place_U in places.items()}
+    both = {"valid": tensors, "test": {name: place_U + 1.0 for name, place_U in tensors.items()}}
+    return System(load, both, both, None)
+
+
+def test_a_client_leaves_only_where_its_own_model_is_clearly_better():
+    random = np.random.default_rng(0)
+    same_U = random.integers(0, 30, 400).astype(float)
+    joined = system({"hurt": same_U + 3.0, "level": same_U, "helped": same_U, "few": same_U[:1] + 9.0})
+    noise_U = np.where(np.arange(400) % 2 == 0, 1.0, -1.0)
+    own = system(
+        {"hurt": same_U, "level": np.maximum(same_U + noise_U, 0.0), "helped": same_U + 3.0, "few": np.zeros(1)}
+    )
+    assert leaving(joined, own) == ["hurt"]
+    asked = []
+    systems = {
+        "joined": joined._replace(load=lambda name: asked.append(("joined", name))),
+        "local": own._replace(load=lambda name: asked.append(("local", name))),
+    }
+    kept = taken(systems, {"hurt": "local", "helped": "joined"})
+    assert torch.equal(kept.whole["test"]["hurt"], own.whole["test"]["hurt"])
+    assert torch.equal(kept.model["valid"]["helped"], joined.model["valid"]["helped"])
+    for name in ("hurt", "helped"):
+        kept.load(name)
+    assert asked == [("local", "hurt"), ("joined", "helped")]
+
+
+def test_figures_by_hand():
+    rows = {
+        "fedavg": {"a": torch.tensor([0.0, 3.0, 50.0, 2.0]), "b": torch.tensor([30.0, 30.0])},
+        "local": {"a": torch.tensor([0.0, 30.0, 50.0, 40.0]), "b": torch.tensor([30.0, 1.0])},
+    }
+    users = {"a": ["u1", "u2", "u3", "u4"], "b": ["v1", "v2"]}
+    group = {"header_up": 10, "header_down": 20, "up": {"x": 90}, "down": {"x": 180}}
+    records = [
+        {
+            "round": number,
+            "clients": [{"client": one, "cpu_s": 1.0 + one, "local": {"cpu_s": 0.5, "score": 0.1}} for one in clients],
+            "traffic": [{"clients": clients, **group}],
+        }
+        for number, clients in ((1, [0, 1]), (2, [0]))
+    ]
+    keeps = {"a": "joined", "b": "joined"}
+    found = joining_data("fedavg", "local", rows, users, keeps, True)
+    means = {one["domain"]: one["difference"]["mean"] for one in found["tests"] if one["metric"] == "hit@10"}
+    assert means == pytest.approx({"a": 0.5, "b": -0.5, "macro": 0.0})
+    assert found["clients"]["b"] == {"num_users": 2, "keeps": "joined"}
+    assert cost_of_joining(records, ["a", "b"], ["a", "b"]) == {
+        "num_rounds": 2,
+        "joined_cpu_s": 2.0,
+        "local_cpu_s": 0.75,
+        "down": 300.0,
+        "up": 150.0,
+    }
+    assert cost_of_joining(records, ["a", "b"], ["a"])["up"] == 200.0
+    assert cost_of_joining([], ["a"], ["a"])["joined_cpu_s"] is None
+    assert replace(settings().run, local_row="show").local_row == "show"

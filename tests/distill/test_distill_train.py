@@ -21,7 +21,7 @@ HELD_OUT, _ = make_task(seed=1)
 
 def trained_teacher(**sizes):
     teacher = make_teacher(vocab_size=len(TOKENIZER), **sizes)
-    train_backbone(teacher, TASK, BackboneTraining(learning_rate=1e-2, batch_size=8, epochs=6), seed=0)
+    train_backbone(teacher, TASK, BackboneTraining(learning_rate=1e-2, batch_size=8, epochs=9), seed=0)
     return teacher
 
 

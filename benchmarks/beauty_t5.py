@@ -1,0 +1,163 @@
+"""Beauty on a CPU, with a T5 that writes IDs of several tokens: teacher, student, four companies; decoders beside it.
+
+    python benchmarks/beauty_t5.py --data data/beauty --work runs/beauty_t5 [--seed 0] [--rows T5]
+
+Data: Amazon 2014, 5-core, prepared as for benchmarks/public_bar.py. 2,000 users are the clients' and tested on their
+last event, seen items dropped; the train parts (all but the last two events) of all others are the public pool, from
+which alone the backbones learn. Settings: benchmarks/configs/beauty_t5.yaml, and what a row changes in it. Four
+companies share the 2,000 users out, and share the student; a company ranks its own users. CPU minutes of a backbone
+are those of stage 1. One JSON a row in --work: what is there is not run again; a row that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import provenance
+import torch
+from public_bar import BUDGETS, T5, companies, shown, task_of
+
+import fedecider
+from fedecider.api import option_words, prepared_words
+from fedecider.data.domain import Domain
+from fedecider.data.store import load_domains
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.prepare import begin, distill_stage, kept_step, load_ids, pretrain_stage
+from fedecider.experiment.settings import Settings
+from fedecider.federation.record import read_json, write_json
+from fedecider.running.options import run
+from idgen.backbone import load_backbone
+from idgen.item_ids import ItemIds
+from idgen.ranking import rank_task
+from idgen.tokenizer import load_tokenizer
+
+HERE = Path(__file__).resolve().parent
+CONFIG, PAGE = HERE / "configs" / "beauty_t5.yaml", HERE / "results" / "beauty_t5.md"
+DOMAIN = "beauty"
+CPU = torch.device("cpu")
+DECODER = {
+    "pretrain.backbone.kind": "decoder",
+    "pretrain.samples.templates": "history",
+    "pretrain.samples.num_targets": 1,  # every item of a row is a target
+    # as in configs/domains.yaml
+    "pretrain.train.learning_rate": 1e-4,
+    "pretrain.train.table_lr_multiplier": 20.0,
+    "pretrain.train.batch_size": 128,
+}
+START, TEACHER, STUDENT = "T5, before its first step", "T5", "T5, half depth"
+BACKBONES: dict[str, dict[str, Any]] = {
+    "decoder, keyword IDs": {
+        **DECODER,
+        "pretrain.samples.max_history": 10,
+        "pretrain.samples.max_source_tokens": 64,
+        "pretrain.train.max_steps": 600,
+    },
+    "decoder, IDs of one token": {
+        **DECODER,
+        "pretrain.ids": "item",
+        "pretrain.samples.max_history": 20,
+        "pretrain.samples.max_source_tokens": 24,
+        "pretrain.train.max_steps": 1200,
+    },
+}
+"""Row -> options. Steps for about the minutes of the T5."""
+METHODS = {
+    "four companies: alone": "local",
+    "four companies: FedAvg": "fedavg",
+    "four companies: fedecider": "fedecider",
+}
+ROWS = [START, TEACHER, STUDENT, *METHODS, *BACKBONES]
+
+
+def settings_of(clients: Mapping[str, Domain], options: Mapping[str, Any], work: Path, seed: int) -> Settings:
+    words = [f"--config={CONFIG}", *prepared_words(clients, work / "cache"), *option_words(options)]
+    settings = parse_settings("", [*words, f"--cache={work / 'cache'}", f"--seed={seed}"])
+    torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
+    return settings
+
+
+def ranked(model: Any, domain: Domain, ids: ItemIds, tokenizer: Any, settings: Settings) -> dict[str, float]:
+    task = task_of(domain, domain.clients, ids, tokenizer, settings)
+    asked = (settings.ranking, True, settings.training.precision, CPU)
+    return mean_metrics(rank_task(model, task, task.trie, "test", None, *asked), (10,))
+
+
+def backbone_row(name: str, domain: Domain, clients: Mapping[str, Domain], settings: Settings) -> dict[str, Any]:
+    """A backbone before or after stage 1, or of half depth, on the users of all clients together."""
+    if name == START:
+        made = begin(settings.run, clients, CPU)
+        return ranked(made.model, domain, made.ids[next(iter(clients))].items, made.tokenizer, settings)
+    started = time.process_time()
+    first = kept = pretrain_stage(settings.run, clients, CPU)
+    told = kept_step(first)
+    if name == STUDENT:
+        started, told = time.process_time(), ""
+        kept = distill_stage(settings.run, first, clients, CPU)
+    minutes = (time.process_time() - started) / 60
+    tokenizer = load_tokenizer(kept.folder / "backbone")
+    model = load_backbone(kept.folder / "backbone", tokenizer)
+    ids = load_ids(first.folder, clients, settings.run.pretrain)[next(iter(clients))].items
+    return {**ranked(model, domain, ids, tokenizer, settings), "minutes": minutes, "told": told}
+
+
+def run_row(method: str, clients: Mapping[str, Domain], settings: Settings, output: Path) -> dict[str, Any]:
+    """Four companies after their rounds: the macro mean of each one's model on its own users."""
+    started = time.process_time()
+    options = {"cache": settings.run.cache, "seed": settings.run.seed}
+    result = fedecider.federate(clients, method, config=CONFIG, output=output, resume=True, progress=False, **options)
+    found = read_json(output / "metrics.json")
+    of_row = found["macro"]["test"][found["reported"]]
+    scores = {name: of_row[name]["mean"] for name in ("hit@10", "ndcg@10")}
+    rounds = f"round {found['best_round']} of {len(result.rounds)}, shares {found.get('update_scales', '')}"
+    return {**scores, "minutes": (time.process_time() - started) / 60, "told": rounds}
+
+
+def page(found: Mapping[str, Mapping[str, Any]], seed: int) -> list[str]:
+    lines = ["# Beauty: a T5 that writes IDs of several tokens", "", *__doc__.split("\n\n")[2].splitlines(), ""]
+    lines += ["| row | R@10 | N@10 | CPU minutes | |", "|---|---:|---:|---:|---|"]
+    for name, one in found.items():
+        minutes = f"{one['minutes']:.1f}" if "minutes" in one else "-"
+        lines.append(
+            f"| {name} | {shown(one['hit@10'])} | {shown(one['ndcg@10'])} | {minutes} | {one.get('told', '')} |"
+        )
+    lines += ["", f"Seed {seed}. The decoders change: `{json.dumps(BACKBONES)}`", ""]
+    commits = sorted({one["commit"] for one in found.values()})
+    return [*lines, f"- Rows at {', '.join(commits)}", *provenance.heading("beauty_t5.py", 1)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data/beauty"))
+    parser.add_argument("--work", type=Path, default=Path("runs/beauty_t5"), help="rows, runs and cache")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", default="", help="beginnings of the rows to run, separated by ';' (default: all)")
+    args = parser.parse_args()
+    commit, (whole,) = provenance.git_commit(), load_domains(args.data, [DOMAIN]).values()
+    pool = T5._replace(num_companies=1)
+    (domain,) = companies(whole, pool, BUDGETS["cpu"], args.seed).values()
+    clients = companies(whole, T5, BUDGETS["cpu"], args.seed)
+    args.work.mkdir(parents=True, exist_ok=True)
+    files = {name: args.work / f"{args.seed}-{name}.json".replace(" ", "_") for name in ROWS}
+    for name, path in files.items():
+        if path.is_file() or not any(name.startswith(start) for start in args.rows.split(";")):
+            continue
+        print(name, flush=True)
+        settings = settings_of(clients, BACKBONES.get(name, {}), args.work, args.seed)
+        if name in METHODS:
+            row = run_row(METHODS[name], clients, settings, path.with_suffix(""))
+        else:
+            row = backbone_row(name, domain, clients, settings)
+        write_json(path, {**row, "commit": commit})
+    found = {name: read_json(path) for name, path in files.items() if path.is_file()}
+    PAGE.write_text("\n".join(page(found, args.seed)) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

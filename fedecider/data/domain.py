@@ -230,7 +230,8 @@ def united(name: str, members: Sequence[Domain]) -> Domain:
         for key, title, text in zip(one.item_keys, one.titles, one.item_texts, strict=True):
             about.setdefault(key, (title, text))
     keys = sorted(about)
-    whole = Domain(name, keys, *map(list, zip(*(about[key] for key in keys), strict=True)), NO_EVENTS, NO_EVENTS, {})
+    titles, texts = ([about[key][field] for key in keys] for field in (0, 1))
+    whole = Domain(name, keys, titles, texts, NO_EVENTS, NO_EVENTS, {})
     return replace(whole, public=_public_of(ordered, whole))
 
 

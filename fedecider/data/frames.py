@@ -287,7 +287,8 @@ SAME_ITEMS = 0.5
 def _matched(name: str, catalogues: Mapping[str, list[tuple[str, ItemFields]]], notes: list[str]) -> str:
     """The catalogue of companies with tables of their own: ``name`` where equal keys are the same items; else none."""
     words = {one: {key: _words(fields) for key, fields in records} for one, records in catalogues.items()}
-    found, odd = [], []
+    found: list[str] = []
+    odd: list[str] = []
     for one, other in combinations(words, 2):
         common = words[one].keys() & words[other].keys()
         same = sum(_are_same(words[one][key], words[other][key]) for key in common)

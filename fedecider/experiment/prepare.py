@@ -173,7 +173,8 @@ def neighbours_of(
 
     ``vectors`` by catalogue; ``names``: of which domains, and of silos with the same items; None for all, unions too.
     """
-    wholes, found, near = by_catalogue(domains), {}, {}
+    wholes, found = by_catalogue(domains), {}
+    near: dict[str, Neighbours] = {}
     asked = {one.catalogue for name, one in domains.items() if names is None or name in names}
     for name, domain in (with_unions(domains) if names is None else domains).items():
         catalogue, whole = domain.catalogue, wholes[domain.catalogue]

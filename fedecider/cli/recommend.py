@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 from rich.markup import escape
 from rich.table import Table
 
-from fedecider.models.histories import Answer
+from fedecider.models.histories import Answer, check_k
 from fedecider.models.source import popular_items
 from fedecider.running.machine import checked_device
 from fedecider.running.options import build_parser, parse, run
-from fedecider.running.progress import console
+from fedecider.running.progress import console, log_line
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
 SMALLEST_SHARE = 0.005
@@ -29,10 +31,21 @@ class RecommendConfig:
         run: The run folder that scripts/federate.py printed, a folder that save_pretrained wrote, or the name of one on
             the hub.
         domain: The domain whose adapter and catalogue are used; may be left out where there is only one.
+        company: The same, where domains are companies.
         history: The titles or item keys of that domain, oldest first, separated by " | "; left out, the most popular
             items.
         new_items: A file with items that came after the training, .csv or .jsonl with key, title and text; they are
             recommended by their texts alone, and may stand in the history.
+        all: If true, a list for every customer of the company, written to output.
+        customers: Customers by their keys, separated by commas, in place of a history.
+        data: The folder of prepared data with the customers' histories; if empty, that of the run.
+        events: A table of events with the customers' histories, in place of data.
+        output: The file of the lists, .parquet or .jsonl: a row for each customer.
+        exclude: Items that are not recommended: a table with a column of item keys, or keys separated by " | ".
+        candidates: The items that alone may be recommended, as exclude.
+        stock: A table of items and how many are left; items with none, or that are not there, are not recommended.
+        unknown: What an item of a customer's history is that the catalogue does not have: the list is refused, with its
+            reason, or the item is left out (skip).
         k: The number of recommendations.
         device: The device, cpu or cuda.
         hybrid: If true, and the run folder holds the private part of the client's hybrid, rank with it; else with the
@@ -42,8 +55,18 @@ class RecommendConfig:
 
     run: str
     domain: str = ""
+    company: str = ""
     history: str = ""
     new_items: str = ""
+    all: bool = False
+    customers: str = ""
+    data: str = ""
+    events: str = ""
+    output: str = ""
+    exclude: str = ""
+    candidates: str = ""
+    stock: str = ""
+    unknown: Literal["refuse", "skip"] = "refuse"
     k: int = 10
     device: str = "cpu"
     hybrid: bool = True
@@ -51,8 +74,21 @@ class RecommendConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--all" in words and (words[words.index("--all") + 1 :] or ["--"])[0].startswith("--"):
+        words[words.index("--all")] = "--all=true"
+
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), argv, RecommendConfig)
+        (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), words, RecommendConfig)
+        if config.company and config.domain not in ("", config.company):
+            raise ValueError(f"got the company {config.company} and the domain {config.domain}, expected one of them")
+        config = replace(config, domain=config.domain or config.company)
+        if config.all or config.customers:
+            _many(config)
+            return
+        beside = [name for name in ("data", "events", "output") if getattr(config, name)]
+        if beside:
+            raise ValueError(f"got --{beside[0]} without customers, expected --all, or --customers K1,K2")
         titles = [title.strip() for title in config.history.split(" | ") if title.strip()]
         if config.history and not titles:
             raise ValueError(
@@ -60,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 '"title A | title B"; leave --history out for the most popular items'
             )
         checked_device(config.device)
-        simple = config.hybrid and not titles and not config.new_items
+        filters = (config.exclude, config.candidates, config.stock)
+        simple = config.hybrid and not titles and not config.new_items and not any(filters)
         found = popular_items(config.run, config.domain or None, config.k) if simple else None
         domain, answer = _by_model(config, titles) if found is None else found
         if config.json:
@@ -73,14 +110,69 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answer]:
     """The domain and what its model says of a history; the libraries of models are imported here alone."""
+    recommender, filters = _recommender(config), _filters(config)
+    return recommender.domain, recommender.recommend(list(titles), config.k, **filters)
+
+
+def _recommender(config: RecommendConfig) -> Any:
     from fedecider.models.loaded import read_new_items
     from fedecider.models.recommender import Recommender
 
     new_items = read_new_items(Path(config.new_items)) if config.new_items else []
-    recommender = Recommender.from_pretrained(
+    return Recommender.from_pretrained(
         config.run, config.domain or None, device=config.device, hybrid=config.hybrid, new_items=new_items
     )
-    return recommender.domain, recommender.recommend(list(titles), config.k)
+
+
+def _filters(config: RecommendConfig) -> dict[str, Any]:
+    if not (config.exclude or config.candidates or config.stock):
+        return {}
+    from fedecider.models.lists import keys_in, stock_in  # tables are read for filters alone
+
+    filters = {"exclude": config.exclude, "candidates": config.candidates}
+    return {name: keys_in(text, name) for name, text in filters.items()} | {"stock": stock_in(config.stock)}
+
+
+def _many(config: RecommendConfig) -> None:
+    """Lists of many customers, into a file, or of some on the screen.
+
+    Raises:
+        ValueError: options that do not go together, a customer that is none, or data that cannot be read.
+    """
+    if config.history or (config.all and config.customers):
+        raise ValueError("got several of --all, --customers and --history, expected one of them")
+    if config.all and not config.output:
+        raise ValueError("got --all without --output, expected the file of the lists, such as --output lists.parquet")
+    if config.data and config.events:
+        raise ValueError("got --data and --events, expected one of them: where the histories are")
+    checked_device(config.device)
+    check_k(config.k)
+    from fedecider.models.lists import check_lists_file, histories_of, write_lists
+    from fedecider.models.source import find_source
+
+    if config.output:
+        check_lists_file(Path(config.output))
+    company = find_source(config.run).choose(config.domain or None)
+    wanted = None if config.all else [one.strip() for one in config.customers.split(",") if one.strip()]
+    histories = histories_of(config.run, company, config.data, config.events).of(wanted, company)
+    pairs = histories if wanted is None else list(histories)  # a customer that is none is told before any work
+    filters, recommender = _filters(config), _recommender(config)
+    lists = recommender.recommend_many(pairs, config.k, unknown=config.unknown, **filters)
+    if config.output:
+        done = write_lists(lists, Path(config.output))
+        rate = done.num_lists / max(done.seconds, 1e-9)
+        log_line(f"{done.num_lists:,} lists in {done.seconds:.1f} s ({rate:,.0f} a second): {config.output}")
+        if done.num_empty:
+            log_line(f"{done.num_empty:,} customers have no list, such as {done.example}")
+        return
+    for one in lists:
+        if config.json:
+            answer = {} if one.answer is None else one.answer.to_dict()
+            print(json.dumps({"customer": one.customer, "error": one.error, **answer}, ensure_ascii=False))
+        elif one.answer is None:
+            log_line(f"{one.customer}: {one.error}")
+        else:
+            _show(one.answer, f"{company}: {one.customer}")
 
 
 def _show(answer: Answer, domain: str) -> None:

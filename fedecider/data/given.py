@@ -446,6 +446,13 @@ def item_records(
     return found
 
 
+def table_columns(given: Given, names: Sequence[str]) -> list[list[Any]]:
+    """The values of some columns of a table, which is small enough to be held."""
+    named = given._replace(columns={name: name for name in names})
+    rows = [tuple(row.values()) for row in _rows(named)]
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
+
+
 def keys_of(given: Given) -> list[str]:
     """The users of a table, in its order."""
     return [_key(row["user"], "user", given, number) for number, row in enumerate(_rows(given), 1)]

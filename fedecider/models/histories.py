@@ -189,6 +189,17 @@ class Items:
             + (f"the closest are {self._quoted(near)}" if near else "none comes near")
         )
 
+    def number(self, key: Any) -> int | None:
+        """Of the item with exactly this key."""
+        return self._number_of_key.get(key) if isinstance(key, str) else None
+
+    def exact(self, entry: Any) -> int | None:
+        """Of the item with this key, or else the first one with this title as it is written."""
+        if (number := self.number(entry)) is not None or not isinstance(entry, str):
+            return number
+        named = self._numbers_of_title.get(entry.strip().casefold(), [])
+        return next((one for one in named if self.titles[one].strip() == entry.strip()), None)
+
     def search(self, query: str, limit: int = 10) -> list[Match]:
         """Up to ``limit`` items for what somebody has typed so far, the best first.
 
@@ -355,3 +366,70 @@ def resolve_history(items: Items, history: History, number: int, count: int) -> 
         return [items.resolve(entry) for entry in history]
     except ValueError as error:
         raise ValueError(f"history {number + 1}: {error}" if count > 1 else str(error)) from error
+
+
+def exact_history(items: Items, history: Any, unknown: str) -> tuple[list[Resolved], int]:
+    """The items of one history of keys, or of titles as they are written, and how many entries are none.
+
+    Nothing is guessed from likeness: of a million histories nobody reads how entries were understood.
+
+    Raises:
+        ValueError: it is no list, or with ``unknown`` "refuse" one of its entries is no item.
+    """
+    if isinstance(history, str) or not isinstance(history, Sequence):
+        raise ValueError(f"got the history {str(history)[:100]!r}, expected a list of item keys or titles")
+    numbers = [items.exact(entry) for entry in history]
+    if unknown == "refuse" and None in numbers:
+        raise ValueError(f"got {history[numbers.index(None)]!r} in a history, expected an item key or a whole title")
+    found = [Resolved(number) for number in numbers if number is not None]
+    return found, len(numbers) - len(found)
+
+
+# Which items may be recommended: what is to be left out, what alone may come, what is in stock.
+
+
+class Allowed(NamedTuple):
+    """The items that filters leave."""
+
+    number_A: tuple[int, ...]
+    """Rising."""
+    notes: tuple[str, ...] = ()
+    """What the filters named that is no item."""
+
+
+def allowed_items(
+    items: Items,
+    exclude: Iterable[str] | None,
+    candidates: Iterable[str] | None,
+    stock: Mapping[str, float] | None,
+) -> Allowed | None:
+    """The items that three filters leave, None where there is no filter; items are named by their keys.
+
+    ``stock``: key -> how many are left; items with none, and items that it does not name, are out of stock.
+
+    Raises:
+        ValueError: a filter of another form, or nothing is left.
+    """
+    if exclude is None and candidates is None and stock is None:
+        return None
+    left, notes = set(range(len(items))), []
+    named: list[tuple[str, Any]] = [("exclude", exclude), ("candidates", candidates)]
+    if stock is not None:
+        odd = [key for key, count in stock.items() if not isinstance(count, int | float) or count != count]
+        if odd:
+            raise ValueError(f"got the stock {stock[odd[0]]!r} of {odd[0]!r}, expected how many are left, a number")
+        named.append(("stock", [key for key, count in stock.items() if count > 0]))
+    for what, keys in named:
+        if keys is None:
+            continue
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise ValueError(f"got {what} {keys!r}, expected a list of item keys")
+        keys = list(keys)
+        numbers = {number for key in keys if (number := items.number(key)) is not None}
+        unknown = [key for key in keys if items.number(key) is None]
+        if unknown:
+            notes.append(f"{len(unknown)} of {len(keys)} keys of {what} are no items, such as {str(unknown[0])[:60]!r}")
+        left = left - numbers if what == "exclude" else left & numbers
+    if not left:
+        raise ValueError(f"got filters that leave none of the {len(items)} items, expected one at least")
+    return Allowed(tuple(sorted(left)), tuple(notes))

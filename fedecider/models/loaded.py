@@ -12,7 +12,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -415,6 +416,85 @@ def check_same_base(now: Place, wanted: Place) -> None:
 # The best items for histories of item numbers: under a model, and under a hybrid with it.
 
 
+DIRECT = 500
+"""Items that may be recommended up to which each is scored; among more, beams are searched first."""
+
+
+def search_allowed(
+    loaded: Loaded, histories: Histories, k: int, drop_seen: bool, number_A: Sequence[int] | None
+) -> list[list[Scored]]:
+    """`search` among the items ``number_A``; None: all."""
+    model, task, ranking = loaded.model, loaded.task, loaded.place.inference.ranking
+    if number_A is None:
+        return search(model, task, ranking, histories, k, drop_seen)
+
+    def exact(asked: Histories) -> list[list[Scored]]:
+        return _direct(loaded.scores, asked, k, drop_seen, number_A)
+
+    if len(number_A) <= DIRECT or task.trie.max_length == 1:
+        return exact(histories)
+    wide = search(model, task, ranking, histories, _room(loaded, k, number_A), drop_seen)
+    allowed = set(number_A)
+    found = [[one for one in items if one.item in allowed][:k] for items in wide]
+    return _completed(found, histories, k, allowed, drop_seen, exact)
+
+
+def mix_allowed(
+    loaded: Loaded, hybrid: Hybrid, histories: Histories, k: int, number_A: Sequence[int] | None
+) -> list[list[Scored]]:
+    """`mix` among the items ``number_A``; None: all. Scores stay those in the whole catalogue."""
+    scores = loaded.scores
+    if number_A is None:
+        return mix(hybrid, scores, histories, k)
+    allowed_I = torch.zeros(len(loaded.items), dtype=torch.bool)
+    allowed_I[list(number_A)] = True
+    item_1A = torch.tensor(number_A)[None]
+    each = scores if scores.beams is None else scores._replace(beams=lambda asked, _: item_1A.repeat(len(asked), 1))
+
+    def exact(asked: Histories) -> list[list[Scored]]:
+        return mix(hybrid, each, asked, k, allowed_I)
+
+    if len(number_A) <= DIRECT or scores.beams is None:
+        return exact(histories)
+    found = [items[:k] for items in mix(hybrid, scores, histories, _room(loaded, k, number_A), allowed_I)]
+    return _completed(found, histories, k, set(number_A), True, exact)
+
+
+def _room(loaded: Loaded, k: int, number_A: Sequence[int]) -> int:
+    """For the ``k`` best beside some that may not be recommended."""
+    return k + min(len(loaded.items) - len(number_A), 4 * k)
+
+
+def _completed(
+    found: list[list[Scored]],
+    histories: Histories,
+    k: int,
+    allowed: Set[int],
+    drop_seen: bool,
+    exact: Callable[[Histories], list[list[Scored]]],
+) -> list[list[Scored]]:
+    """Histories with too short a list are asked again for every item that may come."""
+    left = (len(allowed - set(seen)) if drop_seen else len(allowed) for seen in histories)
+    short = [row for row, (items, most) in enumerate(zip(found, left, strict=True)) if len(items) < min(k, most)]
+    for row in short:  # one by one: every one of them asks for most of the catalogue
+        (found[row],) = exact([histories[row]])
+    return found
+
+
+def _direct(
+    scores: ModelScores, histories: Histories, k: int, drop_seen: bool, number_A: Sequence[int]
+) -> list[list[Scored]]:
+    """Every one of some items is scored."""
+    item_BA = torch.tensor(number_A).expand(len(histories), -1)
+    score_BA, found = scores.log_probs(histories, item_BA), []
+    for seen, score_A in zip(histories, score_BA, strict=True):
+        place_A = torch.argsort(-score_A, stable=True).tolist()
+        dropped = set(seen) if drop_seen else set()
+        ranked = (Scored(number_A[place], float(score_A[place]), {}) for place in place_A)
+        found.append([one for one in ranked if one.item not in dropped][:k])
+    return found
+
+
 def search(
     model: Any, task: Task, ranking: RankingConfig, histories: Histories, k: int, drop_seen: bool
 ) -> list[list[Scored]]:
@@ -448,8 +528,11 @@ def search(
     return found
 
 
-def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: int) -> list[Scored]:
-    """The k best items behind the words of the prompt alone, without what a prior takes off.
+def search_without_history(
+    model: Any, task: Task, ranking: RankingConfig, k: int, number_A: Sequence[int] | None = None
+) -> list[Scored]:
+    """The k best items, of ``number_A`` alone where it is given, behind the words of the prompt alone, without what a
+    prior takes off.
 
     Raises:
         ValueError: the templates have no words but the history.
@@ -461,17 +544,23 @@ def search_without_history(model: Any, task: Task, ranking: RankingConfig, k: in
         input_ids.to(device),
         attention_mask.to(device),
         task.trie.scored(None).to(device),
-        num_beams=ranking.beams_for(k, 0, len(task.trie)),
+        num_beams=ranking.beams_for(k, 0, len(task.trie)) if number_A is None else len(task.trie),
     )
     found = zip(item_1K[0].tolist(), score_1K[0].tolist(), strict=True)
-    return [Scored(item, score, {}) for item, score in found if item >= 0][:k]
+    allowed = None if number_A is None else set(number_A)
+    kept = (Scored(item, score, {}) for item, score in found if item >= 0 and (allowed is None or item in allowed))
+    return list(islice(kept, k))
 
 
-def mix(hybrid: Hybrid, scores: ModelScores, histories: Histories, k: int) -> list[list[Scored]]:
-    """The k best items of each history in the mixture of a hybrid; items of the history are no candidates."""
+def mix(
+    hybrid: Hybrid, scores: ModelScores, histories: Histories, k: int, allowed_I: Tensor | None = None
+) -> list[list[Scored]]:
+    """The k best items of each history in the mixture of a hybrid; items of the history are no candidates, nor are
+    those that ``allowed_I`` (I,) leaves out."""
     found = []
     for ranked in rank(hybrid, new_contexts(histories), scores, k):
-        prob_BK, place_BK = stable_topk(ranked.prob_BM, k)
+        prob_BM = ranked.prob_BM if allowed_I is None else ranked.prob_BM * allowed_I[ranked.item_BM.clamp(min=0)]
+        prob_BK, place_BK = stable_topk(prob_BM, k)
         item_BK = ranked.item_BM.gather(1, place_BK)
         part_EBK = {name: part_BK.tolist() for name, part_BK in ranked.parts(place_BK).items()}
         for row, (items, probs) in enumerate(zip(item_BK.tolist(), prob_BK.tolist(), strict=True)):

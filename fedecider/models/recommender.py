@@ -14,10 +14,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
@@ -33,13 +35,17 @@ from fedecider.models.folders import (
     write_manifest,
 )
 from fedecider.models.histories import (
+    Allowed,
     Answer,
     History,
     HistoryItem,
     Items,
+    Resolved,
     Scored,
+    allowed_items,
     as_histories,
     check_k,
+    exact_history,
     recommendations,
     resolve_history,
 )
@@ -55,9 +61,9 @@ from fedecider.models.loaded import (
     add_items,
     as_new_item,
     check_same_base,
-    mix,
+    mix_allowed,
     ready_to_rank,
-    search,
+    search_allowed,
     search_without_history,
 )
 from fedecider.models.source import (
@@ -241,6 +247,20 @@ SEEN_STAYS_OUT = "the hybrid leaves out items of the history, also with exclude_
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
 
 
+BATCH = 256
+"""Histories of `Recommender.recommend_many` that are answered together."""
+
+
+class ForCustomer(NamedTuple):
+    """What `Recommender.recommend_many` gives for one customer."""
+
+    customer: str
+    answer: Answer | None
+    """None where the history could not be read."""
+    error: str = ""
+    """Why not, in a sentence."""
+
+
 class Recommender:
     """Next items for histories of titles or item keys, by the adapter of one domain.
 
@@ -337,33 +357,140 @@ class Recommender:
 
     @overload
     def recommend(  # type: ignore[overload-overlap]  # a text is a sequence of texts
-        self, history: History, k: int = 10, exclude_seen: bool = True
+        self,
+        history: History,
+        k: int = 10,
+        exclude_seen: bool = True,
+        *,
+        exclude: Iterable[str] | None = None,
+        candidates: Iterable[str] | None = None,
+        stock: Mapping[str, float] | None = None,
     ) -> Answer: ...
 
     @overload
-    def recommend(self, history: Sequence[History], k: int = 10, exclude_seen: bool = True) -> list[Answer]: ...
+    def recommend(
+        self,
+        history: Sequence[History],
+        k: int = 10,
+        exclude_seen: bool = True,
+        *,
+        exclude: Iterable[str] | None = None,
+        candidates: Iterable[str] | None = None,
+        stock: Mapping[str, float] | None = None,
+    ) -> list[Answer]: ...
 
     def recommend(
-        self, history: History | Sequence[History], k: int = 10, exclude_seen: bool = True
+        self,
+        history: History | Sequence[History],
+        k: int = 10,
+        exclude_seen: bool = True,
+        *,
+        exclude: Iterable[str] | None = None,
+        candidates: Iterable[str] | None = None,
+        stock: Mapping[str, float] | None = None,
     ) -> Answer | list[Answer]:
         """The k best next items for one history, or for each of many, which the model reads together.
 
         A history is a list of titles or item keys, oldest first, as `Items.resolve` understands them. For an empty one
         the most popular items of the hybrid's counts are taken; without a hybrid, what the model finds likely without a
         history, where its prompts have words of their own. A history among many has the items that it has alone, and
-        their scores but for the rounding of sums. ``exclude_seen``: leave out items of the history; a hybrid always
-        does.
+        their scores but for the rounding of sums.
+
+        Args:
+            history: One, or many.
+            k: How many items; less come where there are no more.
+            exclude_seen: Leave out items of the history; a hybrid always does.
+            exclude: Keys of items that are not recommended.
+            candidates: Keys of the items that alone may be recommended.
+            stock: Key -> how many are left: items with none, and items that it does not name, are not recommended.
 
         Raises:
-            ValueError: k below 1, an entry that is no item or may be several, or an empty history where nothing is
-                known without one.
+            ValueError: k below 1, an entry that is no item or may be several, an empty history where nothing is known
+                without one, or filters that leave no item.
         """
         check_k(k)
         many, histories = as_histories(history)
         with self._lock:
             self._check_whole()
-            answers = self._answers(histories, k, exclude_seen)
+            items, count = self.items, len(histories)
+            allowed = allowed_items(items, exclude, candidates, stock)
+            resolved = [resolve_history(items, one, number, count) for number, one in enumerate(histories)]
+            answers = self._answers(resolved, k, exclude_seen, allowed)
         return answers if many else answers[0]
+
+    def recommend_many(
+        self,
+        histories: Mapping[str, Any] | Iterable[tuple[str, Any]],
+        k: int = 10,
+        exclude_seen: bool = True,
+        *,
+        exclude: Iterable[str] | None = None,
+        candidates: Iterable[str] | None = None,
+        stock: Mapping[str, float] | None = None,
+        unknown: str = "refuse",
+    ) -> Iterator[ForCustomer]:
+        """What `recommend` answers for each customer, in their order, while the next ones are still read.
+
+        A history that cannot be read gets its error, and no other one suffers. Entries are item keys, or titles as the
+        catalogue writes them: nothing is guessed.
+
+        Args:
+            histories: Customer -> history, or such pairs; never held as a whole.
+            unknown: An entry that is no item makes a history unreadable (``refuse``), or is left out with a note
+                (``skip``).
+            k: As for `recommend`, and so are all others.
+
+        Raises:
+            ValueError: k below 1, another word as ``unknown``, or filters that leave no item: before the first answer.
+        """
+        check_k(k)
+        if unknown not in ("refuse", "skip"):
+            raise ValueError(f"got unknown {unknown!r}, expected refuse or skip")
+        allowed = allowed_items(self.items, exclude, candidates, stock)
+        pairs = iter(histories.items() if isinstance(histories, Mapping) else histories)
+        return self._many(pairs, k, exclude_seen, allowed, unknown)
+
+    def _many(
+        self, pairs: Iterator[tuple[str, Any]], k: int, exclude_seen: bool, allowed: Allowed | None, unknown: str
+    ) -> Iterator[ForCustomer]:
+        while batch := list(islice(pairs, BATCH)):
+            found: dict[int, tuple[list[Resolved], int]] = {}
+            errors: dict[int, str] = {}
+            with self._lock:
+                self._check_whole()
+                for row, (_, history) in enumerate(batch):
+                    try:
+                        found[row] = exact_history(self.items, history, unknown)
+                    except ValueError as error:
+                        errors[row] = str(error)
+                answers = self._each(found, k, exclude_seen, allowed, errors)
+            for row, (customer, _) in enumerate(batch):
+                yield ForCustomer(customer, answers.get(row), errors.get(row, ""))
+
+    def _each(
+        self,
+        found: Mapping[int, tuple[list[Resolved], int]],
+        k: int,
+        exclude_seen: bool,
+        allowed: Allowed | None,
+        errors: dict[int, str],
+    ) -> dict[int, Answer]:
+        """Row -> its answer. Where all of them together fail, each is asked for alone, and fails alone."""
+        try:
+            answers = dict(
+                zip(found, self._answers([one for one, _ in found.values()], k, exclude_seen, allowed), strict=True)
+            )
+        except ValueError as error:
+            if len(found) == 1:
+                errors[next(iter(found))] = str(error)
+                return {}
+            parts = (self._each({row: one}, k, exclude_seen, allowed, errors) for row, one in found.items())
+            return {row: answer for part in parts for row, answer in part.items()}
+        for row, (_, num_unknown) in found.items():
+            if num_unknown:
+                note = f"{num_unknown} entries of the history are no items and were left out"
+                answers[row] = replace(answers[row], notes=(note, *answers[row].notes))
+        return answers
 
     def add_items(self, new_items: Sequence[NewItem | Mapping[str, str]]) -> None:
         """Let items be recommended and stand in histories that came after the training, by their texts alone.
@@ -520,22 +647,22 @@ class Recommender:
         cut_table(base, self._num_tokens)
         return base, added_ND
 
-    def _answers(self, histories: Sequence[History], k: int, exclude_seen: bool) -> list[Answer]:
+    def _answers(
+        self, resolved: Sequence[Sequence[Resolved]], k: int, exclude_seen: bool, allowed: Allowed | None
+    ) -> list[Answer]:
         loaded, hybrid = self._loaded, self._loaded.hybrid
-        count = len(histories)
-        resolved = [resolve_history(loaded.items, history, number, count) for number, history in enumerate(histories)]
         seen = [[entry.number for entry in entries] for entries in resolved]
         asked = [row for row, items in enumerate(seen) if items]
-        given, ranking = [seen[row] for row in asked], loaded.place.inference.ranking
+        given, number_A = [seen[row] for row in asked], None if allowed is None else allowed.number_A
         if hybrid is not None:
-            scored = mix(hybrid, loaded.scores, given, k)
+            scored = mix_allowed(loaded, hybrid, given, k, number_A)
         else:
-            scored = search(loaded.model, loaded.task, ranking, given, k, exclude_seen)
+            scored = search_allowed(loaded, given, k, exclude_seen, number_A)
         found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))
-        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(hybrid, k)
+        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(hybrid, k, number_A)
         answers = []
         for row, entries in enumerate(resolved):
-            notes = [entry.note for entry in entries if entry.note]
+            notes = [*(() if allowed is None else allowed.notes), *(entry.note for entry in entries if entry.note)]
             if not entries:
                 notes.append(why)
             elif hybrid is not None and not exclude_seen:
@@ -543,13 +670,15 @@ class Recommender:
             answers.append(self._answer(found.get(row, nobody), seen[row], notes))
         return answers
 
-    def _without_history(self, hybrid: Hybrid | None, k: int) -> tuple[list[Scored], str]:
+    def _without_history(
+        self, hybrid: Hybrid | None, k: int, number_A: Sequence[int] | None
+    ) -> tuple[list[Scored], str]:
         loaded = self._loaded
         if hybrid is not None:
-            return most_popular(hybrid, k), NO_HISTORY_HYBRID
+            return most_popular(hybrid, k, number_A), NO_HISTORY_HYBRID
         try:
             return search_without_history(
-                loaded.model, loaded.task, loaded.place.inference.ranking, k
+                loaded.model, loaded.task, loaded.place.inference.ranking, k, number_A
             ), NO_HISTORY_MODEL
         except ValueError as error:
             raise ValueError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -241,10 +241,12 @@ POPULARITY = "popularity"
 NO_HISTORY_HYBRID = "no history was given: the items with most events in the counts of the hybrid"
 
 
-def most_popular(hybrid: Hybrid, k: int) -> list[Scored]:
-    """The k items with most events in the counts of a hybrid, whoever asks."""
+def most_popular(hybrid: Hybrid, k: int, number_A: Sequence[int] | None = None) -> list[Scored]:
+    """The k items with most events in the counts of a hybrid, whoever asks; of ``number_A`` alone where it is given."""
     prob_I = popularity_probs(hybrid.counts)
-    best = np.argsort(-prob_I, kind="stable")[:k]
+    asked = np.arange(len(prob_I)) if number_A is None else np.array(number_A)
+    asked = asked[asked < len(prob_I)]
+    best = asked[np.argsort(-prob_I[asked], kind="stable")[:k]]
     return [Scored(int(item), math.log(prob_I[item]), {POPULARITY: 1.0}) for item in best]
 
 

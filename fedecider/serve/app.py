@@ -111,6 +111,21 @@ def request_class(limits: Limits) -> type[BaseModel]:
         history=(list[title], history),  # type: ignore[valid-type]
         k=(int, k),
         exclude_seen=(bool, Field(default=True, description="Whether the history's items are left out.")),
+        exclude=(
+            list[title] | None,  # type: ignore[valid-type]
+            Field(default=None, description="Keys of items that are not recommended."),
+        ),
+        candidates=(
+            list[title] | None,  # type: ignore[valid-type]
+            Field(default=None, description="Keys of the items that alone may be recommended."),
+        ),
+        stock=(
+            dict[title, float] | None,  # type: ignore[valid-type]
+            Field(
+                default=None,
+                description="Key -> how many are left; items with none, or not named, are not recommended.",
+            ),
+        ),
     )
 
 
@@ -485,7 +500,9 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
     async def recommend(body: Body) -> Recommendations:  # type: ignore[valid-type]
         """The k best next items for a history."""
         asked: Any = body
-        kind = Kind(asked.domain, asked.k, asked.exclude_seen)
+        keys = [None if one is None else frozenset(one) for one in (asked.exclude, asked.candidates)]
+        stock = None if asked.stock is None else frozenset(asked.stock.items())
+        kind = Kind(asked.domain, asked.k, asked.exclude_seen, *keys, stock)
         waiting = await run_in_threadpool(service.submit, kind, asked.history)
         answer = await asyncio.wait_for(asyncio.wrap_future(waiting.answer), limits.timeout_s)
         return Recommendations(

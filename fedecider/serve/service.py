@@ -229,6 +229,17 @@ class Kind(NamedTuple):
     domain: str
     k: int
     exclude_seen: bool
+    exclude: frozenset[str] | None = None
+    candidates: frozenset[str] | None = None
+    stock: frozenset[tuple[str, float]] | None = None
+    """As `fedecider.models.recommender.Recommender.recommend` takes them, of values that can be compared."""
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """Those that were asked for."""
+        named = {name: getattr(self, name) for name in ("exclude", "candidates")}
+        found = {name: sorted(keys) for name, keys in named.items() if keys is not None}
+        return found if self.stock is None else {**found, "stock": dict(self.stock)}
 
 
 class Asked(NamedTuple):
@@ -305,6 +316,8 @@ class Service:
 
     def _call(self, kind: Kind, histories: Sequence[Sequence[str]]) -> list[Answer]:
         try:
-            return self.recommenders[kind.domain].recommend(histories, kind.k, kind.exclude_seen)
+            recommender = self.recommenders[kind.domain]
+            answers: list[Answer] = recommender.recommend(histories, kind.k, kind.exclude_seen, **kind.filters)
+            return answers
         except ValueError as error:
             raise BadRequest(str(error)) from error

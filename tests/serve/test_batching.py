@@ -3,10 +3,12 @@
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
-from fedecider.serve.service import Batcher, BatchLimits, Busy, Closed
+from fedecider.serve.config import Limits
+from fedecider.serve.service import Batcher, BatchLimits, Busy, Closed, Kind, Metrics, Service
 
 LIMITS = BatchLimits(max_jobs=8, max_cost=100, max_waiting=50, window_s=0.2)
 
@@ -159,3 +161,32 @@ def test_closing_answers_what_waits_and_takes_no_more(work):
     assert not batcher.alive
     with pytest.raises(Closed):
         batcher.submit("a", 3)
+
+
+def test_filters_are_asked_of_the_recommender_and_never_mixed():
+    asked = []
+
+    class Shop:
+        num_beams = 1
+
+        class items:
+            keys = ("a", "b")
+
+            @staticmethod
+            def prepare():
+                pass
+
+            @staticmethod
+            def resolve(entry):
+                return SimpleNamespace(number=("a", "b").index(entry), note="")
+
+        def recommend(self, histories, k, exclude_seen, **filters):
+            asked.append((len(histories), filters))
+            return ["answer"] * len(histories)
+
+    service = Service({"shop": Shop()}, Limits(window_ms=50), Metrics())
+    plain, filtered = Kind("shop", 3, True), Kind("shop", 3, True, frozenset("a"), None, frozenset({("b", 2.0)}))
+    found = [service.submit(kind, ["a"]) for kind in (plain, filtered, plain)]
+    assert [one.answer.result(10) for one in found] == ["answer"] * 3
+    service.close()
+    assert asked == [(2, {}), (1, {"exclude": ["a"], "stock": {"b": 2.0}})]

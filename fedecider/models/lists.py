@@ -1,0 +1,239 @@
+"""Lists for many customers: where their histories are, what may be recommended, and the file of the lists."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedecider.data.filtering import compress, order_events
+from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns, usual_column
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import load_domains
+from fedecider.evaluation.sequences import SequenceArray
+from fedecider.models.source import find_source
+from fedecider.running.run_folder import check_output, read_run
+
+PARQUET, JSONL = ".parquet", ".jsonl"
+ROWS_AT_ONCE = 10_000
+"""Lists that are written together."""
+
+
+class Histories(NamedTuple):
+    """Customers of one company and what they had, oldest first; lists are made when they are asked for."""
+
+    customers: list[str]
+    item_keys: list[str]
+    sequences: Any
+    """Item numbers of each customer."""
+
+    def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[str]]]:
+        """Customer -> keys of its items; of all customers, or of those ``wanted``, in their order.
+
+        A customer is called ``17`` or, where companies share a catalogue, ``north:17``.
+
+        Raises:
+            ValueError: there is no such customer.
+        """
+        if wanted is None:
+            for customer, items in zip(self.customers, self.sequences, strict=True):
+                yield customer, [self.item_keys[item] for item in items]
+            return
+        place_of = {customer: place for place, customer in enumerate(self.customers)}
+        for customer in wanted:
+            place = place_of.get(customer, place_of.get(f"{company}:{customer}"))
+            if place is None:
+                raise ValueError(
+                    f"got the customer {customer!r}, expected one of the {len(place_of)} of {company}, such as "
+                    f"{self.customers[0]!r}"
+                )
+            yield customer, [self.item_keys[item] for item in self.sequences[place]]
+
+
+def histories_of(run: str, company: str, data: str = "", events: str = "") -> Histories:
+    """The histories of a company's customers: of a table of ``events``, of prepared ``data``, or of the run's data.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+        FileNotFoundError: there is no such run.
+    """
+    if events:
+        given = Given("events", events, {})
+        columns = {what: needed_column(given, what) for what in ("user", "item")}
+        if their := usual_column(given, "time"):
+            columns["time"] = their
+        (table,) = event_tables([given._replace(columns=columns)], None).values()
+        raw = table.build()
+        found = order_events(compress(raw, raw.item_E >= 0))
+        return Histories(found.users, found.items, SequenceArray(found.start_U, found.item_E))
+    folder = find_source(run).run
+    if data:
+        domain = load_domains(data, [company])[company]
+    elif folder is None:
+        raise ValueError(f"got {run}, which knows no customers, expected where they are: --data or --events")
+    else:
+        config = read_run(folder.root)["config"]["run"]
+        where, seed = str(config.get("data") or ""), int(config.get("seed", 0))
+        domain = (load_domains(where, [company]) if where else sample_domains([company], seed))[company]
+    if not domain.clients.users:
+        raise ValueError(f"got no customers of {company}, expected some: they are where its own events are (--data)")
+    return Histories(domain.clients.users, domain.item_keys, domain.clients.sequences)
+
+
+def keys_in(text: str, what: str) -> list[str] | None:
+    """Item keys of a table with a column of items, or of a text with `` | `` between them; None for an empty one.
+
+    Raises:
+        ValueError: the table cannot be read.
+    """
+    if not text:
+        return None
+    if not Path(text).is_file():
+        return [one.strip() for one in text.split(" | ") if one.strip()]
+    given = Given(what, text, {})
+    column = given.column_names[0] if len(given.column_names) == 1 else needed_column(given, "item")
+    return plain_keys(table_columns(given, [column])[0], what)
+
+
+STOCK = ("stock", "instock", "quantity", "qty", "available", "count", "left")
+"""What a column of numbers in stock is called."""
+
+
+def stock_in(path: str) -> dict[str, float] | None:
+    """Item -> how many are left, of a table with a column of items and one of numbers; None for an empty path.
+
+    Raises:
+        ValueError: the table cannot be read, an item stands twice, or a number is none.
+    """
+    if not path:
+        return None
+    given = Given("stock", path, {})
+    item = needed_column(given, "item")
+    plain = {"".join(letter for letter in name.lower() if letter.isalnum()): name for name in given.column_names}
+    number = next((plain[name] for name in STOCK if name in plain), None)
+    if number is None:
+        raise ValueError(
+            f"got the stock {path} with the columns {', '.join(given.column_names)}, expected one of numbers called "
+            f"{', '.join(STOCK)}"
+        )
+    keys, counts = table_columns(given, [item, number])
+    found: dict[str, float] = {}
+    for row, (key, count) in enumerate(zip(plain_keys(keys, "stock"), counts, strict=True), 1):
+        if key in found:
+            raise ValueError(f"got the item {key!r} twice in the stock {path}, in row {row} again, expected it once")
+        try:
+            found[key] = float(count)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"got the stock {count!r} in row {row} of {path}, expected a number") from error
+    return found
+
+
+class Written(NamedTuple):
+    """What came of a batch."""
+
+    num_lists: int
+    num_empty: int
+    """Customers without a list."""
+    example: str
+    """Why the first of them has none."""
+    seconds: float
+
+
+def check_lists_file(path: Path) -> None:
+    """See, before any work, that lists can be written there.
+
+    Raises:
+        ValueError: another kind of file, or a place where nothing may be written.
+    """
+    if path.suffix not in (PARQUET, JSONL):
+        raise ValueError(f"got the output {path}, expected a file that ends with {PARQUET} or {JSONL}")
+    if path.is_dir():
+        raise ValueError(f"got the output {path}, which is a folder, expected a file")
+    check_output(path.parent)
+
+
+def write_lists(lists: Iterable[Any], path: Path) -> Written:
+    """A row for each customer: ``customer``, ``items`` and ``scores`` (the best first) and ``note``.
+
+    ``lists``: as `fedecider.models.recommender.Recommender.recommend_many` gives them; they are written while the next
+    ones are made, and the file gets its name at the end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    begun, num_lists, num_empty, example = time.perf_counter(), 0, 0, ""
+    try:
+        with _writer(scratch, path.suffix) as writer:
+            for one in lists:
+                num_lists += 1
+                note = one.error or "; ".join(one.answer.notes)
+                items = [] if one.answer is None else one.answer.items
+                if not items:
+                    num_empty, example = num_empty + 1, example or f"{one.customer}: {note}"
+                writer.add(one.customer, items, note)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return Written(num_lists, num_empty, example, time.perf_counter() - begun)
+
+
+class _Parquet:
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa  # only where it is written: --help does without
+        import pyarrow.parquet
+
+        self._pa = pa
+        self._schema = pa.schema(
+            [
+                ("customer", pa.string()),
+                ("items", pa.list_(pa.string())),
+                ("scores", pa.list_(pa.float32())),
+                ("note", pa.string()),
+            ]
+        )
+        self._writer = pa.parquet.ParquetWriter(path, self._schema)
+        self._rows: list[tuple[str, list[str], list[float], str]] = []
+
+    def __enter__(self) -> _Parquet:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._flush()
+        self._writer.close()
+
+    def add(self, customer: str, items: Iterable[Any], note: str) -> None:
+        self._rows.append((customer, [one.key for one in items], [one.score for one in items], note))
+        if len(self._rows) >= ROWS_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        columns = [list(column) for column in zip(*self._rows, strict=True)] or [[], [], [], []]
+        arrays = [self._pa.array(one, kind) for one, kind in zip(columns, self._schema.types, strict=True)]
+        self._writer.write_table(self._pa.table(arrays, schema=self._schema))
+        self._rows.clear()
+
+
+class _Lines:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._file.close()
+
+    def add(self, customer: str, items: Iterable[Any], note: str) -> None:
+        row: Mapping[str, Any] = {
+            "customer": customer,
+            "items": [one.key for one in items],
+            "scores": [one.score for one in items],
+            "note": note,
+        }
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _writer(path: Path, kind: str) -> _Parquet | _Lines:
+    return _Parquet(path) if kind == PARQUET else _Lines(path)

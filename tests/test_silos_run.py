@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import load_file
 from slow import slow
 
+from fedecider.api import load
 from fedecider.baselines.counts import popularity
 from fedecider.data.card import make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Events, clients_of
@@ -21,7 +22,7 @@ from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.experiment import prepare
+from fedecider.experiment import joining, prepare
 from fedecider.experiment.prepare import load_data, load_ids
 from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.methods.local_training import train_locally
@@ -373,3 +374,67 @@ def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monke
     beside = {one["second"] for one in summed["comparisons"]}
     assert {"local + own hybrid", "hybrid without a model"} <= beside
     assert "with counts of its own alone" in Path("runs/summed/report.html").read_text()
+
+
+def test_clients_without_a_common_item_train_alone_and_everything_says_so(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    words = ("--config", "toy.yaml", "--domains", "crime,comics", "--lora_targets", "table", "--num_rounds", "1")
+    assert main("federate", *words, "--hybrid.kind", "mixture", "--output", "runs/apart") == 0
+    said = capsys.readouterr().out
+    run = folder / "runs" / "apart"
+    sentence = "No two of crime, comics share an item: each can gain only through the pool."
+    assert said.index(sentence) < said.index("every client is trained alone") < said.index("round 1/1")
+    record, metrics = (json.loads((run / f"{name}.json").read_text()) for name in ("run", "metrics"))
+    assert (record["config"]["run"]["method"], record["overlap"]["nothing"]) == ("fedecider", True)
+    assert (metrics["method"], metrics["reported"], "joining" in metrics) == ("local", "local", False)
+    assert json.loads((run / "communication.json").read_text())["total"] == {"down": 0, "up": 0}
+    assert not (run / "fusion_weights.json").exists()
+    page = (run / "report.html").read_text()
+    assert sentence in page
+    assert "So fedecider would have changed nothing" in page
+    assert sentence in load(run).verdict
+    assert main("evaluate", "--run", "runs/apart") == 0
+    assert main("report", "--run", "runs/apart") == 0
+    assert main("federate", *words, "--hybrid.kind", "mixture", "--output", "runs/apart", "--resume", "true") == 0
+
+
+def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(joining, "leaving", lambda joined, local: ["crime.1", "crime.2"])
+    half = joining.load_half
+    asked = []
+    monkeypatch.setattr(joining, "load_half", lambda *given: asked.append(given[-1]) or half(*given))
+    words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--hybrid.kind", "mixture", "--num_rounds", "1")
+    assert main("federate", *words, "--output", "runs/left") == 0
+    said = capsys.readouterr().out
+    metrics = json.loads((folder / "runs" / "left" / "metrics.json").read_text())
+    found = {name: one["keeps"] for name, one in metrics["joining"]["clients"].items()}
+    assert set(asked) >= {"crime.1", "crime.2"}
+    assert {found[name] for name in ("crime.1", "crime.2")} <= {"half", "local"}
+    assert {found[name] for name in ("comics.1", "comics.2")} == {"joined"}
+    kept, joined = "joined or local + hybrid", "fedecider + hybrid"
+    tests = {name: one["test"] for name, one in metrics["domains"].items()}
+    for name, one in found.items():
+        row = {"joined": joined, "local": "local + hybrid"}.get(one)
+        assert row is None or tests[name][kept] == tests[name][row]
+    assert metrics["domains"]["comics.1"]["test"]["local"] != metrics["domains"]["comics.1"]["test"][joined]
+    assert {one["first"] for one in metrics["comparisons"]} == {kept}
+    assert "Kept is another model" in said.splitlines()[-2]
+    assert "What joining brought" in (folder / "runs" / "left" / "report.html").read_text()
+    assert main("evaluate", "--run", "runs/left") == 0
+    loaded = Recommender.from_pretrained("runs/left", "crime.1")
+    assert len(loaded.recommend([loaded.items.titles[0]], k=3)) == 3
+
+
+def test_the_row_local_is_a_run_of_that_method(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = ("--config", "toy.yaml", "--domains", "crime.*", "--num_rounds", "1", "--hybrid.kind", "mixture")
+    assert main("federate", *words, "--method", "fedavg", "--output", "runs/joined") == 0
+    own = ("--method", "local", "--hybrid.sources", "own,public", "--output", "runs/by_itself")
+    assert main("federate", *words, *own) == 0
+    joined, alone = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("joined", "by_itself"))
+    for name, domain in alone["domains"].items():
+        for split in ("valid", "test"):
+            for row in ("local", "local + hybrid"):
+                assert joined["domains"][name][split][row] == domain[split][row]
+    assert "joining" not in alone

@@ -21,7 +21,7 @@ TINY_PRETRAIN: dict[str, Any] = {
     "train": {"max_steps": 5},
 }
 SHORT: dict[str, list[str]] = {
-    "prepare_data": ["--users_per_domain", "40"],
+    "prepare_data": ["--users_per_domain", "40", "--k_core", "0"],
     "leaderboard": ["--methods", "fedmf", "--seeds", "1", "--tune", "1", "--num_rounds", "1"],
     "compare": ["--seeds", "1", "--tune", "1"],
 }
@@ -99,7 +99,8 @@ def _shrunk(content: dict[str, Any]) -> dict[str, Any]:
     pretrain = content["pretrain"]
     for block, values in TINY_PRETRAIN.items():
         pretrain = {**pretrain, block: {**pretrain.get(block, {}), **values}}
-    return {**content, **TINY, "pretrain": pretrain}
+    rank = min(content.get("lora_rank", 8), TINY_PRETRAIN["backbone"]["d_model"])
+    return {**content, **TINY, "lora_rank": rank, "pretrain": pretrain}
 
 
 def _write_lines(path: Path, lines: Iterator[str]) -> None:

@@ -28,14 +28,15 @@ def settings(*words):
     return parse_settings("", [*ROWS, *words])
 
 
-def company(name, keys):
+def company(name, keys, catalogue=""):
     users = [f"{name}-{number}" for number in range(2)]
     events = Events(users, [[0, 1, 2], [2, 1, 0]], None)
-    return Domain(name, keys, keys, [f"title: {key}" for key in keys], events, NO_EVENTS, {})
+    return Domain(name, keys, keys, [f"title: {key}" for key in keys], events, NO_EVENTS, {}, catalogue)
 
 
 APART = {name: company(name, [f"{name}-{item}" for item in "abc"]) for name in ("north", "south", "east")}
-TOGETHER = {**APART, "south": company("south", ["north-a", "north-c", "south-b"])}
+UNMATCHED = {**APART, "south": company("south", ["north-a", "north-c", "south-b"])}
+TOGETHER = {name: company(name, one.item_keys, "ean") for name, one in UNMATCHED.items()}
 
 
 def test_rows_of_items_are_all_that_such_adapters_change():
@@ -54,6 +55,10 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     assert together["sentences"][0].startswith("north and south share 50 % of items (100 % of north's sales")
     assert together["sentences"][1] == "east shares none: it can gain nothing."
     assert as_trained(asked, together["nothing"]) == asked
+    unmatched = overlap_data(asked, UNMATCHED)  # keys may be of one kind, but nobody says so
+    assert unmatched["nothing"]
+    assert unmatched["sentences"][:2] == together["sentences"]
+    assert "are not matched, and nothing is learnt of them together: north and south." in unmatched["sentences"][2]
     alone = as_trained(asked, apart["nothing"])
     assert (alone.run.method, alone.run.secure_sum, alone.run.privacy.clip) == ("local", False, None)
     assert as_trained(alone, True) == alone

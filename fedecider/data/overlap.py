@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedecider.data.domain import Domain
+from fedecider.data.domain import Domain, once_a_catalogue
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 
@@ -94,15 +94,14 @@ def overlap_of(domains: Mapping[str, Domain], by: Way | None = None, secret: byt
         found = overlap_of(domains, "keys", secret)
         other = overlap_of(domains, "texts", secret) if found.nothing and len(domains) > 1 else found
         return found if other.nothing else other
-    marks: dict[str, list[str]] = {}  # once a catalogue
-    for domain in domains.values():
-        if domain.catalogue not in marks:
-            marks[domain.catalogue] = item_marks(domain, by, secret)
+    once = once_a_catalogue(domains)  # silos of a catalogue have the same items
+    marks = {name: item_marks(domain, by, secret) for name, domain in once.items()}
+    place = {name: domain.catalogue if domain.catalogue in once else name for name, domain in domains.items()}
     count = {name: event_counts(domain) for name, domain in domains.items()}
     matched: dict[tuple[str, str], np.ndarray] = {}
     pairs = []
     for first, second in combinations(domains, 2):
-        catalogues = domains[first].catalogue, domains[second].catalogue
+        catalogues = place[first], place[second]
         if catalogues not in matched:
             matched[catalogues] = common_items(*(marks[one] for one in catalogues))
         item_N2 = matched[catalogues]

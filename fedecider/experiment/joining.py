@@ -89,11 +89,20 @@ def overlap_data(settings: Settings, domains: Mapping[str, Domain]) -> dict[str,
     clients = clients_of(domains)
     overlap = overlap_of(clients)
     has_pool = any(domain.public.users for domain in domains.values())
+    sentences = overlap_sentences(overlap, all(map(only_items, selectable(settings))), has_pool)
+    common = [(pair.first, pair.second) for pair in overlap.pairs if pair.num_items]
+    apart = [pair for pair in common if len({clients[name].catalogue for name in pair}) > 1]
+    if apart:
+        who = "; ".join(" and ".join(pair) for pair in apart)
+        sentences.append(
+            f"These items are not matched, and nothing is learnt of them together: {who}. Prepare the data with one "
+            "--catalogue, such as ean, where equal keys are the same items."
+        )
     return {
         "by": overlap.by,
-        "nothing": len(clients) > 1 and overlap.nothing,
+        "nothing": len(clients) > 1 and len(apart) == len(common),
         "pairs": [pair._asdict() for pair in overlap.pairs],
-        "sentences": overlap_sentences(overlap, all(map(only_items, selectable(settings))), has_pool),
+        "sentences": sentences,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
 
@@ -36,6 +37,14 @@ def test_pairs_by_hand():
     assert pair.event_share == pytest.approx((4 / 5, 2 / 5))
     assert [(one.num_items, one.item_share, one.event_share) for one in others] == [(0, 0.0, (0.0, 0.0))] * 2
     assert common_items(NORTH.item_keys, SOUTH.item_keys).tolist() == [[1, 0], [3, 1]]
+
+
+def test_parts_of_one_catalogue_have_numbers_of_their_own():
+    """As companies that say nothing of their keys, pair by pair; silos of it are still compared once."""
+    parts = {name: dataclasses.replace(one, catalogue="ean") for name, one in THREE.items()}
+    assert overlap_of(parts) == overlap_of(THREE)
+    twin = dataclasses.replace(parts["south"], name="twin")
+    assert overlap_of({"south": parts["south"], "twin": twin}).pairs[0].num_items == 3
 
 
 def test_sentences():

@@ -77,6 +77,8 @@ def histories_of(run: str, company: str, data: str = "", events: str = "") -> Hi
     else:
         config = read_run(folder.root)["config"]["run"]
         where, seed = str(config.get("data") or ""), int(config.get("seed", 0))
+        if where and not Path(where).is_dir():
+            raise ValueError(f"got the run's data {where}, which is no folder from here, expected it: name it with --data")
         domain = (load_domains(where, [company]) if where else sample_domains([company], seed))[company]
     if not domain.clients.users:
         raise ValueError(f"got no customers of {company}, expected some: they are where its own events are (--data)")

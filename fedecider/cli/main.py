@@ -21,6 +21,7 @@ COMMANDS = {
     "audit": "what the server or another client can infer from what it sees",
     "deploy": "the same run between machines",
     "recommend": "next items for a history",
+    "update": "put a company's new events into the counts of its hybrid, tested before they take effect",
     "serve": "a finished run as an HTTP service, with a page",
     "report": "the page of a finished run, made again",
     "doctor": "what is installed, which devices and data are there, and what is missing",

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.filtering import compress, order_events
 from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns, usual_column
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.sequences import SequenceArray
+from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
-from fedecider.running.run_folder import check_output, read_run
+from fedecider.running.run_folder import check_output, damaged, read_run
 
+HISTORIES_FILE = "histories.parquet"
+"""In a company's private folder, where an update left them."""
 PARQUET, JSONL = ".parquet", ".jsonl"
 ROWS_AT_ONCE = 10_000
 """Lists that are written together."""
@@ -27,8 +31,12 @@ class Histories(NamedTuple):
 
     customers: list[str]
     item_keys: list[str]
-    sequences: Any
+    sequences: SequenceArray
     """Item numbers of each customer."""
+    last_time: dict[str, int]
+    """Unix seconds of the last event, where it is known."""
+    is_counted_whole: bool
+    """Whether the counts of the hybrid hold all of it, as after an update; else all but the held-out events."""
 
     def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[str]]]:
         """Customer -> keys of its items; of all customers, or of those ``wanted``, in their order.
@@ -68,8 +76,10 @@ def histories_of(run: str, company: str, data: str = "", events: str = "") -> Hi
         (table,) = event_tables([given._replace(columns=columns)], None).values()
         raw = table.build()
         found = order_events(compress(raw, raw.item_E >= 0))
-        return Histories(found.users, found.items, SequenceArray(found.start_U, found.item_E))
+        return Histories(found.users, found.items, SequenceArray(found.start_U, found.item_E), {}, False)
     folder = find_source(run).run
+    if folder is not None and not data and (kept := folder.private / company / HISTORIES_FILE).is_file():
+        return _kept_histories(kept, read_item_ids(folder.adapters / company).keys)
     if data:
         domain = load_domains(data, [company])[company]
     elif folder is None:
@@ -77,10 +87,49 @@ def histories_of(run: str, company: str, data: str = "", events: str = "") -> Hi
     else:
         config = read_run(folder.root)["config"]["run"]
         where, seed = str(config.get("data") or ""), int(config.get("seed", 0))
+        if where and not Path(where).is_dir():
+            raise ValueError(
+                f"got the run's data {where}, which is no folder from here, expected it: name it with --data"
+            )
         domain = (load_domains(where, [company]) if where else sample_domains([company], seed))[company]
     if not domain.clients.users:
         raise ValueError(f"got no customers of {company}, expected some: they are where its own events are (--data)")
-    return Histories(domain.clients.users, domain.item_keys, domain.clients.sequences)
+    users, sequences, times = domain.clients.arrays()
+    last = {} if times is None else dict(zip(users, times.last().tolist(), strict=True))
+    return Histories(
+        users, domain.item_keys, sequences, {user: at for user, at in last.items() if at != UNKNOWN_TIME}, False
+    )
+
+
+def save_histories(histories: Histories, path: Path) -> None:
+    """Keep histories in a company's private folder, for the next update and for lists."""
+    import pyarrow as pa  # only where it is written: --help does without
+    import pyarrow.parquet
+
+    sequences = histories.sequences
+    columns = {
+        "customer": histories.customers,
+        "items": pa.LargeListArray.from_arrays(sequences.start_U, pa.array(sequences.value_E, pa.int64())),
+        "last_time": pa.array([histories.last_time.get(one) for one in histories.customers], pa.int64()),
+    }
+    pa.parquet.write_table(pa.table(columns), path)
+
+
+def _kept_histories(path: Path, item_keys: Sequence[str]) -> Histories:
+    """What `save_histories` wrote. ``ValueError`` for a damaged file."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        table = pa.parquet.read_table(path).combine_chunks()
+        customers, times = (table.column(name).to_pylist() for name in ("customer", "last_time"))
+        sequences = SequenceArray.of(table.column("items").to_pylist())
+    except (pa.ArrowException, KeyError, OSError, TypeError) as error:
+        raise damaged(path, error) from error
+    if len(sequences.value_E) and not 0 <= sequences.value_E.min() <= sequences.value_E.max() < len(item_keys):
+        raise damaged(path, "items outside the catalogue")
+    last = {one: at for one, at in zip(customers, times, strict=True) if at is not None}
+    return Histories(customers, list(item_keys), sequences, last, True)
 
 
 def keys_in(text: str, what: str) -> list[str] | None:

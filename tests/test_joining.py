@@ -49,11 +49,11 @@ def test_rows_of_items_are_all_that_such_adapters_change():
 def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     asked = settings("--secure_sum", "true", "--privacy.clip", "1")
     apart, together = overlap_data(asked, APART), overlap_data(asked, TOGETHER)
-    assert (apart["nothing"], together["nothing"]) == (True, False)
+    assert (apart["nothing"], together["nothing"]) == (True, True)  # keys of two catalogues are two rows
     assert apart["sentences"] == ["No two of north, south, east share an item: each can gain nothing."]
     assert together["sentences"][0].startswith("north and south share 50 % of items (100 % of north's sales")
     assert together["sentences"][1] == "east shares none: it can gain nothing."
-    assert as_trained(asked, together["nothing"]) == asked
+    assert as_trained(asked, False) == asked
     alone = as_trained(asked, apart["nothing"])
     assert (alone.run.method, alone.run.secure_sum, alone.run.privacy.clip) == ("local", False, None)
     assert as_trained(alone, True) == alone
@@ -61,6 +61,9 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     for words in (("--local_row", "show"), ("--lora_targets", "table,attention"), ("--method", "centralised")):
         told = settings(*words)
         assert as_trained(told, True) == told
+    one_shop = {name: replace(one, catalogue="shop") for name, one in TOGETHER.items()}
+    assert not overlap_data(asked, one_shop)["nothing"]
+    assert overlap_data(asked, {name: replace(one, catalogue="shop") for name, one in APART.items()})["nothing"]
     with_layers = parse_settings("", list(COMPANIES))  # one of the candidates adapts layers
     assert overlap_data(with_layers, APART)["sentences"] == [
         "No two of north, south, east share an item: each can gain only through layers that all share."
@@ -131,4 +134,3 @@ def test_figures_by_hand():
     }
     assert cost_of_joining(records, ["a", "b"], ["a"])["up"] == 200.0
     assert cost_of_joining([], ["a"], ["a"])["joined_cpu_s"] is None
-    assert replace(settings().run, local_row="show").local_row == "show"

@@ -94,18 +94,19 @@ def overlap_of(domains: Mapping[str, Domain], by: Way | None = None, secret: byt
         found = overlap_of(domains, "keys", secret)
         other = overlap_of(domains, "texts", secret) if found.nothing and len(domains) > 1 else found
         return found if other.nothing else other
-    marks: dict[str, list[str]] = {}  # once a catalogue
-    for domain in domains.values():
-        if domain.catalogue not in marks:
-            marks[domain.catalogue] = item_marks(domain, by, secret)
+    alike: dict[str, str] = {}  # a domain -> the first one with its items: silos are compared once
+    for name, domain in domains.items():
+        same = (one for one in set(alike.values()) if _same_items(domains[one], domain))
+        alike[name] = next(same, name)
+    marks = {name: item_marks(domains[name], by, secret) for name in dict.fromkeys(alike.values())}
     count = {name: event_counts(domain) for name, domain in domains.items()}
     matched: dict[tuple[str, str], np.ndarray] = {}
     pairs = []
     for first, second in combinations(domains, 2):
-        catalogues = domains[first].catalogue, domains[second].catalogue
-        if catalogues not in matched:
-            matched[catalogues] = common_items(*(marks[one] for one in catalogues))
-        item_N2 = matched[catalogues]
+        both = alike[first], alike[second]
+        if both not in matched:
+            matched[both] = common_items(*(marks[one] for one in both))
+        item_N2 = matched[both]
         either = len(domains[first].item_keys) + len(domains[second].item_keys) - len(item_N2)
         shares = [
             float(count[name][item_N].sum() / max(count[name].sum(), 1))
@@ -146,6 +147,10 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
         who = f"{', '.join(overlap.apart[:-1])} and {overlap.apart[-1]}" if several else overlap.apart[0]
         sentences.append(f"{who} {'share' if several else 'shares'} none: {'they' if several else 'it'} {hope}.")
     return sentences
+
+
+def _same_items(first: Domain, second: Domain) -> bool:
+    return (first.item_keys, first.item_texts) == (second.item_keys, second.item_texts)
 
 
 def _percent(share: float) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedecider.data.domain import Domain, clients_of
-from fedecider.data.overlap import overlap_of, overlap_sentences
+from fedecider.data.overlap import Common, overlap_of, overlap_sentences
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import choices as selectable
@@ -87,19 +87,24 @@ def as_trained(settings: Settings, nothing_common: bool) -> Settings:
 def overlap_data(settings: Settings, domains: Mapping[str, Domain]) -> dict[str, Any]:
     """What stands in ``run.json`` under ``overlap``: what clients have in common, pair by pair, and in sentences."""
     clients = clients_of(domains)
-    overlap = overlap_of(clients)
+    overlap, by_key = overlap_of(clients), overlap_of(clients, "keys")
     has_pool = any(domain.public.users for domain in domains.values())
     return {
         "by": overlap.by,
-        "nothing": len(clients) > 1 and overlap.nothing,
+        "nothing": len(clients) > 1 and not any(_share_rows(clients, pair) for pair in by_key.pairs),
         "pairs": [pair._asdict() for pair in overlap.pairs],
         "sentences": overlap_sentences(overlap, all(map(only_items, selectable(settings))), has_pool),
     }
 
 
+def _share_rows(clients: Mapping[str, Domain], pair: Common) -> bool:
+    """Whether rows of items are the same ones: those of equal keys in one catalogue."""
+    return clients[pair.first].catalogue == clients[pair.second].catalogue and pair.num_items > 0
+
+
 ALONE = (
-    "No two clients have an item in common, and adapters are rows of items: rounds would change nothing, so every "
-    "client is trained alone. --local_row show federates all the same."
+    "No two clients have rows of items in common, and adapters are rows of items: rounds would change nothing, so "
+    "every client is trained alone. --local_row show federates all the same."
 )
 
 

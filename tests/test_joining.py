@@ -66,6 +66,9 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     for words in (("--local_row", "show"), ("--lora_targets", "table,attention"), ("--method", "centralised")):
         told = settings(*words)
         assert as_trained(told, True) == told
+    one_shop = {name: replace(one, catalogue="shop") for name, one in TOGETHER.items()}
+    assert not overlap_data(asked, one_shop)["nothing"]
+    assert overlap_data(asked, {name: replace(one, catalogue="shop") for name, one in APART.items()})["nothing"]
     with_layers = parse_settings("", list(COMPANIES))  # one of the candidates adapts layers
     assert overlap_data(with_layers, APART)["sentences"] == [
         "No two of north, south, east share an item: each can gain only through layers that all share."
@@ -136,4 +139,3 @@ def test_figures_by_hand():
     }
     assert cost_of_joining(records, ["a", "b"], ["a"])["up"] == 200.0
     assert cost_of_joining([], ["a"], ["a"])["joined_cpu_s"] is None
-    assert replace(settings().run, local_row="show").local_row == "show"

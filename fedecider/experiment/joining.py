@@ -107,8 +107,8 @@ def overlap_data(settings: Settings, domains: Mapping[str, Domain]) -> dict[str,
 
 
 ALONE = (
-    "No two clients have an item in common, and adapters are rows of items: rounds would change nothing, so every "
-    "client is trained alone. --local_row show federates all the same."
+    "No two clients have rows of items in common, and adapters are rows of items: rounds would change nothing, so "
+    "every client is trained alone. --local_row show federates all the same."
 )
 
 

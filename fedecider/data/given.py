@@ -280,7 +280,7 @@ def event_tables(
         if not read:
             raise ValueError(f"got no {given.what}, expected one row for each")
         if reading.num_bad_of(given.what) >= read:
-            raise ValueError(f"got {given.what} of which no row can be read: {reading.examples[0]}")
+            raise ValueError(f"got {given.what} of which no row can be read, expected some: {reading.examples[0]}")
     return tables
 
 

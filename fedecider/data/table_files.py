@@ -131,7 +131,10 @@ class TableFile:
             return list(pyarrow.parquet.read_schema(part).names)
         if self.kind == JSON:
             first = islice(self._records(part, lambda _: None), RECORDS_FOR_NAMES)
-            return list(dict.fromkeys(name for record in first for name in record))
+            names = list(dict.fromkeys(name for record in first for name in record))
+            if not names:
+                next(self._records(part, None), None)  # says what is wrong with its first line
+            return names
         found = self._form(part)
         with _text(part, found) as reader:
             return list(reader.schema.names)
@@ -334,8 +337,8 @@ def _not_utf8(path: Path, what: str, error: Exception, look: bytes = b"") -> Val
         line = look[start : end if end >= 0 else len(look)].decode("cp1252", "replace").strip()[:80]
         shown = f", in line {look.count(bytes([10]), 0, error.start) + 1}, which would be {line!r} as cp1252"
     return ValueError(
-        f"got {path} with {what} that are not UTF-8{shown}; name the encoding: encoding='cp1252', 'latin-1' or another "
-        "(--encoding)"
+        f"got {path} with {what} that are not UTF-8{shown}, expected UTF-8, or its encoding by name: "
+        "encoding='cp1252', 'latin-1' or another (--encoding)"
     )
 
 

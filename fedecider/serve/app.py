@@ -500,9 +500,9 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
     async def recommend(body: Body) -> Recommendations:  # type: ignore[valid-type]
         """The k best next items for a history."""
         asked: Any = body
-        keys = [None if one is None else frozenset(one) for one in (asked.exclude, asked.candidates)]
+        exclude, candidates = (None if one is None else frozenset(one) for one in (asked.exclude, asked.candidates))
         stock = None if asked.stock is None else frozenset(asked.stock.items())
-        kind = Kind(asked.domain, asked.k, asked.exclude_seen, *keys, stock)
+        kind = Kind(asked.domain, asked.k, asked.exclude_seen, exclude, candidates, stock)
         waiting = await run_in_threadpool(service.submit, kind, asked.history)
         answer = await asyncio.wait_for(asyncio.wrap_future(waiting.answer), limits.timeout_s)
         return Recommendations(

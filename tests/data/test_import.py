@@ -200,7 +200,7 @@ def test_keys_that_lack_in_part_are_said_with_the_reason():
 
 def test_latin_1_is_read_when_it_is_named():
     with pytest.raises(
-        ValueError, match=r"not UTF-8, in line 2, which would be 'i0,Café 0' as cp1252; name .*encoding="
+        ValueError, match=r"not UTF-8, in line 2, which would be 'i0,Café 0' as cp1252, expected UTF-8, .*encoding="
     ):
         from_events(CASES / "events_ms.csv", CASES / "items_latin1.csv")
     data = from_events(CASES / "events_ms.csv", CASES / "items_latin1.csv", encoding="latin-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,3 +86,12 @@ def test_a_keyed_hash_finds_the_same_items_and_shows_no_key():
     )
     assert common_items(marks, item_marks(SOUTH, secret=b"another")).size == 0
     assert overlap_of(THREE, secret=b"agreed") == overlap_of(THREE)
+
+
+def test_parts_of_one_catalogue_and_silos_of_it():
+    parts = {name: replace(one, catalogue="shop") for name, one in THREE.items()}
+    assert overlap_of(parts) == overlap_of(THREE)
+    silos = {f"shop.{number}": replace(NORTH, name=f"shop.{number}", catalogue="shop") for number in (1, 2)}
+    found = overlap_of({**silos, "south": SOUTH})
+    assert [pair.num_items for pair in found.pairs] == [4, 2, 2]
+    assert found.pairs[2].event_share == pytest.approx((4 / 5, 2 / 5))

@@ -116,20 +116,13 @@ def joining_section(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> li
         caption = "Of 100 customers, those who find their next purchase among the ten recommended (hit@10)"
         tables.append(PageTable(header, joining_rows(joining, scopes), caption))
     if pairs := overlap.get("pairs"):
-        header = (
-            "client",
-            "other client",
-            "common items",
-            "of all their items",
-            "of its sales",
-            "of the other's sales",
-        )
+        columns = ("client", "other", "common items", "of all items", "of its sales", "of the other's sales")
         rows = [
             [one["first"], one["second"], f"{one['num_items']:,}", f"{one['item_share']:.1%}"]
             + [f"{share:.1%}" for share in one["event_share"]]
             for one in pairs
         ]
-        tables.append(PageTable(header, rows, "What clients have in common, before training"))
+        tables.append(PageTable(columns, rows, "What clients have in common, before training"))
     if not tables:
         return []
     return [Section("Joining", list(overlap.get("sentences", [])), tables)]

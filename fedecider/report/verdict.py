@@ -389,7 +389,7 @@ def joining_of_sites(tests: Mapping[str, Mapping[str, Values]]) -> dict[str, Any
     ]
     if not found:
         return {}
-    clients = {name: {} for name in told}
+    clients: dict[str, dict[str, Any]] = {name: {} for name in told}
     return {"joined": "joined", "alone": "local", "chosen": False, "tests": found, "clients": clients}
 
 

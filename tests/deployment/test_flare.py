@@ -20,6 +20,7 @@ from fedecider.deployment import commands, flare
 from fedecider.deployment.flare import PARTY, SiteExecutor, of_blob, read_party, to_blob
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.project import party_file, site_names
+from fedecider.report.verdict import DIFFERENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -184,7 +185,7 @@ def test_the_commands_are_told(capsys):
 
 
 @pytest.mark.slow
-def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_path):
+def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     save_domains({name: few(one) for name, one in sample_domains(["crime", "comics"]).items()}, tmp_path / "all")
@@ -205,7 +206,15 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
         for row, metrics in domain["test"].items():
             for metric, value in metrics.items():
                 assert found["domains"][name]["test"][row][metric]["mean"] == pytest.approx(value["mean"], abs=1e-6)
+    for one in simulated["joining"]["tests"]:
+        if one["domain"] != "macro":  # each site knows its own customers alone
+            told = found["domains"][one["domain"]]["test"][DIFFERENCE][one["metric"]]
+            assert told["mean"] == pytest.approx(one["difference"]["mean"], abs=1e-12)
+    capsys.readouterr()
     assert deploy("collect", "--run", "runs/flare") == 0
+    said = capsys.readouterr().out
+    assert "What joining brought: of 100 customers" in said
+    assert all(f"{name} " in said.splitlines()[-1] for name in simulated["domains"])
 
 
 def test_the_administrator_speaks_with_certificates(kits, monkeypatch):

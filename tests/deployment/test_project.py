@@ -23,6 +23,7 @@ from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.llm_track import TRACK
 from fedecider.experiment.prepare import without_users
 from fedecider.federation.state import write_sums
+from fedecider.report.verdict import DIFFERENCE, joining_of_sites, joining_sentences
 from fedecider.running.launch import start
 
 pytestmark = pytest.mark.whole
@@ -127,7 +128,12 @@ def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
         for row, metrics in expected["test"].items():
             for metric, value in metrics.items():
                 assert found["test"][row][metric]["mean"] == pytest.approx(value["mean"], abs=1e-6), (row, metric)
-        assert server["domains"][name]["test"] == found["test"]
+        told = dict(server["domains"][name]["test"])
+        difference = told.pop(DIFFERENCE)
+        assert told == found["test"]
+        for one in simulated["joining"]["tests"]:
+            if one["domain"] == name:
+                assert difference[one["metric"]]["mean"] == pytest.approx(one["difference"]["mean"], abs=1e-9)
         assert site["hybrid"] == {name: simulated["hybrid"][name]}
         assert (deployed / name / "private" / name).is_dir()
         adapter = deployed / name / "adapters" / name / "adapter_model.safetensors"
@@ -137,6 +143,9 @@ def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
     assert server["macro"]["test"][reported]["ndcg@10"]["mean"] == pytest.approx(
         simulated["macro"]["test"][reported]["ndcg@10"]["mean"], abs=1e-6
     )
+    (said,) = joining_sentences(joining_of_sites({name: server["domains"][name]["test"] for name in NAMES}))
+    assert said.startswith("What joining brought: of 100 customers")
+    assert all(f"{name} " in said for name in NAMES)
 
 
 def test_the_server_has_nothing_of_any_user(playground, deployed):

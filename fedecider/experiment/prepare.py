@@ -412,7 +412,8 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
         generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
     near = neighbours_of(vectors, domains) if settings.samples.walk_share > 0.0 else {}
     ids = assign_ids(settings, domains, tokenizer, generator, id_texts, near, quiet)
-    tasks, validation = public_tasks(domains, ids, tokenizer, settings), []
+    tasks = public_tasks(domains, ids, tokenizer, settings)
+    validation: list[HeldOut] = []
     if settings.alternating_phases == 0:  # else tasks change with the IDs
         tasks, validation = hold_out(tasks, settings.train, derive_seed(config.seed, "public validation"))
     seed, freeze_table = derive_seed(config.seed, "backbone"), settings.train.table_lr_multiplier == 0.0

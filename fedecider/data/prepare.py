@@ -403,7 +403,7 @@ def _build_domain(
         clients=numbered(events["c"], number_I),
         public=numbered(events["p"], number_I),
         card={},
-        catalogue=config.catalogue,
+        catalogue="" if name in config.public_names else config.catalogue,  # a foreign pool has nothing of the clients
     )
     chosen = take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())

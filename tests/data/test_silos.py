@@ -228,6 +228,8 @@ def test_domains_of_a_foreign_pool_have_no_clients(raw):
     assert list(clients_of(found)) == ["games.1", "games.2"]
     assert sorted(found["games.1"].clients.users + found["games.2"].clients.users) == alone.clients.users
     assert found["games.1"].public == alone.public
+    named = prepare_domains(config(raw, users_per_domain=12, public_domains="films", catalogue="ean"))
+    assert {name: one.catalogue for name, one in named.items()} == {"games": "ean", "films": "films"}
     everybody = {f"shared{u}" for u in range(10)} | {f"films{u}" for u in range(10, 25)}
     assert set(found["films"].public.users) == everybody - set(alone.clients.users)
     assert everybody & set(alone.clients.users)

@@ -127,6 +127,8 @@ def page(found: Mapping[str, Mapping[str, Any]], seed: int) -> list[str]:
         lines.append(
             f"| {name} | {shown(one['hit@10'])} | {shown(one['ndcg@10'])} | {minutes} | {one.get('told', '')} |"
         )
+    if missing := [name for name in ROWS if name not in found]:
+        lines += ["", f"Not run: {'; '.join(missing)}."]
     lines += ["", f"Seed {seed}. The decoders change: `{json.dumps(BACKBONES)}`", ""]
     commits = sorted({one["commit"] for one in found.values()})
     return [*lines, f"- Rows at {', '.join(commits)}", *provenance.heading("beauty_t5.py", 1)]

@@ -4,7 +4,7 @@
 
 Test ndcg@10, macro mean of three domains: ID generator, T5 of two layers, student of one, LoRA in attention and
 feed-forward, directions and fusion weights (configs/demo.yaml; 160 public and 240 private users a domain; the teacher
-is ranked too), beside every client alone (the row `local` of the same run), FedAvg, and the best simple rule. The sample
+is ranked too), beside every client alone (row `local` of the same run), FedAvg, and the best simple rule. The sample
 is planted: texts tell which theme follows which, so this shows that the mechanism works, and nothing about real data.
 One JSON a cell in WORK: what is there is not run again. The page benchmarks/results/sample.md is written at the end.
 """

@@ -1,7 +1,7 @@
 """Seconds of a round of a paper's public code and of ours, in turns, on the same clients and events.
 
     git clone https://github.com/Zhangcx19/IJCAI-23-PFedRec codes/pfedrec      # and so on: CODES below
-    python benchmarks/public_codes.py --codes codes --methods pfedrec,gpfedrec --rounds 5 --output FILE.md
+    python benchmarks/public_codes.py --codes codes --methods pfedrec,gpfedrec --rounds 5
 
 ML-100K, every client in every round, the settings of the public code on both sides (rows `/code`). Each side runs in a
 process of its own with one thread and waits while the other one works. What is timed: local training of all clients,
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from provenance import git_commit, heading
+from speed import PAGE, put_section
 
 from fedecider.evaluation.protocols import train_part
 from fedecider.running.options import run
@@ -266,7 +267,7 @@ def main() -> None:
     parser.add_argument("--codes", default="codes", help="folder with a clone for each method, named as the method")
     parser.add_argument("--methods", default=",".join(CODES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", default="")
+    parser.add_argument("--output", type=Path, default=PAGE, help="its section is put there")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--clone", default="", help=argparse.SUPPRESS)
     parser.add_argument("--events", default="", help=argparse.SUPPRESS)
@@ -278,7 +279,7 @@ def main() -> None:
 
     interactions = load_interactions(InteractionsConfig())
     pairs = [(user, item) for user, items in enumerate(interactions.sequences) for item in items]
-    lines = ["# Public codes and ours, side by side", "", *heading("public_codes.py", 1, git_commit()), ""]
+    lines = [*heading("public_codes.py", 1, git_commit()), ""]
     lines += [
         f"ML-100K, {interactions.num_users} clients, all in every round, {interactions.num_items:,} items. CPU seconds",
         f"of a round: median of {args.rounds} (least to greatest), both sides in turns, one thread.",
@@ -292,8 +293,7 @@ def main() -> None:
         for method in args.methods.split(","):
             lines.append(row(method, Path(args.codes) / method, events, args.rounds))
             print(lines[-1], flush=True)
-    if args.output:
-        Path(args.output).write_text("\n".join(lines) + "\n")
+    put_section(args.output, "Public codes and ours, side by side", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Beauty on a CPU, with a T5 that writes IDs of several tokens: teacher, student, four companies; decoders beside it.
 
-    python benchmarks/beauty_t5.py --data data/beauty --work runs/beauty_t5 [--seed 0] [--rows T5]
+    python benchmarks/written_ids.py --data data/beauty --work runs/written_ids [--seed 0] [--rows T5]
 
 Data: Amazon 2014, 5-core, prepared as for benchmarks/public_bar.py. 2,000 users are the clients' and tested on their
 last event, seen items dropped; the train parts (all but the last two events) of all others are the public pool, from
-which alone the backbones learn. Settings: benchmarks/configs/beauty_t5.yaml, and what a row changes in it. Four
+which alone the backbones learn. Settings: benchmarks/configs/written_ids.yaml, and what a row changes in it. Four
 companies share the 2,000 users out, and share the student; a company ranks its own users. CPU minutes of a backbone
 are those of stage 1. One JSON a row in --work: what is there is not run again; a row that was killed goes on.
 """
@@ -39,7 +39,7 @@ from idgen.ranking import rank_task
 from idgen.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
-CONFIG, PAGE = HERE / "configs" / "beauty_t5.yaml", HERE / "results" / "beauty_t5.md"
+CONFIG, PAGE = HERE / "configs" / "written_ids.yaml", HERE / "results" / "written_ids.md"
 DOMAIN = "beauty"
 CPU = torch.device("cpu")
 DECODER = {
@@ -131,13 +131,13 @@ def page(found: Mapping[str, Mapping[str, Any]], seed: int) -> list[str]:
         lines += ["", f"Not run: {'; '.join(missing)}."]
     lines += ["", f"Seed {seed}. The decoders change: `{json.dumps(BACKBONES)}`", ""]
     commits = sorted({one["commit"] for one in found.values()})
-    return [*lines, f"- Rows at {', '.join(commits)}", *provenance.heading("beauty_t5.py", 1)]
+    return [*lines, f"- Rows at {', '.join(commits)}", *provenance.heading("written_ids.py", 1)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/beauty"))
-    parser.add_argument("--work", type=Path, default=Path("runs/beauty_t5"), help="rows, runs and cache")
+    parser.add_argument("--work", type=Path, default=Path("runs/written_ids"), help="rows, runs and cache")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", default="", help="beginnings of the rows to run, separated by ';' (default: all)")
     args = parser.parse_args()

@@ -13,6 +13,7 @@ from fedecider.experiment.joining import (
     as_trained,
     joining_data,
     leaving,
+    may_choose,
     only_items,
     overlap_data,
     taken,
@@ -139,3 +140,9 @@ def test_figures_by_hand():
     }
     assert cost_of_joining(records, ["a", "b"], ["a"])["up"] == 200.0
     assert cost_of_joining([], ["a"], ["a"])["joined_cpu_s"] is None
+
+
+def test_hidden_users_have_no_choice_since_own_training_has_no_noise():
+    assert may_choose(settings())
+    assert not may_choose(settings("--user_privacy.clip", "1", "--user_privacy.noise_scale", "2"))
+    assert not may_choose(settings("--local_row", "show"))

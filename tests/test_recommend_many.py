@@ -11,6 +11,7 @@ from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.models import loaded
 from fedecider.models.histories import Items, allowed_items, exact_history
+from fedecider.models.lists import keys_in
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
@@ -234,3 +235,9 @@ def test_filters_over_http_are_those_of_the_recommender(run):
         nothing = web.post("/recommend", json={"domain": "crime", "history": history, "candidates": ["x"]})
         assert nothing.status_code == 422
         assert "got filters that leave none" in nothing.json()["detail"]
+
+
+def test_a_file_that_is_not_there_is_no_item(tmp_path):
+    with pytest.raises(ValueError, match="which is no file"):
+        keys_in(str(tmp_path / "blocked.csv"), "exclude")
+    assert keys_in("a | b", "exclude") == ["a", "b"]

@@ -128,3 +128,25 @@ def test_a_test_is_by_events_that_no_count_holds(run, domain, tmp_path):
     assert once.test.is_worse  # what went before the last item is counted with other things, the last item not at all
     assert not twice.test.is_worse
     assert twice.test.new > once.test.new
+
+
+def test_what_no_times_cannot_tell(run, domain, tmp_path):
+    user = domain.clients.users[0]
+    untimed = table([{"customer": user, "sku": domain.item_keys[7]}], tmp_path / "untimed.parquet")
+    first = update_counts(run, "crime", untimed, tmp_path / "first", force=True)
+    kept = pyarrow.parquet.read_table(first.folder / "private" / "crime" / "histories.parquet").to_pylist()
+    (row,) = [row for row in kept if row["customer"] == user]
+    assert row["last_time"] == max(domain.clients.timestamps[0]), "what was known of times stays"
+    with pytest.raises(ValueError, match="got events without times of 1 customers whose histories end with just these"):
+        update_counts(str(first.folder), "crime", untimed, tmp_path / "second", force=True)
+    returned = [{"customer": user, "sku": domain.item_keys[9], "quantity": -1}]
+    returned += [{"customer": user, "sku": domain.item_keys[11], "quantity": 2}]
+    after = update_counts(run, "crime", table(returned, tmp_path / "returns.parquet"), tmp_path / "third", force=True)
+    assert after.events.items == {user: [11]}, "a return is no purchase"
+
+
+def test_an_updated_run_is_not_evaluated_on_what_it_has_counted(run, domain, tmp_path, capsys):
+    untimed = table([{"customer": domain.clients.users[0], "sku": domain.item_keys[7]}], tmp_path / "one.parquet")
+    update_counts(run, "crime", untimed, tmp_path / "updated", force=True)
+    assert main(["evaluate", "--run", str(tmp_path / "updated"), "--split", "valid"]) == 2
+    assert "were updated and hold its held-out events" in capsys.readouterr().err

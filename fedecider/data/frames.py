@@ -280,7 +280,7 @@ def _sources(
 
 SAME_TEXT = 0.5
 """Words that two texts have in common, of all words in them, from which on they are of one item."""
-SAME_ITEMS = 0.5
+SAME_ITEMS = 0.9
 """Share of keys in common that have such texts, from which on keys of two companies are of one kind, like barcodes."""
 
 
@@ -311,7 +311,7 @@ def _words(fields: ItemFields) -> frozenset[str]:
 
 
 def _are_same(one: frozenset[str], other: frozenset[str]) -> bool:
-    return len(one & other) >= SAME_TEXT * len(one | other)
+    return bool(one) and len(one & other) >= SAME_TEXT * len(one | other)  # no text says nothing
 
 
 def _is_by_name(tables: Any) -> bool:

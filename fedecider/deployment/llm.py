@@ -46,6 +46,7 @@ from fedecider.experiment.results import (
     write_models,
     write_table,
 )
+from fedecider.experiment.rows import KEPT
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod
@@ -288,7 +289,8 @@ class _End(NamedTuple):
         log_joining(run, models)
         write_table(run, models)
         name = self.project.names[self.client]
-        return {**rows_data(models.rows, name), **difference_row(models.joining, name)}
+        told = [row for row in models.rows if not row.label.startswith(KEPT)]  # what a site keeps is its own affair
+        return {**rows_data(told, name), **difference_row(models.joining, name)}
 
 
 PARTS = Parts(

@@ -194,4 +194,9 @@ def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientM
     if not config.secure_sum:
         return ONE_BY_ONE
     told = travelling_rows(recommender, method.takes_mean).told
+    if recommender.own_rows and config.participation < 1.0:
+        raise ValueError(
+            f"got secure_sum with participation {config.participation} and clients with items of their own, expected "
+            "1: sums over changing cohorts would tell who sells what"
+        )
     return securely_summed_rounds(method, SecureSums(config.seed, own_rows=told))

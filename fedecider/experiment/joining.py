@@ -117,6 +117,12 @@ def trains_alone(settings: Settings, num_clients: int) -> bool:
     return settings.run.local_row != "off" and settings.run.method != LOCAL and num_clients > 1
 
 
+def may_choose(settings: Settings) -> bool:
+    """Whether a client may keep its own model. Not where users are hidden: its own training has no noise, so that what
+    is handed over would not have the epsilon that the run tells."""
+    return settings.run.local_row == "choose" and not settings.training.user_privacy.on
+
+
 def system_of(
     settings: Settings,
     label: str,

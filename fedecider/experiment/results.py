@@ -20,7 +20,7 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import selection_notes
-from fedecider.experiment.joining import Keeps, System, chosen_systems, joining_data, local_system
+from fedecider.experiment.joining import Keeps, System, chosen_systems, joining_data, local_system, may_choose
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
 from fedecider.experiment.rows import (
     HYBRID_ROW,
@@ -203,9 +203,10 @@ def run_facts(
     ``num_users`` and ``rows`` (of the test items; row -> metric -> ``mean``, ``low``, ``high``),
     ``privacy`` (sentences) and ``data`` (counts of the data card, or null).
 
-    ``rows``: the reported one first. ``promised``: `fedecider.experiment.results.privacy_data`.
+    ``rows``: what the client keeps first, where there was a choice, then the reported one. ``promised``:
+    `privacy_data`.
     """
-    wanted = (rows[0].label, with_hybrid(method), HYBRID_ROW, *CARD_COMPARED)
+    wanted = (KEPT, with_hybrid(KEPT), rows[0].label, with_hybrid(method), HYBRID_ROW, *CARD_COMPARED)
     return {
         "method": method,
         "clients": list(clients),
@@ -448,7 +449,7 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
             alone = local_system(settings, artifacts, recommender, state, texts, on_ranked)
             for split, found in found_by_split:
                 found |= {LOCAL: alone.model[split], alone_row: alone.whole[split]}
-            if settings.run.local_row == "choose":
+            if may_choose(settings):
                 keeps, handed = chosen_systems(settings, artifacts, recommender, handed, alone, texts, others)
             if set(keeps.values()) != {"joined"}:
                 for split, found in found_by_split:
@@ -469,8 +470,7 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     joining: dict[str, Any] = {}
     if compares:
-        chosen = settings.run.local_row == "choose"
-        joining = joining_data(subject, alone_row, models, users, keeps, chosen)
+        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings))
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, handed.hybrids, shares, keeps, joining, added, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)

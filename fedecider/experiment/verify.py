@@ -21,6 +21,7 @@ from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
+from fedecider.models.lists import HISTORIES_FILE
 from fedecider.running.run_folder import RunFolder, damage_names, read_metrics
 from idgen.backbone import load_backbone
 from idgen.ranking import with_prior
@@ -92,6 +93,11 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
         parts = (settings.ranking, drop_seen, precision, device)
         private, asked, near = folder.private / task.name, {}, None
+        if (private / HISTORIES_FILE).is_file():
+            raise ValueError(
+                f"got {folder.root}, whose counts of {task.name} were updated and hold its held-out events, expected "
+                "the run that it was made of"
+            )
         if settings.run.hybrid.kind != "none" and private.is_dir():  # a run may be shown without what is private in it
             hybrid = load_hybrid(private, domains[task.name].item_keys)
             kept = _kept(folder, task.name)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.filtering import compress, order_events
 from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns, usual_column
+from fedecider.data.readers.raw import RawEvents
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.sequences import SequenceArray
@@ -71,10 +72,7 @@ def histories_of(run: str, company: str, data: str = "", events: str = "") -> Hi
     if events:
         given = Given("events", events, {})
         columns = {what: needed_column(given, what) for what in ("user", "item")}
-        if their := usual_column(given, "time"):
-            columns["time"] = their
-        (table,) = event_tables([given._replace(columns=columns)], None).values()
-        raw = table.build()
+        raw = build_events(given, columns)
         found = order_events(compress(raw, raw.item_E >= 0))
         return Histories(found.users, found.items, SequenceArray(found.start_U, found.item_E), {}, False)
     folder = find_source(run).run
@@ -99,6 +97,13 @@ def histories_of(run: str, company: str, data: str = "", events: str = "") -> Hi
     return Histories(
         users, domain.item_keys, sequences, {user: at for user, at in last.items() if at != UNKNOWN_TIME}, False
     )
+
+
+def build_events(given: Given, columns: Mapping[str, str]) -> RawEvents:
+    """The events of a table, with its times where there are some; rows of quantity 0 or less are returns."""
+    usual = {what: their for what in ("time", "quantity") if (their := usual_column(given, what))}
+    (table,) = event_tables([given._replace(columns={**columns, **usual})], None).values()
+    return table.build()
 
 
 def save_histories(histories: Histories, path: Path) -> None:
@@ -132,6 +137,10 @@ def _kept_histories(path: Path, item_keys: Sequence[str]) -> Histories:
     return Histories(customers, list(item_keys), sequences, last, True)
 
 
+TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl", ".gz")
+"""Of names that are files and no item keys."""
+
+
 def keys_in(text: str, what: str) -> list[str] | None:
     """Item keys of a table with a column of items, or of a text with `` | `` between them; None for an empty one.
 
@@ -141,6 +150,8 @@ def keys_in(text: str, what: str) -> list[str] | None:
     if not text:
         return None
     if not Path(text).is_file():
+        if Path(text).suffix in TABLE_SUFFIXES:
+            raise ValueError(f"got {what} {text}, which is no file, expected a table of item keys, or keys with ' | '")
         return [one.strip() for one in text.split(" | ") if one.strip()]
     given = Given(what, text, {})
     column = given.column_names[0] if len(given.column_names) == 1 else needed_column(given, "item")

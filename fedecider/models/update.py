@@ -18,14 +18,14 @@ import torch
 
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.filtering import compress, order_events
-from fedecider.data.given import Given, event_tables, needed_column, usual_column
+from fedecider.data.given import Given, needed_column
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.models.counts import Contexts, Counts, count_events, without
 from fedecider.models.hybrid import Hybrid, load_hybrid, positions, save_hybrid
 from fedecider.models.item_table import read_item_ids
-from fedecider.models.lists import HISTORIES_FILE, Histories, histories_of, save_histories
+from fedecider.models.lists import HISTORIES_FILE, Histories, build_events, histories_of, save_histories
 from fedecider.models.source import find_source
 from fedecider.running.run_folder import RunFolder, check_output
 
@@ -112,6 +112,7 @@ def update_counts(
             f"got {new.num_rows:,} events of which none is new ({new.num_known:,} are not newer than the customer's "
             f"last one, {new.num_unknown:,} have items that the catalogue does not have), expected some"
         )
+    _refuse_repeated(before, new)
     counted = SequenceArray.of(before.sequences)
     if not before.is_counted_whole:
         counted = counted.without_last(NUM_HELD_OUT)
@@ -134,10 +135,7 @@ def new_events(path: str, before: Histories, company: str) -> NewEvents:
     """The events of a table that can be counted; customers are called as before, ``17`` or ``north:17``."""
     given = Given("events", path, {})
     columns = {what: needed_column(given, what) for what in ("user", "item")}
-    if their := usual_column(given, "time"):
-        columns["time"] = their
-    (table,) = event_tables([given._replace(columns=columns)], None).values()
-    raw = table.build()
+    raw = build_events(given, columns)
     ordered = order_events(compress(raw, raw.item_E >= 0))
     number_of = {key: number for number, key in enumerate(before.item_keys)}
     number_I = np.array([number_of.get(key, -1) for key in ordered.items], np.int64)
@@ -157,13 +155,29 @@ def new_events(path: str, before: Histories, company: str) -> NewEvents:
         kept_E = (item_E >= 0) & ~is_old_E
         if kept_E.any():
             items[customer] = item_E[kept_E].tolist()
-            last[customer] = int(time_E[kept_E].max())
+            if (newest := int(time_E[kept_E].max())) != UNKNOWN_TIME:
+                last[customer] = max(newest, old)
     gone_I = (
         np.bincount(np.concatenate(unknown_E), minlength=len(ordered.items)) if unknown_E else np.zeros(0, np.int64)
     )
     order = np.argsort(-gone_I, kind="stable")
     unknown = [ordered.items[item] for item in order.tolist() if gone_I[item]]
     return NewEvents(items, last, len(raw.item_E), num_known, int(gone_I.sum()), unknown)
+
+
+def _refuse_repeated(before: Histories, new: NewEvents) -> None:
+    """Without times a table that was counted before cannot be told by its dates, but by what it would repeat.
+
+    Raises:
+        ValueError: it ends every one of these histories already.
+    """
+    untimed = {customer: items for customer, items in new.items.items() if customer not in new.last_time}
+    old = {one: items for one, items in zip(before.customers, before.sequences, strict=True) if one in untimed}
+    if untimed and all(list(old.get(one, ()))[-len(items) :] == items for one, items in untimed.items()):
+        raise ValueError(
+            f"got events without times of {len(untimed):,} customers whose histories end with just these, expected "
+            "events that are not counted yet"
+        )
 
 
 def merged(before: Histories, new: NewEvents, without_last: bool = False) -> Histories:

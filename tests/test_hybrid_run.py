@@ -127,6 +127,10 @@ def test_evaluate_sees_another_hybrid(playground, monkeypatch, capsys):
     content["mixtures"]["alone"]["weight_QE"] = [[0.0, 1.0, 0.0, 0.0]] * 3
     path.write_text(json.dumps(content))
     assert main("evaluate", "--run", "runs/other") == 2
+    assert "hybrid.json was changed since it was written" in capsys.readouterr().err
+    del content["checksum"]  # as it was written before there was one
+    path.write_text(json.dumps(content))
+    assert main("evaluate", "--run", "runs/other") == 2
     assert "hybrid without a model of crime" in capsys.readouterr().err
 
 

@@ -196,13 +196,15 @@ ADVICE = (
 def write_manifest(root: Path, parts: Sequence[Path]) -> Path:
     """Hash every file in ``parts``, files or folders below ``root``, into ``root/handover.json``.
 
-    They become readable as other files are that this process writes: a hand-over is for others.
+    They become readable as other files are that this process writes: a hand-over is for others, but for files in a
+    folder that is its owner's alone.
     """
     mask = os.umask(0)
     os.umask(mask)
     names = [name for part in parts for name in _names(root, part)]
     for name in names:
-        (root / name).chmod(0o666 & ~mask)  # safetensors writes for its owner alone, everybody else as the mask says
+        if (root / name).parent.stat().st_mode & 0o077:
+            (root / name).chmod(0o666 & ~mask)  # safetensors writes for its owner alone, all else as the mask says
     hashes = {name: file_sha256(root / name) for name in names}
     write_json(root / MANIFEST_FILE, hashes)
     return root / MANIFEST_FILE

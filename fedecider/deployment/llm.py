@@ -56,7 +56,7 @@ from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
 from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside
-from fedecider.methods.recommender import ClientModels, travelling_rows
+from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import rows_data
 from fedecider.report.verdict import difference_row
@@ -232,7 +232,7 @@ def sums_of(project: Project, own: Party) -> SecureSums:
     """
     run = project.settings.run
     check_takes_mean(own.method)
-    return SecureSums(run.seed, own_rows=travelling_rows(own.recommender, own.method.takes_mean).told)
+    return SecureSums(run.seed, own_rows=summed_rows(own.recommender, own.method.takes_mean, run.participation))
 
 
 def site(project: Project, place: PartyFile, launch: Launch) -> Site:

@@ -29,7 +29,7 @@ from fedecider.federation.secure_rounds import SecureSums, securely_summed_round
 from fedecider.federation.state import RunState
 from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
 from fedecider.methods.local import beside
-from fedecider.methods.recommender import ClientModels, travelling_rows
+from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
@@ -193,10 +193,5 @@ def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientM
     config = settings.run
     if not config.secure_sum:
         return ONE_BY_ONE
-    told = travelling_rows(recommender, method.takes_mean).told
-    if recommender.own_rows and config.participation < 1.0:
-        raise ValueError(
-            f"got secure_sum with participation {config.participation} and clients with items of their own, expected "
-            "1: sums over changing cohorts would tell who sells what"
-        )
+    told = summed_rows(recommender, method.takes_mean, config.participation)
     return securely_summed_rounds(method, SecureSums(config.seed, own_rows=told))

@@ -106,6 +106,21 @@ def travelling_rows(recommender: ClientModels, takes_mean: bool) -> Travelling:
     return Travelling(sent, told, home)
 
 
+def summed_rows(recommender: ClientModels, takes_mean: bool, participation: float) -> Tree:
+    """The rows of the messages of secure sums, `Travelling.told`.
+
+    Raises:
+        ValueError: clients sell parts of a catalogue, and not all of them take part in every round.
+    """
+    rows = travelling_rows(recommender, takes_mean)
+    if participation < 1.0 and any(bool((mark != mark[:1]).any()) for mark in rows.sent.values()):
+        raise ValueError(
+            f"got secure_sum with participation {participation} and clients that sell parts of a catalogue, expected "
+            "participation 1: sums over changing cohorts would tell who sells what"
+        )
+    return rows.told
+
+
 def as_known(download: Download, own: Tree, sent: Tree, client: int) -> Download:
     """What ``client`` makes of a download that it alone has got: its rows, and what it has at home of the others."""
     shared = dict(download.shared)

@@ -13,7 +13,7 @@ from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.secure_rounds import ROW_WEIGHTS, SecureSums, securely_summed_rounds
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods.recommender import HOME, TABLE, as_known, rows_at_home, travelling_rows
+from fedecider.methods.recommender import HOME, TABLE, as_known, rows_at_home, summed_rows, travelling_rows
 from fedecider.models.adapters import adapter_shapes, without_prefix
 from fedecider.testing import llm_contract
 
@@ -152,6 +152,16 @@ def test_equal_catalogues_have_nothing_at_home(companies):
     rows = travelling_rows(recommender._replace(hidden=True), True)
     assert torch.equal(rows.told[TABLE], recommender.own_rows[TABLE])
     assert rows_at_home(adapter_shapes(recommender.model), tasks(same, ["north"])) == {}
+
+
+def test_secure_sums_of_parts_take_everybody(companies):
+    parts = companies()._replace(hidden=True)
+    with pytest.raises(ValueError, match="participation 0[.]5 and clients that sell parts of a cat"):
+        summed_rows(parts, True, 0.5)
+    assert TABLE in summed_rows(parts, True, 1.0)
+    for ranges in (APART, dict.fromkeys(RANGES, (3, 12))):  # nothing in common, or all: cohorts tell nothing more
+        other = companies(ranges, targets=("output",))._replace(hidden=True)
+        assert TABLE in summed_rows(other, True, 0.5)
 
 
 def test_the_exact_mean_of_products_is_over_sellers_too(companies):

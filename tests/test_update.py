@@ -1,19 +1,29 @@
 """Next month: counts are those of all events exactly, the old run stays, and what ranks worse is not written."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
-from fedecider.models import update
+from fedecider.data.store import save_domains
+from fedecider.evaluation.sequences import SequenceArray
+from fedecider.experiment import update as updating
+from fedecider.experiment.command_line import recorded_settings
+from fedecider.experiment.update import in_words, update
+from fedecider.experiment.warm_start import Scores, ranked_by, train_on
 from fedecider.models.counts import count_events
-from fedecider.models.hybrid import load_hybrid
+from fedecider.models.folders import verify_manifest
+from fedecider.models.hybrid import load_hybrid, sides_of
 from fedecider.models.recommender import Recommender
-from fedecider.models.update import update_counts
+from fedecider.models.source import find_source
+from fedecider.models.versions import read_versions
 
 pytestmark = pytest.mark.whole
 
@@ -54,14 +64,10 @@ def same(first, second):
 def test_counts_are_those_of_all_events(run, domain, tmp_path):
     users = [*domain.clients.users[:40], "new-1", "new-2"]
     months = [month(domain, users, first, start) for first, start in ((0, 10), (40, 1000))]
-    first = update_counts(run, "crime", table(months[0], tmp_path / "1.parquet"), tmp_path / "first", force=True)
+    first = update(run, "crime", table(months[0], tmp_path / "1.parquet"), tmp_path / "first", force=True)
     assert (first.num_new_customers, first.events.num_rows, first.events.num_known) == (2, 126, 0)
-    update_counts(
-        tmp_path / "first", "crime", table(months[1], tmp_path / "2.parquet"), tmp_path / "second", force=True
-    )
-    both = update_counts(
-        run, "crime", table([*months[0], *months[1]], tmp_path / "3.parquet"), tmp_path / "both", force=True
-    )
+    update(tmp_path / "first", "crime", table(months[1], tmp_path / "2.parquet"), tmp_path / "second", force=True)
+    both = update(run, "crime", table([*months[0], *months[1]], tmp_path / "3.parquet"), tmp_path / "both", force=True)
     assert both.folder == tmp_path / "both"
     assert same(counts(tmp_path / "second", domain), counts(tmp_path / "both", domain))
     number_of = {key: number for number, key in enumerate(domain.item_keys)}
@@ -73,13 +79,13 @@ def test_counts_are_those_of_all_events(run, domain, tmp_path):
     assert np.array_equal(counts(tmp_path / "both", domain).event_I - counts(run, domain).event_I, expected)
     again = tmp_path / "again"
     with pytest.raises(ValueError, match="got 126 events of which none is new"):
-        update_counts(tmp_path / "both", "crime", tmp_path / "2.parquet", again)
+        update(tmp_path / "both", "crime", tmp_path / "2.parquet", again)
     assert not again.exists()
 
 
 def test_lists_know_the_new_events(run, domain, tmp_path):
     rows = month(domain, [domain.clients.users[3], "new-1"], 7, 10)
-    update_counts(run, "crime", table(rows, tmp_path / "new.parquet"), tmp_path / "next", force=True)
+    update(run, "crime", table(rows, tmp_path / "new.parquet"), tmp_path / "next", force=True)
     out = tmp_path / "lists.parquet"
     assert (
         main(["recommend", "--run", str(tmp_path / "next"), "--company", "crime", "--all", "--output", str(out)]) == 0
@@ -96,7 +102,7 @@ def test_what_ranks_worse_is_not_written(run, domain, tmp_path, monkeypatch, cap
     events = table(rows, tmp_path / "new.parquet")
     before = {path: path.read_bytes() for path in (run / "private").rglob("*") if path.is_file()}
     words = ["update", "--run", run, "--company", "crime", "--events", events, "--output", tmp_path / "next"]
-    monkeypatch.setattr(update, "LARGEST_LOSS", -1e9)
+    monkeypatch.setattr(updating, "LARGEST_LOSS", -1e9)
     assert main(list(map(str, words))) == 2
     said = capsys.readouterr()
     assert "got updated counts that rank worse" in said.err
@@ -122,9 +128,9 @@ def test_a_test_is_by_events_that_no_count_holds(run, domain, tmp_path):
         for user in domain.clients.users[:60]
         for step, key in enumerate(pair)
     ]
-    once = update_counts(run, "crime", table(rows[:60], tmp_path / "a.parquet"), tmp_path / "a", force=True)
+    once = update(run, "crime", table(rows[:60], tmp_path / "a.parquet"), tmp_path / "a", force=True)
     assert once.test.num_customers == 30
-    twice = update_counts(tmp_path / "a", "crime", table(rows[60:], tmp_path / "b.parquet"), tmp_path / "b")
+    twice = update(tmp_path / "a", "crime", table(rows[60:], tmp_path / "b.parquet"), tmp_path / "b")
     assert once.test.is_worse  # what went before the last item is counted with other things, the last item not at all
     assert not twice.test.is_worse
     assert twice.test.new > once.test.new
@@ -133,20 +139,131 @@ def test_a_test_is_by_events_that_no_count_holds(run, domain, tmp_path):
 def test_what_no_times_cannot_tell(run, domain, tmp_path):
     user = domain.clients.users[0]
     untimed = table([{"customer": user, "sku": domain.item_keys[7]}], tmp_path / "untimed.parquet")
-    first = update_counts(run, "crime", untimed, tmp_path / "first", force=True)
+    first = update(run, "crime", untimed, tmp_path / "first", force=True)
     kept = pyarrow.parquet.read_table(first.folder / "private" / "crime" / "histories.parquet").to_pylist()
     (row,) = [row for row in kept if row["customer"] == user]
     assert row["last_time"] == max(domain.clients.timestamps[0]), "what was known of times stays"
     with pytest.raises(ValueError, match="got events without times of 1 customers whose histories end with just these"):
-        update_counts(str(first.folder), "crime", untimed, tmp_path / "second", force=True)
+        update(str(first.folder), "crime", untimed, tmp_path / "second", force=True)
     returned = [{"customer": user, "sku": domain.item_keys[9], "quantity": -1}]
     returned += [{"customer": user, "sku": domain.item_keys[11], "quantity": 2}]
-    after = update_counts(run, "crime", table(returned, tmp_path / "returns.parquet"), tmp_path / "third", force=True)
+    after = update(run, "crime", table(returned, tmp_path / "returns.parquet"), tmp_path / "third", force=True)
     assert after.events.items == {user: [11]}, "a return is no purchase"
 
 
 def test_an_updated_run_is_not_evaluated_on_what_it_has_counted(run, domain, tmp_path, capsys):
     untimed = table([{"customer": domain.clients.users[0], "sku": domain.item_keys[7]}], tmp_path / "one.parquet")
-    update_counts(run, "crime", untimed, tmp_path / "updated", force=True)
+    update(run, "crime", untimed, tmp_path / "updated", force=True)
     assert main(["evaluate", "--run", str(tmp_path / "updated"), "--split", "valid"]) == 2
     assert "were updated and hold its held-out events" in capsys.readouterr().err
+
+
+def own(run, tmp_path):
+    """A copy of the run, to be changed."""
+    return shutil.copytree(run, tmp_path / "own")
+
+
+def content(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not {"versions", "versions.json", ".lock"} & set(path.relative_to(folder).parts)
+    }
+
+
+def test_a_run_has_versions_and_a_way_back(run, domain, tmp_path, capsys):
+    mine = own(run, tmp_path)
+    as_trained, histories = content(mine), [domain.item_keys[:3]]
+    events = table(month(domain, [*domain.clients.users[:30], "new-1"], 0, 10), tmp_path / "1.parquet")
+    answers = {1: Recommender.from_pretrained(mine, "crime").recommend(histories)}
+    words = ["update", "--run", str(mine)]
+    assert main([*words, "--company", "crime", "--events", str(events), "--force", "true"]) == 0
+    assert f"the way back: fedecider update --run {mine} --version 1" in capsys.readouterr().out
+    answers[2] = Recommender.from_pretrained(mine, "crime").recommend(histories)
+    assert answers[2] != answers[1]
+    assert content(mine) == as_trained, "the run as it was trained stays"
+    again = table(month(domain, domain.clients.users[:30], 40, 1000), tmp_path / "2.parquet")
+    assert update(mine, "crime", again, force=True).version == 3
+    assert main([*words, "--version", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "version 2: 93 new events of crime in its counts (made from 1), in force" in said
+    assert "version 3: 90 new events of crime in its counts (made from 2)\n" in said
+    assert Recommender.from_pretrained(mine, "crime").recommend(histories) == answers[2]
+    assert Recommender.from_pretrained(mine / "versions" / "3", "crime").recommend(histories) != answers[2]
+    assert main([*words, "--version", "1"]) == 0
+    assert Recommender.from_pretrained(mine, "crime").recommend(histories) == answers[1]
+    assert Recommender.from_pretrained(mine / "adapters" / "crime").recommend(histories) == answers[1]
+    assert update(mine, "crime", again, force=True).version == 4, "a number is given once"
+    assert read_versions(mine).made_from == {2: 1, 3: 2, 4: 1}
+    capsys.readouterr()
+    assert main([*words, "--version", "9"]) == 2
+    assert "got the version 9" in capsys.readouterr().err
+    assert main([*words, "--version", "2", "--events", str(events)]) == 2
+    assert main([*words, "--epochs", "2"]) == 2
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("in force") == 1
+
+
+def pairs(domain, first, num_users, name):
+    """Customers who buy three things in a row, always the same ones."""
+    last = max(max(times) for times in domain.clients.timestamps)
+    return [
+        {"customer": f"{name}{user}", "sku": domain.item_keys[first + 7 * step], "time": last + 10 + step}
+        for user in range(num_users)
+        for step in range(3)
+    ]
+
+
+def test_training_on_learns_what_customers_do_now(run, domain, tmp_path):
+    """By the model alone, and by the files that are written."""
+    source = find_source(run)
+    place, items = source.place("crime"), [[20, 27, 34]] * 40
+    settings, cpu = recorded_settings(run), torch.device("cpu")
+    train_on(place, SequenceArray.of(items), settings, 20, cpu, tmp_path / "new")
+    hybrid = load_hybrid(place.hybrid, domain.item_keys)
+    model_alone = sides_of(hybrid)["model"]
+    asked = hybrid._replace(beside_model=model_alone), [[20, 27]], [34], cpu
+    before = ranked_by(source, place, *asked)
+    after = ranked_by(source, place._replace(adapter=tmp_path / "new"), *asked)
+    assert before.ndcg < 0.5
+    assert after.ndcg == 1.0
+    old, new = (load_file(one / "adapter_model.safetensors") for one in (place.adapter, tmp_path / "new"))
+    assert {name: tensor.shape for name, tensor in old.items()} == {name: tensor.shape for name, tensor in new.items()}
+    card = (tmp_path / "new" / "README.md").read_text()
+    assert card.endswith("The adapter was trained on by 40 customers after that; the figures are those from before.\n")
+
+
+def test_the_better_adapter_is_taken(run, domain, tmp_path, monkeypatch):
+    mine = own(run, tmp_path)
+    scores = [Scores(0.2, 0.1), Scores(0.2, 0.11), Scores(0.3, 0.2), Scores(0.4, 0.2)]
+    monkeypatch.setattr(updating, "ranked_by", lambda *_: scores.pop(0))
+    events = table(pairs(domain, 20, 30, "a"), tmp_path / "1.parquet")
+    done = update(mine, "crime", events, epochs=1, force=True)
+    assert done.trained.is_better
+    assert (done.trained.num_customers, done.version) == (30, 2)
+    first, second = mine / "versions" / "2", mine / "versions" / "3"
+    old, new = (load_file(one / "adapters" / "crime" / "adapter_model.safetensors") for one in (mine, first))
+    assert any(not torch.equal(old[name], new[name]) for name in old)
+    assert content(first / "adapters" / "comics") == content(mine / "adapters" / "comics")
+    verify_manifest(first, [first / "adapters" / "crime", first / "adapters" / "comics", first / "backbone"])
+    Recommender.from_pretrained(mine, "crime")
+    kept = update(mine, "crime", table(pairs(domain, 21, 30, "b"), tmp_path / "2.parquet"), epochs=1, force=True)
+    assert not kept.trained.is_better, "as good is not better"
+    assert content(second / "adapters") == content(first / "adapters"), "the last good one stays"
+    assert in_words(kept, "crime")[-1].endswith("(hit@10 0.3000, 0.4000): the old one stays")
+
+
+def test_data_of_another_count_are_refused(run, domain, tmp_path, capsys):
+    """The same catalogue, and other customers."""
+    events = table(month(domain, domain.clients.users[:5], 0, 10), tmp_path / "1.parquet")
+    clients = domain.clients.take(range(len(domain.clients.users) - 1))
+    other = {**sample_domains(["crime", "comics"], 0), "crime": replace(domain, clients=clients)}
+    save_domains(other, tmp_path / "less")
+    mine = own(run, tmp_path)
+    words = ["update", "--run", str(mine), "--company", "crime", "--events", str(events)]
+    assert main([*words, "--data", str(tmp_path / "less")]) == 2
+    assert "got other data of crime than those that" in capsys.readouterr().err
+    save_domains(sample_domains(["crime", "comics"], 0), tmp_path / "same")
+    assert main([*words, "--data", str(tmp_path / "same"), "--force", "true"]) == 0
+    assert main([*words, "--data", str(tmp_path / "same")]) == 2
+    assert "leave --data out" in capsys.readouterr().err

@@ -1,16 +1,18 @@
-"""Next month: fedecider update --run runs/x --company shop --events new.parquet --output runs/x-february."""
+"""Next month: fedecider update --run runs/x --company shop --events new.parquet; back: --run runs/x --version 1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedecider.bounds import ZeroOrMore, check
 from fedecider.running.options import build_parser, parse, run
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
-    "Put a company's new events into the counts of its hybrid, in seconds: nothing is trained. The updated counts rank "
-    "the newest event of each customer before they are written, into a new run folder; the old one stays."
+    "Put a company's new events into the counts of its hybrid, in seconds; with --epochs train its adapter on. Each "
+    "customer's newest event is ranked by the old and the new before a new version of the run is in force. Without "
+    "events: the versions of the run, or another one in force."
 )
 
 
@@ -21,27 +23,51 @@ class UpdateConfig:
     Args:
         run: The run folder whose hybrid is updated.
         events: The table of new events, with columns of customers, items and, better, times.
-        output: The run folder to write.
         company: The company; may be left out where there is only one.
-        data: Prepared data with the histories that are counted now; if empty, those of the run.
+        epochs: Epochs of training of the company's adapter over the customers with new events; 0 leaves it as it is.
+        version: The version that is in force from now on, such as the one before; 1 is the run as it was trained.
+        output: A run folder to write in the place of a new version of the run.
+        data: Where the data of a run that was never updated are now; if empty, where the run found them.
+        device: The device of the training, cpu or cuda.
         force: If true, written also where the updated counts rank the newest events worse.
     """
 
     run: str
-    events: str
-    output: str
+    events: str = ""
     company: str = ""
+    epochs: ZeroOrMore = 0
+    version: ZeroOrMore = 0
+    output: str = ""
     data: str = ""
+    device: str = "cpu"
     force: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
+        given = [name for name in ("company", "epochs", "output", "data", "force") if getattr(self, name)]
+        if self.events and self.version:
+            raise ValueError("got --events and --version, expected one of them: new events, or another version")
+        if given and not self.events:
+            raise ValueError(f"got --{given[0]} without --events, expected the table of new events")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, UpdateConfig), argv, UpdateConfig)
-        from fedecider.models.update import in_words, update_counts  # after the options: --help does without
+        if not config.events:
+            _versions(config)
+            return
+        from fedecider.experiment.update import in_words, update  # after the options: --help does without
 
-        done = update_counts(
-            config.run, config.company or None, config.events, config.output, config.data, config.force
+        done = update(
+            config.run,
+            config.company or None,
+            config.events,
+            config.output,
+            config.data,
+            config.force,
+            config.epochs,
+            config.device,
         )
         for line in in_words(done, config.company or config.run):
             log_line(line)
@@ -50,6 +76,31 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"got updated counts that rank worse (hit@10 {done.test.new:.4f}, before {done.test.old:.4f}), "
                 "expected no loss of two standard errors; nothing was written. Look at the events, or give --force true"
             )
-        log_line(f"written to {done.folder}; the way back is {config.run}")
+        if not done.version:
+            log_line(f"written to {done.folder}; the way back is {config.run}")
+            return
+        from fedecider.models.versions import read_versions
+
+        before = read_versions(done.folder).made_from[done.version]
+        log_line(
+            f"version {done.version} of {done.folder} is in force; a service takes it when it is started again; the "
+            f"way back: fedecider update --run {done.folder} --version {before}"
+        )
 
     return run(work)
+
+
+def _versions(config: UpdateConfig) -> None:
+    """What versions there are, after another one has been put in force if that is asked."""
+    from fedecider.models.source import find_source
+    from fedecider.models.versions import changing, go_back, home_of, read_versions
+
+    source = find_source(config.run)
+    if source.run is None:
+        raise ValueError(f"got {config.run}, which is no run folder, expected one: it has no versions")
+    home = home_of(source.run.root)
+    if config.version:
+        with changing(home):
+            go_back(home, config.version)
+    for line in read_versions(home).in_words():
+        log_line(line)

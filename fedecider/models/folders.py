@@ -210,6 +210,13 @@ def write_manifest(root: Path, parts: Sequence[Path]) -> Path:
     return root / MANIFEST_FILE
 
 
+def replace_in_manifest(root: Path, part: Path) -> None:
+    """Hash the files of one folder anew; what the checksums say of all others stays."""
+    own = f"{part.relative_to(root).as_posix()}/"
+    kept = {name: value for name, value in read_json(root / MANIFEST_FILE).items() if not name.startswith(own)}
+    write_json(root / MANIFEST_FILE, kept | {name: file_sha256(root / name) for name in _names(root, part)})
+
+
 def verify_manifest(root: Path, parts: Sequence[Path], advice: str = ADVICE) -> None:
     """See that ``parts``, files or folders below ``root``, are exactly what was handed over.
 

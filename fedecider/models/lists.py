@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.filtering import compress, order_events
 from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns, usual_column
 from fedecider.data.readers.raw import RawEvents
@@ -18,10 +18,12 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
-from fedecider.running.run_folder import check_output, damaged, read_run
+from fedecider.running.run_folder import RunFolder, check_output, damaged, read_run
 
 HISTORIES_FILE = "histories.parquet"
 """In a company's private folder, where an update left them."""
+COUNTED, WHOLE, TRAIN_PARTS = b"counted", b"whole", b"train parts"
+"""In the metadata of that file: which part of the histories the counts hold."""
 PARQUET, JSONL = ".parquet", ".jsonl"
 ROWS_AT_ONCE = 10_000
 """Lists that are written together."""
@@ -61,6 +63,17 @@ class Histories(NamedTuple):
                 )
             yield customer, [self.item_keys[item] for item in self.sequences[place]]
 
+    def split(self, customers: Collection[str]) -> tuple[Histories, Histories]:
+        """Some customers, and all others."""
+
+        def part(inside: bool) -> Histories:
+            places = [place for place, one in enumerate(self.customers) if (one in customers) == inside]
+            kept = [self.customers[place] for place in places]
+            last = {one: self.last_time[one] for one in kept if one in self.last_time}
+            return self._replace(customers=kept, sequences=self.sequences.take(places), last_time=last)
+
+        return part(True), part(False)
+
 
 def histories_of(run: str, company: str, data: str = "", events: str = "") -> Histories:
     """The histories of a company's customers: of a table of ``events``, of prepared ``data``, or of the run's data.
@@ -78,18 +91,47 @@ def histories_of(run: str, company: str, data: str = "", events: str = "") -> Hi
     folder = find_source(run).run
     if folder is not None and not data and (kept := folder.private / company / HISTORIES_FILE).is_file():
         return _kept_histories(kept, read_item_ids(folder.adapters / company).keys)
-    if data:
-        domain = load_domains(data, [company])[company]
-    elif folder is None:
-        raise ValueError(f"got {run}, which knows no customers, expected where they are: --data or --events")
-    else:
-        config = read_run(folder.root)["config"]["run"]
-        where, seed = str(config.get("data") or ""), int(config.get("seed", 0))
-        if where and not Path(where).is_dir():
+    return _histories(_domain(folder, run, company, data), company)
+
+
+def counted_histories(folder: RunFolder, company: str, data: str = "") -> Histories:
+    """The histories that the counts of a company's hybrid hold, and no others.
+
+    ``data``: where the run's own data are now, where the run was never updated.
+
+    Raises:
+        ValueError: they cannot be read, or ``data`` are others than those that were counted.
+    """
+    if (kept := folder.private / company / HISTORIES_FILE).is_file():
+        if data:
             raise ValueError(
-                f"got the run's data {where}, which is no folder from here, expected it: name it with --data"
+                f"got --data {data} for a run that keeps what it has counted in {kept}, expected none: leave --data out"
             )
-        domain = (load_domains(where, [company]) if where else sample_domains([company], seed))[company]
+        return _kept_histories(kept, read_item_ids(folder.adapters / company).keys)
+    domain = _domain(folder, str(folder.root), company, data)
+    known = read_run(folder.root)["data"].get(company)  # a deployed site records its project in its place
+    if known is not None and domain.content_hash() != known:
+        raise ValueError(
+            f"got other data of {company} than those that {folder.root} was made of, expected the same: their events "
+            "are in the counts. Name them with --data"
+        )
+    return _histories(domain, company)
+
+
+def _domain(folder: RunFolder | None, run: str, company: str, data: str) -> Domain:
+    """The prepared domain in ``data``, or in the run's data."""
+    if data:
+        return load_domains(data, [company])[company]
+    if folder is None:
+        raise ValueError(f"got {run}, which knows no customers, expected where they are: --data or --events")
+    config = read_run(folder.root)["config"]["run"]
+    where, seed = str(config.get("data") or ""), int(config.get("seed", 0))
+    if where and not Path(where).is_dir():
+        raise ValueError(f"got the run's data {where}, which is no folder from here, expected it: name it with --data")
+    return (load_domains(where, [company]) if where else sample_domains([company], seed))[company]
+
+
+def _histories(domain: Domain, company: str) -> Histories:
     if not domain.clients.users:
         raise ValueError(f"got no customers of {company}, expected some: they are where its own events are (--data)")
     users, sequences, times = domain.clients.arrays()
@@ -117,7 +159,8 @@ def save_histories(histories: Histories, path: Path) -> None:
         "items": pa.LargeListArray.from_arrays(sequences.start_U, pa.array(sequences.value_E, pa.int64())),
         "last_time": pa.array([histories.last_time.get(one) for one in histories.customers], pa.int64()),
     }
-    pa.parquet.write_table(pa.table(columns), path)
+    counted = WHOLE if histories.is_counted_whole else TRAIN_PARTS
+    pa.parquet.write_table(pa.table(columns).replace_schema_metadata({COUNTED: counted}), path)
 
 
 def _kept_histories(path: Path, item_keys: Sequence[str]) -> Histories:
@@ -129,12 +172,13 @@ def _kept_histories(path: Path, item_keys: Sequence[str]) -> Histories:
         table = pa.parquet.read_table(path).combine_chunks()
         customers, times = (table.column(name).to_pylist() for name in ("customer", "last_time"))
         sequences = SequenceArray.of(table.column("items").to_pylist())
+        is_whole = (table.schema.metadata or {}).get(COUNTED, WHOLE) == WHOLE
     except (pa.ArrowException, KeyError, OSError, TypeError) as error:
         raise damaged(path, error) from error
     if len(sequences.value_E) and not 0 <= sequences.value_E.min() <= sequences.value_E.max() < len(item_keys):
         raise damaged(path, "items outside the catalogue")
     last = {one: at for one, at in zip(customers, times, strict=True) if at is not None}
-    return Histories(customers, list(item_keys), sequences, last, True)
+    return Histories(customers, list(item_keys), sequences, last, is_whole)
 
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".json", ".jsonl", ".gz")

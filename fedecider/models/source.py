@@ -29,6 +29,7 @@ from fedecider.models.folders import (
 from fedecider.models.histories import Answer, Scored, check_k, recommendations
 from fedecider.models.hybrid import Hybrid, load_hybrid
 from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, WEIGHTS_FILE, read_item_ids
+from fedecider.models.versions import in_force
 from fedecider.running.run_folder import RunFolder, read_object
 
 # Where a recommender is loaded from: a run folder, a folder that was handed over, or a name of the hub.
@@ -111,6 +112,8 @@ class Source(NamedTuple):
 def find_source(source: str | Path, revision: str | None = None) -> Source:
     """What ``source`` is: a run folder, one adapter in it, a folder that stands for itself, or a name of the hub.
 
+    Of a run that was updated the version in force is taken (`fedecider.models.versions`).
+
     ``revision``: branch, tag or commit of a hub name. Under HF_HUB_OFFLINE=1 the local cache of the hub is asked alone.
 
     Raises:
@@ -154,6 +157,7 @@ def file_hashes(folder: Path) -> dict[str, str]:
 def _of_folder(folder: Path, name: str) -> Source:
     if RunFolder(folder).record.is_file():
         read_llm_run(folder)
+        folder = in_force(folder)
         if not (found := _adapters(folder)):
             raise ValueError(
                 f"got no adapter in {folder}, expected those of a finished run: it did not finish. Go on with it: "
@@ -163,7 +167,8 @@ def _of_folder(folder: Path, name: str) -> Source:
     if (folder / CONFIG_FILE).is_file():
         run = RunFolder(_root(folder))
         if run.root != folder and run.record.is_file():
-            return Source(name, {folder.name: folder}, run)
+            run = RunFolder(in_force(run.root))
+            return Source(name, {folder.name: run.adapters / folder.name}, run)
         return Source(name, {read_inference_config(folder).domain: folder}, None)
     if found := _adapters(folder):
         return Source(name, found, None)

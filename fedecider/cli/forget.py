@@ -1,0 +1,44 @@
+"""A customer leaves: fedecider forget --run runs/x --company shop --customer 17."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedecider.running.options import build_parser, parse, run
+from fedecider.running.progress import log_line
+
+DESCRIPTION = (
+    "Take customers out of the counts of a company's hybrid, exactly, and delete their histories, in every version of "
+    "the run: there is no way back. What was trained with their events is said, since it still remembers them."
+)
+
+
+@dataclass(frozen=True)
+class ForgetConfig:
+    """Forget: whom, and where.
+
+    Args:
+        run: The run folder.
+        customer: The customer's key; several are separated by commas.
+        company: The company; may be left out where there is only one.
+        data: Where the data of a run that was never updated are now; if empty, where the run found them.
+    """
+
+    run: str
+    customer: str
+    company: str = ""
+    data: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    def work() -> None:
+        (config,) = parse(build_parser(DESCRIPTION, ForgetConfig), argv, ForgetConfig)
+        from fedecider.experiment.forget import forget, in_words  # after the options: --help does without
+
+        customers = [one.strip() for one in config.customer.split(",") if one.strip()]
+        done = forget(config.run, config.company or None, customers, config.data)
+        for line in in_words(done, config.company or config.run):
+            log_line(line)
+
+    return run(work)

@@ -1,0 +1,142 @@
+"""Customers leave: their events out of the counts of a hybrid, exactly, and their histories out of the site's folder.
+
+What is written is a version of the run that nobody goes back from: all earlier ones count the customers, and what is
+private of them is removed. Trained weights cannot be subtracted from; what still remembers is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedecider.experiment.update import Counted, counted, counted_part, put_private
+from fedecider.models.counts import count_events, without
+from fedecider.models.hybrid import SETTINGS_FILE
+from fedecider.models.item_table import read_item_ids
+from fedecider.models.versions import add_version, changing, home_of, read_versions
+from fedecider.running.run_folder import RunFolder, read_object, read_run
+
+TELLING = ("examples.json", "report.html", "per_user.parquet")
+"""Files of a run that may name a customer."""
+
+
+class Forgotten(NamedTuple):
+    """What was taken out, and what still remembers."""
+
+    folder: Path
+    version: int
+    num_customers: int
+    num_events: int
+    """Of their histories, counted or not."""
+    removed: tuple[int, ...]
+    """Versions of which nothing private is left."""
+    remembers: tuple[str, ...]
+    """Sentences."""
+
+
+def forget(run: str | Path, company: str | None, customers: Sequence[str], data: str = "") -> Forgotten:
+    """Take customers out of the counts and the histories of a company.
+
+    Args:
+        customers: Their keys, ``17`` or ``north:17``.
+        data: Where the data of a run that was never updated are now; if empty, where the run found them.
+
+    Raises:
+        ValueError: a customer whom the company does not have, nobody would be left, or as
+            `fedecider.experiment.update.update`.
+        FileNotFoundError: there is no such run or company.
+    """
+    now = counted(run, company, data)
+    home, name = home_of(now.run.root), now.place.domain
+    with changing(home):
+        now = counted(run, company, data)  # nobody else changes it from here on
+        left = _called(now, customers)
+        gone, stay = now.histories.split(left)
+        if not stay.customers:
+            raise ValueError(f"got all {len(gone.customers)} customers of {name}, expected some to stay")
+        counts = without(now.hybrid.counts, count_events(counted_part(gone), len(now.keys)))
+        hybrid = now.hybrid._replace(counts=counts)
+        remembers = _remembers(now, home, left)
+        removed = tuple(read_versions(home).there)
+        number = add_version(
+            home,
+            now.run.root,
+            f"{len(left):,} customers of {name} forgotten",
+            lambda folder: put_private(folder, name, hybrid, now.keys, stay),
+            alone=True,
+        )
+    return Forgotten(home, number, len(left), len(gone.sequences.value_E), removed, tuple(remembers))
+
+
+def _called(now: Counted, customers: Sequence[str]) -> set[str]:
+    """Customers as the histories call them."""
+    known, name = set(now.histories.customers), now.place.domain
+    found = set()
+    for customer in customers:
+        names = [
+            one for one in (customer, f"{name}:{customer}", f"{name.rpartition('.')[2]}:{customer}") if one in known
+        ]
+        if not names:
+            raise ValueError(
+                f"got the customer {customer!r}, expected one of the {len(known):,} private ones of {name}. A public "
+                "one is in the backbone and in everybody's counts: prepare the data without them, and run again"
+            )
+        found.add(names[0])
+    if not found:
+        raise ValueError("got no customer, expected some: --customer K, or K1,K2")
+    return found
+
+
+def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
+    """Sentences about what has seen the customers, or names them, and stays."""
+    name = now.place.domain
+    said = [
+        f"the adapter of {name} was trained with their events, and so was what others took from it: training on "
+        "without them (update --epochs) lets it fade, a federation anew forgets it"
+    ]
+    sums = [one for one in now.source.domains if one != name and _sums(now, one)]
+    if sums:
+        said.append(f"the counts of {', '.join(sums)} hold their events in a sum over others, until a federation anew")
+    elif "others" in now.hybrid.config.source_names:
+        said.append("counts of companies with the same catalogue may hold their events in a sum over others")
+    keys = {one.encode() for customer in customers for one in (customer, customer.rpartition(":")[2])}
+    naming = [file for file in TELLING if _names(home / file, keys)]
+    if naming:
+        said.append(f"{', '.join(naming)} of {home} name them: remove these files where that matters")
+    if RunFolder(home).checkpoints.is_dir():
+        said.append(f"{RunFolder(home).checkpoints} has the adapters as they were: remove it where no audit needs it")
+    if where := read_run(home)["config"]["run"].get("data"):
+        said.append(f"the prepared data in {where} hold their events: prepare them without these customers")
+    return said
+
+
+def _sums(now: Counted, other: str) -> bool:
+    """Whether another company of the run counts the sum of this one's catalogue."""
+    private, own = now.run.private / other / SETTINGS_FILE, read_item_ids(now.place.adapter).catalogue
+    if not private.is_file() or not own or read_item_ids(now.run.adapters / other).catalogue != own:
+        return False
+    return "others" in str(read_object(private, {"config": dict})["config"].get("sources", ""))
+
+
+def _names(path: Path, keys: set[bytes]) -> bool:
+    if not path.is_file():
+        return False
+    if path.suffix == ".parquet":
+        import pyarrow.parquet  # only where it is read: --help does without
+
+        users = pyarrow.parquet.read_table(path, columns=["user"]).column("user").unique().to_pylist()
+        return any(str(user).encode() in keys for user in users)
+    content = path.read_bytes()
+    return any(key in content for key in keys)
+
+
+def in_words(done: Forgotten, company: str) -> list[str]:
+    """What was forgotten, and what was not, line by line."""
+    versions = ", ".join(map(str, done.removed))
+    return [
+        f"{company}: {done.num_customers:,} customers and {done.num_events:,} events of theirs are out of the counts "
+        f"and the histories; version {done.version} of {done.folder} is in force",
+        f"removed: what was private of version {versions}, to which nobody can go back",
+        *(f"still remembers: {one}" for one in done.remembers),
+    ]

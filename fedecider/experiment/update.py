@@ -1,0 +1,383 @@
+"""Next month: a company's new events into its hybrid and, if asked, its adapter, tested before they are in force.
+
+Counts are whole numbers, so that the users' old ones are taken off and the new ones put on exactly; the weights of the
+mixture stay. The adapter is trained on from where it is, by the customers with new events. The last new event of each
+customer is held out until the old and the new have ranked it. What is written is another version of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedecider.bounds import Diverged
+from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.filtering import compress, order_events
+from fedecider.data.given import Given, needed_column
+from fedecider.evaluation.protocols import NUM_HELD_OUT
+from fedecider.evaluation.sequences import SequenceArray
+from fedecider.experiment.command_line import recorded_settings
+from fedecider.experiment.warm_start import Scores, ranked_by, train_on
+from fedecider.federation.streams import stream
+from fedecider.models.counts import Contexts, Counts, count_events, without
+from fedecider.models.folders import replace_in_manifest
+from fedecider.models.hybrid import Hybrid, load_hybrid, positions, save_hybrid
+from fedecider.models.item_table import read_item_ids
+from fedecider.models.lists import HISTORIES_FILE, Histories, build_events, counted_histories, save_histories
+from fedecider.models.source import Place, Source, find_source
+from fedecider.models.versions import add_version, changing, home_of, write_copy
+from fedecider.running.machine import checked_device
+from fedecider.running.run_folder import RunFolder, check_output
+
+MOST_TESTED = 500
+"""Customers of the test, drawn once."""
+LARGEST_LOSS = 2.0
+"""Standard errors by which the updated counts may be behind the old ones."""
+
+
+class NewEvents(NamedTuple):
+    """What a table of new events holds that can be counted."""
+
+    items: dict[str, list[int]]
+    """Customer -> numbers of the items, oldest first."""
+    last_time: dict[str, int]
+    num_rows: int
+    num_known: int
+    """Events at or before the customer's last one: counted before."""
+    num_unknown: int
+    """Events of items that the catalogue does not have."""
+    unknown: list[str]
+    """These items, the most frequent first."""
+
+
+class Tested(NamedTuple):
+    """The last new event of each customer, ranked by the old and by the updated counts, which do not hold it."""
+
+    num_customers: int
+    old: float
+    new: float
+    """hit@10."""
+    error: float
+    """The standard error of their difference."""
+
+    @property
+    def is_worse(self) -> bool:
+        return self.new < self.old - LARGEST_LOSS * self.error
+
+
+class Trained(NamedTuple):
+    """The adapter before and after it was trained on, each beside the updated counts without the held-out events."""
+
+    num_customers: int
+    old: Scores
+    new: Scores | None
+    """None: the training diverged."""
+
+    @property
+    def is_better(self) -> bool:
+        return self.new is not None and self.new.ndcg > self.old.ndcg
+
+
+class Updated(NamedTuple):
+    """What an update did."""
+
+    folder: Path | None
+    """None where nothing was written: the test was failed."""
+    events: NewEvents
+    num_new_customers: int
+    test: Tested
+    trained: Trained | None = None
+    version: int = 0
+    """Of the run; 0 where another folder, or nothing, was written."""
+
+
+class Counted(NamedTuple):
+    """A company's hybrid, and whose events are in its counts."""
+
+    source: Source
+    run: RunFolder
+    place: Place
+    keys: list[str]
+    hybrid: Hybrid
+    histories: Histories
+    others: Counts
+    """What else the hybrid counts: public users, other companies."""
+
+
+def counted(run: str | Path, company: str | None, data: str = "") -> Counted:
+    """What a run, in the version in force, counts of a company.
+
+    Raises:
+        ValueError: the run has no hybrid that counts the company's own events, or ``data`` are not those counted.
+        FileNotFoundError: there is no such run or company.
+    """
+    source = find_source(run)
+    name = source.choose(company)
+    place = source.place(name)
+    if source.run is None or place.hybrid is None:
+        raise ValueError(f"got {run} without a hybrid of {name}, expected one in private/{name}: counts are updated")
+    keys = list(read_item_ids(place.adapter).keys)
+    hybrid = load_hybrid(place.hybrid, keys)
+    if "own" not in hybrid.config.source_names:
+        raise ValueError(f"got a hybrid of {name} without own counts, expected one with sources own")
+    before = counted_histories(source.run, name, data)
+    if list(before.item_keys) != keys:
+        raise ValueError(f"got histories of another catalogue than that of {run}, expected the run's own data (--data)")
+    others = without(hybrid.counts, count_events(counted_part(before), len(keys)))
+    least = min(int(others.event_I.min()), int(others.pair_II.data.min(initial=0)))
+    nobody_else = hybrid.config.source_names == ["own"]
+    if least < 0 or (nobody_else and (others.event_I.any() or others.pair_II.nnz)):
+        raise ValueError(
+            f"got histories that are not those in the counts of {name}, expected the run's own data (--data)"
+        )
+    return Counted(source, source.run, place, keys, hybrid, before, others)
+
+
+def counted_part(histories: Histories) -> SequenceArray:
+    """What of histories the counts hold."""
+    sequences = SequenceArray.of(histories.sequences)
+    return sequences if histories.is_counted_whole else sequences.without_last(NUM_HELD_OUT)
+
+
+def update(
+    run: str | Path,
+    company: str | None,
+    events: str | Path,
+    output: str | Path = "",
+    data: str = "",
+    force: bool = False,
+    epochs: int = 0,
+    device: str = "cpu",
+) -> Updated:
+    """Put a company's new events into its hybrid, and into its adapter where ``epochs`` of them are trained.
+
+    Args:
+        events: A table of events, of customers who are known or new.
+        output: Another run folder to write; if empty, a new version of the run, in force from then on.
+        data: Where the data of a run that was never updated are now; if empty, where the run found them.
+        force: Write even where the updated counts rank the newest events worse than the old ones.
+        epochs: Of training over the customers with new events. The adapter is taken where it ranks their held-out
+            events better than the old one does (ndcg@10); else the old one stays.
+
+    Raises:
+        ValueError: the run has no hybrid that counts the company's own events, ``data`` are not those counted, a table
+            cannot be read, or nothing new is in it.
+        FileNotFoundError: there is no such run or company.
+    """
+    target, where = Path(output), checked_device(device)
+    if output:
+        check_output(target)
+        if target.exists():
+            raise ValueError(f"got the output {target}, which is there already, expected a new folder")
+    now = counted(run, company, data)
+    home, name, num_items = home_of(now.run.root), now.place.domain, len(now.keys)
+    before = now.histories
+    new = new_events(str(events), before, name)
+    if not new.items:
+        raise ValueError(
+            f"got {new.num_rows:,} events of which none is new ({new.num_known:,} are not newer than the customer's "
+            f"last one, {new.num_unknown:,} have items that the catalogue does not have), expected some"
+        )
+    _refuse_repeated(before, new)
+    after, kept = merged(before, new), merged(before, new, without_last=True)
+    asked = _asked(kept, new, name)
+    tested = now.hybrid._replace(counts=now.others.plus(count_events(kept.sequences, num_items)))
+    test = _test(now.hybrid, tested, *asked)
+    found = Updated(None, new, len(after.customers) - len(before.customers), test)
+    if test.is_worse and not force:
+        return found
+    whole = now.hybrid._replace(counts=now.others.plus(count_events(after.sequences, num_items)))
+    with tempfile.TemporaryDirectory() as scratch:
+        adapter = Path(scratch) / "adapter"
+        trained = _train(now, tested, kept, new, asked, epochs, where, adapter) if epochs else None
+
+        def change(folder: RunFolder) -> None:
+            put_private(folder, name, whole, now.keys, after)
+            if trained is not None and trained.is_better:
+                shutil.rmtree(folder.adapters / name)
+                shutil.copytree(adapter, folder.adapters / name)
+                replace_in_manifest(folder.root, folder.adapters / name)
+
+        found = found._replace(trained=trained)
+        if output:
+            write_copy(now.run.root, target, change)
+            return found._replace(folder=target)
+        with changing(home):
+            if find_source(run).run != now.run:
+                raise ValueError(f"got {run}, of which another version came into force meanwhile. Update it again")
+            return found._replace(folder=home, version=add_version(home, now.run.root, _in_short(found, name), change))
+
+
+def put_private(folder: RunFolder, name: str, hybrid: Hybrid, keys: Sequence[str], histories: Histories) -> None:
+    """Another private part of one company, in a copy of a run: its files are new ones."""
+    private = folder.private / name
+    shutil.rmtree(private, ignore_errors=True)
+    save_hybrid(hybrid, keys, private)
+    save_histories(histories, private / HISTORIES_FILE)
+
+
+def _in_short(found: Updated, name: str) -> str:
+    num_new = sum(map(len, found.events.items.values()))
+    trained = found.trained is not None and found.trained.is_better
+    return f"{num_new:,} new events of {name} in its counts{' and its adapter' if trained else ''}"
+
+
+def new_events(path: str, before: Histories, company: str) -> NewEvents:
+    """The events of a table that can be counted; customers are called as before, ``17`` or ``north:17``."""
+    given = Given("events", path, {})
+    columns = {what: needed_column(given, what) for what in ("user", "item")}
+    raw = build_events(given, columns)
+    ordered = order_events(compress(raw, raw.item_E >= 0))
+    number_of = {key: number for number, key in enumerate(before.item_keys)}
+    number_I = np.array([number_of.get(key, -1) for key in ordered.items], np.int64)
+    known = set(before.customers)
+    prefix = f"{company}:" if any(one.startswith(f"{company}:") for one in before.customers[:1]) else ""
+    items: dict[str, list[int]] = {}
+    last: dict[str, int] = {}
+    num_known, unknown_E = 0, []
+    for place, user in enumerate(ordered.users):
+        customer = user if user in known or not prefix else f"{prefix}{user.removeprefix(prefix)}"
+        part = slice(int(ordered.start_U[place]), int(ordered.start_U[place + 1]))
+        item_E, time_E = number_I[ordered.item_E[part]], ordered.time_E[part]
+        old = before.last_time.get(customer, UNKNOWN_TIME)
+        is_old_E = (time_E <= old) & (time_E != UNKNOWN_TIME) & (old != UNKNOWN_TIME)
+        num_known += int(is_old_E.sum())
+        unknown_E.append(ordered.item_E[part][(item_E < 0) & ~is_old_E])
+        kept_E = (item_E >= 0) & ~is_old_E
+        if kept_E.any():
+            items[customer] = item_E[kept_E].tolist()
+            if (newest := int(time_E[kept_E].max())) != UNKNOWN_TIME:
+                last[customer] = max(newest, old)
+    gone_I = (
+        np.bincount(np.concatenate(unknown_E), minlength=len(ordered.items)) if unknown_E else np.zeros(0, np.int64)
+    )
+    order = np.argsort(-gone_I, kind="stable")
+    unknown = [ordered.items[item] for item in order.tolist() if gone_I[item]]
+    return NewEvents(items, last, len(raw.item_E), num_known, int(gone_I.sum()), unknown)
+
+
+def _refuse_repeated(before: Histories, new: NewEvents) -> None:
+    """Without times a table that was counted before cannot be told by its dates, but by what it would repeat.
+
+    Raises:
+        ValueError: it ends every one of these histories already.
+    """
+    untimed = {customer: items for customer, items in new.items.items() if customer not in new.last_time}
+    old = {one: items for one, items in zip(before.customers, before.sequences, strict=True) if one in untimed}
+    if untimed and all(list(old.get(one, ()))[-len(items) :] == items for one, items in untimed.items()):
+        raise ValueError(
+            f"got events without times of {len(untimed):,} customers whose histories end with just these, expected "
+            "events that are not counted yet"
+        )
+
+
+def merged(before: Histories, new: NewEvents, without_last: bool = False) -> Histories:
+    """Histories with the new events behind the old ones; customers without old ones follow."""
+    cut = {customer: items[:-1] if without_last else items for customer, items in new.items.items()}
+    known = set(before.customers)
+    others = [customer for customer in sorted(cut) if customer not in known and cut[customer]]
+    sequences = [
+        [*items, *cut.get(customer, ())] for customer, items in zip(before.customers, before.sequences, strict=True)
+    ]
+    sequences += [cut[customer] for customer in others]
+    last_time = {**before.last_time, **new.last_time}
+    return Histories([*before.customers, *others], before.item_keys, SequenceArray.of(sequences), last_time, True)
+
+
+def _asked(kept: Histories, new: NewEvents, name: str) -> tuple[list[list[int]], list[int]]:
+    """Histories of some customers without their last new event, and that event."""
+    place_of = {customer: place for place, customer in enumerate(kept.customers)}
+    asked = []
+    for customer, items in sorted(new.items.items()):
+        history = kept.sequences[place_of[customer]] if customer in place_of else []
+        if history and items[-1] not in history:  # an item of the history is no candidate
+            asked.append((history, items[-1]))
+    order = torch.randperm(len(asked), generator=stream(0, "update", name))[:MOST_TESTED].tolist()
+    chosen = [asked[place] for place in sorted(order)]
+    return [history for history, _ in chosen], [target for _, target in chosen]
+
+
+def _test(old: Hybrid, new: Hybrid, histories: list[list[int]], targets: list[int]) -> Tested:
+    """By the hybrid without its model, in which counts alone have changed."""
+    if not targets:
+        return Tested(0, 0.0, 0.0, 0.0)
+    contexts = Contexts(histories, targets, [[] for _ in histories])
+    hits = [(positions(one, contexts, None) < 10).double() for one in (old, new)]
+    difference_U = hits[1] - hits[0]
+    error = float(difference_U.std(correction=0)) / len(difference_U) ** 0.5
+    return Tested(len(targets), float(hits[0].mean()), float(hits[1].mean()), error)
+
+
+def _train(
+    now: Counted,
+    tested: Hybrid,
+    kept: Histories,
+    new: NewEvents,
+    asked: tuple[list[list[int]], list[int]],
+    epochs: int,
+    device: torch.device,
+    folder: Path,
+) -> Trained:
+    """Train the adapter on, and rank what is held out by the old one and by the files of the new one.
+
+    Raises:
+        ValueError: no customer has two events to train on and a third one to rank.
+    """
+    chosen = [items for customer, items in zip(kept.customers, kept.sequences, strict=True) if customer in new.items]
+    sequences = SequenceArray.of([items for items in chosen if len(items) > 1])
+    if not len(sequences) or not asked[1]:
+        raise ValueError(
+            f"got --epochs {epochs} and no customer of {now.place.domain} with two events before a new one, expected "
+            "some: nothing can be trained or tested. Leave --epochs out"
+        )
+    old = ranked_by(now.source, now.place, tested, *asked, device)
+    try:
+        train_on(now.place, sequences, recorded_settings(now.run.root), epochs, device, folder)
+    except Diverged:
+        return Trained(len(sequences), old, None)
+    new_place = now.place._replace(adapter=folder)
+    return Trained(len(sequences), old, ranked_by(now.source, new_place, tested, *asked, device))
+
+
+def in_words(done: Updated, company: str) -> list[str]:
+    """What an update did, line by line."""
+    events, test = done.events, done.test
+    num_new = sum(map(len, events.items.values()))
+    lines = [
+        f"{company}: {num_new:,} new events of {len(events.items):,} customers, {done.num_new_customers:,} of them new"
+    ]
+    if events.num_known:
+        lines.append(f"left out: {events.num_known:,} events that are not newer than the customer's last one")
+    if events.num_unknown:
+        shown = ", ".join(events.unknown[:3])
+        lines.append(
+            f"left out: {events.num_unknown:,} events of {len(events.unknown):,} items that the catalogue does not "
+            f"have, such as {shown}; recommend them by their texts: --new_items of recommend and serve"
+        )
+    if test.num_customers:
+        lines.append(
+            f"the last new event of {test.num_customers:,} customers, hybrid without its model: hit@10 {test.old:.4f} "
+            f"by the old counts, {test.new:.4f} by the updated ones (standard error {test.error:.4f})"
+        )
+    else:
+        lines.append("no customer's last new event can be ranked: the update is not tested")
+    if (trained := done.trained) is not None:
+        lines.append(_training_in_words(trained))
+    return lines
+
+
+def _training_in_words(trained: Trained) -> str:
+    begun = f"the adapter was trained on by {trained.num_customers:,} customers"
+    if trained.new is None:
+        return f"{begun} and diverged: the old one stays"
+    taken = "the new one is taken" if trained.is_better else "the old one stays"
+    return (
+        f"{begun}; hybrid beside its model: ndcg@10 {trained.old.ndcg:.4f} with the old one, {trained.new.ndcg:.4f} "
+        f"with the new one (hit@10 {trained.old.hit:.4f}, {trained.new.hit:.4f}): {taken}"
+    )

@@ -1,0 +1,93 @@
+"""Customers leave: counts are those of all others counted anew, nothing private stays, what remembers is said."""
+
+import shutil
+
+import pandas as pd
+import pyarrow.parquet
+import pytest
+
+from fedecider.cli.main import main
+from fedecider.data.sample import sample_domains
+from fedecider.evaluation.protocols import train_part
+from fedecider.experiment.forget import forget
+from fedecider.experiment.update import update
+from fedecider.models.counts import count_events, without
+from fedecider.models.hybrid import load_hybrid
+from fedecider.models.recommender import Recommender
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture
+def run(two_clients_run, tmp_path):
+    return shutil.copytree(two_clients_run / "runs" / "whole", tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def domain():
+    return sample_domains(["crime"], 0)["crime"]
+
+
+def counts(folder, domain):
+    return load_hybrid(folder / "private" / "crime", domain.item_keys).counts
+
+
+def same(first, second):
+    return (first.event_I == second.event_I).all() and (first.pair_II != second.pair_II).nnz == 0
+
+
+def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, capsys):
+    users, num_items = list(domain.clients.users), len(domain.item_keys)
+    parts = [train_part(items) for items in domain.clients.sequences]
+    nobody = without(counts(run, domain), count_events(parts, num_items))
+    words = ["forget", "--run", str(run), "--company", "crime", "--customer"]
+    assert main([*words, f"{users[3]},{users[5]}"]) == 0
+    said = capsys.readouterr().out
+    assert "crime: 2 customers and" in said
+    assert "still remembers: the adapter of crime was trained with their events" in said
+    assert "per_user.parquet" in said
+    left = [place for place in range(len(users)) if place not in (3, 5)]
+    folder = run / "versions" / "2"
+    assert same(counts(folder, domain), nobody.plus(count_events([parts[place] for place in left], num_items)))
+    kept = pyarrow.parquet.read_table(folder / "private" / "crime" / "histories.parquet").to_pylist()
+    assert {row["customer"] for row in kept} == {users[place] for place in left}
+    assert not (run / "private").exists()
+    assert not [path for path in run.rglob("private/**/*") if path.is_file() and users[3].encode() in path.read_bytes()]
+    assert main(["update", "--run", str(run), "--version", "1"]) == 2
+    assert "expected one of 2: the other one held customers who were forgotten" in capsys.readouterr().err
+
+    # next month: the held-out events of those who stay are counted, and whoever comes back is a new customer
+    last = max(max(times) for times in domain.clients.timestamps)
+    rows = [
+        {"customer": user, "sku": key, "time": last + 5 + step}
+        for user in (users[0], users[3])
+        for step, key in enumerate(domain.item_keys[:3])
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "new.parquet")
+    done = update(run, "crime", tmp_path / "new.parquet", force=True)
+    assert done.num_new_customers == 1
+    whole = [list(domain.clients.sequences[place]) + [0, 1, 2] * (place == 0) for place in left]
+    whole.append([0, 1, 2])
+    third = run / "versions" / "3"
+    assert same(counts(third, domain), nobody.plus(count_events(whole, num_items)))
+    forget(run, "crime", [users[0]])
+    assert same(counts(run / "versions" / "4", domain), nobody.plus(count_events(whole[1:], num_items)))
+    assert not third.exists()
+    assert not folder.exists()
+    Recommender.from_pretrained(run, "crime")
+
+
+@pytest.mark.parametrize(
+    ("customers", "message"),
+    [
+        ("nobody", "got the customer 'nobody', expected one of the 240 private ones of crime"),
+        (" , ", "got no customer, expected some"),
+        ("ALL", "got all 240 customers of crime, expected some to stay"),
+    ],
+)
+def test_what_cannot_be_forgotten(run, domain, capsys, customers, message):
+    asked = ",".join(domain.clients.users) if customers == "ALL" else customers
+    before = sorted(path for path in run.rglob("*") if path.name != ".lock")
+    assert main(["forget", "--run", str(run), "--company", "crime", "--customer", asked]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(path for path in run.rglob("*") if path.name != ".lock") == before

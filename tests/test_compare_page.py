@@ -181,15 +181,25 @@ def page(table) -> str:
 def test_the_page(table):
     text = page(table)
     titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
-    assert titles[:5] == ["Examples", "Protocol strict", "Convergence", "What it costs", "What was compared"]
+    assert titles[:6] == [
+        "In words",
+        "Examples",
+        "Protocol strict",
+        "Convergence",
+        "What it costs",
+        "What was compared",
+    ]
     assert titles[-2:] == ["More examples", "Glossary"]
     assert "Would one switch ours on?" in text
+    top = text.partition("<body>")[2].partition("<details")[0]
+    assert [top.count(f"<{tag}") for tag in ("figure ", "table>")] == [1, 1]
+    assert re.findall(r'<th scope="row"[^>]*>(.*?)</th>', top) == ["ours", "local", "sasrec", "popularity"]
     assert "ours is the one with the best validation ndcg@10." in text
     assert "<td>From ours</td><td>From local</td>" in text
     assert "took “Wanted” next: ours: found at place 1; local: found at place 1" in text  # both of seed 0
     assert "2 of 3 comparisons are distinguishable." in text
     assert text.count("Left out, since a run failed: fedem.") == 1
-    assert '<th scope="row">ours</th><td>popularity</td><td>hit@10</td><td class="number">0.1000 ' in text
+    assert '<th scope="row">ours</th><td>popularity</td><td>hit@10</td><td class="number">0.1000 <span' in text
     links = re.findall(r'download="([^"]*)" href="data:text/csv;charset=utf-8,([^"]*)"', text)
     files = {name: list(csv.DictReader(io.StringIO(unquote(data)))) for name, data in links}
     assert list(files) == ["results-strict.csv", "tests-strict.csv", "validation.csv", "costs.csv"]

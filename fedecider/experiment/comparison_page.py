@@ -204,7 +204,7 @@ def _sections(table: Table, heading: Sequence[str], marks: bool = False) -> list
 
 def _result_section(table: Table, protocol: str, marks: bool) -> Section:
     results, ranked = table.results[protocol], table.plan.against is None
-    bold = _winners(table, protocol) if marks else set()
+    bold, digits = (_winners(table, protocol), 4) if marks else (set(), 3)  # Markdown goes into papers
     further = list(dict.fromkeys(name for columns in results.further.values() for name in columns))
     header = ["row", "kind", *METRICS, *(["against the best"] if ranked else []), *further]
     tables = []
@@ -212,13 +212,18 @@ def _result_section(table: Table, protocol: str, marks: bool) -> Section:
     for scope in (whole, *domains):  # the mean first: it is what most readers came for
         cells = []
         for row in results.rows:
-            shown = [interval_text(row.values[scope][name], 4, (scope, name, row.label) in bold) for name in METRICS]
+            shown = [
+                interval_text(row.values[scope][name], digits, (scope, name, row.label) in bold) for name in METRICS
+            ]
             verdicts = [_against_best(results, row.label, scope)] if ranked else []
-            others = [number_text(results.further.get(row.label, {}).get(name), 4) for name in further]
+            others = [number_text(results.further.get(row.label, {}).get(name), digits) for name in further]
             cells.append([row.label, results.kinds[row.label], *shown, *verdicts, *others])
         tables.append(PageTable(header, cells, MEAN if scope == MACRO else scope))
     if results.variants:
-        cells = [[row.label, *(interval_text(row.values[whole][name]) for name in METRICS)] for row in results.variants]
+        cells = [
+            [row.label, *(interval_text(row.values[whole][name], digits) for name in METRICS)]
+            for row in results.variants
+        ]
         tables.append(PageTable(["row", *METRICS], cells, "Models that are not reported"))
     tested = [one for one in results.tests if one.domain == whole]
     for real, caption in ((True, "More than chance"), (False, "Not distinguishable from chance")):

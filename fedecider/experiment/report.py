@@ -9,13 +9,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import plotly.graph_objects as go
-
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import capped_clients, left_out, read_records, sum_notes, upload_notes, write_json
 from fedecider.models.item_texts import TEXT_ENCODER
-from fedecider.report.figures import DOMAIN_COLOURS, PlotFigure, colours_of, validation_curves
+from fedecider.report.figures import colours_of, validation_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
@@ -185,31 +183,6 @@ def results_csv(metrics: Mapping[str, Any]) -> str:
     return csv_text(["split", "domain", "row", "metric", *ENDS], cells)
 
 
-def interval_bars(metrics: Mapping[str, Any], metric: str = "ndcg@10") -> PlotFigure:
-    """Test ``metric`` of every entry, one bar per client, with its interval."""
-    figure, data = go.Figure(), {}
-    found = {name: one["test"] for name, one in groups(metrics).items() if name != MACRO}
-    for number, (name, test) in enumerate(found.items()):
-        values = {label: row[metric] for label, row in test.items()}
-        means = [value["mean"] for value in values.values()]
-        error = {
-            "type": "data",
-            "symmetric": False,
-            "array": [value["high"] - value["mean"] for value in values.values()],
-            "arrayminus": [value["mean"] - value["low"] for value in values.values()],
-            "thickness": 1,
-        }
-        colour = DOMAIN_COLOURS[number % len(DOMAIN_COLOURS)]
-        figure.add_bar(x=means, y=list(values), orientation="h", name=name, marker_color=colour, error_x=error)
-        data[name] = {label: [value["mean"], value["low"], value["high"]] for label, value in values.items()}
-    num_bars = sum(map(len, data.values()))
-    figure.update_layout(template="plotly_white", title={"text": f"Test {metric} with 95 % intervals"})
-    figure.update_layout(height=160 + 16 * num_bars, margin={"l": 10, "r": 20, "t": 60, "b": 60})
-    figure.update_xaxes(title_text=metric, rangemode="tozero")
-    figure.update_yaxes(autorange="reversed", type="category")
-    return PlotFigure(figure, {"metric": metric, "domains": data})
-
-
 def canary_score(metrics: Mapping[str, Any]) -> float | None:
     """Test hit@10 of the memoriser, mean over clients; None when it was not run."""
     tests = [one["test"] for name, one in groups(metrics).items() if name != MACRO]
@@ -231,10 +204,10 @@ def _results(files: RunFiles, notes: Sequence[str]) -> Section:
     paragraphs = [
         stamp(get_protocol(metrics["protocol"]), canary_score(metrics)),
         f"Test items, read once, for the round that is best on validation. Reported model: {metrics['reported']}. "
-        "Brackets: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
+        "Bars: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
         "it must stay near chance. Files to download have the numbers unrounded.",
         *(
-            [f"Expected hit@10 of random scores: {', '.join(f'{name} {one:.4f}' for name, one in chances.items())}."]
+            [f"Expected hit@10 of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]
             if chances
             else []
         ),
@@ -243,12 +216,12 @@ def _results(files: RunFiles, notes: Sequence[str]) -> Section:
     saved = [Download("results.csv", results_csv(metrics))]
     if metrics.get("comparisons"):
         saved.append(Download("tests.csv", comparisons_csv(metrics["comparisons"])))
-    return Section("Results", paragraphs, tables, [interval_bars(metrics)], saved)
+    return Section("Results", paragraphs, tables, downloads=saved)
 
 
 def _result_row(label: str, values: Mapping[str, Mapping[str, float]]) -> list[str]:
     name = f"{label} (canary)" if label == CANARY else label
-    return [name, *(interval_text(values[metric]) for metric in METRICS)]
+    return [name, *(interval_text(values[metric], 3) for metric in METRICS)]
 
 
 def _validated(files: RunFiles) -> list[dict[str, Any]]:
@@ -262,10 +235,10 @@ def _convergence(files: RunFiles) -> Section:
         variant: {name: [r["valid"][variant][client]["ndcg@10"] for r in records] for client, name in enumerate(names)}
         for variant in records[0]["valid"]
     }
-    best = files.metrics["best_round"]
+    best, score = files.metrics["best_round"], number_text(files.metrics["best_valid_ndcg@10"], 3)
     paragraph = (
-        f"Round {best} has the best validation ndcg@10 ({number_text(files.metrics['best_valid_ndcg@10'])}, mean over "
-        f"domains) of {next(iter(scores))}. The vertical line marks it."
+        f"Round {best} has the best validation ndcg@10 ({score}, mean over domains) of {next(iter(scores))}. The "
+        "vertical line marks it."
     )
     figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(files))
     points = (

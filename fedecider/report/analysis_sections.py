@@ -25,7 +25,7 @@ from fedecider.report.figures import (
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import interval_text, number_text
 
-INTERVALS = "Brackets and whiskers: 95 % bootstrap over the users of the group."
+INTERVALS = "Bars and whiskers: 95 % bootstrap over the users of the group."
 
 
 def sections_of(analysis: Mapping[str, Any], colours: Mapping[str, str] | None = None) -> list[Section]:
@@ -167,8 +167,8 @@ def _shock(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section |
     rows = []
     for place, round in enumerate(shock["rounds"]):
         cells = [
-            f"{shock['scores']['pre_upload'][name][place]:.4f} → {shock['scores']['post_broadcast'][name][place]:.4f} "
-            f"({shock['change'][name][place]:+.4f})"
+            f"{shock['scores']['pre_upload'][name][place]:.3f} → {shock['scores']['post_broadcast'][name][place]:.3f} "
+            f"({shock['change'][name][place]:+.3f})"
             for name in analysis["domains"]
         ]
         rows.append([str(round), *cells])
@@ -226,7 +226,7 @@ def _timing(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section:
     found, rounds = analysis["timing"], analysis["rounds"]
     near = found["near_round"]
     text = (
-        f"The best validation ndcg@10 is {found['best_score']:.4f} in round {found['best_round']}; round {near} is the "
+        f"The best validation ndcg@10 is {found['best_score']:.3f} in round {found['best_round']}; round {near} is the "
         f"first within {found['tolerance']:.0%} of it. Seconds are those of this machine and of its load at that time."
     )
     rows = [[name, number_text(seconds, 2)] for name, seconds in found["client_s"].items()]
@@ -246,7 +246,7 @@ def group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> lis
     """One row for each model; the group is named in the first one only."""
     return [
         [*(start if number == 0 else [""] * len(start)), str(size) if number == 0 else "", label]
-        + [interval_text(metrics[metric]) for metric in BUCKET_METRICS]
+        + [interval_text(metrics[metric], 3) for metric in BUCKET_METRICS]
         for number, (label, metrics) in enumerate(group["lines"].items())
     ]
 

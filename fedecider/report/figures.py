@@ -21,8 +21,8 @@ from fedecider.federation.record import plain, write_text
 # Figures as self-contained HTML (plotly.js inside, no network) with the drawn data beside them as compact JSON.
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-COLOURS = (*OKABE_ITO, "#8c6d31", "#7f7f7f", "#9467bd")
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888")
+COLOURS = (*OKABE_ITO, "#8c6d31", "#66a61e", "#9467bd")
 """Of rows of a table (models, baselines), in the order of their table."""
 DOMAIN_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")  # Paul Tol
 """Of domains, in client order: other ones, since a colour means one thing on a page."""
@@ -107,7 +107,7 @@ def alpha_curves(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
                 x=list(rounds), y=values, name=direction, legendgroup=direction, showlegend=i == 0, line=line
             )
             figure.add_trace(trace, row=1, col=i + 1)
-        figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=i + 1)  # pyright: ignore[reportArgumentType]
+        figure.add_vline(x=selected_round, line={"color": "#888", "width": 1}, row=1, col=i + 1)  # pyright: ignore[reportArgumentType]
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(title_text="alpha", col=1)
     style(figure, f"Fusion weights over the rounds (line: selected round {selected_round}; solid: own direction)")
@@ -152,7 +152,7 @@ def validation_curves(
     if selected_round is not None:
         check_round(rounds, selected_round)
         for column in range(len(domains)):
-            figure.add_vline(x=selected_round, line={"color": "#444", "width": 1}, row=1, col=column + 1)  # pyright: ignore[reportArgumentType]
+            figure.add_vline(x=selected_round, line={"color": "#888", "width": 1}, row=1, col=column + 1)  # pyright: ignore[reportArgumentType]
     figure.update_xaxes(title_text="round")
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text=metric, col=1)
@@ -267,6 +267,21 @@ def alpha_slider(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
     return PlotFigure(figure, data)
 
 
+def client_bars(
+    values: Mapping[str, Mapping[str, Mapping[str, float] | None]], title: str, colours: Mapping[str, str]
+) -> PlotFigure:
+    """Bars with 95 % intervals of a few rows, client by client. ``values``: row -> client -> mean, low, high."""
+    figure = go.Figure()
+    for label, clients in values.items():
+        bars = _bars(clients)
+        figure.add_trace(bars.update(name=label, marker={"color": colours[label]}))
+    style(figure, title)
+    figure.update_layout(barmode="group", height=320, margin={"l": 10, "r": 10})
+    figure.update_xaxes(type="category")
+    figure.update_yaxes(rangemode="tozero")
+    return PlotFigure(figure, {"rows": {label: dict(clients) for label, clients in values.items()}})
+
+
 def distance_heat_maps(
     item_KK: Tensor, user_KK: Tensor, domains: Sequence[str], encoder: str, user_source: str
 ) -> PlotFigure:
@@ -375,7 +390,7 @@ def convergence_time(
         spent.append(total)
     texts, line = [f"round {number}" for number in rounds], {"color": colour}
     figure = go.Figure(go.Scatter(x=spent, y=list(scores), mode="lines+markers", text=texts, line=line))
-    figure.add_vline(x=spent[list(rounds).index(near_round)], line={"color": "#444", "width": 1})
+    figure.add_vline(x=spent[list(rounds).index(near_round)], line={"color": "#888", "width": 1})
     figure.update_xaxes(title_text="local training so far, all clients (s)")
     figure.update_yaxes(title_text="validation ndcg@10", rangemode="tozero")
     style(figure, f"Validation against training time (line: round {near_round}, the first near the best)")

@@ -271,22 +271,19 @@ h2 { font-size: 1.25rem; line-height: 1.3; margin: 2.5rem 0 0.5rem; padding-top:
 p, li { max-width: 46rem; }
 a { color: var(--link); }
 .subtitle { color: var(--soft); margin: 0.25rem 0 1rem; }
-.conclusion { font-size: 1.0625rem; margin: 1rem 0; }
 .conclusion h2 { margin: 0; padding: 0; border: 0; font-size: 1rem; color: var(--soft); }
-.conclusion h3 { margin: 1rem 0 0.25rem; font-size: 1rem; }
 .conclusion p { margin: 0 0 0.75rem; }
 .conclusion .answer { font-size: 1.3rem; line-height: 1.35; font-weight: 600; margin: 0.25rem 0 0.75rem; }
-.conclusion ul { margin: 0; padding-left: 1.25rem; font-size: 1rem; }
+details { border-top: 1px solid var(--line); }
+summary { padding: 0.6rem 0; cursor: pointer; }
+summary h2 { display: inline; margin: 0; padding: 0; border: 0; }
 .downloads a { display: inline-block; margin: 0 0.75rem 0.5rem 0; padding: 0.25rem 0.75rem; font-size: 0.875rem;
   border: 1px solid var(--link); border-radius: 0.4rem; text-decoration: none; }
-.skip { position: absolute; left: -999rem; }
-.skip:focus { position: static; }
-.contents { background: var(--card); border-radius: 0.5rem; padding: 0.75rem 1rem; margin: 1rem 0; }
-.contents h2, .warnings h2 { margin: 0; padding: 0; border: 0; font-size: 1rem; }
-.contents ol { margin: 0.25rem 0 0; padding-left: 1.5rem; columns: 16rem; }
-.warnings { background: var(--warn); border-left: 0.3rem solid var(--edge); padding: 0.75rem 1rem; margin: 1rem 0; }
+.warnings { background: var(--warn); border: 0; border-left: 0.3rem solid var(--edge); padding: 0 1rem;
+  margin: 1rem 0; }
+.warnings h2 { font-size: 1rem; }
 .warnings li { max-width: none; }
-.warnings ul { margin: 0.25rem 0 0; padding-left: 1.25rem; }
+.warnings ul { margin: 0; padding: 0 0 0.75rem 1.25rem; }
 .table { overflow-x: auto; margin: 1rem 0; }
 .table:focus-visible, .plot:focus-visible { outline: 2px solid var(--link); }
 table { border-collapse: collapse; font-size: 0.875rem; min-width: min(100%, 20rem); }
@@ -300,9 +297,14 @@ tbody th.long { overflow-wrap: anywhere; min-width: 6.5rem; }
 td.long { overflow-wrap: anywhere; min-width: 11rem; }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums;
   padding-left: 0.75rem; }
-@media (max-width: 40rem) { .interval { display: block; color: var(--soft); font-size: 0.75rem; } }
-figure { margin: 1rem 0; padding: 0.75rem; background: #fff; color: #1c2024; border: 1px solid var(--line);
-  border-radius: 0.5rem; }
+.bar { display: block; width: 100%; min-width: 3.5rem; height: 0.3rem; background: linear-gradient(to right,
+  var(--line) var(--low), var(--link) var(--low) var(--high), var(--line) var(--high)); border-radius: 0.15rem; }
+.bar::before { content: ""; display: block; width: 1px; height: 100%; margin-left: var(--zero);
+  background: var(--text); }
+.interval { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+.table { position: relative; }
+figure { margin: 1rem 0; padding: 0.75rem; border: 1px solid var(--line); border-radius: 0.5rem; }
+.js-plotly-plot :not(.heatmap-label):not(.hovertext) > text { fill: var(--text) !important; }
 figcaption { font-weight: 600; font-size: 0.9375rem; margin-bottom: 0.25rem; }
 .plot { overflow-x: auto; }
 footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; border-top: 1px solid var(--line); }
@@ -311,14 +313,15 @@ footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; border-top: 
     --warn: #fff; --edge: #000; }
   @page { margin: 15mm; }
   body { max-width: none; padding: 0; font-size: 10pt; }
-  .skip, .tip, .downloads { display: none; }
+  .tip, .downloads, .bar { display: none; }
+  details::details-content { content-visibility: visible; block-size: auto; }
   dfn { text-decoration: none; }
   .table, .plot { overflow: visible; }
   .plot > div { min-width: 0 !important; }
-  .contents, .warnings { border: 1px solid #999; }
+  .warnings { border: 1px solid #999; }
   table { font-size: 8.5pt; max-width: 100%; }
   th, td, td.number, thead th { white-space: normal; overflow-wrap: anywhere; }
-  .interval { display: block; }
+  .interval { display: block; position: static; width: auto; height: auto; clip-path: none; }
   thead { display: table-header-group; }
   tr, figure, figcaption { break-inside: avoid; }
   h2, caption { break-after: avoid; }
@@ -342,15 +345,30 @@ TERM_SCRIPT = """
 """
 """Escape puts the explanation of a word away; all else about them works without a script."""
 
-PRINT_SCRIPT = f"""
+PARTS_SCRIPT = f"""
 (function () {{
-  function all(change) {{
-    document.querySelectorAll(".js-plotly-plot").forEach(function (plot) {{ Plotly.relayout(plot, change); }});
-  }}
-  window.addEventListener("beforeprint", function () {{ all({{autosize: false, width: {PRINT_WIDTH}}}); }});
-  window.addEventListener("afterprint", function () {{ all({{autosize: true, width: null}}); }});
+  var folded = [], printing = false;
+  function plots(part) {{ return part.querySelectorAll(".js-plotly-plot"); }}
+  function all(change) {{ plots(document).forEach(function (plot) {{ Plotly.relayout(plot, change); }}); }}
+  document.querySelectorAll("details").forEach(function (part) {{
+    part.addEventListener("toggle", function () {{
+      if (part.open && !printing) {{ plots(part).forEach(function (plot) {{ Plotly.Plots.resize(plot); }}); }}
+    }});
+  }});
+  window.addEventListener("beforeprint", function () {{
+    printing = true;
+    folded = document.querySelectorAll("details:not([open])");
+    folded.forEach(function (part) {{ part.open = true; }});
+    all({{autosize: false, width: {PRINT_WIDTH}}});
+  }});
+  window.addEventListener("afterprint", function () {{
+    all({{autosize: true, width: null}});
+    folded.forEach(function (part) {{ part.open = false; }});
+    printing = false;
+  }});
 }})();
 """
+"""A drawing that was folded away has no width until its part is opened; paper gets every part."""
 
 
 # One self-contained HTML page from sections: headings, paragraphs, tables, plotly figures; no network.
@@ -387,15 +405,20 @@ class Conclusion(NamedTuple):
     question: str
     answer: str
     paragraphs: Sequence[str] = ()
+    """The first stands under the answer, the others are folded away."""
     reservations: Sequence[str] = ()
+    table: PageTable | None = None
+    figure: PlotFigure | None = None
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
 """What a browser may do for this page: run what is in it, and fetch nothing. (Evaluation: plotly's WebGL traces.)"""
 CONFIG = {"responsive": True, "displaylogo": False, "displayModeBar": False, "plotlyServerURL": ""}
+CLEAR, GRID = "rgba(0,0,0,0)", "rgba(128,128,128,0.3)"
 PANEL_WIDTH, DEFAULT_HEIGHT = 230, 420
 """Least width of one panel and height of a figure without one, in pixels; a wider figure scrolls in its own box."""
 NUMBER = re.compile(r"[-+−]?[\d.,]+( ?[%a-zA-Z]{1,3})?( \[.*\])?|-|")
+INTERVAL = re.compile(r"([-+]?[\d.]+) \[([-+]?[\d.]+), ([-+]?[\d.]+)\]")
 LONG, LONG_NAME = 40, 12
 """Characters from which on a cell or a row's name may break anywhere, so that no long word widens its table."""
 
@@ -410,24 +433,28 @@ def write_page(
 ) -> Path:
     """Write one HTML file that needs nothing else: plotly.js is inside once, about 5 MB; returns ``path``.
 
-    ``conclusion`` stands first, before warnings and contents; a glossary of the words that occur stands last. Every
-    text is escaped: titles and names come from foreign data. The same input gives the same bytes. The file is written
-    beside its place and renamed.
+    ``conclusion`` is the first screen: its answer, its figure, its table. All else is folded away under its title,
+    reservations and warnings first, a glossary of the words that occur last; a page with one section and no conclusion
+    shows it. Every text is escaped: titles and names come from foreign data. The same input gives the same bytes. The
+    file is written beside its place and renamed.
 
     Raises:
         ValueError: no section, or a table row whose length is not that of the header.
     """
     if not sections:
         raise ValueError("got no sections, expected at least one: a page needs something to show")
-    words = Words()
-    above = [_conclusion(conclusion, words), _warnings(warnings, words)]
-    body = [_section(section, number, words) for number, section in enumerate(sections, 1)]
-    titles = [section.title for section in sections]
+    words, above, doubts = Words(), "", [*warnings]
+    if conclusion is not None:
+        above, doubts = _conclusion(conclusion), [*conclusion.reservations, *warnings]
+        if rest := conclusion.paragraphs[1:]:
+            sections = [Section("In words", rest), *sections]
+    whole = conclusion is None and len(sections) == 1
+    body = [_doubts(doubts, words, whole or conclusion is None)]
+    body += [_section(section, number, words, whole) for number, section in enumerate(sections, 1)]
     if terms := words.met():
-        titles.append("Glossary")
-        body.append(_part(len(titles), titles[-1], [term_list(terms)]))
-    script = (TERM_SCRIPT if terms else "") + (PRINT_SCRIPT if any(section.figures for section in sections) else "")
-    drawn = any(section.figures for section in sections)
+        body.append(_part(len(sections) + 1, "Glossary", [term_list(terms)]))
+    drawn = any(section.figures for section in sections) or (conclusion is not None and conclusion.figure is not None)
+    script = (TERM_SCRIPT if terms else "") + ("" if whole and not drawn else PARTS_SCRIPT)
     html = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -439,15 +466,12 @@ def write_page(
 {f"<script>{get_plotlyjs()}</script>" if drawn else ""}
 </head>
 <body>
-<a class="skip" href="#main">Skip to the content</a>
 <header>
 <h1>{escape(title)}</h1>
 <p class="subtitle">{escape(subtitle)}</p>
 </header>
-{"".join(above)}
-{_contents(titles)}
-<main id="main">
-{"".join(body)}</main>
+<main>
+{above}{"".join(body)}</main>
 <footer><p>One file: it loads nothing, so it can be kept, sent and printed as it is.</p></footer>
 {f"<script>{script}</script>" if script else ""}
 </body>
@@ -458,52 +482,46 @@ def write_page(
     return path
 
 
-def _conclusion(conclusion: Conclusion | None, words: Words) -> str:
-    if conclusion is None:
-        return ""
-    words.new_part()
+def _conclusion(conclusion: Conclusion) -> str:
+    """The first screen. No word is marked: it has to be read without a glossary."""
     parts = [
         f'<h2 id="conclusion">{escape(conclusion.question)}</h2>',
-        f'<p class="answer">{words.mark(conclusion.answer)}</p>',
-        *(f"<p>{words.mark(paragraph)}</p>" for paragraph in conclusion.paragraphs),
+        f'<p class="answer">{escape(conclusion.answer)}</p>',
+        *(f"<p>{escape(paragraph)}</p>" for paragraph in conclusion.paragraphs[:1]),
     ]
-    if conclusion.reservations:
-        items = "\n".join(f"<li>{words.mark(text)}</li>" for text in conclusion.reservations)
-        parts.append(f'<h3>Before you believe it</h3>\n<ul class="reservations">\n{items}\n</ul>')
+    if conclusion.figure is not None:
+        parts.append(_figure(conclusion.figure.figure, "figure-0-1"))
+    if conclusion.table is not None:
+        parts.append(_table(conclusion.table, "Answer", 1, escape))
     return "\n".join(['<section class="conclusion" aria-labelledby="conclusion">', *parts, "</section>\n"])
 
 
-def _warnings(warnings: Sequence[str], words: Words) -> str:
-    if not warnings:
+def _doubts(doubts: Sequence[str], words: Words, shown: bool) -> str:
+    if not doubts:
         return ""
     words.new_part()
-    items = "".join(f"<li>{words.mark(warning)}</li>\n" for warning in warnings)
-    heading = '<h2 id="warnings">Warnings</h2>'
-    return f'<section class="warnings" aria-labelledby="warnings">\n{heading}\n<ul>\n{items}</ul>\n</section>\n'
+    items = "\n".join(f"<li>{words.mark(text)}</li>" for text in doubts)
+    title = f"Before you believe it ({len(doubts)})"
+    return _folded("warnings", title, [f"<ul>\n{items}\n</ul>"], shown, ' class="warnings"')
 
 
-def _contents(titles: Sequence[str]) -> str:
-    items = "".join(
-        f'<li><a href="#section-{number}">{escape(title)}</a></li>\n' for number, title in enumerate(titles, 1)
-    )
-    heading = '<h2 id="contents">Contents</h2>'
-    return f'<nav class="contents" aria-labelledby="contents">\n{heading}\n<ol>\n{items}</ol>\n</nav>'
-
-
-def _section(section: Section, number: int, words: Words) -> str:
+def _section(section: Section, number: int, words: Words, shown: bool) -> str:
     words.new_part()
     parts = [f"<p>{words.mark(paragraph)}</p>" for paragraph in section.paragraphs]
-    parts += [_table(table, section.title, place, words) for place, table in enumerate(section.tables, 1)]
+    parts += [_table(table, section.title, place, words.mark) for place, table in enumerate(section.tables, 1)]
     parts += [_figure(drawn.figure, f"figure-{number}-{place}") for place, drawn in enumerate(section.figures, 1)]
     if section.downloads:
         parts.append(f'<p class="downloads">{" ".join(map(_link, section.downloads))}</p>')
-    return _part(number, section.title, parts)
+    return _part(number, section.title, parts, shown)
 
 
-def _part(number: int, title: str, parts: Sequence[str]) -> str:
-    name = f"section-{number}"
-    heading = f'<h2 id="{name}">{escape(title)}</h2>'
-    return "\n".join([f'<section aria-labelledby="{name}">', heading, *parts, "</section>\n"])
+def _part(number: int, title: str, parts: Sequence[str], shown: bool = False) -> str:
+    return _folded(f"section-{number}", title, parts, shown)
+
+
+def _folded(name: str, title: str, parts: Sequence[str], shown: bool, css: str = "") -> str:
+    heading = f'<summary><h2 id="{name}">{escape(title)}</h2></summary>'
+    return "\n".join([f"<details{css}{' open' if shown else ''}>", heading, *parts, "</details>\n"])
 
 
 def _link(file: Download) -> str:
@@ -513,17 +531,18 @@ def _link(file: Download) -> str:
     return f'<a download="{escape(file.name)}" href="{escape(address)}">Download {escape(file.name)}</a>'
 
 
-def _table(table: PageTable, title: str, number: int, words: Words) -> str:
+def _table(table: PageTable, title: str, number: int, mark: Callable[..., str]) -> str:
     """A table in a box of its own, which scrolls (also by keyboard) where the page is too narrow."""
     wrong = [len(row) for row in table.rows if len(row) != len(table.header)]
     if wrong:
         raise ValueError(f"got a row of {wrong[0]} cells in {title!r}, expected {len(table.header)} as in the header")
-    columns = [all(NUMBER.fullmatch(row[column]) for row in table.rows) for column in range(len(table.header))]
-    classes = [' class="number"' if column and right else "" for column, right in enumerate(columns)]
-    cells = zip(table.header, classes, strict=True)
-    head = "".join(f'<th scope="col"{css}>{words.mark(cell)}</th>' for cell, css in cells)
+    columns = [[row[column] for row in table.rows] for column in range(len(table.header))]
+    right = [all(map(NUMBER.fullmatch, cells)) for cells in columns]
+    classes = [' class="number"' if column and one else "" for column, one in enumerate(right)]
+    scales = [_scale(cells) for cells in columns]
+    head = "".join(f'<th scope="col"{css}>{mark(cell)}</th>' for cell, css in zip(table.header, classes, strict=True))
     caption = f"<caption><span>{escape(table.caption)}</span></caption>" if table.caption else ""
-    rows = "".join(_row(row, classes, words) for row in table.rows)
+    rows = "".join(_row(row, classes, scales, mark) for row in table.rows)
     label = escape(f"{title}, table {number}")  # no two regions of a page may have one name
     return (
         f'<div class="table" role="region" tabindex="0" aria-label="{label}">\n<table>{caption}\n'
@@ -531,27 +550,39 @@ def _table(table: PageTable, title: str, number: int, words: Words) -> str:
     )
 
 
+def _scale(cells: Sequence[str]) -> tuple[float, float]:
+    """Ends of the axis that the bars of a column share; zero is on it."""
+    ends = [float(end) for cell in cells if (found := INTERVAL.fullmatch(cell)) for end in found.groups()]
+    return min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
+
+
 def _breakable(name: str) -> str:
     """Escaped; setting names and labels break where a reader would."""
     return re.sub(r"([_.])", r"\1<wbr>", escape(name))
 
 
-def _row(row: Sequence[str], classes: Sequence[str], words: Words) -> str:
+def _row(
+    row: Sequence[str], classes: Sequence[str], scales: Sequence[tuple[float, float]], mark: Callable[..., str]
+) -> str:
     wide = ' class="long"' if len(row[0]) > LONG_NAME else ""
-    name = words.mark(row[0], _breakable)
+    name = _breakable(row[0]) if mark is escape else mark(row[0], _breakable)
     cells = [f'<th scope="row"{wide}>{name}</th>' if name else "<td></td>"]  # nothing: the row above goes on
-    for cell, css in zip(row[1:], classes[1:], strict=True):
+    for cell, css, scale in zip(row[1:], classes[1:], scales[1:], strict=True):
         css = css or (' class="long"' if len(cell) > LONG else "")
-        cells.append(f"<td{css}>{_cell(cell)}</td>")
+        cells.append(f"<td{css}>{_cell(cell, scale)}</td>")
     return f"<tr>{''.join(cells)}</tr>\n"
 
 
-def _cell(text: str) -> str:
-    """Escaped; the interval behind a number may stand under it on a small screen."""
-    mean, bracket, interval = text.partition(" [")
-    if bracket and interval.endswith("]") and NUMBER.fullmatch(text):
-        return f'{escape(mean)} <span class="interval">[{escape(interval)}</span>'
-    return escape(text)
+def _cell(text: str, scale: tuple[float, float]) -> str:
+    """Escaped; an interval behind a number is a bar under it, and in figures for print and for screen readers."""
+    found, (first, last) = INTERVAL.fullmatch(text), scale
+    if found is None or first == last:
+        return escape(text)
+    low, high, zero = (100 * (float(end) - first) / (last - first) for end in (found[2], found[3], 0.0))
+    interval = f"[{found[2]}, {found[3]}]"
+    style = f"--low:{low:.1f}%;--high:{high:.1f}%;--zero:{zero:.1f}%"
+    bar = f'<span class="bar" title="{interval}" style="{style}"></span>'
+    return f'{found[1]} <span class="interval">{interval}</span>{bar}'
 
 
 def _figure(figure: go.Figure, name: str) -> str:
@@ -579,13 +610,14 @@ def _fitted(figure: go.Figure) -> go.Figure:
     """A copy for a page of any width: legend below, no drawn title, and no dragging, so that a finger can scroll."""
     fitted = go.Figure(figure)
     fitted.update_layout(dragmode=False, font={"family": "system-ui, sans-serif"}, width=None)
+    fitted.update_layout(paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)  # the page's own ground, light or dark
     if not _moves_title(figure):
         titles = 40 if figure.layout.annotations else 20
         fitted.update_layout(title={"text": ""}, margin={"t": titles})
     if not figure.layout.sliders and figure.layout.legend.orientation is None:
         fitted.update_layout(legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0})
-    fitted.update_xaxes(automargin=True)
-    fitted.update_yaxes(automargin=True)
+    fitted.update_xaxes(automargin=True, gridcolor=GRID, zerolinecolor=GRID)
+    fitted.update_yaxes(automargin=True, gridcolor=GRID, zerolinecolor=GRID)
     return fitted
 
 

@@ -108,6 +108,6 @@ def test_traffic_joins_equal_rounds_and_says_when_the_formula_fails(analysis):
 
 def test_shock_and_time_are_those_of_the_records(analysis):
     shock = section(analysis, TITLES[3])
-    assert shock.tables[0].rows[1] == ["2", "0.2000 → 0.2500 (+0.0500)", "0.2100 → 0.2600 (+0.0500)"]
+    assert shock.tables[0].rows[1] == ["2", "0.200 → 0.250 (+0.050)", "0.210 → 0.260 (+0.050)"]
     rows = section(analysis, TITLES[6]).tables[0].rows
     assert rows == [["crime", "1.00"], ["comics", "2.00"], ["all clients", "3.00"]]

@@ -64,6 +64,11 @@ def page(tmp_path_factory):
     return write_page(path, "Run toy <b>", "fedecider on three domains", sections, ["a leak"], conclusion)
 
 
+def unfold(browser) -> None:
+    browser.execute_script("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    time.sleep(0.4)  # drawings take their width a moment later
+
+
 def test_everything_is_drawn_and_nothing_is_loaded(browser, page):
     open_at(browser, page.as_uri(), 1200)
     assert console_lines(browser) == []
@@ -78,6 +83,8 @@ def test_everything_is_drawn_and_nothing_is_loaded(browser, page):
 
 def test_the_page_fits_a_phone(browser, page):
     open_at(browser, page.as_uri(), 375)
+    assert browser.execute_script("return document.scrollingElement.scrollHeight") < 2000  # folded
+    unfold(browser)
     assert browser.execute_script("return window.innerWidth") == 375
     assert browser.execute_script("return document.scrollingElement.scrollWidth") <= 375
     wide = "const box = document.querySelector('.table'); return [box.scrollWidth, box.clientWidth]"
@@ -93,11 +100,12 @@ def test_a_slider_moves(browser, page):
     from selenium.webdriver.common.action_chains import ActionChains
 
     open_at(browser, page.as_uri(), 1200)
-    state = """const plot = document.getElementById('figure-2-1');
+    unfold(browser)
+    state = """const plot = document.getElementById('figure-3-1');
         return [plot.layout.title.text, plot.data[0].y, plot.layout.sliders[0].active]"""
     assert browser.execute_script(state) == ["round 1", [1, -2], 0]
-    browser.execute_script("document.getElementById('figure-2-1').scrollIntoView({block: 'center'})")
-    rail = browser.find_element("css selector", "#figure-2-1 .slider-rail-touch-rect")
+    browser.execute_script("document.getElementById('figure-3-1').scrollIntoView({block: 'center'})")
+    rail = browser.find_element("css selector", "#figure-3-1 .slider-rail-touch-rect")
     ActionChains(browser).move_to_element_with_offset(rail, rail.size["width"] // 2 - 3, 0).click().perform()
     assert browser.execute_script(state) == ["round 2", [2, -2], 1]
 
@@ -105,7 +113,7 @@ def test_a_slider_moves(browser, page):
 def test_print_hides_nothing_and_fits_the_paper(browser, page):
     open_at(browser, page.as_uri(), PAPER)
     hidden = """return [...document.querySelectorAll(
-        'h1, h2, p:not(.downloads), dfn, dd, th, td, figcaption, .main-svg, .warnings li, nav a')]
+        'h1, h2, p:not(.downloads), dfn, dd, th, td, figcaption, .main-svg, .warnings li')]
         .filter(e => getComputedStyle(e).display === 'none' || getComputedStyle(e).visibility === 'hidden'
                      || e.getBoundingClientRect().width === 0).map(e => e.outerHTML.slice(0, 80))"""
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -121,7 +129,8 @@ def test_print_hides_nothing_and_fits_the_paper(browser, page):
 
 def test_drawings_take_the_width_of_the_paper_and_go_back(browser, page):
     open_at(browser, page.as_uri(), 1200)
-    width = "return document.querySelector('#figure-1-1 .main-svg').getBoundingClientRect().width"
+    unfold(browser)
+    width = "return document.querySelector('#figure-2-1 .main-svg').getBoundingClientRect().width"
     before = browser.execute_script(width)
     browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     assert browser.execute_script(width) == PRINT_WIDTH
@@ -142,6 +151,7 @@ def shown(browser, number: int) -> list:
 @pytest.mark.parametrize("width", [375, 800, 1200])
 def test_every_word_is_explained_on_focus_within_the_screen(browser, page, width):
     open_at(browser, page.as_uri(), width)
+    unfold(browser)
     num = browser.execute_script("return document.querySelectorAll('dfn').length")
     assert num >= 8
     for number in range(num):
@@ -161,9 +171,10 @@ def test_words_are_reached_by_keyboard_and_pointer_and_put_away_by_escape(browse
     from selenium.webdriver.common.keys import Keys
 
     open_at(browser, page.as_uri(), 1200)
+    unfold(browser)
     assert shown(browser, 0)[0] == "hidden"
     keys = ActionChains(browser)
-    keys.send_keys(Keys.TAB, Keys.TAB).perform()  # past the link that skips
+    keys.send_keys(Keys.TAB, Keys.TAB).perform()  # past the title of its part
     assert browser.execute_script("return document.activeElement === document.querySelector('dfn')")
     assert shown(browser, 0)[0] == "visible"
     ActionChains(browser).send_keys(Keys.ESCAPE).perform()
@@ -180,6 +191,7 @@ def test_words_are_reached_by_keyboard_and_pointer_and_put_away_by_escape(browse
 
 def test_a_touch_explains_a_word(browser, page):
     open_at(browser, page.as_uri(), 375)
+    unfold(browser)
     browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
     try:
         box = browser.execute_script(
@@ -196,6 +208,7 @@ def test_a_touch_explains_a_word(browser, page):
 
 def test_a_caption_stays_in_sight_where_its_table_scrolls(browser, page):
     open_at(browser, page.as_uri(), 375)
+    unfold(browser)
     right = (
         "return Math.max(...[...document.querySelectorAll('caption span')].map(e => e.getBoundingClientRect().right))"
     )
@@ -204,6 +217,7 @@ def test_a_caption_stays_in_sight_where_its_table_scrolls(browser, page):
 
 def test_a_table_is_saved_from_a_file_without_a_server(browser, page, saved):
     open_at(browser, page.as_uri(), 1200)
+    unfold(browser)
     browser.execute_script("document.querySelector('a[download]').scrollIntoView({block: 'center'})")
     browser.find_element("css selector", "a[download]").click()
     path, deadline = saved / "numbers.csv", time.monotonic() + 20
@@ -223,6 +237,8 @@ def test_axe_finds_nothing(browser, page, width, dark):
     script = axe_script()
     open_at(browser, page.as_uri(), width, dark=dark)
     assert axe_violations(browser, script) == []
+    unfold(browser)
+    assert axe_violations(browser, script) == []
     browser.execute_script("document.querySelector('dfn').focus()")  # with a tip open
     assert axe_violations(browser, script) == []
 
@@ -239,6 +255,8 @@ def whole_page(tmp_path_factory):
 def test_the_page_of_a_run_is_whole_quiet_and_accessible(browser, whole_page, width, dark):
     open_at(browser, whole_page.as_uri(), width, dark=dark)
     assert console_lines(browser) == []
+    assert browser.execute_script("return document.scrollingElement.scrollHeight") < 6000
+    unfold(browser)
     assert browser.execute_script("return document.scrollingElement.scrollWidth") <= width
     undrawn = "return [...document.querySelectorAll('figure')].filter(f => !f.querySelector('svg.main-svg')).length"
     assert browser.execute_script(undrawn) == 0

@@ -53,7 +53,8 @@ def example(path, title="Run toy"):
         Section(HOSTILE, figures=[curves(), PlotFigure(go.Figure(go.Scatter(x=[HOSTILE], y=[-2])), {})]),
     ]
     sections[0] = sections[0]._replace(downloads=[Download('a"b.csv', "row,x\n<&>#%,0.1\n")])
-    conclusion = Conclusion("Would one?", f"No: {HOSTILE}", ["A canary."], [HOSTILE])
+    rule = PageTable(["row", "of 100"], [["ours", "-1.0 [-3.0, 2.0]"], ["rule", "2.0 [1.0, 5.0]"]])
+    conclusion = Conclusion("Would one?", f"No: {HOSTILE}", ["A canary.", "hit@10"], [HOSTILE], rule, curves())
     return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE], conclusion)
 
 
@@ -63,20 +64,57 @@ def test_structure_that_a_screen_reader_can_follow(tmp_path):
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in page.of("meta")
     assert len(page.of("h1")) == 1
     headings = [attrs["id"] for attrs in page.of("h2")]
-    assert headings == ["conclusion", "warnings", "contents", "section-1", "section-2", "section-3"]
-    links = [attrs["href"] for attrs in page.of("a") if "download" not in attrs]
-    assert links == ["#main", "#section-1", "#section-2", "#section-3"]
+    assert headings == ["conclusion", "warnings", *(f"section-{number}" for number in (1, 2, 3, 4))]
+    assert [text for tag, text in page.texts if tag == "h2"] == [
+        *("Would one?", "Before you believe it (3)", "In words", "Results", HOSTILE, "Glossary")
+    ]
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
-    assert {link[1:] for link in links} <= set(ids)
-    assert [attrs.get("scope") for attrs in page.of("th")] == ["col"] * 3 + ["row"] * 2
-    assert [attrs.get("class") for attrs in page.of("td")] == ["number", None, "number", "long"]
-    assert len(page.of("figcaption")) == len(page.of("figure")) == 3
+    assert [attrs.get("scope") for attrs in page.of("th")] == ["col"] * 2 + ["row"] * 2 + ["col"] * 3 + ["row"] * 2
+    assert [attrs.get("class") for attrs in page.of("td")] == ["number", "number", "number", None, "number", "long"]
+    assert len(page.of("figcaption")) == len(page.of("figure")) == 4
     assert all(
-        attrs.get("aria-labelledby", attrs.get("aria-label", "missing")) in [*ids, "Results, table 1"]
+        attrs.get("aria-labelledby", attrs.get("aria-label", "missing"))
+        in [*ids, "Answer, table 1", "Results, table 1"]
         for tag, attrs in page.tags
         if tag in ("section", "nav", "figure") or attrs.get("role") == "region"
     )
+
+
+def test_the_first_screen_answers_and_the_rest_is_folded(tmp_path):
+    text = example(tmp_path).read_text(encoding="utf-8").partition("<body>")[2]
+    top, _, rest = text.partition("<details")
+    assert [top.count(f"<{tag}") for tag in ("h1", "figure ", "table>", "dfn")] == [1, 1, 1, 0]
+    assert 'class="answer">No: ' in top
+    assert "<p>A canary.</p>" in top
+    assert "hit@10" not in top
+    outside = re.sub(r"<details.*?</details>", "", f"<details{rest}", flags=re.DOTALL)
+    assert re.sub(r"<script>.*?</script>|<[^>]*>|\s", "", outside, flags=re.DOTALL).startswith("Onefile:itloadsnothing")
+    assert "<details open" not in text
+    style = example(tmp_path).read_text(encoding="utf-8").partition("<style>")[2].partition("</style>")[0]
+    for rule in (
+        ".table { overflow-x: auto",
+        ".plot { overflow-x: auto",
+        "p, li { max-width:",
+        "overflow-wrap: anywhere",
+    ):
+        assert rule in style, "a phone has no room for what is wide"
+    told = write_page(tmp_path / "one.html", "t", "s", [Section("only", ["x"])], ["a leak"]).read_text(encoding="utf-8")
+    assert told.count("<details open>") == told.count('<details class="warnings" open>') == 1, "nothing else to show"
+
+
+def test_an_interval_is_a_bar_on_the_axis_of_its_column(tmp_path):
+    text = example(tmp_path).read_text(encoding="utf-8")
+    bars = re.findall(r'title="([^"]*)" style="([^"]*)"', text)
+    assert bars == [  # from -3 to 5, zero in between
+        ("[-3.0, 2.0]", "--low:0.0%;--high:62.5%;--zero:37.5%"),
+        ("[1.0, 5.0]", "--low:50.0%;--high:100.0%;--zero:37.5%"),
+        ("[0.0500, 0.1500]", "--low:33.3%;--high:100.0%;--zero:0.0%"),
+    ]
+    assert '2.0 <span class="interval">[1.0, 5.0]</span>' in text  # on paper and for a screen reader
+    table = PageTable(["row", "x"], [["a", "0.0 [0.0, 0.0]"], ["b", "-"]])
+    flat = write_page(tmp_path / "p.html", "t", "s", [Section("s", tables=[table])]).read_text(encoding="utf-8")
+    assert '<td class="number">0.0 [0.0, 0.0]</td>' in flat  # no axis, no bar
 
 
 def test_foreign_texts_are_text(tmp_path):
@@ -84,9 +122,9 @@ def test_foreign_texts_are_text(tmp_path):
     page, text = outline(path), path.read_text(encoding="utf-8")
     assert "<script>alert" not in text
     shown = [tag for tag, data in page.texts if data == HOSTILE]
-    assert shown == ["title", "h1", "li", "li", "a", "p", "th", "td", "h2"]
+    assert shown == ["title", "h1", "li", "li", "p", "th", "td", "h2"]
     assert next(data for tag, data in page.texts if tag == "p") == "two <domains>"
-    assert len(page.of("script")) == 1 + 3 + 1  # plotly.js, one per figure, ours
+    assert len(page.of("script")) == 1 + 4 + 1  # plotly.js, one per figure, ours
 
 
 def test_a_title_in_a_figure_can_not_end_its_script(tmp_path):
@@ -97,7 +135,7 @@ def test_a_title_in_a_figure_can_not_end_its_script(tmp_path):
 def test_the_library_is_there_once_and_only_where_it_is_needed(tmp_path):
     text = example(tmp_path).read_text(encoding="utf-8")
     assert len(re.findall(r"plotly\.js v\d", text)) == 1
-    assert text.count("Plotly.newPlot(") == 3
+    assert text.count("Plotly.newPlot(") == 4
     plain = write_page(tmp_path / "plain.html", "t", "s", [Section("only text", ["x"])])
     assert len(plain.read_text(encoding="utf-8")) < 10_000
     assert "<script" not in plain.read_text(encoding="utf-8")
@@ -107,11 +145,11 @@ def test_words_are_explained_where_they_stand_and_in_a_list_of_those_that_occur(
     text = example(tmp_path).read_text(encoding="utf-8")
     page = outline(tmp_path / "page.html")
     marked = [attrs["aria-describedby"] for attrs in page.of("dfn")]
-    assert marked == ["meaning-canary", "meaning-leak", "meaning-hit-k"]
+    assert marked == ["meaning-leak", "meaning-hit-k", "meaning-hit-k"]
     assert all(attrs["tabindex"] == "0" for attrs in page.of("dfn"))
-    assert sorted(attrs["id"] for attrs in page.of("dd")) == sorted(marked)
+    assert sorted(attrs["id"] for attrs in page.of("dd")) == sorted(set(marked))
     assert text.index("<dl") > text.rindex("<table")
-    assert '<a href="#section-3">Glossary</a>' in text
+    assert '<summary><h2 id="section-4">Glossary</h2></summary>' in text
     none = write_page(tmp_path / "plain.html", "t", "s", [Section("only text", ["x"])]).read_text(encoding="utf-8")
     assert "Glossary" not in none
 

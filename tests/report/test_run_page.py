@@ -13,7 +13,7 @@ from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, in
 
 from fedecider.api import Result
 from fedecider.experiment import run_page as run_report
-from fedecider.experiment.report import interval_bars, page_colours, read_files, results_csv, write_diverged
+from fedecider.experiment.report import page_colours, read_files, results_csv, write_diverged
 from fedecider.experiment.rows import run_conclusion, run_evidence
 from fedecider.experiment.run_page import (
     ReportConfig,
@@ -41,10 +41,10 @@ def body(folder) -> str:
 def test_the_page_says_what_the_files_say(folder):
     text = body(folder)
     assert "fedecider on crime, comics; round 2 of 3, chosen on validation" in text
-    assert '0.3125 <span class="interval">[0.2925, 0.3425]</span>' in text
+    assert '0.312 <span class="interval">[0.292, 0.343]</span><span class="bar"' in text
     assert "memoriser (canary)" in text
     assert "macro (mean over domains)" in text
-    assert text.count("Plotly.newPlot(") == 3  # intervals, validation, fusion weights (once)
+    assert text.count("Plotly.newPlot(") == 3  # the answer, validation, fusion weights (once)
     cost = ["crime", "2", "100", "10", "3,000", "10", "3,100", "20"]
     assert f'<th scope="row">{cost[0]}</th>' + "".join(f'<td class="number">{c}</td>' for c in cost[1:]) in text
     assert '<td class="number">4.00</td><td class="number">12.00</td>' in text  # train_s: median and sum of 2, 4, 6
@@ -54,13 +54,24 @@ def test_the_page_says_what_the_files_say(folder):
     assert text.index("macro (mean over domains)</span></caption>") < text.index(
         "crime</span></caption>"
     )  # the shortest answer first
-    assert titles[:4] == ["Examples", "Results", "Convergence", "Fusion weights"]
+    assert titles[:5] == ["In words", "Examples", "Results", "Convergence", "Fusion weights"]
     assert titles[-4:] == ["What was run", "Where it comes from", "All settings", "Glossary"]
 
 
 def test_the_page_opens_with_a_verdict(folder):
     text = body(folder)
-    first = re.sub(r"<span class=\"tip\".*?</span>|<[^>]*>", "", text[: text.index('id="warnings"')])
+    top, _, rest = text.partition("<details")
+    assert [top.count(f"<{tag}") for tag in ("figure ", "table>", "dfn")] == [1, 1, 0]
+    assert text.count("<details") == text.count("<summary><h2 ") == text.count("</details>") > 5
+    assert "<details open" not in text
+    rows = re.findall(r'<th scope="row"[^>]*>(.*?)</th>', top)
+    assert [row.replace("<wbr>", "") for row in rows] == [REPORTED, "popularity"]
+    assert '19.1 <span class="interval">[17.1, 22.1]</span><span class="bar"' in top
+    assert [cell for cell in re.findall(r"<td>([^<]*)</td>", top) if cell] == [
+        *("what would be switched on", "fewer"),
+        "the best simple rule",
+    ]
+    first = re.sub(r"<span class=\"tip\".*?</span>|<[^>]*>", "", text[: text.index('id="section-2"')])
     for said in (
         f"Would one switch {REPORTED} on?",
         "Perhaps: it is better than popularity, the best simple rule, with reservations.",
@@ -72,9 +83,7 @@ def test_the_page_opens_with_a_verdict(folder):
         "One seed:",
     ):
         assert said in first
-    assert text.index('id="conclusion"') < text.index('id="warnings"') < text.index('id="contents"')
-    titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
-    assert titles[:2] == ["Examples", "Results"]
+    assert text.index('id="conclusion"') < text.index('id="warnings"') < text.index('id="section-1"')
 
 
 def test_what_is_handed_over_is_what_the_verdict_is_about():
@@ -180,8 +189,10 @@ def test_one_thing_has_one_colour_on_the_page(folder):
     assert len({colours[label] for label in labels}) == len(labels)
     assert colours["post_broadcast"] == colours[REPORTED]
     assert not set(DOMAIN_COLOURS) & set(COLOURS)
-    bars = {bar.name: bar.marker.color for bar in interval_bars(files.metrics).figure.data}
-    assert list(bars.values()) == list(DOMAIN_COLOURS[:2])
+    drawn = run_conclusion(RECORD, METRICS, 3).figure
+    assert {bar.name: bar.marker.color for bar in drawn.figure.data} == {
+        label: colours[label] for label in (REPORTED, "popularity")
+    }
 
 
 def test_examples_mark_the_held_out_item_and_are_escaped(folder):
@@ -191,7 +202,7 @@ def test_examples_mark_the_held_out_item_and_are_escaped(folder):
     assert '<th scope="row">1</th><td>Old</td><td>Other</td>' in text
     assert "<td>✓ Wanted</td>" in text
     assert "had (and 4 before)" in text
-    assert text.index("Old</td>") < text.index('id="section-2"')  # before the tables
+    assert text.index("Old</td>") < text.index('id="section-3"')  # before the tables
     assert "&lt;script&gt;alert(&#x27;a title&#x27;)" in text
     assert "<script>alert" not in text
 
@@ -268,14 +279,6 @@ def test_a_leak_and_an_unclear_origin_are_said():
     ]
     unknown = run_warnings(RECORD, METRICS, QUIET, {"crime": card(timestamps="unknown", tied_last_two_share=None)})
     assert ["no event has a time" in line for line in unknown] == [True]
-
-
-def test_interval_bars_draw_means_and_bounds():
-    metrics = {"domains": {"crime": {"test": {"a": intervals(0.3, 0.1, 0.7), "b": intervals(0.2)}}}}
-    bar = interval_bars(metrics).figure.data[0]
-    assert list(bar.x) == [0.3, 0.2]
-    assert list(bar.error_x.array) == pytest.approx([0.4, 0.03])
-    assert list(bar.error_x.arrayminus) == pytest.approx([0.2, 0.02])
 
 
 def test_user_texts_come_from_the_stage_that_fits(tmp_path):

@@ -25,6 +25,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import MACRO
 from fedecider.experiment.engine import Callback, kept_data, run_track
@@ -52,6 +53,7 @@ def federate(
     resume: bool = False,
     allow_long: bool = False,
     callbacks: Sequence[Callback] = (),
+    baselines: Mapping[str, Any] = {},
     progress: bool = True,
     **settings: Any,
 ) -> Result:
@@ -69,6 +71,8 @@ def federate(
         allow_long: If true, what was chosen may take over an hour on this machine; it is refused otherwise.
         callbacks: Called after every round with a `fedecider.experiment.engine.Round`, in every process; what is true
             ends the run after that round. They are asked in their order.
+        baselines: Rows of one's own beside ours, for cross-silo methods: label -> a function of
+            `fedecider.baselines.own.TrainData` that gives a function from histories to scores.
         progress: If false, nothing but warnings is printed.
         settings: Options of ``fedecider federate``, blocks as mappings: ``num_rounds=20``,
             ``pretrain={"train": {"epochs": 3}}``.
@@ -87,12 +91,16 @@ def federate(
         with config_file(config) as file:
             asked = peek([f"--config={file}"] if file else [], "method") if method is None else method
         with named(asked or METHOD) as (name, track):
+            if baselines and track.name != "llm":
+                raise ValueError(
+                    f"got baselines with {name}, a method of {track.title}, expected one that has item texts"
+                )
             words = [f"--output={folder}", *([f"--method={name}"] if asked else [])]
             if resume and RunFolder(folder).record.is_file():
                 words.append("--resume=true")
             words += data_words(track, name, data, Path(str(settings.get("cache", CACHE))))
             words += option_words(settings)
-            with quiet(not progress):
+            with quiet(not progress), lent(baselines):
                 chosen = track.part("choose")(words, allow_long) if track.choose and config is None else {}
                 with config_file(chosen or config) as file:
                     parsed, _ = track.part("parse")(DESCRIPTION, [*([f"--config={file}"] if file else []), *words])

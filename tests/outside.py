@@ -27,14 +27,20 @@ def install_example(folder: Path) -> Path:
 
 
 def write_package(
-    site: Path, name: str, module: str = "", llm: Mapping[str, str] = {}, embedding: Mapping[str, str] = {}
+    site: Path,
+    name: str,
+    module: str = "",
+    llm: Mapping[str, str] = {},
+    embedding: Mapping[str, str] = {},
+    baselines: Mapping[str, str] = {},
 ) -> None:
     """An installed distribution of version 1.0 with entry points ``name -> module:attribute`` and one module."""
     info = site / f"{name.replace('-', '_')}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     lines = []
-    for group, points in (("fedecider.methods", llm), ("fedecider.embedding_methods", embedding)):
+    groups = {"fedecider.methods": llm, "fedecider.embedding_methods": embedding, "fedecider.baselines": baselines}
+    for group, points in groups.items():
         lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items())]
     (info / "entry_points.txt").write_text("\n".join([*lines, ""]))
     (site / f"{name.replace('-', '_')}.py").write_text(module)

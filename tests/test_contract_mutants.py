@@ -13,7 +13,7 @@ from embedding_fr.testing import EMBEDDING_CONTRACT
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
 from fedecider.testing import bench_of, check_method
-from fedecider.testing.llm_contract import LLM_CONTRACT
+from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
 
 sys.path.insert(0, str(EXAMPLE))
 from fedecider_interpolated import fedbias, interpolated
@@ -274,6 +274,11 @@ def draws_by_the_number_of_the_client(method, models):
     return wrapped_update(method, lambda upload, round, block: shifted(upload, noise(round, upload.clients)))
 
 
+@mutant("llm", "unsent_rows", r"client \d does not send some rows of lm_head.lora_b, and they are others with it")
+def reads_unsent_rows_as_zeros(method, models):
+    return wrapped_server(method, lambda upload: upload._replace(sent_rows={}))
+
+
 @mutant("llm", "base_stays", "it changes weights of the base")
 def trains_the_base(method, models):
     def client_update(round, download, own, block):
@@ -399,6 +404,15 @@ def test_check_method_says_which_contract_is_broken(track, part, what):
     entry, pattern = MUTANTS[track][part, what]
     with pytest.raises(AssertionError, match=rf"{part}: .*({pattern}).*\. The contract: "):
         check_method(entry)
+
+
+def test_a_first_look_finds_an_aggregator_that_reads_unsent_rows_as_zeros(monkeypatch):
+    entry, pattern = MUTANTS["llm"]["unsent_rows", "reads_unsent_rows_as_zeros"]
+    rounds = []
+    monkeypatch.setattr(LlmBench, "run", lambda *given, **options: rounds.append(given))
+    with pytest.raises(AssertionError, match=rf"unsent_rows: .*{pattern}"):
+        check_method(entry, quick=True)
+    assert not rounds
 
 
 def test_what_a_method_raises_is_a_breach_too():

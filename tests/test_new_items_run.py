@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from fastapi.testclient import TestClient
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -29,6 +30,10 @@ from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
+from fedecider.serve.app import create_app
+from fedecider.serve.config import Limits, ServeConfig
+from fedecider.serve.run import load_recommenders
+from fedecider.serve.service import Metrics, Service
 from idgen import id_generator
 from idgen.backbone import BackboneConfig
 from idgen.config import BackboneTraining
@@ -184,6 +189,46 @@ def test_a_hybrid_stays_beside_the_model_when_items_are_added(there):
     assert [item.key for item in rec.recommend([], k=3)] == [item.key for item in popular]
     rec.load_adapter("comics").load_adapter("crime")
     assert rec.recommend([titles[7]], k=5) == plain
+
+
+def test_a_service_takes_items_while_it_runs(there):
+    """Answers are then those of a recommender that had them from the start, and the item is nearest to its text."""
+    service = Service(load_recommenders(ServeConfig(run="run")), Limits(), Metrics())
+    later = {"key": "later", "title": "A Later Book", "text": CRIME.item_texts[7]}
+    asked = {"domain": "crime", "history": ["A Later Book", CRIME.titles[3]], "k": 5}
+    with TestClient(create_app(service, Metrics()), base_url="http://127.0.0.1") as client:
+        assert client.post("/recommend", json=asked).status_code == 422
+        assert client.post("/items", json={"domain": "crime", "items": [later]}).json()["num_added"] == 1
+        found = client.post("/recommend", json=asked).json()
+        near = client.get("/similar", params={"domain": "crime", "item": "later", "k": 3}).json()["items"]
+    both = Recommender.from_pretrained("run", "crime", new_items=[later])
+    assert [one["key"] for one in found["items"]] == [one.key for one in both.recommend(asked["history"], k=5)]
+    assert near[0]["key"] == CRIME.item_keys[7]
+    assert near[0]["score"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_similar_items_are_those_with_the_nearest_texts(there, capsys):
+    rec = Recommender.from_pretrained("run", "crime")
+    unit_ID = rec._loaded.hybrid.unit_ID
+    cosine_I = unit_ID @ unit_ID[7]
+    expected = [int(item) for item in (-cosine_I).argsort(kind="stable") if item != 7]
+    answer = rec.similar(CRIME.titles[7], k=4)
+    assert [one.key for one in answer] == [CRIME.item_keys[item] for item in expected[:4]]
+    assert [one.score for one in answer] == pytest.approx([float(cosine_I[item]) for item in expected[:4]])
+    last = [CRIME.item_keys[item] for item in expected[-2:]]
+    assert [one.key for one in rec.similar(CRIME.item_keys[7], candidates=[*last, CRIME.item_keys[7]])] == last
+    assert [one.key for one in rec.similar(CRIME.item_keys[7], 1, exclude=[answer[0].key])] == [answer[1].key]
+    words = ["--run", "run", "--domain", "crime", "--similar", CRIME.titles[7], "--k", "4", "--json", "true"]
+    assert main("recommend", *words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["key"] for one in told["items"]] == [one.key for one in answer]
+    with pytest.raises(ValueError, match="leave the item alone"):
+        rec.similar(CRIME.item_keys[7], candidates=[CRIME.item_keys[7]])
+    with pytest.raises(ValueError, match="without a hybrid"):
+        Recommender.from_pretrained("run", "crime", hybrid=False).similar(CRIME.item_keys[7])
+    for more, word in ((["--history", "x"], "or a history"), (["--hybrid", "false"], "without a hybrid")):
+        assert main("recommend", *words, *more) == 2
+        assert word in capsys.readouterr().err
 
 
 def test_the_command_takes_both_kinds_of_files(there, capsys):

@@ -11,7 +11,7 @@ from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.models import loaded
 from fedecider.models.histories import Items, allowed_items, exact_history
-from fedecider.models.lists import keys_in
+from fedecider.models.lists import keys_in, pictures_in
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
@@ -241,3 +241,22 @@ def test_a_file_that_is_not_there_is_no_item(tmp_path):
     with pytest.raises(ValueError, match="which is no file"):
         keys_in(str(tmp_path / "blocked.csv"), "exclude")
     assert keys_in("a | b", "exclude") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("sku,image\na,https://x.example/a.jpg\nb,\n", {"a": "https://x.example/a.jpg"}),
+        ("sku,image\na,javascript:alert(1)\n", r"got the picture 'javascript:alert\(1\)' in row 1"),
+        ("sku,image\na,https://x.example/'; script-src *\n", "got the picture .* expected https://HOST/"),
+        ("sku,colour\na,red\n", "with the columns sku, colour, expected one of addresses called picture, image"),
+    ],
+)
+def test_pictures_are_read_from_a_table(tmp_path, rows, words):
+    path = tmp_path / "pictures.csv"
+    path.write_text(rows)
+    if isinstance(words, dict):
+        assert pictures_in(str(path)) == words
+        return
+    with pytest.raises(ValueError, match=words):
+        pictures_in(str(path))

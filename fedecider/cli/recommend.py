@@ -34,6 +34,7 @@ class RecommendConfig:
         company: The same, where domains are companies.
         history: The titles or item keys of that domain, oldest first, separated by " | "; left out, the most popular
             items.
+        similar: A title or item key in place of a history: the items whose texts are nearest to it.
         new_items: A file with items that came after the training, .csv or .jsonl with key, title and text; they are
             recommended by their texts alone, and may stand in the history.
         all: If true, a list for every customer of the company, written to output.
@@ -57,6 +58,7 @@ class RecommendConfig:
     domain: str = ""
     company: str = ""
     history: str = ""
+    similar: str = ""
     new_items: str = ""
     all: bool = False
     customers: str = ""
@@ -83,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.company and config.domain not in ("", config.company):
             raise ValueError(f"got the company {config.company} and the domain {config.domain}, expected one of them")
         config = replace(config, domain=config.domain or config.company)
+        if config.similar and (config.all or config.customers or config.history):
+            raise ValueError("got --similar with customers or a history, expected one of them")
         if config.all or config.customers:
             _many(config)
             return
@@ -97,13 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         checked_device(config.device)
         filters = (config.exclude, config.candidates, config.stock)
-        simple = config.hybrid and not titles and not config.new_items and not any(filters)
+        simple = config.hybrid and not titles and not (config.new_items or config.similar or any(filters))
         found = popular_items(config.run, config.domain or None, config.k) if simple else None
         domain, answer = _by_model(config, titles) if found is None else found
         if config.json:
             print(json.dumps({"domain": domain, **answer.to_dict()}, ensure_ascii=False))
         else:
-            _show(answer, domain)
+            _show(answer, f"Like {answer.history[0].title}" if config.similar else f"Next for a reader in {domain}")
 
     return run(work)
 
@@ -111,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answer]:
     """The domain and what its model says of a history; the libraries of models are imported here alone."""
     recommender, filters = _recommender(config), _filters(config)
+    if config.similar:
+        return recommender.domain, recommender.similar(config.similar, config.k, **filters)
     return recommender.domain, recommender.recommend(list(titles), config.k, **filters)
 
 
@@ -172,11 +178,11 @@ def _many(config: RecommendConfig) -> None:
         elif one.answer is None:
             log_line(f"{one.customer}: {one.error}")
         else:
-            _show(one.answer, f"{company}: {one.customer}")
+            _show(one.answer, f"Next for {one.customer} of {company}")
 
 
-def _show(answer: Answer, domain: str) -> None:
-    table = Table(title=f"Next for a reader in {escape(domain)}", show_edge=False)
+def _show(answer: Answer, heading: str) -> None:
+    table = Table(title=escape(heading), show_edge=False)
     for column in ("", "title", "score", "key"):
         table.add_column(column)
     for place, item in enumerate(answer, 1):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedecider.baselines.own import check_own
 from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.experiment.engine import Experiment, Rounds
@@ -17,6 +18,7 @@ from fedecider.experiment.hyperparameter_selection import check_limits, check_up
 from fedecider.experiment.joining import ALONE, as_trained, overlap_data, trains_alone
 from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
 from fedecider.experiment.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
+from fedecider.experiment.rows import taken_labels
 from fedecider.experiment.settings import RunConfig
 from fedecider.experiment.tuning import Tunable
 from fedecider.federation.aggregate import with_robust_mean
@@ -61,6 +63,7 @@ def experiment_on(
 ) -> Experiment:
     """A run on these data; ``artifacts`` gives the stages that it shares with others."""
     hashes, faults = check_federation(settings, domains)
+    check_own(clients_of(domains), taken_labels(settings.run.method))
     names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
     prepare = partial(_prepare, settings, faults, artifacts, overlap)
     return Experiment(settings, hashes, names, prepare, {"overlap": overlap})

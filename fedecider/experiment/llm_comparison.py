@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, UNTRAINED
 from fedecider.baselines.fitting import validation_ndcg
+from fedecider.baselines.own import own_baselines, own_positions
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
 from fedecider.bounds import OneOrMore, Setting, ZeroOrMore, at_least, check
 from fedecider.data.domain import Domain, clients_of, once_a_catalogue
@@ -141,7 +142,7 @@ class CompareConfig:
 
     runs: str = ""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    baselines: tuple[str, ...] = WITHOUT_ROUNDS
+    baselines: tuple[str, ...] = field(default_factory=lambda: (*WITHOUT_ROUNDS, *own_baselines()))
     against: tuple[str, ...] = ()
     analysed: tuple[str, ...] = ()
     data: str = ""
@@ -168,7 +169,7 @@ class CompareConfig:
                 raise ValueError(f"got {options!r} for the row {label}, expected its options, or {{}}")
             if not isinstance(label, str) or not re.fullmatch(r"[A-Za-z0-9_.]+", label):
                 raise ValueError(f"got the row {label!r}, expected letters, digits, _ and . (it names folders)")
-            if label in (*BASELINES, *self.baselines, MACRO):
+            if label in (*BASELINES, *own_baselines(), *self.baselines, MACRO):
                 raise ValueError(f"got the row {label}, which is the name of a baseline; choose another")
             foreign = [name for name in options if name.partition(".")[0] in (*OWN, *ALIKE)]
             if foreign:
@@ -181,7 +182,7 @@ class CompareConfig:
         if self.encoder not in ("auto", "tfidf") and self.analysed:
             load_encoder(self.encoder)  # a name that is not known should not come out after the last run
         rows = (*self.rows, *map(with_hybrid, self.rows), *(with_hybrid(row, OWN_HYBRID_ROW) for row in self.rows))
-        for name, known in (("baselines", BASELINES), ("against", rows), ("analysed", self.rows)):
+        for name, known in (("baselines", (*BASELINES, *own_baselines())), ("against", rows), ("analysed", self.rows)):
             unknown = [one for one in getattr(self, name) if one not in known]
             unknown = [one for one in unknown if name != "baselines" or not _is_guest(one)]
             if unknown:
@@ -339,9 +340,10 @@ def cell_of(label: str, method: str, folder: RunFolder) -> Cell:
 
     def positions() -> dict[str, dict[str, Positions]]:
         found: dict[str, Positions] = {}
+        beside = (*BASELINES, *content.get("baselines", ()))
         for one in read_per_user(folder.per_user):
             name = shown.get(one.variant) or (
-                one.variant if one.variant in BASELINES else f"{label}: {variant_of(one.variant)}"
+                one.variant if one.variant in beside else f"{label}: {variant_of(one.variant)}"
             )
             found.setdefault(name, {})[one.domain] = one.position_U
         return {protocol: found}
@@ -436,9 +438,29 @@ def _beside(asked: Asked) -> list[Entry]:
     for name in config.baselines:
         if name in (SASREC, SASREC_TEXT):
             found.append(sasrec(shared, None if name == SASREC else run.pretrain.text_encoder))
+        elif name in own_baselines():
+            found.append(own_baseline(shared, name))
         elif name not in BASELINES and (guest := guest_of(track_of(name))):
             found.append(guest(name, shared))
     return found
+
+
+def own_baseline(shared: Shared, label: str) -> Entry:
+    """A baseline that an installed package brings; it is ranked anew for every table."""
+
+    @cache
+    def ranked() -> dict[str, Positions]:
+        found: dict[str, Positions] = {"valid": {}, "test": {}}
+        for name, domain in shared.domains.items():
+            for split, of_label in own_positions(domain, list(found), get_protocol(shared.protocol), [label]).items():
+                found[split][name] = of_label[label]
+        return found
+
+    def run(setting: Setting, seed: int) -> Cell:
+        scores = [mean_metrics(one, (10,))["ndcg@10"] for one in ranked()["valid"].values()]
+        return Cell({label: sum(scores) / len(scores)}, lambda: {shared.protocol: {label: ranked()["test"]}})
+
+    return Entry(label, label, "baseline", [shared.protocol], run)
 
 
 class TextStart(NamedTuple):
@@ -588,12 +610,12 @@ def words_of(asked: Asked) -> Words:
         name: chance_hit(domain.clients.sequences, len(domain.item_keys), "test", protocol)
         for name, domain in asked.domains.items()
     }
-    guests = [name for name in config.baselines if name not in BASELINES]
+    guests = [name for name in config.baselines if name not in (*BASELINES, *own_baselines())]
     return Words(
         partial(_heading, asked),
         {run.protocol: chance},
         len(asked.domains),
-        UNTRAINED,
+        (*UNTRAINED, *own_baselines()),
         ("federated", "local"),
         {
             HYBRID_ROW: "the hybrid without a model",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.counts import COUNTS, UNTRAINED
+from fedecider.baselines.own import own_baselines
 from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import encoder_label
 from fedecider.evaluation.metrics import MACRO, ranked_share
@@ -491,7 +492,7 @@ def paired_tests(
     ``positions``: row -> domain -> (U,) test positions. Holm's correction is over all of them.
     """
     subject = switched_on(method, reported, positions)
-    asked = (*UNTRAINED, *beside(method, reported), *without_exchange(positions))
+    asked = (*UNTRAINED, *own_baselines(), *beside(method, reported), *without_exchange(positions))
     others = [label for label in dict.fromkeys(asked) if label in positions and label != subject]
     pairs = [(subject, other) for other in others]
     persons = shared_persons(users)
@@ -588,6 +589,8 @@ def _write_metrics(
     content["non_finite_uploads"], content["capped_clients"] = non_finite_uploads(records), capped_clients(records)
     if settings.run.share_grid != [1.0]:
         content["update_scales"] = dict(made.shares)
+    if own_baselines():
+        content["baselines"] = list(own_baselines())
     if made.privacy:
         content["privacy"] = made.privacy
     if made.hybrids is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
+from fedecider.baselines.own import own_positions
 from fedecider.bounds import Precision
 from fedecider.data.domain import Domain, by_catalogue, is_part
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
@@ -148,7 +149,7 @@ def counting_positions(
     splits: Sequence[str] = ("test",),
     on_ranked: OnRanked = silent,
 ) -> dict[str, dict[str, Positions]]:
-    """Split -> positions of the rows that need no training and of the canary.
+    """Split -> positions of the rows that need no training, of the user's own baselines and of the canary.
 
     Counts are those of the public pool and of the clients' train parts of the domain; texts and counts are added up
     with one weight for all data.
@@ -159,16 +160,17 @@ def counting_positions(
     protocol = get_protocol(settings.run.protocol)
     if protocol.num_sampled is not None:
         raise ValueError(f"got protocol {protocol.name}, expected one whose candidates are the whole catalogue")
-    found: dict[str, dict[str, Positions]] = {split: {name: {} for name in (*UNTRAINED, CANARY)} for split in splits}
+    found: dict[str, dict[str, Positions]] = {split: {} for split in splits}
     for name, domain in artifacts.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
         text, extra = text_votes(texts[name].near), domain.public.sequences
         asked = (sequences, num_items, splits)
         rules = heuristic_positions(*asked, text, extra=extra, drop_seen=protocol.drop_seen)
         canary = memoriser_positions(*asked, protocol, generator=stream(settings.run.seed, CANARY, name))
+        own = own_positions(domain, splits, protocol)
         for split in splits:
-            for label, position_U in {**rules[split], CANARY: canary[split]}.items():
-                found[split][label][name] = position_U
+            for label, position_U in {**rules[split], **own[split], CANARY: canary[split]}.items():
+                found[split].setdefault(label, {})[name] = position_U
         on_ranked("heuristic baselines")
     return found
 
@@ -517,7 +519,7 @@ def run_evidence(
     return Evidence(
         subject=subject,
         rows=rows,
-        simple=UNTRAINED,
+        simple=(*UNTRAINED, *metrics.get("baselines", ())),
         protocol=metrics["protocol"],
         tests=metrics.get("comparisons", ()),  # runs of before have none
         beside={
@@ -558,6 +560,12 @@ def without_exchange(labels: Collection[str]) -> dict[str, str]:
     """The row of what clients have that trained alone, in words; nothing where there is none."""
     found = [one for one in (with_hybrid(LOCAL), LOCAL) if one in labels]
     return dict.fromkeys(found[:1], WITHOUT_EXCHANGE)
+
+
+def taken_labels(method: str) -> list[str]:
+    """Rows of a run that no baseline of one's own may be called after."""
+    rows = [TEACHER, STUDENT, *UNTRAINED, CANARY, HYBRID_ROW, OWN_HYBRID_ROW, MACRO]
+    return [*rows, *(name for one in (method, LOCAL, KEPT) for name in (one, with_hybrid(one)))]
 
 
 def valid_means(metrics: Mapping[str, Any], metric: str = "hit@10") -> dict[str, float]:

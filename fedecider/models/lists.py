@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -215,14 +216,7 @@ def stock_in(path: str) -> dict[str, float] | None:
     if not path:
         return None
     given = Given("stock", path, {})
-    item = needed_column(given, "item")
-    plain = {"".join(letter for letter in name.lower() if letter.isalnum()): name for name in given.column_names}
-    number = next((plain[name] for name in STOCK if name in plain), None)
-    if number is None:
-        raise ValueError(
-            f"got the stock {path} with the columns {', '.join(given.column_names)}, expected one of numbers called "
-            f"{', '.join(STOCK)}"
-        )
+    item, number = needed_column(given, "item"), _named(given, STOCK, "numbers")
     keys, counts = table_columns(given, [item, number])
     found: dict[str, float] = {}
     for row, (key, count) in enumerate(zip(plain_keys(keys, "stock"), counts, strict=True), 1):
@@ -232,6 +226,45 @@ def stock_in(path: str) -> dict[str, float] | None:
             found[key] = float(count)
         except (TypeError, ValueError) as error:
             raise ValueError(f"got the stock {count!r} in row {row} of {path}, expected a number") from error
+    return found
+
+
+PICTURES = ("picture", "image", "imageurl", "pictureurl", "url", "thumbnail", "thumb", "img")
+"""What a column of addresses of pictures is called."""
+
+
+def pictures_in(path: str) -> dict[str, str]:
+    """Item -> address of its picture, of a table with a column of items and one of addresses; {} for an empty path.
+
+    Items without an address are left out.
+
+    Raises:
+        ValueError: the table cannot be read, or an address is not of the web.
+    """
+    if not path:
+        return {}
+    given = Given("pictures", path, {})
+    item, address = needed_column(given, "item"), _named(given, PICTURES, "addresses")
+    keys, addresses = table_columns(given, [item, address])
+    found: dict[str, str] = {}
+    for row, (key, one) in enumerate(zip(plain_keys(keys, "pictures"), addresses, strict=True), 1):
+        text = "" if one is None or one != one else str(one).strip()
+        if text and not re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]+)?/[^\s\"'<>\\]*", text):
+            raise ValueError(f"got the picture {text[:80]!r} in row {row} of {path}, expected https://HOST/...")
+        if text:
+            found[key] = text
+    return found
+
+
+def _named(given: Given, names: Sequence[str], what: str) -> str:
+    """The column that is called so. ``ValueError`` where there is none."""
+    plain = {"".join(letter for letter in name.lower() if letter.isalnum()): name for name in given.column_names}
+    found = next((plain[name] for name in names if name in plain), None)
+    if found is None:
+        raise ValueError(
+            f"got the {given.what} {given.table} with the columns {', '.join(given.column_names)}, expected one of "
+            f"{what} called {', '.join(names)}"
+        )
     return found
 
 

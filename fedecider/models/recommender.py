@@ -418,6 +418,41 @@ class Recommender:
             answers = self._answers(resolved, k, exclude_seen, allowed)
         return answers if many else answers[0]
 
+    def similar(
+        self,
+        item: str,
+        k: int = 10,
+        *,
+        exclude: Iterable[str] | None = None,
+        candidates: Iterable[str] | None = None,
+        stock: Mapping[str, float] | None = None,
+    ) -> Answer:
+        """The k items whose texts are nearest to that of ``item``, a title or an item key; a score is a cosine.
+
+        Raises:
+            ValueError: k below 1, no such item, no hybrid, which holds the vectors of texts, or filters that leave
+                no other item.
+        """
+        check_k(k)
+        with self._lock:
+            self._check_whole()
+            hybrid, found = self._loaded.hybrid, self.items.resolve(item)
+            if hybrid is None:
+                raise ValueError(
+                    "got similar items of a recommender without a hybrid, expected one with it: it holds the vectors "
+                    "of the item texts"
+                )
+            allowed = allowed_items(self.items, exclude, candidates, stock)
+            unit_ID = torch.as_tensor(hybrid.unit_ID)
+            cosine_I = unit_ID @ unit_ID[found.number]
+            number_A = [*range(len(cosine_I))] if allowed is None else allowed.number_A
+            order = sorted((one for one in number_A if one != found.number), key=lambda one: -float(cosine_I[one]))
+            if not order:
+                raise ValueError("got filters that leave the item alone, expected one other item at least")
+            notes = [*(() if allowed is None else allowed.notes), *([found.note] if found.note else [])]
+            scored = [Scored(one, float(cosine_I[one]), {}) for one in order[:k]]
+            return replace(self._answer(scored, [found.number], notes), alpha={})
+
     def recommend_many(
         self,
         histories: Mapping[str, Any] | Iterable[tuple[str, Any]],

@@ -59,9 +59,26 @@ class Item(BaseModel):
     key: Annotated[str, Field(examples=["crime-0016"])]
     title: Annotated[str, Field(examples=[TITLE])]
 
+    picture: Annotated[str | None, Field(description="Address of its picture, where the service has one.")] = None
+
 
 class Items(BaseModel):
     items: Annotated[list[Item], Field(description="Best match first.")]
+
+
+class SimilarItem(Item):
+    score: Annotated[float, Field(description="Cosine of the vectors of both texts.", examples=[0.83])]
+
+
+class SimilarItems(BaseModel):
+    item: Annotated[Item, Field(description="The one that was asked about.")]
+    items: Annotated[list[SimilarItem], Field(description="Nearest first.")]
+    notes: list[str]
+
+
+class AddedItems(BaseModel):
+    num_added: Annotated[int, Field(examples=[1])]
+    num_items: Annotated[int, Field(description="Of the domain, from now on until the service ends.", examples=[91])]
 
 
 class RecommendedItem(Item):
@@ -127,6 +144,16 @@ def request_class(limits: Limits) -> type[BaseModel]:
             ),
         ),
     )
+
+
+def new_items_class(limits: Limits) -> type[BaseModel]:
+    """The body of POST /items."""
+    strict = ConfigDict(extra="forbid", strict=True)
+    word = (str, Field(min_length=1, max_length=limits.max_title))
+    text = (str, Field(min_length=1, description="As the item table of the training says it."))
+    one = create_model("NewItem", __config__=strict, key=word, title=word, text=text)
+    items = (list[one], Field(min_length=1, max_length=limits.max_history))  # type: ignore[valid-type]
+    return create_model("NewItems", __config__=strict, domain=word, items=items)
 
 
 # What goes wrong, as a status and one sentence.
@@ -254,6 +281,8 @@ class Rules(NamedTuple):
     """Names by which requests may call the server; ``*`` is any."""
     max_body: int
     timeout_s: float
+    pictures: str = ""
+    """Where the page's pictures come from: origins with blanks between them."""
 
 
 class Refused(Exception):
@@ -273,6 +302,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics) -> None:
         self._app, self._rules, self._metrics = app, rules, metrics
+        allowed = " ".join(["img-src 'self'", *([rules.pictures] if rules.pictures else [])])
+        self._headers = {**HEADERS, "content-security-policy": POLICY.replace("img-src 'self'", allowed)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -286,7 +317,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 own = {name for name, _ in message["headers"]}
-                added = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                added = [(name.encode(), value.encode()) for name, value in self._headers.items()]
                 message["headers"] = [*message["headers"], *(one for one in added if one[0] not in own)]
             await send(message)
 
@@ -457,6 +488,7 @@ def create_app(service: Service, metrics: Metrics, key: str = "", hosts: Sequenc
         hosts=hosts,
         max_body=service.limits.max_body,
         timeout_s=service.limits.timeout_s,
+        pictures=" ".join(sorted({"/".join(one.split("/")[:3]) for one in service.pictures.values()})),
     )
     app.add_middleware(Guard, rules=rules, metrics=metrics)
     return app
@@ -471,8 +503,12 @@ def _file(content: bytes, kind: str) -> Any:
 
 def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> None:
     limits = service.limits
-    Body = request_class(limits)
+    Body, NewItems = request_class(limits), new_items_class(limits)
     refusals = {**keyed, "responses": {**keyed.get("responses", {}), **REFUSALS}}
+
+    def named(item: Any) -> dict[str, Any]:
+        """Key, title and picture of an item."""
+        return {"key": item.key, "title": item.title, "picture": service.pictures.get(item.key)}
 
     @app.get("/domains", **keyed)
     async def domains() -> Domains:
@@ -486,7 +522,7 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
             max_k=limits.max_k,
         )
 
-    @app.get("/items", **refusals)
+    @app.get("/items", response_model_exclude_none=True, **refusals)
     async def items(
         domain: Annotated[str, Query(max_length=limits.max_title, examples=["crime"])],
         query: Annotated[str, Query(max_length=limits.max_query, examples=["moon"])] = "",
@@ -494,9 +530,35 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
     ) -> Items:
         """Items whose titles match; without a query the first ones of the catalogue."""
         found = await run_in_threadpool(service.search, domain, query, limit)
-        return Items(items=[Item(key=one.key, title=one.title) for one in found])
+        return Items(items=[Item(**named(one)) for one in found])
 
-    @app.post("/recommend", **refusals)
+    @app.post("/items", **refusals)
+    async def add_items(body: NewItems) -> AddedItems:  # type: ignore[valid-type]
+        """Items that came after the training: recommended and searched from now on, until the service ends."""
+        if not service.takes_items:
+            raise HTTPException(403, "this service takes no items: whoever reaches it may ask, and it has no API key")
+        asked: Any = body
+        new_items = [one.model_dump() for one in asked.items]
+        return AddedItems(
+            num_added=len(new_items), num_items=await run_in_threadpool(service.add_items, asked.domain, new_items)
+        )
+
+    @app.get("/similar", response_model_exclude_none=True, **refusals)
+    async def similar(
+        domain: Annotated[str, Query(max_length=limits.max_title, examples=["crime"])],
+        item: Annotated[str, Query(min_length=1, max_length=limits.max_title, examples=[TITLE])],
+        k: Annotated[int, Query(ge=1, le=limits.max_k)] = min(DEFAULT_K, limits.max_k),
+    ) -> SimilarItems:
+        """The k items whose texts are nearest to that of a title or item key."""
+        answer = await run_in_threadpool(service.similar, domain, item, k)
+        (own,) = answer.history
+        return SimilarItems(
+            item=Item(**named(own)),
+            items=[SimilarItem(**named(one), score=one.score) for one in answer.items],
+            notes=list(answer.notes),
+        )
+
+    @app.post("/recommend", response_model_exclude_none=True, **refusals)
     async def recommend(body: Body) -> Recommendations:  # type: ignore[valid-type]
         """The k best next items for a history."""
         asked: Any = body
@@ -507,10 +569,9 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
         answer = await asyncio.wait_for(asyncio.wrap_future(waiting.answer), limits.timeout_s)
         return Recommendations(
             domain=kind.domain,
-            history=[Item(key=one.key, title=one.title) for one in answer.history],
+            history=[Item(**named(one)) for one in answer.history],
             items=[
-                RecommendedItem(key=one.key, title=one.title, score=one.score, expert_shares=dict(one.experts))
-                for one in answer.items
+                RecommendedItem(**named(one), score=one.score, expert_shares=dict(one.experts)) for one in answer.items
             ],
             alpha_shares=dict(answer.alpha),
             notes=[*waiting.notes, *answer.notes],

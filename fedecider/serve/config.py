@@ -29,6 +29,7 @@ class ServeConfig:
         device: The device, cpu or cuda.
         hybrid: If true, rank with the private parts of hybrids of the run where there are some; else with the models
             alone.
+        pictures: A table of item keys and addresses of pictures (https://...), which the page shows.
         api_key_file: A file with nothing but the key that requests must name; else the key is the environment variable
             FEDECIDER_API_KEY, and without either there is none.
         without_key: If true, listen at any address without a key: whoever reaches the port can ask.
@@ -41,6 +42,7 @@ class ServeConfig:
     port: Annotated[int, at_least(0, most=65535)] = 8000
     device: str = "cpu"
     hybrid: bool = True
+    pictures: str = ""
     api_key_file: str = ""
     without_key: bool = False
     allowed_hosts: str = ""

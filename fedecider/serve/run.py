@@ -15,6 +15,7 @@ import torch
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedecider.models.lists import pictures_in
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
 from fedecider.running.progress import log_line
@@ -117,9 +118,10 @@ def serve(config: ServeConfig, limits: Limits) -> None:
         OSError: nothing can listen at that address, such as a port that is taken.
     """
     key = api_key(config, os.environ)
+    pictures, takes_items = pictures_in(config.pictures), bool(key) or is_local(config.host)
     with bound_socket(config.host, config.port) as listener:
         metrics = Metrics()
-        service = Service(load_recommenders(config), limits, metrics)
+        service = Service(load_recommenders(config), limits, metrics, pictures, takes_items)
         app = create_app(service, metrics, key, known_hosts(config))
         server = uvicorn.Server(
             uvicorn.Config(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import (
@@ -253,8 +254,19 @@ class Asked(NamedTuple):
 class Service:
     """Recommenders of all domains behind one queue and one thread that asks the models."""
 
-    def __init__(self, recommenders: Mapping[str, Any], limits: Limits, metrics: Metrics) -> None:
-        """``ValueError`` where a run searches with more beams than ``max_beams``."""
+    def __init__(
+        self,
+        recommenders: Mapping[str, Any],
+        limits: Limits,
+        metrics: Metrics,
+        pictures: Mapping[str, str] = {},
+        takes_items: bool = True,
+    ) -> None:
+        """``ValueError`` where a run searches with more beams than ``max_beams``.
+
+        ``pictures``: item key -> address. ``takes_items``: whether requests may add items.
+        """
+        self.pictures, self.takes_items = pictures, takes_items
         most = max(one.num_beams for one in recommenders.values())
         if most > limits.max_beams:
             raise ValueError(f"got max_beams {limits.max_beams}, expected at least {most}, the beams of this run")
@@ -287,6 +299,30 @@ class Service:
             return [Match(key, title, 1.0) for key, title in zip(items.keys[:limit], items.titles[:limit], strict=True)]
         return items.search(query, limit)
 
+    def similar(self, domain: str, item: str, k: int) -> Answer:
+        """Items whose texts are nearest.
+
+        Raises:
+            UnknownDomain: there is no such domain.
+            BadRequest: no such item, or no hybrid.
+        """
+        with _told():
+            answer: Answer = self.of(domain).similar(item, k)
+            return answer
+
+    def add_items(self, domain: str, new_items: Sequence[Mapping[str, str]]) -> int:
+        """Let items be recommended from now on until the service ends; how many the domain has then.
+
+        Raises:
+            UnknownDomain: there is no such domain.
+            BadRequest: one of them cannot be added; then none is.
+        """
+        recommender = self.of(domain)
+        with _told():
+            recommender.add_items(new_items)
+        recommender.items.prepare()
+        return len(recommender.items)
+
     def submit(self, kind: Kind, history: Sequence[str]) -> Asked:
         """The answer for a history of titles or item keys, oldest first, once the model has given it.
 
@@ -302,10 +338,8 @@ class Service:
                 f"got k {kind.k} and a history of {len(history)}, expected at most {self.limits.max_beams} together, "
                 "the beams of one model call"
             )
-        try:
+        with _told():
             found = [recommender.items.resolve(entry) for entry in history]
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
         keys = [recommender.items.keys[one.number] for one in found]
         notes = [one.note for one in found if one.note]
         return Asked(self._batcher.submit(kind, keys, beams), notes)
@@ -315,9 +349,16 @@ class Service:
         self._batcher.close()
 
     def _call(self, kind: Kind, histories: Sequence[Sequence[str]]) -> list[Answer]:
-        try:
+        with _told():
             recommender = self.recommenders[kind.domain]
             answers: list[Answer] = recommender.recommend(histories, kind.k, kind.exclude_seen, **kind.filters)
             return answers
-        except ValueError as error:
-            raise BadRequest(str(error)) from error
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What a recommender refuses is told to whoever asked."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadRequest(str(error)) from error

@@ -14,31 +14,33 @@ from typing import Any
 
 from fedecider.experiment.track import Track, all_method_names, track_of, tracks
 from fedecider.testing.bench import Bench, Entry
+from fedecider.testing.shared_contract import QUICK
 
 __all__ = ["bench_of", "broken", "check_method"]
 
 
-def check_method(method: Entry | str, config: Any = None) -> None:
+def check_method(method: Entry | str, config: Any = None, *, quick: bool = False) -> None:
     """Hold a method to the contract of its track.
 
     Args:
         method: The entry of a method, or the name of a built-in or an installed one.
         config: Its settings, an instance of the entry's ``config``; None takes the defaults.
+        quick: If true, a first look in seconds: the parts of the contract that need no run of several rounds.
 
     Raises:
         AssertionError: what it breaks, in one sentence that begins with the name of the contract.
         ValueError: no method has that name, or the method federates nothing (``pooled``).
     """
-    for contract, error in broken(method, config):
+    for contract, error in broken(method, config, quick=quick):
         title = (contract.__doc__ or "").split("\n\n")[0].strip()
         what = str(error) if isinstance(error, AssertionError) else f"it raises {type(error).__name__}: {error}"
         raise AssertionError(f"{contract.__name__}: {what}. The contract: {title}") from error
 
 
-def broken(method: Entry | str, config: Any = None) -> Iterator[tuple[Callable, Exception]]:
+def broken(method: Entry | str, config: Any = None, *, quick: bool = False) -> Iterator[tuple[Callable, Exception]]:
     """Each part of the contract that a method breaks, and how; for those who want to see all of them."""
     bench, contract = bench_of(method, config)
-    for part in contract:
+    for part in (one for one in contract if one in QUICK or not quick):
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

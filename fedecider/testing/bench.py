@@ -68,6 +68,10 @@ class Bench:
         """All clients in blocks of ``size``."""
         raise NotImplementedError
 
+    def by_rows(self) -> tuple[FederatedMethod, Sequence[Block]] | None:
+        """The method where clients send rows of a table each, and blocks of one client; None where nobody does."""
+        return None
+
     def num_places(self, client: int) -> int:
         """How many held-out items a client has in each split."""
         raise NotImplementedError

@@ -90,6 +90,9 @@ class IdBench(Bench):
     def blocks(self, size: int) -> Sequence[Block]:
         return tiny_clients().blocks(size)
 
+    def by_rows(self) -> tuple[FederatedMethod, Sequence[Block]]:
+        return self.build(), self.blocks(1)
+
     def num_places(self, client: int) -> int:
         return len(list(HISTORIES.values())[client])
 

@@ -239,6 +239,9 @@ class LlmBench(Bench):
     def blocks(self, size: int) -> Sequence[Block]:
         return blocks(self.num_clients, size)
 
+    def by_rows(self) -> tuple[FederatedMethod, Sequence[Block]]:
+        return self.over(self.silos()), blocks(len(SILOS))
+
     def num_places(self, client: int) -> int:
         return SIZES[NAMES[client]]
 

@@ -378,6 +378,30 @@ def _poisoned(upload: Upload) -> dict[str, Upload]:
     return {what: upload._replace(tensors={**upload.tensors, **changed}) for what, changed in found.items()}
 
 
+def unsent_rows(bench: Bench) -> None:
+    """A row that a client does not send is nobody's: what the server makes of the others' does not depend on it."""
+    found = bench.by_rows()
+    if found is None:
+        return
+    method, blocks = found
+    server, local = method.init()
+    sent: list[Upload] = [updated(method, 1, block, server, local)[1] for block in blocks]
+    whole = method.server_aggregate(1, server, iter(sent))
+    for place, left_out in enumerate(sent):
+        others = [upload for upload in sent if upload is not left_out]
+        without = method.server_aggregate(1, server, iter(others))
+        for name, mark_Cn in left_out.sent_rows.items():
+            if whole.get(name, mark_Cn[0]).dim() != left_out.tensors[name].dim() - 1:
+                continue  # the server keeps every client's by itself
+            theirs_n = torch.cat([upload.sent_rows[name] for upload in others]).any(0) & ~mark_Cn[0]
+            require(
+                alike(whole[name][theirs_n], without[name][theirs_n], 1e-6),
+                f"client {place} does not send some rows of {name}, and they are others with it than without it: its "
+                "zeros there are no numbers. Take the mean over those whose sent_rows mark the row, as "
+                "fedecider.federation.aggregate.weighted_mean does",
+            )
+
+
 def bytes_counted(bench: Bench) -> None:
     """What the record says of the bytes of a client is the size of the messages that it would get and send."""
     method = bench.build()
@@ -443,6 +467,7 @@ SHARED: tuple[Contract, ...] = (
     upload_like,
     positions,
     bytes_counted,
+    unsent_rows,
     one_stream,
     non_finite_uploads,
     same_seed_same_bits,
@@ -453,3 +478,16 @@ SHARED: tuple[Contract, ...] = (
     absent_clients,
     resume,
 )
+QUICK: tuple[Contract, ...] = (
+    settings,
+    space,
+    trees,
+    uploads,
+    upload_like,
+    bytes_counted,
+    unsent_rows,
+    one_stream,
+    non_finite_uploads,
+    arguments_stay,
+)
+"""What a first look is at: no run of several rounds."""

@@ -55,6 +55,21 @@ class ToyRecommender:
         self.may_answer.set()
         self.asked = threading.Event()
         self.error: Exception | None = None
+        self.shares = {"counts": 0.625, "text": 0.25, "model": 0.125}
+
+    def add_items(self, new_items):
+        taken = [one["key"] for one in new_items if one["key"] in self.items.keys]
+        if taken:
+            raise ValueError(f"got the key {taken[0]}, which is there already")
+        keys, titles = ([one[name] for one in new_items] for name in ("key", "title"))
+        self.items = Items([*self.items.keys, *keys], [*self.items.titles, *titles])
+
+    def similar(self, item, k=10):
+        if not self.has_hybrid:
+            raise ValueError("got similar items of a recommender without a hybrid")
+        found = self.items.resolve(item)
+        (answer,) = self.recommend([[self.items.keys[found.number]]], k)
+        return answer._replace(alpha={}, notes=[])
 
     def recommend(self, histories, k=10, exclude_seen=True):
         self.calls.append(len(histories))
@@ -68,7 +83,7 @@ class ToyRecommender:
         keys = self.items.keys
         start = keys.index(history[-1]) if history else 0
         order = [(start + step) % len(keys) for step in range(len(keys))]
-        shares = {"counts": 0.625, "text": 0.25, "model": 0.125} if self.has_hybrid else {}
+        shares = self.shares if self.has_hybrid else {}
         found = [
             ToyItem(keys[place], self.items.titles[place], -float(step), shares)
             for step, place in enumerate(order)
@@ -86,11 +101,11 @@ class World(NamedTuple):
     metrics: Metrics
 
 
-def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",)) -> World:  # noqa: B008
+def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",), **more) -> World:  # noqa: B008
     """A service of two domains in this process; use its client in a ``with`` block, which ends the service."""
     crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_hybrid=False)
     metrics = Metrics()
-    service = Service({"crime": crime, "comics": comics}, limits, metrics)
+    service = Service({"crime": crime, "comics": comics}, limits, metrics, **more)
     app = create_app(service, metrics, key, hosts)
     return World(TestClient(app, base_url="http://127.0.0.1"), service, crime, comics, metrics)
 

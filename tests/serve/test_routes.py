@@ -347,7 +347,7 @@ def test_every_answer_has_the_strict_headers(small):
 
 def test_openapi_shows_bounds_and_examples_that_work(small):
     schema = small.client.get("/openapi.json").json()
-    assert set(schema["paths"]) == {"/health", "/metrics", "/domains", "/items", "/recommend"}
+    assert set(schema["paths"]) == {"/health", "/metrics", "/domains", "/items", "/recommend", "/similar"}
     body = schema["components"]["schemas"]["RecommendRequest"]["properties"]
     assert body["history"]["maxItems"] == 3
     assert body["history"]["items"]["maxLength"] == 200
@@ -363,3 +363,58 @@ def test_a_service_has_read_its_catalogues_when_it_begins(small, monkeypatch):
     monkeypatch.setattr("fedecider.models.histories.plain", lambda text: read.append(text) or plain(text))
     assert small.client.get("/items", params={"domain": "crime", "query": "silent"}).json()["items"]
     assert read == ["silent"]
+
+
+def test_items_come_without_a_restart(small):
+    new = {"key": "crime-new", "title": "The Newest Case", "text": "title: the newest case"}
+    assert small.client.post("/items", json={"domain": "crime", "items": [new]}).json() == {
+        "num_added": 1,
+        "num_items": len(TITLES) + 1,
+    }
+    found = small.client.get("/items", params={"domain": "crime", "query": "newest"}).json()["items"]
+    assert found[0] == {"key": "crime-new", "title": "The Newest Case"}
+    answer = small.client.post("/recommend", json=question("The Newest Case")).json()
+    assert answer["history"] == [{"key": "crime-new", "title": "The Newest Case"}]
+    assert small.client.get("/domains").json()["domains"][0]["num_items"] == len(TITLES) + 1
+    for body, status, word in (
+        ({"domain": "crime", "items": [new]}, 422, "there already"),
+        ({"domain": "poetry", "items": [new]}, 404, "poetry"),
+        ({"domain": "crime", "items": []}, 422, "items"),
+        ({"domain": "crime", "items": [{**new, "text": ""}]}, 422, "text"),
+        ({"domain": "crime", "items": [{**new, "price": 3}]}, 422, "price"),
+        ({"domain": "crime", "items": [{**new, "key": 7}]}, 422, "key"),
+    ):
+        refused(small.client.post("/items", json=body), status, word)
+    assert len(small.crime.items) == len(TITLES) + 1
+
+
+def test_whoever_may_ask_without_a_key_from_elsewhere_adds_nothing():
+    made = world(SMALL, takes_items=False)
+    body = {"domain": "crime", "items": [{"key": "a", "title": "A", "text": "a"}]}
+    with made.client:
+        refused(made.client.post("/items", json=body), 403, "no items")
+    assert len(made.crime.items) == len(TITLES)
+    made = world(SMALL, KEY)
+    with made.client:
+        refused(made.client.post("/items", json=body), 401, "key")
+        assert made.client.post("/items", json=body, headers={"X-API-Key": KEY}).status_code == 200
+
+
+def test_similar_items(small):
+    asked = {"domain": "crime", "item": "The Last Ledger", "k": 2}
+    answer = small.client.get("/similar", params=asked).json()
+    assert answer["item"] == {"key": "crime-0001", "title": "The Last Ledger"}
+    assert [one["key"] for one in answer["items"]] == ["crime-0002", "crime-0003"]
+    refused(small.client.get("/similar", params={**asked, "domain": "comics"}), 422, "hybrid")
+    refused(small.client.get("/similar", params={**asked, "item": "Nothing Like It"}), 422, "Nothing Like It")
+    refused(small.client.get("/similar", params={**asked, "k": 0}), 422, "k")
+
+
+def test_pictures_are_told_and_let_in():
+    pictures = {"crime-0001": "https://img.example/a.jpg", "crime-0002": "http://127.0.0.1:9/b.png"}
+    made = world(SMALL, pictures=pictures)
+    with made.client:
+        answer = made.client.post("/recommend", json=question("The Silent Harbour", k=3))
+    assert [one.get("picture") for one in answer.json()["items"]] == [*pictures.values(), None]
+    assert "picture" not in answer.json()["items"][2]
+    assert "img-src 'self' http://127.0.0.1:9 https://img.example;" in answer.headers["content-security-policy"]

@@ -115,6 +115,23 @@ def test_search_pick_order_and_recommend_by_mouse(page):
     quiet(page)
 
 
+def test_no_bar_is_of_nothing_and_pictures_are_shown(browser):
+    made = world(
+        Limits(window_ms=0.0), pictures={"crime-0001": "icon.svg", "crime-0002": "http://127.0.0.1:9/gone.png"}
+    )
+    made.crime.shares = {"counts": 0.0004, "text": 0.25, "model": 0.7496}
+    with listening(made) as address:
+        open_at(browser, address, PHONE)
+        shown(browser, "#ask")
+        pick(browser, "The Silent Harbour")
+        one(browser, "#recommend").click()
+        answered(browser)
+        assert texts(browser, "#found > li:first-child .label") == ["model75.0 %", "text25.0 %"]
+        assert texts(browser, "#expert-texts dt") == ["model", "text"]
+        size = "return [...document.querySelectorAll('#found img')].map(i => i.naturalWidth > 0)"
+        wait(browser, f"return (() => {{ {size} }})().join() === 'true'")
+
+
 def test_everything_by_keyboard(page):
     press(page, Keys.TAB)
     assert focused(page) == "domain"

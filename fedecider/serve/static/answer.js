@@ -12,15 +12,27 @@ const EXPERTS = {
   uniform: "The same for every item, a floor.",
 };
 
+const SMALLEST = 0.0005; // what would be shown as 0.0 %
+
+const largest = (shares) =>
+  Object.entries(shares).filter(([, share]) => share >= SMALLEST).sort(([, one], [, other]) => other - one);
+
 function recommended(item) {
   const score = element("span", { class: "number" }, item.score.toFixed(3));
   const name = element("span", { class: "name" }, item.title);
   const made = element("li", {}, name, element("div", { class: "soft" }, `${item.key}, score `, score));
-  const shares = Object.entries(item.expert_shares);
+  if (item.picture) made.prepend(picture(item.picture));
+  const shares = largest(item.expert_shares);
   if (shares.length) {
     const label = `Shares of the experts in ${item.title}`;
     made.append(element("ul", { class: "bars", "aria-label": label }, ...shares.map(([name, share]) => bar(name, share))));
   }
+  return made;
+}
+
+function picture(address) {
+  const made = element("img", { src: address, alt: "", class: "picture", loading: "lazy", referrerpolicy: "no-referrer" });
+  made.addEventListener("error", () => made.remove());
   return made;
 }
 
@@ -29,13 +41,13 @@ export function show(answer) {
   byId("notes").replaceChildren(...answer.notes.map((note) => element("li", {}, note)));
   byId("notes").hidden = answer.notes.length === 0;
   byId("found").replaceChildren(...answer.items.map(recommended));
-  const experts = [...new Set(answer.items.flatMap((item) => Object.keys(item.expert_shares)))];
+  const experts = [...new Set(answer.items.flatMap((item) => largest(item.expert_shares).map(([name]) => name)))];
   byId("experts").hidden = experts.length === 0;
   byId("shares-text").hidden = experts.length === 0;
   byId("expert-texts").replaceChildren(
     ...experts.flatMap((name) => [element("dt", {}, name), element("dd", {}, EXPERTS[name] || "")]),
   );
-  const alpha = Object.entries(answer.alpha_shares);
+  const alpha = largest(answer.alpha_shares);
   byId("alpha-text").hidden = alpha.length === 0;
   byId("alpha-none").hidden = alpha.length > 0;
   byId("alpha").replaceChildren(...alpha.map(([name, share]) => bar(name, share)));

@@ -11,6 +11,7 @@ from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.joining import (
     System,
     as_trained,
+    check_common,
     joining_data,
     leaving,
     may_choose,
@@ -74,6 +75,22 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     assert overlap_data(with_layers, APART)["sentences"] == [
         "No two of north, south, east share an item: each can gain only through layers that all share."
     ]
+
+
+def test_a_deployment_knows_items_alone_and_refuses_rounds_that_would_change_nothing():
+    asked, public = settings(), {name: replace(one, clients=NO_EVENTS) for name, one in TOGETHER.items()}
+    told = overlap_data(asked, public, public)
+    assert told["sentences"][0] == "north and south share 50 % of items: joining can help."
+    check_common(asked, told)
+    at_home = {**public, "north": TOGETHER["north"]}
+    assert overlap_data(asked, at_home, at_home, "north")["sentences"] == [
+        "Of items, north shares 50 % with south (100 % of its sales); none with east: joining can help."
+    ]
+    none = {name: replace(one, clients=NO_EVENTS) for name, one in APART.items()}
+    apart = overlap_data(asked, none, none)
+    with pytest.raises(ValueError, match=r"rounds would change nothing.* No two of north, south, east share an item"):
+        check_common(asked, apart)
+    check_common(settings("--local_row", "show"), apart)
 
 
 def test_who_trains_alone():

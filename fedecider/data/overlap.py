@@ -1,7 +1,7 @@
 """What companies have in common, from the keys of their items or from exact texts, plain or under a keyed hash.
 
 A company shows one mark an item; nobody needs more than that to say which items are common. The share of its events on
-them is told by the company itself, since no mark says how often an item is sold.
+them is told by the company itself, since no mark says how often an item is sold: elsewhere it is not known.
 
 Shape legend: I items of a company, N common items.
 """
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,13 @@ from fedecider.evaluation.sequences import SequenceArray
 
 Way = Literal["keys", "texts"]
 """By what two items are the same one: equal keys (barcodes, ASINs), or equal texts."""
+WAYS: tuple[Way, ...] = ("keys", "texts")
+MARKS_FORMAT = 1
+"""Raise it when marks are made in another way: those of two formats have nothing in common."""
+LEAST_SECRET = 16
+"""Bytes of a secret; a shorter one is found by trying."""
+_MARK = re.compile("[0-9a-f]{64}")
+_PROOF = b"the secret of fedecider overlap"
 FEW = 4
 """So many companies are told of pair by pair; of more the range stands for the pairs."""
 
@@ -34,8 +42,8 @@ class Common(NamedTuple):
     num_items: int
     item_share: float
     """Of the items that either of them sells."""
-    event_share: tuple[float, float]
-    """Of the training events of the first and of the second, those on common items."""
+    event_share: tuple[float | None, float | None]
+    """Of the training events of the first and of the second, those on common items; None where they are not here."""
 
 
 class Overlap(NamedTuple):
@@ -60,11 +68,71 @@ class Overlap(NamedTuple):
         return [name for name in self.names if not any(pair.num_items for pair in self.of(name))]
 
 
+class Marks(NamedTuple):
+    """The items of a company under a keyed hash: what it may show to whoever does not have the secret."""
+
+    by: Mapping[Way, Sequence[str]]
+    """(I,) marks by keys and by texts, each sorted where they come from a file: an order would tell of a catalogue."""
+    secret: str
+    """HMAC of a text that all know: equal where secrets are, since other secrets have no mark in common."""
+    event_I: np.ndarray | None = None
+    """Training events on every item, in the order of ``by``; None where the company has shown marks alone."""
+
+    def plain(self) -> dict[str, Any]:
+        """What a company shows, for a JSON file: no events, and no order."""
+        return {"format": MARKS_FORMAT, "secret": self.secret, **{way: sorted(marks) for way, marks in self.by.items()}}
+
+
+def marks_of(domain: Domain, secret: bytes) -> Marks:
+    """The company's own marks, which keep its events."""
+    by = {way: item_marks(domain, way, secret) for way in WAYS}
+    return Marks(by, hmac.new(secret, _PROOF, hashlib.sha256).hexdigest(), _counts_of(domain))
+
+
+def marks_from(content: Mapping[str, Any], source: str) -> Marks:
+    """What `Marks.plain` gave.
+
+    Raises:
+        ValueError: it is something else; the message names ``source``.
+    """
+    lists = [content.get(way) for way in WAYS]
+    listed = [one for one in lists if isinstance(one, list) and one and all(map(_is_mark, one))]
+    same = len(listed) == len(WAYS) and len({len(one) for one in listed}) == 1
+    if content.get("format") != MARKS_FORMAT or not same or not _is_mark(content.get("secret")):
+        raise ValueError(f"got {source}, which has no marks of items, expected a file of fedecider overlap --output")
+    return Marks(dict(zip(WAYS, listed, strict=True)), content["secret"])
+
+
+def _is_mark(one: object) -> bool:
+    return isinstance(one, str) and bool(_MARK.fullmatch(one))
+
+
+def overlap_of_marks(companies: Mapping[str, Marks], by: Way | None = None) -> Overlap:
+    """What companies have in common that show marks alone; without ``by`` by keys, or by texts where no key is common.
+
+    Raises:
+        ValueError: two of them have other secrets.
+    """
+    (first, known), *others = companies.items()
+    for name, one in others:
+        if one.secret != known.secret:
+            raise ValueError(
+                f"got marks of {first} and of {name} under two secrets, expected one: make them again with the same "
+                "--secret_file"
+            )
+    if by is None:
+        keys, texts = (overlap_of_marks(companies, way) for way in WAYS)
+        return keys if texts.nothing or not keys.nothing else texts
+    marks = {name: one.by[by] for name, one in companies.items()}
+    counts = {name: one.event_I for name, one in companies.items()}
+    return Overlap(list(companies), by, _pairs(marks, {name: name for name in companies}, counts))
+
+
 def item_marks(domain: Domain, by: Way = "keys", secret: bytes = b"") -> list[str]:
     """(I,) by what other companies know an item: its key or its text, or with a ``secret`` its HMAC-SHA256 in hex.
 
     Who has the secret can find out by trial whether a company sells a given item: only the companies may have it, and
-    not who compares. Texts are compared with single spaces and in lower case, as prepared domains have them.
+    not who compares for them. Texts are compared with single spaces and in lower case, as prepared domains have them.
     """
     named = domain.item_keys if by == "keys" else [" ".join(text.split()).lower() for text in domain.item_texts]
     if not secret:
@@ -97,21 +165,32 @@ def overlap_of(domains: Mapping[str, Domain], by: Way | None = None, secret: byt
     once = once_a_catalogue(domains)  # silos of a catalogue have the same items
     marks = {name: item_marks(domain, by, secret) for name, domain in once.items()}
     place = {name: domain.catalogue if domain.catalogue in once else name for name, domain in domains.items()}
-    count = {name: event_counts(domain) for name, domain in domains.items()}
+    return Overlap(list(domains), by, _pairs(marks, place, {name: _counts_of(one) for name, one in domains.items()}))
+
+
+def _counts_of(domain: Domain) -> np.ndarray | None:
+    return event_counts(domain) if domain.clients.users else None
+
+
+def _pairs(
+    marks: Mapping[str, Sequence[str]], place: Mapping[str, str], counts: Mapping[str, np.ndarray | None]
+) -> list[Common]:
+    """``marks`` by catalogue; company -> its catalogue, and its events on every item of it, where they are here."""
     matched: dict[tuple[str, str], np.ndarray] = {}
     pairs = []
-    for first, second in combinations(domains, 2):
+    for first, second in combinations(place, 2):
         catalogues = place[first], place[second]
         if catalogues not in matched:
             matched[catalogues] = common_items(*(marks[one] for one in catalogues))
         item_N2 = matched[catalogues]
-        either = len(domains[first].item_keys) + len(domains[second].item_keys) - len(item_N2)
-        shares = [
-            float(count[name][item_N].sum() / max(count[name].sum(), 1))
-            for name, item_N in zip((first, second), item_N2.T, strict=True)
-        ]
+        either = sum(len(marks[one]) for one in catalogues) - len(item_N2)
+        shares = [_share(counts[name], item_N) for name, item_N in zip((first, second), item_N2.T, strict=True)]
         pairs.append(Common(first, second, len(item_N2), len(item_N2) / either, (shares[0], shares[1])))
-    return Overlap(list(domains), by, pairs)
+    return pairs
+
+
+def _share(event_I: np.ndarray | None, item_N: np.ndarray) -> float | None:
+    return None if event_I is None else float(event_I[item_N].sum() / max(event_I.sum(), 1))
 
 
 def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> list[str]:
@@ -122,8 +201,7 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
     """
     if not overlap.pairs:
         return []
-    ways = [*([] if only_items else ["layers that all share"]), *(["the pool"] if has_pool else [])]
-    hope = f"can gain only through {' and '.join(ways)}" if ways else "can gain nothing"
+    hope = _hope(only_items, has_pool)
     if overlap.nothing:
         return [f"No two of {', '.join(overlap.names)} share an item: each {hope}."]
     sentences, what = [], "items" if overlap.by == "keys" else "items, by their texts"
@@ -133,18 +211,48 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
         sentences.append(f"{len(overlap.names)} companies share {between} of {what}, pair by pair: joining can help.")
     else:
         told = [
-            f"{pair.first} and {pair.second} share {_percent(pair.item_share)} of {what} "
-            f"({_percent(pair.event_share[0])} of {pair.first}'s sales, "
-            f"{_percent(pair.event_share[1])} of {pair.second}'s)"
+            f"{pair.first} and {pair.second} share {_percent(pair.item_share)} of {what}{_of_sales(pair)}"
             for pair in overlap.pairs
             if pair.num_items
         ]
         sentences.append(f"{'; '.join(told)}: joining can help.")
     if overlap.apart:
-        several = len(overlap.apart) > 1
-        who = f"{', '.join(overlap.apart[:-1])} and {overlap.apart[-1]}" if several else overlap.apart[0]
-        sentences.append(f"{who} {'share' if several else 'shares'} none: {'they' if several else 'it'} {hope}.")
+        verb, they = ("share", "they") if len(overlap.apart) > 1 else ("shares", "it")
+        sentences.append(f"{_listed(overlap.apart, 'and')} {verb} none: {they} {hope}.")
     return sentences
+
+
+def own_sentence(overlap: Overlap, name: str, only_items: bool, has_pool: bool) -> str:
+    """The same for one company, which knows its own events alone; empty where there is no other."""
+    told, none = [], []
+    for pair in overlap.of(name):
+        other = pair.second if pair.first == name else pair.first
+        if pair.num_items:
+            share = pair.event_share[0 if pair.first == name else 1]
+            sales = "" if share is None else f" ({_percent(share)} of its sales)"
+            told.append(f"{_percent(pair.item_share)} with {other}{sales}")
+        else:
+            none.append(other)
+    if not told:
+        return f"{name} shares no item with {_listed(none, 'or')}: it {_hope(only_items, has_pool)}." if none else ""
+    what = "items" if overlap.by == "keys" else "items, by their texts"
+    rest = f"; none with {_listed(none, 'or')}" if none else ""
+    return f"Of {what}, {name} shares {', '.join(told)}{rest}: joining can help."
+
+
+def _hope(only_items: bool, has_pool: bool) -> str:
+    ways = [*([] if only_items else ["layers that all share"]), *(["the pool"] if has_pool else [])]
+    return f"can gain only through {' and '.join(ways)}" if ways else "can gain nothing"
+
+
+def _of_sales(pair: Common) -> str:
+    known = zip((pair.first, pair.second), pair.event_share, strict=True)
+    told = [f"{_percent(share)} of {name}'s" for name, share in known if share is not None]
+    return f" ({', '.join([f'{told[0]} sales', *told[1:]])})" if told else ""
+
+
+def _listed(names: Sequence[str], word: str) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
 
 
 def _percent(share: float) -> str:

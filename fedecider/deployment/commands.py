@@ -33,7 +33,7 @@ from fedecider.report.verdict import joining_of_sites, joining_sentences
 from fedecider.running.launch import start as launched
 from fedecider.running.options import peek
 from fedecider.running.progress import console, log_line
-from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object
+from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object, read_run
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
 METHOD = "fedecider"
@@ -218,6 +218,8 @@ def collect(words: Sequence[str]) -> None:
     log_line(f"messages: {len(wire['messages'])}, {down:,} bytes to the sites, {up:,} bytes from them")
     with damage_names(folder.metrics):
         sites = {name: one["test"] for name, one in metrics.get("domains", {}).items()}
+        for sentence in read_run(folder.root).get("overlap", {}).get("sentences", []):
+            log_line(sentence)
         for sentence in joining_sentences(joining_of_sites(sites)):
             log_line(sentence)
 

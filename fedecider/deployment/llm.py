@@ -25,7 +25,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.experiment.command_line import settings_from_plain
 from fedecider.experiment.federate import carries_update
 from fedecider.experiment.hyperparameter_selection import check_sizes, check_uploads
-from fedecider.experiment.joining import trains_alone
+from fedecider.experiment.joining import check_common, overlap_data, trains_alone
 from fedecider.experiment.prepare import (
     BaseArtifacts,
     Settings,
@@ -62,6 +62,7 @@ from fedecider.report.tables import rows_data
 from fedecider.report.verdict import difference_row
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml, settings_file
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, Stage
 
 _TELLING = ("report.json", "inputs.json", SUMS_FILE)
@@ -117,6 +118,8 @@ def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:
     check_targets(settings.run)
     check_sizes(settings, known)
     check_uploads(settings, len(known))
+    overlap = overlap_data(settings, known, known)
+    check_common(settings, overlap)
 
     def build(folder: Path, device: torch.device, quiet: bool) -> Mapping[str, Any]:
         save_domains(known, folder / "public")
@@ -131,7 +134,7 @@ def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:
         }
 
     hosts = {name: [client] for client, name in enumerate(known)}
-    notes = what_sites_learn(known, settings.run.hybrid)
+    notes = [*overlap["sentences"], *what_sites_learn(known, settings.run.hybrid)]
     return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
 
 
@@ -215,12 +218,16 @@ def server(project: Project, output: Path, device: torch.device) -> Plan:
     """All rounds, then the sums of counts."""
     run, served = project.settings.run, party(project, {}, device)
     everyone, promised = served.artifacts.everyone, privacy_data(project.settings, len(project.names))
+    overlap = overlap_data(project.settings, everyone, everyone)
+    for sentence in overlap["sentences"]:
+        log_line(sentence)
     return Plan(
         served.method,
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
         sums=sums_of(project, served) if run.secure_sum else None,
         after_rounds=lambda channel, round: share_counts(channel, run.hybrid, run.seed, everyone, round, output),
         facts=lambda state, records: {"privacy": promised} if promised else {},
+        about={"overlap": overlap},
     )
 
 
@@ -245,6 +252,9 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
     own = party(project, {name: own_domain(project, place.data, name)}, launch.device)
     if trains_alone(project.settings, len(project.names)):
         own = own._replace(method=beside(own.method, own.recommender))
+    everyone = own.artifacts.everyone
+    for sentence in overlap_data(project.settings, everyone, everyone, name)["sentences"]:
+        log_line(sentence)
     client = project.names.index(name)
     counts = site_counts(run.hybrid, run.seed, own.artifacts, project.names, client, output, project.run)
     return Site(

@@ -44,15 +44,16 @@ def serve(
         Diverged: no client's numbers could be used any more; ``metrics.json`` and ``report.html`` say so.
     """
     run, output, config = project.settings.run, Path(party.output), party.deployment
+    plan = project.parts.server(project, output, device)
     record = {
         "config": as_plain(project.settings.as_record()),
         "protocol": run.protocol,
         "data": {"project": project.run},
         "deployment": as_plain(config),
         STARTED: secrets.token_hex(8),
+        **plan.about,
         **provenance(),
     }
-    plan = project.parts.server(project, output, device)
     plan = plan._replace(settings=plan.settings._replace(fingerprint=project.run))
     with opened_run(output, record, resume) as folder:
         hosts, started = list(project.hosts.values()), read_run(output).get(STARTED, "")

@@ -237,6 +237,8 @@ class Plan(NamedTuple):
     """What else sites are asked before the test, given the last round."""
     facts: Callable[[RunState, list[dict]], Mapping[str, Any]] = lambda state, records: {}
     """End, lines of ``rounds.jsonl`` -> what the track adds to ``metrics.json``."""
+    about: Mapping[str, Any] = {}
+    """What the track adds to ``run.json``."""
 
 
 def run_deployed(

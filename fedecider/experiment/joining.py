@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedecider.data.domain import Domain, clients_of
-from fedecider.data.overlap import overlap_of, overlap_sentences
+from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import choices as selectable
@@ -84,12 +84,19 @@ def as_trained(settings: Settings, nothing_common: bool) -> Settings:
     return settings._replace(run=dataclasses.replace(settings.run, method=LOCAL, **sent), method=LocalConfig())
 
 
-def overlap_data(settings: Settings, domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """What stands in ``run.json`` under ``overlap``: what clients have in common, pair by pair, and in sentences."""
-    clients = clients_of(domains)
+def overlap_data(
+    settings: Settings, domains: Mapping[str, Domain], clients: Mapping[str, Domain] | None = None, own: str = ""
+) -> dict[str, Any]:
+    """What stands in ``run.json`` under ``overlap``: what clients have in common, pair by pair, and in sentences.
+
+    ``clients``: those of ``domains`` with client users, or of a deployment all of them: its server has nobody's users,
+    and the site ``own`` has its own, of which its sentences are then.
+    """
+    clients = clients_of(domains) if clients is None else clients
     overlap = overlap_of(clients)
-    has_pool = any(domain.public.users for domain in domains.values())
-    sentences = overlap_sentences(overlap, all(map(only_items, selectable(settings))), has_pool)
+    hope = all(map(only_items, selectable(settings))), any(domain.public.users for domain in domains.values())
+    told = own_sentence(overlap, own, *hope) if own else ""
+    sentences = [told] if told else overlap_sentences(overlap, *hope)
     common = [(pair.first, pair.second) for pair in overlap.pairs if pair.num_items]
     apart = [pair for pair in common if len({clients[name].catalogue for name in pair}) > 1]
     if apart:
@@ -104,6 +111,20 @@ def overlap_data(settings: Settings, domains: Mapping[str, Domain]) -> dict[str,
         "pairs": [pair._asdict() for pair in overlap.pairs],
         "sentences": sentences,
     }
+
+
+def check_common(settings: Settings, overlap: Mapping[str, Any]) -> None:
+    """``overlap``: `overlap_data`.
+
+    Raises:
+        ValueError: rounds between machines would change nothing.
+    """
+    if as_trained(settings, overlap["nothing"]) != settings:
+        raise ValueError(
+            f"got companies for whom rounds would change nothing, expected some with items in common. "
+            f"{' '.join(overlap['sentences'])} Let each train alone, where its data are: fedecider federate --method "
+            "local. --local_row show deploys all the same"
+        )
 
 
 ALONE = (

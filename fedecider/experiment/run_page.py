@@ -118,8 +118,10 @@ def joining_section(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> li
     if pairs := overlap.get("pairs"):
         columns = ("client", "other", "common items", "of all items", "of its sales", "of the other's sales")
         rows = [
-            [one["first"], one["second"], f"{one['num_items']:,}", f"{one['item_share']:.1%}"]
-            + [f"{share:.1%}" for share in one["event_share"]]
+            [
+                *(one["first"], one["second"], f"{one['num_items']:,}"),
+                *map(_share, (one["item_share"], *one["event_share"])),
+            ]
             for one in pairs
         ]
         tables.append(PageTable(columns, rows, "What clients have in common, before training"))

@@ -5,13 +5,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import hmac
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from fedecider.cli.main import main
 from fedecider.data.domain import NO_EVENTS, Domain, Events
-from fedecider.data.overlap import common_items, event_counts, item_marks, overlap_of, overlap_sentences
+from fedecider.data.overlap import (
+    common_items,
+    event_counts,
+    item_marks,
+    marks_from,
+    marks_of,
+    overlap_of,
+    overlap_of_marks,
+    overlap_sentences,
+    own_sentence,
+)
+from fedecider.data.store import save_domains
 
 
 def company(name: str, keys: list[str], sequences: list[list[int]], texts: list[str] | None = None) -> Domain:
@@ -86,6 +99,76 @@ def test_a_keyed_hash_finds_the_same_items_and_shows_no_key():
     )
     assert common_items(marks, item_marks(SOUTH, secret=b"another")).size == 0
     assert overlap_of(THREE, secret=b"agreed") == overlap_of(THREE)
+
+
+def test_files_of_marks_hold_neither_keys_nor_events_nor_an_order():
+    shown = {name: marks_of(one, b"agreed") for name, one in THREE.items()}
+    text = json.dumps(shown["north"].plain())
+    assert sorted(shown["north"].by["keys"]) == shown["north"].plain()["keys"] != shown["north"].by["keys"]
+    assert all(key not in json.loads(text)["keys"] for key in NORTH.item_keys)
+    read = {name: marks_from(json.loads(json.dumps(one.plain())), name) for name, one in shown.items()}
+    whole, told = overlap_of(THREE), overlap_of_marks(read)
+    assert [pair[:4] for pair in told.pairs] == [pair[:4] for pair in whole.pairs]
+    assert {pair.event_share for pair in told.pairs} == {(None, None)}
+    assert overlap_sentences(told, False, False)[0] == "north and south share 40 % of items: joining can help."
+    own = overlap_of_marks({"north": shown["north"], "south": read["south"], "east": read["east"]})
+    assert own.pairs[0].event_share == (pytest.approx(4 / 5), None)
+    assert overlap_sentences(own, False, False)[0].startswith(
+        "north and south share 40 % of items (80 % of north's sales): joining"
+    )
+    assert own_sentence(own, "north", True, True) == (
+        "Of items, north shares 40 % with south (80 % of its sales); none with east: joining can help."
+    )
+    assert own_sentence(own, "east", True, True) == (
+        "east shares no item with north or south: it can gain only through the pool."
+    )
+    with pytest.raises(ValueError, match="got marks of north and of south under two secrets"):
+        overlap_of_marks({"north": shown["north"], "south": marks_of(SOUTH, b"another")})
+
+
+def test_two_companies_compare_files_before_they_show_a_key(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for one in THREE.values():
+        save_domains({one.name: one}, one.name)
+    secret = tmp_path / "secret.txt"
+    secret.write_bytes(b"0123456789abcdef\r\n")
+    for one in THREE:
+        assert main(["overlap", "--data", one, "--secret_file", "secret.txt", "--output", f"{one}.json"]) == 0
+    assert main(["overlap", "north.json", "east.json"]) == 0
+    assert "No two of north, east share an item" in capsys.readouterr().out
+    secret.write_bytes(b"\xef\xbb\xbf0123456789abcdef")  # as another editor writes it
+    assert main(["overlap", "south.json", "--data", "north", "--secret_file", "secret.txt"]) == 0
+    assert "Of items, north shares 40 % with south (80 % of its sales): joining can help." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["north.json"], "got 1 companies"),
+        (["north.json", "north.json"], "two companies called north"),
+        (["north.json", "south.json"], "under two secrets"),
+        (["north.json", "other.json"], "got other.json, which has no marks of items"),
+        (["--data", "data", "--company", "north", "--secret_file", "short.txt"], "secret of 5 bytes"),
+        (["--data", "data", "--output", "a.json"], "one of --data and --secret_file"),
+        (["--data", "data", "--secret_file", "secret.txt", "--output", "a.json"], "got 2 companies in data"),
+        (["--data", "data", "--company", "north", "--secret_file", "secret.txt", "--output", "a"], "ends in .json"),
+        (["north.json", "--output", "a.json"], "got --output"),
+    ],
+)
+def test_bad_marks_are_one_line(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_domains({"north": NORTH, "south": SOUTH}, "data")
+    (tmp_path / "short.txt").write_text("short")
+    (tmp_path / "secret.txt").write_text("0123456789abcdef")
+    for one, secret in ((NORTH, b"one"), (SOUTH, b"two")):
+        (tmp_path / f"{one.name}.json").write_text(json.dumps(marks_of(one, secret).plain()))
+    (tmp_path / "other.json").write_text('{"format": 1, "secret": "x", "keys": ["a"], "texts": []}')
+    before = set(tmp_path.iterdir())
+    assert main(["overlap", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_parts_of_one_catalogue_and_silos_of_it():

@@ -15,6 +15,7 @@ from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
+from fedecider.deployment.commands import collect
 from fedecider.deployment.llm import party, public
 from fedecider.deployment.messages import DeploymentConfig, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
@@ -197,6 +198,22 @@ def test_what_sites_are_sent_is_what_the_wire_counts(deployed):
         )
         up = [one["bytes_up"] for one in messages if (one["round"], one["kind"]) == (record["round"], "train")]
         assert 0 < sum(up) - counted < 2000 * len(NAMES)
+
+
+NOTHING = "No two of crime, comics share an item: each can gain only through layers that all share and the pool."
+
+
+def test_server_sites_and_the_report_say_what_companies_have_in_common(playground, deployed, capsys):
+    record = read(deployed / "server" / "run.json")["overlap"]
+    assert record["sentences"] == [NOTHING]
+    assert record["pairs"][0]["event_share"] == [None, None], "the server has nobody's events"
+    collect(["--run", str(deployed / "server")])
+    assert NOTHING in capsys.readouterr().out
+    project = read_project(playground / "project")
+    with start(1) as launch:
+        make_site(project, place(playground / "again", project, "crime", playground / "site-crime"), launch)
+    own = "crime shares no item with comics: it can gain only through layers that all share and the pool."
+    assert own in capsys.readouterr().out
 
 
 def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):

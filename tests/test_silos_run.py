@@ -5,31 +5,37 @@ from __future__ import annotations
 import dataclasses
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from slow import slow
 
 from fedecider.api import load
 from fedecider.baselines.counts import popularity
+from fedecider.cli.main import main as command
 from fedecider.data.card import make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Events, clients_of
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.experiment import joining, prepare
+from fedecider.experiment.command_line import recorded_settings
 from fedecider.experiment.prepare import load_data, load_ids
 from fedecider.experiment.settings import PretrainConfig, RunConfig
+from fedecider.experiment.without import joint_positions
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender, rows_of_clients
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
 from fedecider.models.folders import privacy_lines, read_inference_config
 from fedecider.models.recommender import Recommender
+from fedecider.running.launch import start
 from idgen.backbone import BackboneConfig
 from idgen.config import BackboneTraining
 from idgen.prompts import SampleConfig
@@ -438,3 +444,63 @@ def test_the_row_local_is_a_run_of_that_method(folder, monkeypatch):
             for row in ("local", "local + hybrid"):
                 assert joined["domains"][name][split][row] == domain[split][row]
     assert "joining" not in alone
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    """A run whose rounds change what is recommended."""
+    words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--method", "fedavg", "--update_scales", "1")
+    words += ("--local_epochs", "4", "--learning_rate", "1e-2", "--hybrid.kind", "mixture", "--local_row", "off")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main("federate", *words, "--output", "runs/trained") == 0
+    return folder / "runs" / "trained"
+
+
+def test_the_rounds_again_without_a_company(folder, trained, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    run = trained
+    metrics = json.loads((run / "metrics.json").read_text())
+    with start(1) as launch:
+        settings = recorded_settings(run)
+        again = joint_positions(settings, prepare.build_base_artifacts(settings.run, launch), launch)
+    kept = {
+        one.domain: one.position_U
+        for one in read_per_user(run / "per_user.parquet")
+        if (one.split, one.variant) == ("test", "fedavg + hybrid")
+    }
+    assert list(again) == list(kept) == list(SILOS)
+    assert all(torch.equal(position_U, kept[name]) for name, position_U in again.items()), "nobody left out: the run"
+    words = ("without", "--run", "runs/trained", "--company", "crime.1")
+    assert command(list(words)) == 0
+    told = capsys.readouterr().out
+    assert "without crime.1 (1 of 1): 3 companies" in told
+    assert "Without crime.1, of 100 customers" in told
+    found = json.loads((run / "metrics.json").read_text())
+    tests = found.pop("without")["crime.1"]["tests"]
+    assert found == metrics
+    assert {one["domain"] for one in tests} == {*SILOS, "macro"} - {"crime.1"}
+    assert any(one["difference"]["mean"] != 0.0 for one in tests)
+    assert "Who gains from whom" in (run / "report.html").read_text()
+    assert "Without crime.1, of 100 customers" in load(run).verdict
+    assert command(list(words)) == 0
+    assert "(1 of" not in capsys.readouterr().out, "what is done is not done again"
+    for options, message in (
+        (("--run", "runs/trained", "--company", "west"), "got the company west, expected some of crime.1"),
+        (("--run", "runs/foreign"), "got a run of local"),
+        (("--run", "runs/nowhere"), "no run in runs/nowhere"),
+    ):
+        assert command(["without", *options]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_what_is_done_again_needs_the_student_of_the_run(folder, trained, monkeypatch, capsys):
+    """Stages that another version made under the same settings are another student's."""
+    monkeypatch.chdir(folder)
+    shutil.copytree(trained, folder / "runs" / "older", dirs_exist_ok=True)
+    weights = folder / "runs" / "older" / "backbone" / "model.safetensors"
+    changed = {name: tensor + 1.0 for name, tensor in load_file(weights).items()}
+    save_file(changed, weights, metadata={"format": "pt"})
+    for name in ("audit", "without"):
+        assert command([name, "--run", "runs/older"]) == 2
+        assert "got another student in" in capsys.readouterr().err

@@ -19,6 +19,7 @@ COMMANDS = {
     "evaluate": "rank the held-out items again, with what was handed over",
     "compare": "methods x seeds x domains of the LLM track in one table",
     "leaderboard": "every method of the embedding track on one data set",
+    "without": "who gains from whom: a finished run again without each company",
     "audit": "what the server or another client can infer from what it sees",
     "deploy": "the same run between machines",
     "recommend": "next items for a history",

@@ -44,7 +44,8 @@ from fedecider.experiment.prepare import (
     Settings,
     build_base_artifacts,
     calibration,
-    load_data,
+    check_same_student,
+    data_of_run,
     load_student,
     make_recommender,
 )
@@ -276,10 +277,7 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
     settings = recorded_settings(root, config.data)
     if METHODS[settings.run.method].pooled:
         raise ValueError(f"got a run of {settings.run.method}, expected a method whose clients keep their data")
-    domains = load_data(settings.run)
-    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
-    if changed:
-        raise ValueError(f"got other data than those of {root} for {changed}, expected the same. Give the run's --data")
+    domains = data_of_run(settings.run, record, root)
     groups = {name: members_and_others(config, settings, domains, name) for name in clients_of(domains)}
     state = load_state(folder.checkpoints, fingerprint(record))
     if state is None:
@@ -288,6 +286,7 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
             "Copy the run folder with its checkpoints, which are private"
         )
     artifacts = build_base_artifacts(settings.run, launch)
+    check_same_student(folder, artifacts, root)
     recommender = make_recommender(settings, artifacts, launch.device)
     asked = {name: ask(config, settings, recommender, groups[name], number) for number, name in enumerate(groups)}
     sent = send_once(settings, recommender, state)

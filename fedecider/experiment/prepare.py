@@ -46,7 +46,7 @@ from fedecider.experiment.settings import PretrainConfig, RunConfig, Settings
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import write_json
-from fedecider.federation.state import RunState
+from fedecider.federation.state import RunState, file_sha256
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import received, take_row
 from fedecider.methods.entries import METHODS
@@ -71,6 +71,7 @@ from fedecider.models.item_texts import (
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, progress, stage
 from fedecider.running.run_folder import (
+    RunFolder,
     Stage,
     begun_folder,
     cached_stage,
@@ -673,6 +674,19 @@ def load_data(config: RunConfig) -> dict[str, Domain]:
     return {**without_public, **{name: without_users(domain) for name, domain in pool.items()}}
 
 
+def data_of_run(config: RunConfig, record: Mapping[str, Any], root: Path) -> dict[str, Domain]:
+    """The data of a finished run, as `load_data`; ``record``: its ``run.json``.
+
+    Raises:
+        ValueError: they are other ones now.
+    """
+    domains = load_data(config)
+    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
+    if changed:
+        raise ValueError(f"got other data than those of {root} for {changed}, expected the same. Give the run's --data")
+    return domains
+
+
 def without_users(domain: Domain) -> Domain:
     """What is public of a domain: its catalogue and its public users, with a card that is counted over these alone.
 
@@ -714,6 +728,19 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
         for name, domain in by_catalogue(clients).items():
             log_line(f"item IDs of {name}: {quality_line(ids[domain.name].items.report)}")
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
+
+
+def check_same_student(folder: RunFolder, artifacts: BaseArtifacts, root: Path) -> None:
+    """``ValueError`` where the stages of a finished run, found or built again, are not those that it was trained on."""
+    made = artifacts.distilled.folder / "backbone"
+    for path in sorted(made.glob("*.safetensors")):
+        kept = folder.backbone / path.name
+        if not kept.is_file() or file_sha256(kept) != file_sha256(path):
+            raise ValueError(
+                f"got another student in {made} than {root} was trained on, expected the one in {folder.backbone}: its "
+                "stages were made by another version or on another machine. Give the cache of the run a place where it "
+                "is found (--cache of the run), or run it again"
+            )
 
 
 def check_targets(config: RunConfig) -> None:

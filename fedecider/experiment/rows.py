@@ -60,7 +60,14 @@ from fedecider.models.item_texts import encoded_texts
 from fedecider.models.loaded import model_scores
 from fedecider.report.page import Conclusion
 from fedecider.report.tables import CANARY
-from fedecider.report.verdict import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion, joining_sentences
+from fedecider.report.verdict import (
+    BEFORE_ROUNDS,
+    WITHOUT_EXCHANGE,
+    Evidence,
+    conclusion,
+    joining_sentences,
+    without_sentences,
+)
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
@@ -497,7 +504,7 @@ def run_conclusion(
     numbers doubtful."""
     said = conclusion(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
     asked, overlap = record["config"]["run"].get("method", LOCAL), record.get("overlap", {})
-    first = joining_sentences(metrics.get("joining", {}), cost)
+    first = [*joining_sentences(metrics.get("joining", {}), cost), *without_sentences(metrics.get("without", {}))]
     if metrics["method"] == LOCAL != asked:
         first = [*overlap["sentences"], f"So {asked} would have changed nothing, and every client was trained alone."]
     return said._replace(paragraphs=[*first, *said.paragraphs])

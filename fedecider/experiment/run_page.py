@@ -64,7 +64,7 @@ from fedecider.report.tables import (
     CANARY,
     number_text,
 )
-from fedecider.report.verdict import joining_rows
+from fedecider.report.verdict import joining_rows, without_rows
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, damage_names, read_metrics, read_run
 
@@ -115,6 +115,13 @@ def joining_section(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> li
         scopes = {name: one["test"] for name, one in [*metrics["domains"].items(), (MACRO, metrics.get(MACRO))] if one}
         caption = "Of 100 customers, those who find their next purchase among the ten recommended (hit@10)"
         tables.append(PageTable(header, joining_rows(joining, scopes), caption))
+    if without := metrics.get("without"):
+        names = [*metrics["domains"], MACRO]
+        caption = (
+            "Who gains from whom: of 100 customers so many more find their next purchase when the company of the line "
+            "is left out; * beyond chance"
+        )
+        tables.append(PageTable(("without", *names), without_rows(without, names), caption))
     if pairs := overlap.get("pairs"):
         columns = ("client", "other", "common items", "of all items", "of its sales", "of the other's sales")
         rows = [

@@ -432,6 +432,43 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
     return [first, *each, *_kept_sentences(joining), *([] if cost is None else _cost_sentences(cost))]
 
 
+def without_sentences(without: Mapping[str, Any]) -> list[str]:
+    """From ``without`` of ``metrics.json``: a sentence for each company that was left out, on what the others lost.
+
+    Raises:
+        KeyError: it lacks something.
+    """
+    found = []
+    for left_out, one in without.items():
+        tests = {test["domain"]: test for test in one["tests"] if test["metric"] == "hit@10"}
+        macro = tests.pop(MACRO)
+        each = "; ".join(f"{name} {_more(test)}" for name, test in tests.items())
+        if len(tests) > NAMED:
+            worse, better = ([name for name in tests if _sign(tests[name]) == sign] for sign in (-1, 1))
+            each = f"beyond chance {_count(worse, len(tests))} fewer and {_count(better, len(tests))} more"
+        found.append(
+            f"Without {left_out}, of 100 customers {_more(macro)} find their next purchase, mean over the others: "
+            f"{each}."
+        )
+        if _sign(macro) > 0:
+            found.append(f"So {left_out} does the others harm: look at its item numbers, its events, its customers.")
+    return found
+
+
+def without_rows(without: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+    """A line for each company that was left out, a column for each of ``names``: customers of 100 that it has more."""
+    rows = []
+    for left_out, one in without.items():
+        tests = {test["domain"]: test for test in one["tests"] if test["metric"] == "hit@10"}
+        rows.append([left_out, *(_change(tests[name]) if name in tests else "" for name in names)])
+    return rows
+
+
+def _change(test: Mapping[str, Any]) -> str:
+    mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]{' *' if _sign(test) else ''}"
+
+
 def joining_of_sites(tests: Mapping[str, Mapping[str, Values]]) -> dict[str, Any]:
     """The same from what sites tell in their row `DIFFERENCE`, site -> row -> metric -> figures; empty without any.
 

@@ -14,6 +14,8 @@ from fedecider.report.verdict import (
     joining_rows,
     joining_sentences,
     side,
+    without_rows,
+    without_sentences,
 )
 
 RULES = ("popularity", "text neighbours + counts")
@@ -367,3 +369,24 @@ def test_sites_of_a_deployment_say_the_same_of_themselves():
         "what a client has alone (local): north 1.3 more [+0.3, +3.3] (more than chance); south 0.2 fewer [-1.2, +1.8] "
         "(which may be chance)."
     )
+
+
+def test_who_loses_what_without_whom():
+    tests = [joined_by("north", -0.013, 0.004), joined_by("north", 0.5, 0.9, metric="ndcg@10")]
+    lost = [*tests, joined_by("east", 0.002, 0.7), joined_by("macro", -0.005, 0.04)]
+    harmed = [joined_by("north", 0.02, 0.01), joined_by("east", 0.01, 0.03), joined_by("macro", 0.015, 0.01)]
+    found = {"south": {"tests": lost}, "west": {"tests": harmed}}
+    said = without_sentences(found)
+    assert said[0] == (
+        "Without south, of 100 customers 0.5 fewer [-1.5, +1.5] (more than chance, Holm p = 0.04) find their next "
+        "purchase, mean over the others: north 1.3 fewer [-2.3, +0.7] (more than chance, Holm p = 0.004); east 0.2 "
+        "more [-0.8, +2.2] (which may be chance, Holm p = 0.7)."
+    )
+    assert said[2:] == ["So west does the others harm: look at its item numbers, its events, its customers."]
+    assert without_rows(found, ["north", "south", "east", "macro"])[0] == [
+        *("south", "-1.3 [-2.3, +0.7] *", "", "+0.2 [-0.8, +2.2]", "-0.5 [-1.5, +1.5] *"),
+    ]
+    many = [joined_by(f"shop.{n}", -0.01, 0.01 if n == 3 else 0.5) for n in range(7)]
+    (counted,) = without_sentences({"other": {"tests": [*many, joined_by("macro", -0.01, 0.2)]}})
+    assert counted.endswith("beyond chance 1 of 7 clients (shop.3) has fewer and none of 7 clients has more.")
+    assert without_sentences({}) == []

@@ -152,7 +152,10 @@ def test_all_customers_into_a_file(run, tmp_path, monkeypatch, capsys):
         answer = rec.recommend(asked[row["customer"]], k=20)
         assert row["items"] == keys(answer)
         assert row["scores"] == pytest.approx([item.score for item in answer], abs=1e-5)
-    assert f"{len(asked)} lists in" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"{len(asked)} lists in" in told
+    num_public = len(sample_domains(["crime"], 0)["crime"].public.users)
+    assert f"{num_public} public customers are not among them" in " ".join(told.split())
     assert [path.name for path in tmp_path.iterdir()] == ["lists.parquet"]
 
 

@@ -160,7 +160,8 @@ def _many(config: RecommendConfig) -> None:
         check_lists_file(Path(config.output))
     company = find_source(config.run).choose(config.domain or None)
     wanted = None if config.all else [one.strip() for one in config.customers.split(",") if one.strip()]
-    histories = histories_of(config.run, company, config.data, config.events).of(wanted, company)
+    found = histories_of(config.run, company, config.data, config.events)
+    histories = found.of(wanted, company)
     pairs = histories if wanted is None else list(histories)  # a customer that is none is told before any work
     filters, recommender = _filters(config), _recommender(config)
     lists = recommender.recommend_many(pairs, config.k, unknown=config.unknown, **filters)
@@ -170,6 +171,11 @@ def _many(config: RecommendConfig) -> None:
         log_line(f"{done.num_lists:,} lists in {done.seconds:.1f} s ({rate:,.0f} a second): {config.output}")
         if done.num_empty:
             log_line(f"{done.num_empty:,} customers have no list, such as {done.example}")
+        if config.all and found.num_public:
+            log_line(
+                f"{found.num_public:,} public customers are not among them: they are the pool that all companies start "
+                "from. --events with their events makes lists for them"
+            )
         return
     for one in lists:
         if config.json:

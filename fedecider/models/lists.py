@@ -41,6 +41,8 @@ class Histories(NamedTuple):
     """Unix seconds of the last event, where it is known."""
     is_counted_whole: bool
     """Whether the counts of the hybrid hold all of it, as after an update; else all but the held-out events."""
+    num_public: int = 0
+    """Customers whose events are public: they are the pool that all companies start from, and not among these."""
 
     def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[str]]]:
         """Customer -> keys of its items; of all customers, or of those ``wanted``, in their order.
@@ -137,9 +139,8 @@ def _histories(domain: Domain, company: str) -> Histories:
         raise ValueError(f"got no customers of {company}, expected some: they are where its own events are (--data)")
     users, sequences, times = domain.clients.arrays()
     last = {} if times is None else dict(zip(users, times.last().tolist(), strict=True))
-    return Histories(
-        users, domain.item_keys, sequences, {user: at for user, at in last.items() if at != UNKNOWN_TIME}, False
-    )
+    known = {user: at for user, at in last.items() if at != UNKNOWN_TIME}
+    return Histories(users, domain.item_keys, sequences, known, False, len(domain.public.users))
 
 
 def build_events(given: Given, columns: Mapping[str, str]) -> RawEvents:

@@ -52,6 +52,8 @@ SMALL = {
     "pretrain": {"text_encoder": "tfidf", "backbone": {"d_model": 64}},
 }
 """Of the configuration: a third of its width, one encoder less to install, and what is read here alone."""
+REST = "# Items that nobody has bought yet"
+"""What follows on the page is of other commands, and stays."""
 COMPANIES = ("north", "middle", "south")
 MONTHS = tuple(pd.period_range("2018-02", "2018-07", freq="M"))
 PUBLIC_SHARE = 5
@@ -172,8 +174,7 @@ def main(argv: list[str] | None = None) -> None:
             place = args.work / f"before-{month}"
             public |= trained(so_far, items, place, before, args, cpu_s)
             places[ANEW], before = place / "run", place
-            private = so_far[~so_far["public"] & ~first]
-            for company, own in private.groupby("company"):
+            for company, own in so_far[~so_far["public"]].groupby("company"):
                 table = args.work / f"{company}.parquet"
                 own[["user", "item", "timestamp"]].to_parquet(table)
                 for row, epochs in ((COUNTS, 0), (WARM, args.epochs)):
@@ -183,12 +184,15 @@ def main(argv: list[str] | None = None) -> None:
         asked = next_items(events, month)
         assert not public & {user for customers in asked.values() for user in customers}
         targets = [target for customers in asked.values() for _, target in customers.values()]
-        found = {row: hits(place, asked) for row, place in places.items()}
+        judged = {place: hits(place, asked) for place in (places.values() if number else [places[OLD]])}
+        found = {row: judged[place if number else places[OLD]] for row, place in places.items()}
         rows.append((month, sum(target not in known for target in targets), found))
-        PAGE.write_text("\n".join(page(rows, cpu_s, args, events, foot)) + "\n", encoding="utf-8")
+        kept = PAGE.read_text(encoding="utf-8").partition(REST) if PAGE.is_file() else ("", "", "")
+        mine = "\n".join(page(rows, cpu_s, events, foot)) + "\n"
+        PAGE.write_text(mine + "".join(("\n", *kept[1:]) if kept[1] else ()), encoding="utf-8")
 
 
-def page(rows: list[Any], cpu_s: Mapping[str, float], args: Any, events: pd.DataFrame, foot: list[str]) -> list[str]:
+def page(rows: list[Any], cpu_s: Mapping[str, float], events: pd.DataFrame, foot: list[str]) -> list[str]:
     """The table, what all months say together, and what it cost."""
     whole = {row: np.concatenate([found[row] for _, _, found in rows]) for row in ROWS}
 
@@ -199,7 +203,7 @@ def page(rows: list[Any], cpu_s: Mapping[str, float], args: Any, events: pd.Data
     updates = max(len(rows) - 1, 1)
     first = (events["month"] < MONTHS[0]).sum()
     lines = [
-        "# Six months of updates",
+        "# Next month: six months of updates",
         "",
         f"Office products of Amazon (2018), three companies with one catalogue, {first:,} events before February 2018 "
         "and the six months after. The data have only customers with an event in the last fifth of the time, and of "

@@ -13,6 +13,7 @@ from fedecider.models import loaded
 from fedecider.models.histories import Items, allowed_items, exact_history
 from fedecider.models.lists import keys_in, pictures_in
 from fedecider.models.recommender import Recommender
+from fedecider.models.source import NO_HISTORY_HYBRID
 
 pytestmark = pytest.mark.whole
 
@@ -187,10 +188,26 @@ def test_some_customers_of_a_table_with_what_is_in_stock(run, tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["items"]) == 2
 
 
+def test_new_customers_get_what_is_popular_and_are_told(run, tmp_path, capsys):
+    """As without any history; whoever is known gets what is theirs."""
+    known, popular = next(iter(customers(1))), Recommender.from_pretrained(run, "crime").recommend([], k=3)
+    words = ["recommend", "--run", str(run), "--company", "crime", "--k", "3", "--json", "true"]
+    assert main([*words, "--customers", f"new-1,{known}"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["customer"] for row in rows] == ["new-1", known]
+    assert [item["key"] for item in rows[0]["items"]] == keys(popular)
+    assert rows[0]["notes"] == [NO_HISTORY_HYBRID]
+    assert NO_HISTORY_HYBRID not in rows[1]["notes"]
+    assert main([*words, "--customers", "new-1", "--hybrid", "false"]) == 0
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "there is no hybrid that knows what is popular" in row["error"]
+    assert main([*words[:-2], "--customers", f"new-1,{known}", "--output", str(tmp_path / "x.jsonl")]) == 0
+    assert "1 of 2 customers have no history here, such as new-1: they count as new" in capsys.readouterr().out
+
+
 BAD = {
     "no file": (["--all"], "got --all without --output"),
     "another kind of file": (["--all", "--output", "x.csv"], "expected a file that ends with .parquet or .jsonl"),
-    "nobody": (["--customers", "nobody"], "got the customer 'nobody', expected one of the"),
     "both": (["--customers", "a", "--all", "--output", "x.jsonl"], "got several of --all, --customers and --history"),
     "no customers": (["--output", "x.jsonl"], "got --output without customers, expected --all"),
     "another company": (["--company", "x", "--domain", "crime"], "got the company x and the domain crime"),

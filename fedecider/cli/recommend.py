@@ -38,7 +38,8 @@ class RecommendConfig:
         new_items: A file with items that came after the training, .csv or .jsonl with key, title and text; they are
             recommended by their texts alone, and may stand in the history.
         all: If true, a list for every customer of the company, written to output.
-        customers: Customers by their keys, separated by commas, in place of a history.
+        customers: Customers by their keys, separated by commas, in place of a history; who has none gets what is
+            popular.
         data: The folder of prepared data with the customers' histories; if empty, that of the run.
         events: A table of events with the customers' histories, in place of data.
         output: The file of the lists, .parquet or .jsonl: a row for each customer.
@@ -163,6 +164,9 @@ def _many(config: RecommendConfig) -> None:
     found = histories_of(config.run, company, config.data, config.events)
     histories = found.of(wanted, company)
     pairs = histories if wanted is None else list(histories)  # a customer that is none is told before any work
+    new = [] if wanted is None or config.json else [customer for customer, items in pairs if not items]
+    if new:
+        log_line(f"{len(new):,} of {len(pairs):,} customers have no history here, such as {new[0]}: they count as new")
     filters, recommender = _filters(config), _recommender(config)
     lists = recommender.recommend_many(pairs, config.k, unknown=config.unknown, **filters)
     if config.output:

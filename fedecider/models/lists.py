@@ -47,10 +47,8 @@ class Histories(NamedTuple):
     def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[str]]]:
         """Customer -> keys of its items; of all customers, or of those ``wanted``, in their order.
 
-        A customer is called ``17`` or, where companies share a catalogue, ``north:17``.
-
-        Raises:
-            ValueError: there is no such customer.
+        A customer is called ``17`` or, where companies share a catalogue, ``north:17``. Who is not there is new, and
+        has an empty history.
         """
         if wanted is None:
             for customer, items in zip(self.customers, self.sequences, strict=True):
@@ -59,12 +57,7 @@ class Histories(NamedTuple):
         place_of = {customer: place for place, customer in enumerate(self.customers)}
         for customer in wanted:
             place = place_of.get(customer, place_of.get(f"{company}:{customer}"))
-            if place is None:
-                raise ValueError(
-                    f"got the customer {customer!r}, expected one of the {len(place_of)} of {company}, such as "
-                    f"{self.customers[0]!r}"
-                )
-            yield customer, [self.item_keys[item] for item in self.sequences[place]]
+            yield customer, [] if place is None else [self.item_keys[item] for item in self.sequences[place]]
 
     def split(self, customers: Collection[str]) -> tuple[Histories, Histories]:
         """Some customers, and all others."""

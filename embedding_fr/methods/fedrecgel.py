@@ -39,7 +39,7 @@ from embedding_fr.local_training import (
 from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_model
 from embedding_fr.mlp import flat_network, layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.tables import normal
-from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check
+from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -144,6 +144,7 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 SPACE: Space = {
     **TRAINING_SPACE,
+    "local_epochs": Whole(1, 3),
     "private_radius": Real(0.005, 0.5, log=True),
     "shared_radius": Real(0.005, 0.5, log=True),
     "item_learning_rate": OneOf((0.0, 0.001, 0.01, 0.1)),

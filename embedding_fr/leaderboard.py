@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -64,6 +64,8 @@ class LeaderboardConfig:
         tune: The number of settings of each method that are tried on validation with seed 0: those of its grid, then
             drawn ones (docs/compare.md); 1 takes the first one, which for a federated method is the paper's. Under the
             protocols paper and isolated99 nothing is tuned.
+        trial_rounds: The largest number of rounds of a federated trial; the setting that is chosen then runs for
+            num_rounds. 0 gives trials num_rounds, and the best of them is not run again.
         num_rounds: The largest number of rounds of a federated method.
         patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under
             the protocols paper and isolated99, which report the last round, all rounds are run.
@@ -77,6 +79,7 @@ class LeaderboardConfig:
     protocol: str = "strict,strict/sampled99"
     seeds: OneOrMore = 3
     tune: OneOrMore = 3
+    trial_rounds: ZeroOrMore = 0
     num_rounds: OneOrMore = 100
     patience: ZeroOrMore = 15
     output: str = ""
@@ -208,7 +211,11 @@ def _entry(asked: Asked, line: Line) -> Entry:
     if line.as_published and kind != "central":
         search = ONE_SETTING  # the paper's
     run, name = partial(_cell, asked, line), method.removesuffix(LOCAL)
-    return Entry(method, name, kind, list(line.group), run, search, budget, partial(_said, method))
+    trial = None
+    if asked.config.trial_rounds and budget > 1 and kind != "central":
+        shorter = asked._replace(config=replace(asked.config, num_rounds=asked.config.trial_rounds))
+        trial = partial(_cell, shorter, line)
+    return Entry(method, name, kind, list(line.group), run, search, budget, partial(_said, method), trial)
 
 
 def _search(asked: Asked, line: Line) -> Search:
@@ -219,8 +226,10 @@ def _search(asked: Asked, line: Line) -> Search:
         baseline = BASELINES[method]
         return search_of([baseline.config()], baseline.space, baseline.grid, 0)
     entry = METHODS[method.removesuffix(LOCAL).removesuffix(CODE)]
-    grid = () if method.endswith(CODE) else entry.grid  # its settings are for the paper's variant
-    return search_of(line.settings(asked, line.group[0], {}, 0), entry.space, grid, 0)
+    code = method.endswith(CODE)
+    grid = [one for one in entry.grid if (one.get("variant") == "code") == code]
+    space = entry.code_space or entry.space if code else entry.space
+    return search_of(line.settings(asked, line.group[0], {}, 0), space, grid, 0)
 
 
 def _said(method: str, setting: Setting) -> str:
@@ -408,10 +417,11 @@ def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dic
 
 def _heading(asked: Asked, table: Table) -> list[str]:
     one, config = asked.interactions, asked.config
+    trials = f", federated ones after at most {config.trial_rounds} rounds" if config.trial_rounds else ""
     stopped = f", stopped after {config.patience} without a better validation score (not under paper or isolated99)"
     return [
         f"Data: {one.name}, {one.num_users:,} users, {one.num_items:,} items, {one.num_events:,} events",
-        f"Settings: the best of at most {config.tune} settings by validation ndcg@10 (whole catalogue, seed 0), under "
+        f"Settings: the best of at most {config.tune} by validation ndcg@10 (whole catalogue, seed 0{trials}), under "
         f"paper and isolated99 those of the papers; federated runs of at most {config.num_rounds} rounds"
         + (stopped if config.patience else ""),
         "Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "

@@ -495,6 +495,30 @@ def test_the_public_codes_settings_are_the_first_of_a_search(data, tmp_path, cap
     assert len({cell["learning_rate"] for cell in cells}) == 3
 
 
+def test_trials_of_fewer_rounds_choose_what_runs_them_all(data, tmp_path, capsys):
+    words = ["--methods", "fedmf,ease", *data, "--num_rounds", 3, "--trial_rounds", 1, "--seeds", 2, "--tune", 3]
+    assert leaderboard(*words, "--protocol", "strict", "--output", tmp_path / "board") == 0
+    cells = [read_json(path) for path in (tmp_path / "board" / "cells").glob("fedmf-*/inputs.json")]
+    assert sorted((one["setting"]["num_rounds"], one["seed"]) for one in cells) == [(1, 0)] * 3 + [(3, 0), (3, 1)]
+    rates = [one["setting"]["local_epochs"] for one in cells if one["setting"]["num_rounds"] == 3]
+    assert len(set(rates)) == 1, "the chosen setting, with both seeds"
+    assert len(list((tmp_path / "board" / "cells").glob("ease-*"))) == 3 + 1, "no rounds, so no second run of seed 0"
+    text = (tmp_path / "board" / "leaderboard.md").read_text()
+    assert "the best of at most 3 by validation ndcg@10 (whole catalogue, seed 0, federated ones after" in text
+
+
+def test_a_search_around_the_public_code_has_ranges_of_its_own(data):
+    config = LeaderboardConfig(methods="fedrap,fedrap/code")
+    asked = Asked(config, InteractionsConfig(), None, Path())
+    paper, code = (leaderboard_search(asked, Line(name, ["strict"])) for name in config.method_names)
+    assert code.values({})["item_learning_rate"] == 200.0
+    assert [code.values(one)["personal_learning_rate"] for one in code.firsts] == [None, 4.0]
+    assert len(paper.firsts) == 5
+    assert not any("variant" in one for one in paper.firsts)
+    assert not paper.space["item_learning_rate"].holds(200.0)
+    assert code.space["item_learning_rate"].holds(200.0)
+
+
 def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):
     words = ["--methods", "fedmf,decayed_cooccurrence,popularity", *data, "--num_rounds", 2, "--seeds", 1]
     words += ["--protocol", "strict", "--tune", 7, "--output", tmp_path / "board", "--only_cells", "true"]
@@ -534,12 +558,13 @@ def test_where_nothing_is_tuned_the_leaderboard_needs_no_optuna(data, tmp_path, 
 
 
 def test_the_candidates_of_the_leaderboard_are_those_of_the_grids():
-    """Tables of earlier versions knew nothing but grids, and are made again with the same cells."""
+    """But for what a grid has of the public code: those are of the row NAME/code."""
     config = LeaderboardConfig(methods="all")
     asked = Asked(config, InteractionsConfig(), None, Path())
     for name in config.method_names:
         entry = METHODS.get(name.removesuffix("/local")) or BASELINES[name]
         grid = ({"num_rounds": 100},) if name == "memoriser" else entry.grid
+        grid = tuple(one for one in grid if one.get("variant") != "code")
         assert leaderboard_search(asked, Line(name, ["strict"])).firsts == grid
 
 

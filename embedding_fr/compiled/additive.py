@@ -2,16 +2,16 @@
 
 A step changes the rows of its batch by what their examples say, and every other row by the regularisers alone. Without
 examples the rows follow a recurrence that no other row, no example and no user embedding enters. With eta the rate of
-the tables, W the weight decay and ``G = D - C``, one step is
+C, zeta that of D, W the weight decay and ``G = D - C``, one step is
 
-    C <- S(C - 2 eta lambda h G - eta (m + W) C),    D <- D + 2 eta lambda h G - eta W D,
+    C <- S(C - 2 eta lambda h G - eta (m + W) C),    D <- D + 2 zeta lambda h G - zeta W D,
 
 with S the soft-threshold at eta mu for l1 (else the identity), m = 2 mu for l2 (else 0), and ``h = 1`` for the
 Frobenius distance or ``1 / (1 + ||G_j||^2)^2`` in row j for the bounded one. So k steps of a row can wait until its
 next example, or the end of the round, and are taken there, one after the other while the row lies in the nearest cache;
 without a threshold and with h = 1 they are the k-th power of a matrix of two rows. The public code regularises the rows
-of a batch only: for all others ``lambda = mu = 0``, and k steps multiply both tables by the product of ``1 - eta_s W``,
-1 without weight decay. A bound on the norm of C's gradient joins all rows in every step: there is no such recurrence,
+of a batch only: for all others ``lambda = mu = 0``, and k steps multiply a table by the product of ``1 - eta_s W``, 1
+without weight decay. A bound on the norm of C's gradient joins all rows in every step: there is no such recurrence,
 and the stacked code is taken.
 
 Numba does not see that :mod:`embedding_fr.compiled.training` has changed: whoever changes it empties the caches.
@@ -48,7 +48,7 @@ class Regularisers(NamedTuple):
     means: bool
     """The public code: means over examples and dims, and regularisers on the rows of a batch only."""
     step_decay: float
-    """Both learning rates shrink by this with every step of a client."""
+    """All learning rates shrink by this with every step of a client."""
     largest: float
     """Entries beyond this have diverged."""
     high: float
@@ -57,29 +57,32 @@ class Regularisers(NamedTuple):
 
 
 @compiled
-def drift(first_F, second_F, dims, since, until, rule, rate, weight_decay):
+def drift(first_F, second_F, dims, since, until, rule, rate, second_rate, weight_decay):
     """The steps ``since`` to ``until`` of rows without examples, in place; ``second_F`` may be empty."""
     number, both = first_F.dtype.type, len(second_F) > 0
     if rule.means:
-        keep = 1.0
+        keep, second_keep = 1.0, 1.0
         for steps in range(since, until):
-            keep *= 1.0 - rate * rule.step_decay**steps * weight_decay
+            shrunk = rule.step_decay**steps * weight_decay
+            keep *= 1.0 - rate * shrunk
+            second_keep *= 1.0 - second_rate * shrunk
         if weight_decay > 0.0:
-            kept = number(keep)
+            kept, second_kept = number(keep), number(second_keep)
             for i in range(len(first_F)):
                 first_F[i] *= kept
             for i in range(len(second_F)):
-                second_F[i] *= kept
+                second_F[i] *= second_kept
         return
-    across, down, back = rate * rule.push, rate * (rule.pull + weight_decay), rate * weight_decay
+    across, down = rate * rule.push, rate * (rule.pull + weight_decay)
+    second_across, back = second_rate * rule.push, second_rate * weight_decay
     if rule.threshold == 0.0 and not (rule.bounded and both):
         cc, cd, dc, dd = 1.0, 0.0, 0.0, 1.0
         for _ in range(until - since):
             cc, cd, dc, dd = (
                 (1.0 + across - down) * cc - across * dc,
                 (1.0 + across - down) * cd - across * dd,
-                (1.0 + across - back) * dc - across * cc,
-                (1.0 + across - back) * dd - across * cd,
+                (1.0 + second_across - back) * dc - second_across * cc,
+                (1.0 + second_across - back) * dd - second_across * cd,
             )
         ff, fs, sf, ss = number(cc), number(cd), number(dc), number(dd)
         if not both:
@@ -90,7 +93,8 @@ def drift(first_F, second_F, dims, since, until, rule, rate, weight_decay):
             c, d = first_F[i], second_F[i]
             first_F[i], second_F[i] = ff * c + fs * d, sf * c + ss * d
         return
-    a, b, w, theta = number(across), number(down), number(back), number(rule.threshold)
+    a, b, theta = number(across), number(down), number(rule.threshold)
+    e, w = number(second_across), number(back)
     for _ in range(until - since):
         if not both:
             for i in range(len(first_F)):
@@ -99,27 +103,28 @@ def drift(first_F, second_F, dims, since, until, rule, rate, weight_decay):
         elif not rule.bounded:
             for i in range(len(first_F)):
                 c, d = first_F[i], second_F[i]
-                gap = a * (d - c)
-                c -= gap + b * c
-                first_F[i], second_F[i] = c - min(max(c, -theta), theta), d + (gap - w * d)
+                gap = d - c
+                c -= a * gap + b * c
+                first_F[i], second_F[i] = c - min(max(c, -theta), theta), d + (e * gap - w * d)
         else:
             for start in range(0, len(first_F), dims):
                 square = number(0.0)
                 for i in range(start, start + dims):
                     square += (second_F[i] - first_F[i]) * (second_F[i] - first_F[i])
-                near = a / ((number(1.0) + square) * (number(1.0) + square))
+                share = (number(1.0) + square) * (number(1.0) + square)
+                near, second_near = a / share, e / share
                 for i in range(start, start + dims):
                     c, d = first_F[i], second_F[i]
-                    gap = near * (d - c)
-                    c -= gap + b * c
-                    first_F[i], second_F[i] = c - min(max(c, -theta), theta), d + (gap - w * d)
+                    gap = d - c
+                    c -= near * gap + b * c
+                    first_F[i], second_F[i] = c - min(max(c, -theta), theta), d + (second_near * gap - w * d)
 
 
 @compiled
-def step_row(first_D, second_D, user_D, slope, share, rule, rate, weight_decay):
+def step_row(first_D, second_D, user_D, slope, share, rule, rate, second_rate, weight_decay):
     """One step of a row with examples, in place; ``share`` is that of the row where regularisers are means, else 1."""
     number, both, dims = first_D.dtype.type, len(second_D) > 0, len(first_D)
-    eta, decay, theta = number(rate), number(weight_decay), number(rule.threshold)
+    eta, zeta, decay, theta = number(rate), number(second_rate), number(weight_decay), number(rule.threshold)
     push, pull = number(rule.push * share), number(rule.pull * share)
     if both and rule.bounded:
         square = number(0.0)
@@ -133,7 +138,7 @@ def step_row(first_D, second_D, user_D, slope, share, rule, rate, weight_decay):
         moved = common - eta * (fit + gap + penalty + decay * common)
         first_D[d] = moved - min(max(moved, -theta), theta)
         if both:
-            second_D[d] -= eta * (fit - gap + decay * second_D[d])
+            second_D[d] -= zeta * (fit - gap + decay * second_D[d])
 
 
 @compiled
@@ -165,6 +170,7 @@ def train_additive(first_CID, second_CID, user_CP, rule, schedule):
     label, slope = np.empty_like(logit), np.empty(num_items, logit.dtype)
     times, done = np.empty(num_items, np.int64), np.empty(num_items, np.int64)
     by_user, weight_decay = np.empty(user_CP.shape[1], logit.dtype), schedule.weight_decay
+    first_rate, second_rate, user_rate = schedule.rate_T[0], schedule.rate_T[1], schedule.rate_T[2]
     for client in range(schedule.first, num_clients, schedule.stride):
         count, first, second, user = schedule.count_C[client], first_CID[client], second_CID[client], user_CP[client]
         done[:] = 0
@@ -176,7 +182,7 @@ def train_additive(first_CID, second_CID, user_CP, rule, schedule):
                     r = row[i]
                     if done[r] < steps:
                         other = second[r] if both else second.ravel()
-                        drift(first[r], other, dims, done[r], steps, rule, schedule.rate_T[0], weight_decay)
+                        drift(first[r], other, dims, done[r], steps, rule, first_rate, second_rate, weight_decay)
                     done[r], slope[r], times[r] = steps, 0, 0
                 logit[:now] = user[dims] if biased else number(0.0)
                 dot_rows(logit, first, row, user, now)
@@ -196,15 +202,15 @@ def train_additive(first_CID, second_CID, user_CP, rule, schedule):
                     add_rows(by_user[:dims], second, row, logit, now)
                 if biased:
                     by_user[dims] = logit[:now].sum()
-                rate = schedule.rate_T[0] * shrunk
+                rate, other_rate = first_rate * shrunk, second_rate * shrunk
                 for i in range(now):
                     r = row[i]
                     if done[r] == steps:
                         share = times[r] / (now * dims) if rule.means else 1.0
                         other = second[r] if both else second.ravel()
-                        step_row(first[r], other, user, slope[r], share, rule, rate, weight_decay)
+                        step_row(first[r], other, user, slope[r], share, rule, rate, other_rate, weight_decay)
                         done[r] = steps + 1
-                rate = schedule.rate_T[2] * shrunk
+                rate = user_rate * shrunk
                 for d in range(len(user)):
                     user[d] -= number(rate) * (by_user[d] + number(weight_decay) * user[d])
                 steps += 1
@@ -217,7 +223,7 @@ def train_additive(first_CID, second_CID, user_CP, rule, schedule):
             if done[start] < steps:
                 other = second[start:end].ravel() if both else second.ravel()
                 rows = first[start:end].ravel()
-                drift(rows, other, dims, done[start], steps, rule, schedule.rate_T[0], weight_decay)
+                drift(rows, other, dims, done[start], steps, rule, first_rate, second_rate, weight_decay)
             start = end
         found_CK[client, 0] /= -(-count // schedule.batch_size)
         beyond, above_high, above_low = measure(first.ravel(), rule)

@@ -101,6 +101,8 @@ class Method(NamedTuple):
     """Tensors of an upload and of the server with a row for each item, by whose moves an audit tells train items."""
     code: Mapping[str, Any] | None = None
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
+    code_space: Space = {}  # noqa: RUF012 (never written to)
+    """What a search around these draws from, where ranges of the paper's variant do not suit."""
 
 
 BUILT_IN: dict[str, Method] = {
@@ -193,6 +195,7 @@ BUILT_IN: dict[str, Method] = {
         equal_weights=always,
         item_tables=(fedrap.COMMON,),
         code=fedrap.CODE,
+        code_space=fedrap.CODE_SPACE,
     ),
     "fedncf": Method(fedncf.FedncfConfig, fedncf.fedncf, fedncf.DEFAULTS, fedncf.GRID, fedncf.SPACE),
     "pfedrec": Method(

@@ -107,6 +107,8 @@ GRID: tuple[dict[str, Any], ...] = (
     {},
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1},
     {"local_epochs": 1, "init_std": 0.1},
+    {"local_epochs": 1, "init_std": 0.1, "adapter_learning_rate": 0.0},
+    {"local_epochs": 1, "init_std": 0.1, "merging": "SM"},
     {"local_epochs": 2, "learning_rate": 0.03, "init_std": 0.1, "similarity_weight": 0.0},
 )
 SPACE: Space = {

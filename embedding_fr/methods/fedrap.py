@@ -96,13 +96,22 @@ GRID: tuple[dict[str, Any], ...] = (
     {**WEAK, "local_epochs": 2, "item_learning_rate": 0.5},
     {"sparsity_weight": 0.01, "distance": "bounded"},
     CODE,
+    {**CODE, "personal_learning_rate": 4.0},
 )
 SPACE: Space = {
     **TRAINING_SPACE,
     "weight_decay": OneOf((0.0, 0.001, 0.01)),
     "distance_weight": Real(1e-4, 1.0, log=True),
     "sparsity_weight": Real(1e-4, 1.0, log=True),
+    "item_learning_rate": Real(0.001, 1.0, log=True),
+    "personal_learning_rate": Real(1e-5, 1.0, log=True),
 }
+CODE_SPACE: Space = {
+    **SPACE,
+    "item_learning_rate": Real(1.0, 500.0, log=True),
+    "personal_learning_rate": Real(0.01, 500.0, log=True),
+}
+"""Its gradients of tables are means over examples: rates are larger by their number."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,8 @@ class FedrapConfig:
             sum_j g_j / (1 + g_j) with g_j = ||D_j - C_j||^2, at most 1 an item.
         distance_weight: The largest weight v1 of the distance.
         sparsity_weight: The largest weight v2 of the sparsity penalty.
+        personal_learning_rate: The learning rate of the personal table. If not given, that of the common one is taken;
+            0 keeps it as it started.
         curriculum: How both weights depend on the round; None is tanh, and fixed for the code variant, which never
             applies the one it computes.
         grad_clip: The bound on the Frobenius norm of the gradient of the common table in every local step (Eq. 4).
@@ -135,6 +146,7 @@ class FedrapConfig:
     distance: Literal["frobenius", "bounded"] = "frobenius"
     distance_weight: NotNegative = 0.1
     sparsity_weight: NotNegative = 0.1
+    personal_learning_rate: NotNegative | None = None
     curriculum: Curriculum | None = None
     grad_clip: Positive | None = None
     encoding: Literal["plain", "sparse"] = "plain"
@@ -158,7 +170,12 @@ class FedrapRound(NamedTuple):
     sparsity: float
     """mu(a)."""
     user_rate: float
-    item_rate: float
+    common_rate: float
+    personal_rate: float
+
+    def rate(self, name: str) -> float:
+        """The learning rate of this tensor."""
+        return {COMMON: self.common_rate, PERSONAL: self.personal_rate}.get(name, self.user_rate)
 
 
 def curriculum_weight(curriculum: Curriculum, round: int) -> float:
@@ -182,7 +199,9 @@ def fedrap_round(training: EmbeddingTraining, config: FedrapConfig, round: int) 
     decay = ROUND_DECAY ** (round - 1) if config.variant == "code" else 1.0
     distance = config.distance_weight * weight if config.tables == "both" else 0.0
     sparsity = config.sparsity_weight * weight if config.sparsity != "none" else 0.0
-    return FedrapRound(distance, sparsity, training.learning_rate * decay, training.item_rate * decay)
+    personal = training.item_rate if config.personal_learning_rate is None else config.personal_learning_rate
+    rates = (training.learning_rate, training.item_rate, personal)
+    return FedrapRound(distance, sparsity, *(rate * decay for rate in rates))
 
 
 def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapConfig) -> FederatedMethod:
@@ -366,10 +385,9 @@ def _train(
         active = slice(batch.active)
         step, logit_AB = gradients(params, batch, config, now, training.weight_decay)
         for name, gradient in step.items():
-            rate = now.item_rate if name in TABLES else now.user_rate
-            _descend(params[name][active], gradient, rate, decay_C[active], config.variant)
+            _descend(params[name][active], gradient, now.rate(name), decay_C[active], config.variant)
         if shrinks:
-            soft_threshold_(params[COMMON][active], now.item_rate * now.sparsity)
+            soft_threshold_(params[COMMON][active], now.common_rate * now.sparsity)
         decay_C[active] *= STEP_DECAY
         if batch.last_A is not None:
             loss_C[active] += batch_loss(logit_AB, batch) * batch.last_A
@@ -392,7 +410,7 @@ def _train_compiled(
         push=2.0 * now.distance,
         pull=2.0 * mu if config.sparsity == "l2" else mu if l1 and code else 0.0,
         by_sign=l1,
-        threshold=now.item_rate * mu if l1 and not code else 0.0,
+        threshold=now.common_rate * mu if l1 and not code else 0.0,
         bounded=config.distance == "bounded" and now.distance > 0.0,
         means=code,
         step_decay=STEP_DECAY if code else 1.0,
@@ -404,7 +422,7 @@ def _train_compiled(
     user = ("user", "bias") if "bias" in params else ("user",)
     absent = params["user"].new_empty(len(block.clients), 0, training.embedding_size)
     seen = {**params, NO_TABLE: absent, **{name: params[name][:, None] for name in user if name == "bias"}}
-    rates = {**dict.fromkeys((first, second), now.item_rate), **dict.fromkeys(user, now.user_rate)}
+    rates = {name: now.rate(name) for name in (first, second, *user)}
     kernel = Kernel(train_additive, gradients, tables=(first, second), vectors=(user,), constants=(rule,))
     optimiser = Optimiser("sgd", rates, training.weight_decay)
     found_CK = train_compiled(kernel, seen, [list(rates)], examples, place_CB, training, optimiser, 0)

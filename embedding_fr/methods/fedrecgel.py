@@ -39,7 +39,7 @@ from embedding_fr.local_training import (
 from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_model
 from embedding_fr.mlp import flat_network, layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.tables import normal
-from fedecider.bounds import NotNegative, Positive, Real, Space, check
+from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -127,7 +127,15 @@ class FedrecgelConfig:
 DEFAULTS: dict[str, Any] = {"embedding_size": 32, "local_epochs": 1, "learning_rate": 0.01}
 ITEM_TABLES = tuple(f"{table}{of}" for table in ("item_table", "item_table_mlp") for of in ("", ".gradient"))
 """Of all variants; ``code`` sends gradients."""
-CODE: dict[str, Any] = {"variant": "code", "learning_rate": 0.1, "participation": 0.1, "batch_size": 128}
+CODE: dict[str, Any] = {
+    "variant": "code",
+    "learning_rate": 0.1,
+    "participation": 0.1,
+    "private_radius": 0.02,
+    "shared_radius": 0.02,
+    "server_learning_rate": 0.001,
+}
+"""As it runs: the released file of settings says 1.5 for the server's rate, which the code does not pass on."""
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"init_std": 0.1},
@@ -136,8 +144,10 @@ GRID: tuple[dict[str, Any], ...] = (
 )
 SPACE: Space = {
     **TRAINING_SPACE,
+    "local_epochs": Whole(1, 3),
     "private_radius": Real(0.005, 0.5, log=True),
     "shared_radius": Real(0.005, 0.5, log=True),
+    "item_learning_rate": OneOf((0.0, 0.001, 0.01, 0.1)),
     "server_learning_rate": Real(1e-4, 2.0, log=True),
 }
 

@@ -39,7 +39,7 @@ from embedding_fr.tables import (
     shared_mix,
     with_personal_variant,
 )
-from fedecider.bounds import Depth, NotNegative, Real, Space, at_least, check
+from fedecider.bounds import Depth, NotNegative, Real, Space, Whole, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
 SHORT = 100.0
@@ -81,7 +81,7 @@ GRID: tuple[dict[str, Any], ...] = (
     {"init_std": 0.1, "learning_rate": 0.03, "local_epochs": 2},
     {"init_std": 0.1, "learning_rate": 0.03},
 )
-SPACE: Space = {**TRAINING_SPACE, "graph_weight": Real(0.01, 10.0, log=True)}
+SPACE: Space = {**TRAINING_SPACE, "local_epochs": Whole(1, 3), "graph_weight": Real(0.01, 10.0, log=True)}
 
 
 def gpfedrec(federation: Federation, training: EmbeddingTraining, config: GpfedrecConfig) -> FederatedMethod:

@@ -245,12 +245,11 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
 
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
         now = fedrap_round(training, config, user.round)
+        rates_of = {"common_table": now.common_rate, "personal_table": now.personal_rate}
+        rates_of |= {"user": now.user_rate, "bias": now.user_rate}
         theta = parameters({**received, **{name: own[name] for name in own if name != "uploaded_table"}})
         optimiser = torch.optim.SGD(
-            [
-                {"params": [theta[name]], "lr": now.item_rate if name.endswith("_table") else now.user_rate}
-                for name in theta
-            ],
+            [{"params": [theta[name]], "lr": rates_of[name]} for name in theta],
             weight_decay=training.weight_decay,
         )
         rates = torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.95 if config.variant == "code" else 1.0)
@@ -263,7 +262,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
                 optimiser.step()
                 rates.step()
                 if config.variant == "paper" and config.sparsity == "l1" and "common_table" in theta:
-                    shrink(theta["common_table"], now.item_rate * now.sparsity)
+                    shrink(theta["common_table"], now.common_rate * now.sparsity)
         upload = {name: theta[name] for name in theta if name == "common_table"}
         kept = {"uploaded_table": theta["common_table"]} if "uploaded_table" in own else {}
         return upload, {**{name: theta[name] for name in theta if name in own}, **kept}

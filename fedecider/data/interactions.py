@@ -77,7 +77,11 @@ DATASETS: dict[str, DataSet] = {
     ),
     # 10: FedEM, PFedCLR (1,002 users); 5: FedRecGEL (1,227 users).
     "filmtrust": DataSet(
-        "filmtrust", "filmtrust", 10, fetch="ratings.txt of https://guoguibing.github.io/librec/datasets.html"
+        "filmtrust",
+        "filmtrust",
+        10,
+        fetch="ratings.txt of https://guoguibing.github.io/librec/datasets.html, or datasets/filmtrust/ratings.dat of "
+        "https://github.com/hongleizhang/FedCA",
     ),
     # 5: FedRecGEL (8,072 users); 10: FedRAP (1,372 users).
     "amazon-instant-video": DataSet(

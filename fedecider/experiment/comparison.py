@@ -98,6 +98,8 @@ class Entry(NamedTuple):
     """Settings that are tried at most."""
     said: Callable[[Setting], str] = setting_text
     """A setting in words."""
+    trial: Callable[[Setting, int], Cell] | None = None
+    """A shorter run by which settings are chosen; None where a trial is the run itself, which is not made again."""
 
 
 class Row(NamedTuple):
@@ -259,7 +261,8 @@ def make(plan: Plan) -> Table:
 
 def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     """Run what is missing: of every entry the settings that are known ahead, all at once; then drawn ones, one an entry
-    at a time, so that a draw knows those before; then the other seeds of the best one, the earlier one on ties.
+    at a time, so that a draw knows those before; then the other seeds of the best one, the earlier one on ties, and
+    seed 0 as well where trials were shorter.
 
     What fails is said: a setting drops out of the choice, a seed its entry, since the others are worth having.
     """
@@ -279,17 +282,24 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
             if not settings:
                 open_places.remove(place)
             wave += [(place, setting) for setting in settings]
-        found = _played([(entries[place], setting, 0) for place, setting in wave], jobs)
+        found = _played(
+            [(entries[place].trial or entries[place].run, entries[place], setting, 0) for place, setting in wave], jobs
+        )
         for (place, setting), cell in zip(wave, found, strict=True):
             tried[place].append(Tried(setting, None if cell is None else cell.valid[entries[place].label]))
             first[place].append(cell)
     best = [best_of(one) for one in tried]
     chosen = [(place, tried[place][number].setting) for place, number in enumerate(best) if number is not None]
-    asked = [(entries[place], setting, seed) for place, setting in chosen for seed in range(1, seeds)]
+    asked = [
+        (entries[place].run, entries[place], setting, seed)
+        for place, setting in chosen
+        for seed in range(0 if entries[place].trial else 1, seeds)
+    ]
     others = iter(_played(asked, jobs))
     rows = []
     for place, setting in chosen:
-        cells = [first[place][best[place]], *(next(others) for _ in range(1, seeds))]  # type: ignore[index]
+        made = [] if entries[place].trial else [first[place][best[place]]]  # type: ignore[index]
+        cells = [*made, *(next(others) for _ in range(len(made), seeds))]
         whole = [cell for cell in cells if cell is not None]
         if len(whole) == seeds:
             rows.append(Row(entries[place], setting, tried[place], whole))
@@ -300,13 +310,17 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     return rows
 
 
-def _played(asked: Sequence[tuple[Entry, Setting, int]], jobs: int) -> list[Cell | None]:
+Run = tuple[Callable[[Setting, int], Cell], Entry, Setting, int]
+"""What is called, for which entry, with which setting and seed."""
+
+
+def _played(asked: Sequence[Run], jobs: int) -> list[Cell | None]:
     """The cells, None for those that failed."""
 
-    def play(one: tuple[Entry, Setting, int]) -> Cell | None:
-        entry, setting, seed = one
+    def play(one: Run) -> Cell | None:
+        run, entry, setting, seed = one
         try:
-            return entry.run(setting, seed)
+            return run(setting, seed)
         except ValueError as error:  # such as a run that diverged
             log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {error}")
             return None

@@ -69,13 +69,14 @@ def test_a_folder_without_texts(write, tmp_path, source, file):
     assert raw.read_catalogue({"52"}).items == {}
 
 
-def test_filmtrust(write, tmp_path):
-    write("ratings.txt", ["1 1 2", "1 1 2", "3  14\t0.5", "3 b 4", "3 15 4 9", "", "3 15 nan", "12 2 3.5"])
+@pytest.mark.parametrize("name", ["ratings.txt", "ratings.dat"])
+def test_filmtrust(write, tmp_path, name):
+    write(name, ["1 1 2", "1 1 2", "3  14\t0.5", "3 b 4", "3 15 4 9", "", "3 15 nan", "12 2 3.5"])
     raw = SOURCES["filmtrust"](tmp_path, "films", ReadOptions(min_rating=1))
     assert events_of(raw) == [("films-1", "1", -1), ("films-1", "1", -1), ("films-12", "2", -1)]
     assert raw.events.dropped.counts == {"rating below min_rating": {"events": 1}}
-    assert [example.split(": ")[0] for example in raw.files[0].bad_lines] == [f"ratings.txt:{n}" for n in (4, 5, 7)]
-    with pytest.raises(ValueError, match=r"more than 2 bad lines, the last one at ratings.txt:7"):
+    assert [example.split(": ")[0] for example in raw.files[0].bad_lines] == [f"{name}:{n}" for n in (4, 5, 7)]
+    with pytest.raises(ValueError, match=rf"more than 2 bad lines, the last one at {name}:7"):
         SOURCES["filmtrust"](tmp_path, "films", ReadOptions(max_bad_lines=2))
 
 

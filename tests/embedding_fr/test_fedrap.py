@@ -28,7 +28,7 @@ from embedding_fr.testing.loop import run_reference
 from embedding_fr.testing.reference import fedrap as reference
 from fedecider.federation.state import is_mapped
 
-NOW = FedrapRound(distance=0.25, sparsity=0.3, user_rate=0.1, item_rate=0.2)
+NOW = FedrapRound(distance=0.25, sparsity=0.3, user_rate=0.1, common_rate=0.2, personal_rate=0.2)
 BATCH = ExampleBatch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
 FIT_0, FIT_1 = -0.6224593, 0.7310586  # sigmoid(z) - y for z = -0.5, y = 1 and z = 1, y = 0
 
@@ -110,18 +110,20 @@ RULES = {
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("both", [True, False])
-def test_rows_that_have_waited_take_all_their_steps(rule, both):
+@pytest.mark.parametrize("second_rate", [0.2, 0.01])
+def test_rows_that_have_waited_take_all_their_steps(rule, both, second_rate):
     """Steps 3 to 9 of three rows at once are seven steps without examples of each row."""
     rule = rule if both else rule._replace(push=0.0)
     common, personal = np.random.default_rng(1).normal(size=(2, 3, 4))
     personal = personal if both else personal[:0]
     late, late_personal = common.copy(), personal.copy()
-    drift(late.reshape(-1), late_personal.reshape(-1), 4, 3, 10, rule, 0.2, 0.03)
+    drift(late.reshape(-1), late_personal.reshape(-1), 4, 3, 10, rule, 0.2, second_rate, 0.03)
     for steps in range(3, 10):
         for row in range(3):
             other = personal[row] if both else np.empty(0)
             share = 0.0 if rule.means else 1.0
-            step_row(common[row], other, np.ones(4), 0.0, share, rule, 0.2 * rule.step_decay**steps, 0.03)
+            rates = [rate * rule.step_decay**steps for rate in (0.2, second_rate)]
+            step_row(common[row], other, np.ones(4), 0.0, share, rule, *rates, 0.03)
     assert np.allclose(late, common, rtol=1e-12, atol=1e-14)
     assert np.allclose(late_personal, personal, rtol=1e-12, atol=1e-14)
 
@@ -160,9 +162,12 @@ def test_curricula_stay_between_zero_and_one():
 def test_weights_and_rates_of_a_round():
     training = toy_training("fedrap", learning_rate=0.5, item_learning_rate=200.0)
     paper = fedrap_round(training, FedrapConfig(distance_weight=0.2, sparsity_weight=3.0), 10)
-    assert paper == pytest.approx((0.15231884, 2.2847825, 0.5, 200.0))
+    assert paper == pytest.approx((0.15231884, 2.2847825, 0.5, 200.0, 200.0))
     code = fedrap_round(training, FedrapConfig("code"), 3)
-    assert code == pytest.approx((0.1, 0.1, 0.5 * 0.97**2, 200.0 * 0.97**2))
+    assert code == pytest.approx((0.1, 0.1, 0.5 * 0.97**2, 200.0 * 0.97**2, 200.0 * 0.97**2))
+    apart = fedrap_round(training, FedrapConfig("code", personal_learning_rate=4.0), 3)
+    assert apart == pytest.approx((0.1, 0.1, 0.5 * 0.97**2, 200.0 * 0.97**2, 4.0 * 0.97**2))
+    assert [apart.rate(name) for name in ("bias", COMMON, PERSONAL)] == list(apart)[2:]
     assert fedrap_round(training, FedrapConfig(tables="common"), 10).distance == 0.0
     assert fedrap_round(training, FedrapConfig(sparsity="none"), 10).sparsity == 0.0
 
@@ -172,6 +177,12 @@ STRONG = [
     ({"sparsity": "l2", "curriculum": "fixed"}, {"learning_rate": 0.1}),
     ({"distance": "bounded", "grad_clip": 0.5, "curriculum": "frac"}, {"learning_rate": 0.1}),
     ({"variant": "code"}, {"learning_rate": 0.2, "item_learning_rate": 4.0, "weight_decay": 1e-3}),
+    ({"personal_learning_rate": 0.02}, {"learning_rate": 0.1, "weight_decay": 0.02}),
+    ({"personal_learning_rate": 0.03, "distance": "bounded", "sparsity": "l2"}, {"learning_rate": 0.1}),
+    (
+        {"variant": "code", "personal_learning_rate": 0.3},
+        {"learning_rate": 0.2, "item_learning_rate": 4.0, "weight_decay": 1e-3},
+    ),
     ({"variant": "code", "distance": "bounded", "sparsity": "l2"}, {"learning_rate": 0.2, "item_learning_rate": 4.0}),
 ]
 
@@ -230,6 +241,16 @@ def test_without_weights_both_tables_move_by_the_same_gradient():
     gained = state.server[COMMON] - start
     assert float(gained.abs().max()) > 1e-3
     assert torch.allclose(state.local[PERSONAL].mean(0), gained, atol=1e-6)
+
+
+def test_a_personal_table_without_a_rate_stays_and_the_common_one_moves():
+    for compiled in (True, False):
+        training = toy_training("fedrap", init_std=0.5, compiled=compiled)
+        method = toy_method("fedrap", training=training, variant="code", personal_learning_rate=0.0)
+        server, local = method.init()
+        state, _ = run(method, rounds=2)
+        assert torch.equal(state.local[PERSONAL], local[PERSONAL])
+        assert float((state.server[COMMON] - server[COMMON]).abs().max()) > 1e-3
 
 
 def test_the_kept_tables_average_to_the_next_common_one():

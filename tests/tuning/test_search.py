@@ -97,6 +97,27 @@ def test_the_start_comes_first_then_the_candidates_then_draws():
         assert all(value != value_of(Blocks(), name) for name, value in setting.items())
 
 
+def test_where_trials_are_shorter_the_chosen_setting_runs_with_every_seed():
+    asked = []
+
+    def cell(kind: str, setting: dict, seed: int) -> Cell:
+        asked.append((kind, setting, seed))
+        return Cell({"toy": score(setting)}, dict)
+
+    def row(short: bool):
+        asked.clear()
+        run, trial = ((lambda setting, seed, kind=kind: cell(kind, setting, seed)) for kind in ("run", "trial"))
+        search = Search({}, {}, ({}, {"depth": 5}, {"depth": 1}), 0)
+        given = trial if short else None
+        return fill([Entry("toy", "toy", "federated", ["strict"], run, search, 3, trial=given)], 2)[0]
+
+    assert len(row(True).cells) == 2
+    assert asked[:3] == [("trial", one, 0) for one in ({}, {"depth": 5}, {"depth": 1})]
+    assert asked[3:] == [("run", {"depth": 5}, 0), ("run", {"depth": 5}, 1)]
+    assert len(row(False).cells) == 2
+    assert asked[3:] == [("run", {"depth": 5}, 1)], "the trial is the run of seed 0"
+
+
 def test_proposals_depend_on_seed_and_trials_alone():
     whole = play(16)
     search = search_of(Blocks(), SPACE, GRID, 0)

@@ -261,12 +261,12 @@ def _artist_row(row: dict[str, str]) -> tuple[str, ItemFields]:
 
 
 def read_filmtrust(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
-    """FilmTrust (Guo, Zhang and Yorke-Smith, IJCAI 2013): ``ratings.txt``, lines ``user item rating``, blanks between.
+    """FilmTrust (Guo, Zhang and Yorke-Smith, IJCAI 2013): ``ratings.txt`` or ``.dat``, lines ``user item rating``.
 
     No times (the order is that of the file) and no texts. Every rating is an event unless ``min_rating`` is set. The
     folder holds one domain, whose name is free. User keys carry the domain name (they are small numbers).
     """
-    ratings = options.file(find_file(raw, ["ratings.txt"], "FilmTrust ratings"))
+    ratings = options.file(find_file(raw, ["ratings.txt", "ratings.dat"], "FilmTrust ratings"))
     table = EventTable()
     for user, item, rating in read_records(ratings, _filmtrust_rating_line):
         if keep_rating(rating, options):

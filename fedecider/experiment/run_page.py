@@ -545,8 +545,11 @@ def _distances(
     max_texts: int,
     alpha_KK: Tensor | None,
 ) -> dict[str, Any] | None:
-    """Item and user distances with their correlation to alpha; None for a single domain."""
-    if len(domains) < 2:
+    """Item and user distances with their correlation to alpha; None for a single domain, or where there is no alpha.
+
+    Encoding the texts is most of a page's time: it is spent only where there are weights to compare with.
+    """
+    if len(domains) < 2 or alpha_KK is None:
         return None
     named = all(user_texts.get(name) for name in domains)  # one kind of text for all, or the kinds would be compared
     users = {name: user_texts[name] if named else newest_titles(domain) for name, domain in domains.items()}
@@ -565,7 +568,7 @@ def _distances(
         distance_KK = domain_distances(drawn, loaded)
         found["num_texts"][kind] = {name: len(group) for name, group in drawn.items()}
         found[f"{kind}_distance"] = distance_KK
-        found[f"{kind}_correlation"] = None if alpha_KK is None else distance_correlation(alpha_KK, distance_KK)
+        found[f"{kind}_correlation"] = distance_correlation(alpha_KK, distance_KK)
     return found
 
 

@@ -242,21 +242,6 @@ def quality(id_texts: Sequence[str], item_texts: Sequence[str], suffixed: Collec
     }
 
 
-def quality_line(report: Mapping[str, Any]) -> str:
-    """The report of `assign_item_ids` as one line for the console."""
-    own, category = report.get("own_word_share"), report.get("category_share")
-    parts = [
-        *([f"{own:.1%} of the words from the item's own text"] if own is not None else []),
-        *([f"{report['repeat_share']:.1%} repeat a word"] if "repeat_share" in report else []),
-        f"collisions {report['num_collisions']:,} before, {report['num_collisions_left']:,} after",
-        f"{report['num_suffixes']:,} suffixes",
-        f"{report['mean_words']:.1f} words (at most {report['max_words']})",
-        f"{report['mean_tokens']:.1f} tokens (at most {report['max_tokens']})",
-        *([f"{category:.0%} of a category share the first word"] if category is not None else []),
-    ]
-    return f"{report['num_items']:,} IDs: " + ", ".join(parts)
-
-
 def keyword_item_ids(
     item_keys: Sequence[str],
     item_texts: Sequence[str],

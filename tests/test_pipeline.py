@@ -89,9 +89,20 @@ def test_a_run_leaves_everything_behind(playground):
     printed = (playground / "stdout.txt").read_text()
     assert "strict" in printed
     page = re.sub(r'<span class="tip".*?</span>|</?dfn[^>]*>', "", (run / "report.html").read_text())
-    for text in (printed, (run / "results.md").read_text(), page):
+    for text in ((run / "results.md").read_text(), page):
         assert f"item texts as vectors of {metrics['text_encoder']}" in " ".join(text.split())
-    assert printed.count("adapter: ") == 3
+
+
+def test_the_console_of_three_companies_fits_thirty_lines_and_ends_with_the_answer(playground):
+    lines = (playground / "stdout.txt").read_text().splitlines()
+    timed = [line for line in lines if re.search(r": \d+/\d+ .*\(\d+ s", line)]  # of a slow machine alone
+    assert len(lines) - len(timed) <= 24
+    assert not any("…" in line for line in lines)
+    starts = ("Would one switch fedecider", "What joining brought: ", "Client by client: ", "", "It cost each client ")
+    assert [line.startswith(start) for line, start in zip(lines[-5:], starts, strict=True)] == [True] * 5
+    assert sum("round " in line and "valid ndcg@10" in line for line in lines) == 3
+    assert "adapters: runs/whole/adapters" in lines
+    assert "report: runs/whole/report.html" in lines
 
 
 def test_bytes_follow_the_formula(playground):

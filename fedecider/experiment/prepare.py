@@ -69,7 +69,7 @@ from fedecider.models.item_texts import (
     save_projection,
 )
 from fedecider.running.launch import Launch
-from fedecider.running.progress import console, log_line, progress, stage
+from fedecider.running.progress import log_line, progress, stage
 from fedecider.running.run_folder import (
     RunFolder,
     Stage,
@@ -93,7 +93,7 @@ from idgen.backbone import (
 )
 from idgen.backbones.families import family_of
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids, train_id_generator
-from idgen.item_ids import ItemIds, phrase_item_ids, quality_line, unique_phrases, user_texts
+from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases, user_texts
 from idgen.precision import check_quantize
 from idgen.prompts import prompt_texts
 from idgen.ranking import eval_users, rank_task, with_prior
@@ -718,15 +718,16 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
         with stage("distil"):
             distilled = _whole(distill_stage(config, pretrained, domains, launch.device, quiet=not launch.is_main))
     if launch.is_main:
-        for name, kept in (("pre-training", pretrained), ("distillation", distilled)):
-            console.print(f"{name}: {'reused' if kept.reused else 'built'} {kept.folder}", highlight=False)
+        stages = (("pre-training", pretrained), ("distillation", distilled))
+        told = ", ".join(f"{name} {'reused' if kept.reused else 'built'} ({kept.folder.name})" for name, kept in stages)
+        log_line(f"{config.cache}: {told}")
         if told := kept_step(pretrained):
             log_line(f"backbone: {told}")
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     if launch.is_main:
-        for name, domain in by_catalogue(clients).items():
-            log_line(f"item IDs of {name}: {quality_line(ids[domain.name].items.report)}")
+        reports = {name: ids[domain.name].items.report for name, domain in by_catalogue(clients).items()}
+        log_line("item IDs: " + ", ".join(f"{name} {one['num_items']:,}" for name, one in reports.items()))
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
 
 

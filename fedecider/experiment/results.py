@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.baselines.counts import COUNTS, UNTRAINED
+from fedecider.baselines.counts import UNTRAINED
 from fedecider.baselines.own import own_baselines
 from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import encoder_label
@@ -43,7 +43,7 @@ from fedecider.experiment.rows import (
     without_exchange,
     zero_shot,
 )
-from fedecider.experiment.run_page import finish_report
+from fedecider.experiment.run_page import conclusion_of, finish_report
 from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
@@ -81,6 +81,7 @@ from fedecider.models.loaded import GENERATOR_FOLDER, TEXT_FOLDER
 from fedecider.report.analyses import WAYS, cost_of_joining, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.tables import (
+    CANARY,
     COMPARED,
     ResultRow,
     ResultTable,
@@ -361,7 +362,7 @@ def write_results(run: Ended) -> None:
         page = finish_report(run.folder, run.artifacts.everyone, texts, models.examples, encoder)
     if page is not None:
         log_line(f"report: {page}")
-    log_joining(run, models)
+    log_answer(run, models)
     write_table(run, models)  # last: a run whose table stands there is finished
 
 
@@ -500,18 +501,19 @@ def paired_tests(
 
 
 def log_results(run: Ended, models: Models) -> None:
-    """Print the table, and where the adapters lie."""
-    table, rows = _table(run, models), models.rows
-    shown = table._replace(
-        rows=printed_rows(rows), notes=[*table.notes, f"all rows, and every domain: {run.folder.results}"]
-    )
-    console.print(rich_table(shown, title=f"Test results of {run.folder.root.name}, round {run.state.best_round}"))
-    for name in run.artifacts.domains:
-        log_line(f"adapter: {run.folder.adapters / name}")
+    """Print the rows that answer, what must be known of them, and where all is."""
+    warned, _ = _notes(run, models)
+    shown = _table(run, models)._replace(rows=printed_rows(models.rows), notes=warned)
+    title = f"Test results of {run.folder.root.name}, round {run.state.best_round} of {run.state.round}"
+    console.print(rich_table(shown, title=title))
+    log_line(f"all rows, and every domain: {run.folder.results}")
+    log_line(f"adapters: {run.folder.adapters}")
 
 
-def log_joining(run: Ended, models: Models) -> None:
-    """Say what joining brought; the last words of a run."""
+def log_answer(run: Ended, models: Models) -> None:
+    """Whether one would switch the model on, and what joining brought; the last words of a run."""
+    said = conclusion_of(run.folder)
+    log_line(f"{said.question} {said.answer}")
     records = _records(run.folder) or _training_logs(run.folder)
     cost = cost_of_joining(records, run.recommender.names, list(run.artifacts.domains))
     for sentence in joining_sentences(models.joining, cost):
@@ -525,20 +527,22 @@ def write_table(run: Ended, models: Models) -> None:
 
 
 def _table(run: Ended, models: Models) -> ResultTable:
-    return ResultTable(models.rows, get_protocol(run.settings.run.protocol), _notes(run, models))
+    warned, told = _notes(run, models)
+    return ResultTable(models.rows, get_protocol(run.settings.run.protocol), [*warned, *told])
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """At most eight rows for a terminal, in their order, with the macro mean alone where there are several domains.
 
-    Of the counting rows the one with the best ndcg@10 stands for all; the method's other variants and the teacher are
-    left out.
+    Of the rules without training the one with the best ndcg@10 stands for all; the method's other variants, the teacher
+    and the canary are left out.
     """
     scope = shown_domains(rows)[-1]
-    counts = [row for row in rows if row.label in COUNTS]
+    counts = [row for row in rows if row.label in UNTRAINED]
     best = max(counts, key=lambda row: row.values[scope]["ndcg@10"].mean)
     variants = f"{rows[0].label.partition(' (')[0]} ("
-    others = {row.label for row in rows[1:] if row.label.startswith(variants)} | {*COUNTS, TEACHER} - {best.label}
+    others = {row.label for row in rows[1:] if row.label.startswith(variants)}
+    others |= {*UNTRAINED, TEACHER, CANARY} - {best.label}
     kept = {scope, MACRO}
     return [
         row._replace(values={domain: values for domain, values in row.values.items() if domain in kept})
@@ -698,7 +702,8 @@ def _training_logs(folder: RunFolder) -> list[dict]:
     return read_records(folder.root / SITE_LOGS) if (folder.root / SITE_LOGS).is_file() else []
 
 
-def _notes(run: Ended, models: Models) -> list[str]:
+def _notes(run: Ended, models: Models) -> tuple[list[str], list[str]]:
+    """What must be known before the numbers are read, and how they came about."""
     settings, state, records = run.settings, run.state, _records(run.folder)
     taken = ", ".join(f"{name} {share:g}" for name, share in models.shares.items())
     choices = {} if models.hybrids is None else models.hybrids.choices
@@ -708,8 +713,13 @@ def _notes(run: Ended, models: Models) -> list[str]:
         name: chance_hit(domain.clients.sequences, len(domain.item_keys), "test", protocol)
         for name, domain in domains.items()
     }
-    return [
+    warned = [
         *few_candidates(chances),
+        *privacy_notes(models.privacy),
+        *upload_notes(records, run.recommender.names),
+        *sum_notes(settings.run.secure_sum, settings.run.privacy.clips),
+    ]
+    return warned, [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {run.method.variants[0]}",
         *selection_notes(run.folder),
@@ -719,7 +729,4 @@ def _notes(run: Ended, models: Models) -> list[str]:
         *([f"share of the trained update, by validation items: {taken}"] if settings.run.share_grid != [1.0] else []),
         *([f"hybrid, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {encoder_label(settings.run.pretrain.text_encoder)}",
-        *privacy_notes(models.privacy),
-        *upload_notes(records, run.recommender.names),
-        *sum_notes(settings.run.secure_sum, settings.run.privacy.clips),
     ]

@@ -94,18 +94,21 @@ def caption(table: ResultTable) -> list[str]:
     """What stands under a table: protocol stamp, what the intervals are, notes."""
     canary = [row.values[MACRO]["hit@10"].mean for row in table.rows if row.kind == "canary"]
     bold = ["bold: distinguishably above every other method (paired permutation test, Holm)"] if table.bold else []
-    interval = "brackets: 95 % cluster bootstrap over users (and seeds, where there are several)"
+    interval = "brackets: 95 % cluster bootstrap over users (and seeds)"
     return [stamp(table.protocol, canary[0] if canary else None), interval, *bold, *table.notes]
 
 
-def rich_table(table: ResultTable, metrics: Sequence[str] = METRICS, title: str | None = None) -> Table:
-    """The table for a terminal (fits 80 columns): the interval stands under each mean."""
-    out = Table(title=title, caption="\n".join(caption(table)), caption_justify="left", show_edge=False, pad_edge=False)
+def rich_table(table: ResultTable, metrics: Sequence[str] = COMPARED, title: str | None = None) -> Table:
+    """The table for a terminal (fits 80 columns): a line a row, the intervals beside the means."""
+    said = caption(table)
+    out = Table(title=title, caption="\n".join(said), caption_justify="left", show_edge=False, pad_edge=False)
     out.add_column("")
     for metric in metrics:
-        out.add_column(metric, justify="right")
-    for domain in shown_domains(table.rows):
-        out.add_row(Text(domain, style="bold cyan"))
+        out.add_column(metric, justify="right", no_wrap=True)
+    domains = shown_domains(table.rows)
+    for domain in domains:
+        if len(domains) > 1:
+            out.add_row(Text(domain, style="bold cyan"))
         for row in table.rows:
             cells = [_rich_cell(row, domain, metric, table.bold) for metric in metrics]
             out.add_row(Text(f"  {row.label}", style="" if row.kind == "method" else "dim"), *cells)
@@ -217,4 +220,4 @@ def _rich_cell(row: ResultRow, domain: str, metric: str, bold: Collection[tuple[
     value = row.values[domain][metric]
     style = "bold" if (domain, metric, row.label) in bold else ""
     low, high = (f"{end:.3f}".removeprefix("0") for end in (value.low, value.high))
-    return Text.assemble((f"{value.mean:.4f}", style), (f"\n[{low}, {high}]", "dim"))
+    return Text.assemble((f"{value.mean:.3f}", style), (f" [{low}, {high}]", "dim"))

@@ -6,10 +6,12 @@ Nothing leaves the machine unless the environment says so: every tracker writes 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -382,11 +384,22 @@ def valid_metrics(record: dict, names: Sequence[str] = ()) -> Iterator[tuple[str
                 yield metric_name("valid", variant, name, metric), value
 
 
+SHOWN_ROUNDS, QUIET_S = 5, 600.0
+"""So many rounds of a run are printed, that its answer stays on the screen; all of them are in ``rounds.jsonl``."""
+
+
 def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> Callable[[dict], None]:
-    """Print each round as it ends, once however many processes there are; ``names`` of the clients, if they have."""
+    """Print rounds as they end, once however many processes there are: about `SHOWN_ROUNDS` of a run, the first and the
+    last one among them, and any after ten quiet minutes. ``names`` of the clients, if they have."""
+    last = -math.inf
 
     def tell(record: dict) -> None:
-        for text in [round_text(record, num_rounds), *upload_notes([record], names)] if launch.is_main else []:
+        nonlocal last
+        number, now = record["round"], time.monotonic()
+        due = number in (1, num_rounds) or number % math.ceil(num_rounds / SHOWN_ROUNDS) == 0
+        texts = [round_text(record, num_rounds)] if due or now - last >= QUIET_S else []
+        last = now if texts else last
+        for text in [*texts, *upload_notes([record], names)] if launch.is_main else []:
             log_line(text)
 
     return tell

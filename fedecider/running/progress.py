@@ -115,7 +115,24 @@ def write_seconds(metrics: Path) -> None:
         write_json(metrics, {**content, "seconds": {**seconds, **content.get("seconds", {})}})
 
 
-_LINE_EVERY_S = 10.0
+_FIRST_LINE_S, _SELDOM_S = 30.0, 600.0
+
+
+class _Pace:
+    """When the next line of one step is due: after 30 s, then whenever the step has gone on for twice as long, and
+    every ten minutes. A minute of work takes two lines so, and a night of it some fifty."""
+
+    def __init__(self) -> None:
+        self.started, self._due = time.monotonic(), _FIRST_LINE_S
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def is_due(self, elapsed: float) -> bool:
+        if elapsed < self._due:
+            return False
+        self._due = elapsed + min(elapsed, _SELDOM_S)
+        return True
 
 
 class Report(Protocol):
@@ -124,7 +141,8 @@ class Report(Protocol):
 
 @contextmanager
 def progress(title: str, enabled: bool = True) -> Iterator[Report]:
-    """Yield ``report(done, total, note)``; on a terminal it moves a bar, elsewhere it prints now and then."""
+    """Yield ``report(done, total, note)``; on a terminal it moves a bar, elsewhere it prints now and then, and nothing
+    of what took less than 30 seconds."""
     if not enabled:
         yield lambda done, total, note="": None
         return
@@ -152,7 +170,7 @@ def progress(title: str, enabled: bool = True) -> Iterator[Report]:
 def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[OnClients]:
     """Yield what :func:`fedecider.federation.rounds.run_rounds` tells of the clients of a round that are done.
 
-    On a terminal it moves a bar that is gone at the end, elsewhere it prints a line every 10 seconds at most.
+    On a terminal it moves a bar that is gone at the end, elsewhere it prints a line now and then.
     """
     if not enabled:
         yield silent
@@ -178,31 +196,26 @@ def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[OnClients]
 
 
 def _plain_rounds(num_rounds: int) -> OnClients:
-    started = last = time.monotonic()
+    pace = _Pace()
 
     def log(round: int, what: str, done: int, total: int) -> None:
-        nonlocal started, last
-        now = time.monotonic()
+        nonlocal pace
         if done == 0:
-            started = now
-        elif done < total and now - last >= _LINE_EVERY_S:
-            last = now
-            text = f"round {round}/{num_rounds}, {what}: {done}/{total} clients ({_times(now - started, done, total)})"
+            pace = _Pace()
+        elif done < total and pace.is_due(elapsed := pace.elapsed()):
+            text = f"round {round}/{num_rounds}, {what}: {done}/{total} clients ({_times(elapsed, done, total)})"
             console.print(text, highlight=False, soft_wrap=True)
 
     return log
 
 
 def _plain_lines(title: str) -> Report:
-    started = last = time.monotonic()
-    console.print(f"{title} ...", highlight=False)
+    pace = _Pace()
 
     def report(done: int, total: int, note: str = "") -> None:
-        nonlocal last
-        now = time.monotonic()
-        if done >= total or now - last >= _LINE_EVERY_S:
-            last = now
-            spent = _times(now - started, done, total)
+        elapsed = pace.elapsed()
+        if pace.is_due(elapsed) or (done >= total and elapsed >= _FIRST_LINE_S):
+            spent = _times(elapsed, done, total)
             console.print(f"{title}: {done}/{total} {note} ({spent})", highlight=False, soft_wrap=True)
 
     return report

@@ -115,7 +115,8 @@ def run_row(method: str, clients: Mapping[str, Domain], settings: Settings, outp
     found = read_json(output / "metrics.json")
     of_row = found["macro"]["test"][found["reported"]]
     scores = {name: of_row[name]["mean"] for name in ("hit@10", "ndcg@10")}
-    rounds = f"round {found['best_round']} of {len(result.rounds)}, shares {found.get('update_scales', '')}"
+    shares = ", ".join(f"{share:g}" for share in found.get("update_scales", {}).values())
+    rounds = f"round {found['best_round']} of {result.rounds['round'].max()}; shares of the updates {shares}"
     return {**scores, "minutes": (time.process_time() - started) / 60, "told": rounds}
 
 

@@ -20,7 +20,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -313,10 +313,11 @@ class Result:
         shutil.copytree(self.folder.root, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
         return target
 
-    def export(self, folder: str | Path) -> Path:
+    def export(self, folder: str | Path, *, published_name: str = "") -> Path:
         """Write what may be published: backbone, adapters with item IDs and cards, checksums. No history, no counts.
 
-        ``Recommender.from_pretrained(folder, client)`` reads it, and `peft` does.
+        ``Recommender.from_pretrained(folder, client)`` reads it, and `peft` does. ``published_name``: the name of the
+        hub that the folder will have, which its adapters then name as their base.
 
         Raises:
             ValueError: ``folder`` is there and not empty, or the run hands nothing over.
@@ -328,7 +329,12 @@ class Result:
         for part in (self.folder.backbone, self.folder.adapters):
             shutil.copytree(part, target / part.name)
         shutil.copyfile(self.folder.root / "handover.json", target / "handover.json")
-        (target / "README.md").write_text(self._card(), encoding="utf-8")
+        if published_name:
+            from fedecider.models.recommender import name_base, put_in_front
+
+            name_base(target, published_name)
+            put_in_front(target)
+        (target / "README.md").write_text(self._card(published_name), encoding="utf-8")
         return target
 
     def push_to_hub(self, repo_id: str, *, private: bool = True, api: Any = None) -> Any:
@@ -345,7 +351,8 @@ class Result:
         from fedecider.models.recommender import push_folder
 
         message = f"Add recommenders of {', '.join(self.clients)}"
-        return push_folder(self.export, HfApi() if api is None else api, repo_id, private, False, message)
+        save = partial(self.export, published_name=repo_id)
+        return push_folder(save, HfApi() if api is None else api, repo_id, private, False, message)
 
     def __repr__(self) -> str:
         return f"Result of {self.method} on {', '.join(self.clients)}, round {self.best_round}\n{self.table.round(4)}"
@@ -355,21 +362,23 @@ class Result:
         about = f"{escape(self.method)} on {escape(', '.join(self.clients))}, round {self.best_round}"
         return f"<p><b>{about}</b></p>{paragraphs}{self.table.round(4).to_html()}"
 
-    def _card(self) -> str:
+    def _card(self, published_name: str) -> str:
+        from fedecider.models.export import opened_in_one_line
+
+        config = read_object(self.folder.adapters / self.clients[0] / "adapter_config.json", {"task_type": str})
+        auto_class = "AutoModelForSeq2SeqLM" if config["task_type"] == "SEQ_2_SEQ_LM" else "AutoModelForCausalLM"
         lines = [
             "---",
             "library_name: peft",
+            *([f"base_model: {published_name}"] if published_name else []),
             "tags: [recommender, federated-learning]",
             "---",
             f"# Recommenders of {', '.join(self.clients)}",
             "",
-            f"Trained together by {self.method} with FeDecider. `adapters/NAME` are PEFT adapters of `backbone/`.",
+            f"Trained together by {self.method} with FeDecider. `adapters/NAME` are PEFT adapters of `backbone/`, "
+            "whose files a repository of the hub has in front too.",
             "",
-            "```python",
-            "from fedecider import Recommender",
-            "",
-            f'Recommender.from_pretrained("THIS REPOSITORY", "{self.clients[0]}").recommend(["A title"], k=10)',
-            "```",
+            opened_in_one_line(auto_class, published_name or "THIS REPOSITORY", self.clients[0]),
             "",
             "```text",
             self.table.round(4).to_string(),

@@ -113,11 +113,18 @@ def test_push_to_hub_uploads_what_export_writes(result):
 
         def upload_folder(self, folder_path, **options):
             self.files = sorted(path.name for path in folder_path.iterdir())
+            self.bases = {
+                read_json(path)["base_model_name_or_path"] for path in folder_path.rglob("adapter_config.json")
+            }
+            self.card = (folder_path / "README.md").read_text()
             return "commit"
 
     hub = Hub()
     assert result.push_to_hub("me/shops", api=hub) == "commit"
-    assert (hub.repo_id, hub.files) == ("me/shops", ["README.md", "adapters", "backbone", "handover.json"])
+    assert (hub.repo_id, hub.bases) == ("me/shops", {"me/shops"})
+    assert {"README.md", "adapters", "backbone", "handover.json", "config.json", "model.safetensors"} <= {*hub.files}
+    assert 'AutoModelForCausalLM.from_pretrained("me/shops", adapter_kwargs=' in hub.card
+    assert "\nbase_model: me/shops\n" in hub.card
 
 
 def test_early_stopping_ends_the_run_and_a_stopped_run_goes_on(place, result):

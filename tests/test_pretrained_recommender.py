@@ -1,6 +1,8 @@
 """`fedecider.Recommender` on a small run with hybrids: sources, answers, other adapters, folders of its own, hubs."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -374,6 +376,28 @@ def test_a_hub_keeps_what_a_folder_keeps(rec, alone, tmp_path, monkeypatch):
         Recommender.from_pretrained("us/books", revision="0" * 40)
     with pytest.raises(ValueError, match="expected it with a hub name only"):
         Recommender.from_pretrained(folder, revision="main")
+
+
+def test_what_was_pushed_opens_by_the_line_of_its_card_in_a_new_process(run, alone, tmp_path, monkeypatch):
+    """And ranks as `recommend` does, by the program of the card; peft and transformers alone, offline."""
+    hub = FolderHub(tmp_path / "cache", monkeypatch)
+    alone.push_to_hub("us/one", api=hub)
+    fedecider.load(run).push_to_hub("us/many", api=hub)
+    asked = [alone.items.titles[item] for item in (8, 2, 30)]
+    expected = [f"{place}\t{item.title}" for place, item in enumerate(alone.recommend(asked, k=10), 1)]
+    for name, inside in (("us/one", "."), ("us/many", "adapters/crime")):
+        assert Recommender.from_pretrained(name, "crime").recommend(asked).items == alone.recommend(asked).items
+        (folder,) = (tmp_path / "cache" / f"models--{name.replace('/', '--')}" / "snapshots").iterdir()
+        assert json.loads((folder / inside / "adapter_config.json").read_text())["base_model_name_or_path"] == name
+        (line,) = re.findall(r"```py\n(.*?\))\n", (folder / "README.md").read_text(), re.S)
+        program = (folder / inside / "README.md").read_text().split("```python\n")[1].split("```")[0]
+        before, loading, after = re.split(r"^(model = .*?\.eval\(\))$", program, flags=re.M | re.S)
+        assert "PeftModel" in loading
+        (tmp_path / "next.py").write_text(f"{before}{line}.eval(){after}")
+        environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+        words = [sys.executable, str(tmp_path / "next.py"), str(folder / inside), *asked]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.stdout.splitlines() == expected, done.stderr
 
 
 def test_a_published_backbone_is_fetched_by_its_name(alone, run, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def test_an_upload_without_a_hybrid_takes_the_earlier_one_out(rec, tmp_path, mon
     (folder / "backbone" / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier upload")
     assert "hybrid/hybrid.json" in files(folder)
     rec.push_to_hub("us/books", api=hub)
-    assert files(folder) == {"LICENSE", *files(rec.save_pretrained(tmp_path / "saved"))}
+    assert files(folder) == {"LICENSE", *files(rec.save_pretrained(tmp_path / "saved", published_name="us/books"))}
     assert not Recommender.from_pretrained("us/books").has_hybrid
 
 

@@ -74,6 +74,8 @@ LARGEST_CLAIM = 10.0
 NUM_PEERS = 256
 """Clients over whom medians are taken, and whose uploads are held for it."""
 LEAST_PEERS = 3
+FAR = 30.0
+"""Times the norm of everybody else: what is told of an upload where there is no median to bound it by."""
 
 
 class Arrived(NamedTuple):
@@ -97,7 +99,8 @@ def bounded(
     The medians are over the first `NUM_PEERS` clients as they arrive, whose uploads wait for them: the others stream. A
     simulation of users brings the largest ones first, so that in rounds of more clients the bounds are those of these.
     Norms and weights that are zero do not count, as little as clients that are not finite, which are left as they are.
-    Of fewer than `LEAST_PEERS` no median is safe from one of them, and nothing is bounded.
+    Of fewer than `LEAST_PEERS` no median is safe from one of them, and nothing is bounded: ``note`` is told ``client``,
+    ``norm`` and ``others`` (their largest norm) of an upload that is `FAR` from the others.
     """
 
     def measured(one: Arrived) -> tuple[Upload, Tree, Tensor]:
@@ -109,6 +112,8 @@ def bounded(
     while sum(len(norm_C) for _, _, norm_C in waiting) < NUM_PEERS and (one := next(stream, None)):
         waiting.append(one)
     # numbers that are not finite become 0, which does not count: so many clients, however blocks are cut
+    if largest is not None:
+        _tell_far([(upload, norm_C.where(finite_clients(upload), 0.0)) for upload, _, norm_C in waiting], note)
     norm_cap = _cap([norm_C.where(finite_clients(upload), 0.0) for upload, _, norm_C in waiting], largest or math.inf)
     claims = [upload.weights.cpu().double().where(finite_clients(upload), 0.0) for upload, _, _ in waiting]
     claim_cap = _cap(claims, LARGEST_CLAIM)
@@ -117,6 +122,20 @@ def bounded(
         yield _within(*waiting.pop(), norm_cap, claim_cap, note)
     for one in stream:
         yield _within(*one, norm_cap, claim_cap, note)
+
+
+def _tell_far(found: Sequence[tuple[Upload, Tensor]], note: Callable[[dict[str, Any]], None]) -> None:
+    """The largest of too few norms for a median, where it is far from the others."""
+    norms = [
+        (norm, client)
+        for upload, norm_C in found
+        for client, norm in zip(upload.clients.tolist(), norm_C.tolist(), strict=True)
+        if norm > 0.0
+    ]
+    if 1 < len(norms) < LEAST_PEERS:
+        (others, _), (norm, client) = sorted(norms)[-2:]
+        if norm > FAR * others:
+            note({"client": client, "norm": norm, "others": others})
 
 
 def update_norms(upload: Upload, reference: Tree | None) -> Tensor:

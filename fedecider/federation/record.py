@@ -161,7 +161,23 @@ def upload_notes(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()
             for one in capped
         ]
         lines.append(f"bounded by what the others sent: {_first(some)}")
-    return lines
+    return lines + far_notes(records, names)
+
+
+def far_notes(records: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> list[str]:
+    """Whose uploads were far larger than the others' where too few sent any to bound them; nothing where nobody's."""
+    largest: dict[int, dict[str, Any]] = {}
+    for record in records:
+        for one in record.get("far_uploads", []):
+            if one["norm"] >= largest.get(one["client"], one)["norm"]:
+                largest[one["client"]] = {**one, "round": record["round"]}
+    some = [
+        f"{_who(one, names)} (norm {one['norm']:.3g} in round {one['round']}, that of the others {one['others']:.3g})"
+        for one in largest.values()
+    ]
+    return (
+        [f"far from the others and not bounded, as of two clients there is no median: {_first(some)}"] if some else []
+    )
 
 
 def sum_notes(secure_sum: bool, clips: bool) -> list[str]:

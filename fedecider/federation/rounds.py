@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedecider.bounds import Diverged
 from fedecider.federation.aggregate import LARGEST_OF_USERS, LARGEST_UPDATE, Arrived, bounded
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.parties import Processes, choose_cohort, in_client_order
-from fedecider.federation.record import Recorder, left_out
+from fedecider.federation.record import Recorder, far_notes, left_out
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, remove_debris, save_state, snapshot
 from fedecider.federation.wire import Traffic, check_upload, download_to, group_traffic, measure, with_finite
@@ -184,9 +185,10 @@ def run_rounds(
         trained = time.perf_counter()
         diverged = _nobody_left(round, done, names)
         variants = method.variants if settings.validates(round) and not diverged else ()
-        found = evaluate_variants(
-            method, round, variants, "valid", server, local, validated or blocks, processes, on_clients
-        )
+        with _named_as_far(round, done, names):
+            found = evaluate_variants(
+                method, round, variants, "valid", server, local, validated or blocks, processes, on_clients
+            )
         scores = {variant: summarise(positions) for variant, positions in found.items()}
         groups = scores.get(method.variants[0], [])
         score = sum(group[settings.select_by] for group in groups) / len(groups) if groups else None
@@ -207,7 +209,8 @@ def run_rounds(
             "traffic": done.traffic,
             "non_finite_uploads": done.non_finite,
             "refused_uploads": [*({"client": c, "reason": "away"} for c in sorted(asked - cohort)), *done.refused],
-            "capped_uploads": done.capped,
+            "capped_uploads": [one for one in done.capped if "cap" in one],
+            **({"far_uploads": done.far} if done.far else {}),
             **seconds,
         }
         if diverged:
@@ -279,7 +282,12 @@ class _Done(NamedTuple):
     non_finite: list[dict]
     refused: list[dict]
     capped: list[dict]
+    """Bounded, or far from the others where nothing is bounded (`bounded`)."""
     train_s: float
+
+    @property
+    def far(self) -> list[dict]:
+        return [one for one in self.capped if "others" in one]
 
 
 class _Trained(NamedTuple):
@@ -362,6 +370,18 @@ def _train(
     capped.sort(key=itemgetter("client"))
     by_client = group_traffic(sorted(traffic, key=itemgetter(0)))
     return server, local, _Done(logs, by_client, non_finite, refused, capped, train_s)
+
+
+@contextmanager
+def _named_as_far(round: int, done: _Done, names: Sequence[str]) -> Iterator[None]:
+    """A model without finite scores is told with whose upload was far from the others."""
+    try:
+        yield
+    except ValueError as error:
+        notes = far_notes([{"round": round, "far_uploads": done.far}], names)
+        if notes:
+            raise Diverged(f"{error}. In round {round}, {notes[0]}") from error
+        raise
 
 
 def _nobody_left(round: int, done: _Done, names: Sequence[str]) -> str:

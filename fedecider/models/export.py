@@ -249,6 +249,8 @@ def model_card(card: Card, base_name: str, examples: tuple[str, ...], published_
         f"## From titles to recommendations\n\n{_prompt_text(card.prompt)}\n\n{_how_to_run(base_name)}",
         f"```python\n{program(card.prompt, base_name, is_local, examples)}```",
     ]
+    if published_base and is_local:
+        parts.insert(2, opened_in_one_line(card.prompt.auto_class, published_base))
     if card.alpha:
         total = sum(map(abs, card.alpha.values())) or 1.0
         weights = [(name, f"{value:.4f}", f"{abs(value) / total:.1%}") for name, value in card.alpha.items()]
@@ -269,6 +271,19 @@ def model_card(card: Card, base_name: str, examples: tuple[str, ...], published_
         settings = [(name, str(value)) for name, value in card.details.items()]
         parts += ["## Settings", _table(("setting", "value"), settings)]
     return "\n\n".join(parts) + "\n"
+
+
+def opened_in_one_line(auto_class: str, name: str, domain: str = "") -> str:
+    """A part of a card: how a repository ``name`` of the hub with its base inside is opened; ``domain``: one adapter of
+    several, which transformers opens by itself."""
+    library, opener, more = "peft", auto_class.replace("Auto", "AutoPeft", 1), ""
+    if domain:
+        library, opener, more = "transformers", auto_class, f', adapter_kwargs={{"subfolder": "adapters/{domain}"}}'
+    lines = [f"from {library} import {opener}", "", f'model = {opener}.from_pretrained("{name}"{more})']
+    named = f', "{domain}"' if domain else ""
+    lines += ["", "# or, with titles in place of tokens:", "import fedecider", ""]
+    lines += [f'rec = fedecider.Recommender.from_pretrained("{name}"{named})']
+    return "\n".join(["## In one line", "", "```py", *lines, "```"])
 
 
 def _interval(value: Mapping[str, float]) -> str:

@@ -97,7 +97,8 @@ TOKENIZER_FILES: tuple[str, ...] = (
 )
 TOKENIZER_FILES += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model")
 """Of a backbone's folder nothing else is copied."""
-OWN_FILES = (*ADAPTER_FILES, CARD_FILE, MANIFEST_FILE, f"{BACKBONE_FOLDER}/*", f"{HYBRID_FOLDER}/*")
+OWN_FILES = (*ADAPTER_FILES, *MODEL_FILES, *TOKENIZER_FILES, CARD_FILE, MANIFEST_FILE)
+OWN_FILES += (f"{BACKBONE_FOLDER}/*", f"{HYBRID_FOLDER}/*", "adapters/*")
 """What an upload puts into a repository, and what of an earlier one it takes out."""
 assert INNER_BACKBONE == BACKBONE_FOLDER
 
@@ -136,13 +137,16 @@ def save_folder(
         for name in (WEIGHTS_FILE, ITEM_FILE):
             shutil.copyfile(place.adapter / name, scratch / name)
         config = json.loads((place.adapter / CONFIG_FILE).read_text(encoding="utf-8"))
-        text = json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True)
+        named = backbone_name or published_name or INNER_BACKBONE
+        text = json.dumps({**config, "base_model_name_or_path": named}, indent=2, sort_keys=True)
         (scratch / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
         write_inference_config(place.inference, scratch)
         table = read_item_ids(scratch)
         parts = [scratch / name for name in ADAPTER_FILES]
         if not backbone_name:
             parts.append(_copied(place.backbone, scratch / BACKBONE_FOLDER))
+            if published_name:
+                put_in_front(scratch)
         if include_hybrid and place.hybrid is not None:
             load_hybrid(place.hybrid, table.keys)  # it may have been changed too
             (scratch / HYBRID_FOLDER).mkdir(mode=0o700)
@@ -161,6 +165,24 @@ def save_folder(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def name_base(folder: Path, name: str) -> None:
+    """Let the adapters of a copy of a run name ``name`` as their base, in place of the folder beside them."""
+    adapters = [path for path in sorted((folder / "adapters").iterdir()) if (path / CONFIG_FILE).is_file()]
+    for adapter in adapters:
+        config = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
+        text = json.dumps({**config, "base_model_name_or_path": name}, indent=2, sort_keys=True)
+        (adapter / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+    write_manifest(folder, [folder / BACKBONE_FOLDER, *adapters])
+
+
+def put_in_front(folder: Path) -> None:
+    """Put the files of ``backbone/`` into the folder itself too, where peft and transformers look for the base of an
+    adapter that names this repository. A hub, and its local cache, keep both as one file."""
+    for pattern in (*MODEL_FILES, *TOKENIZER_FILES):
+        for path in sorted((folder / BACKBONE_FOLDER).glob(pattern)):
+            shutil.copyfile(path, folder / path.name)
 
 
 def push_folder(save: Any, api: Any, repo_id: str, private: bool, include_hybrid: bool, message: str) -> Any:
@@ -601,8 +623,8 @@ class Recommender:
             include_hybrid: If true, the private part of the client's hybrid is inside: counts of real users.
             backbone_name: The name of the hub under which the backbone is published; its files are left out then.
             license: The license that the card names; none where it is not given.
-            published_name: The name of the hub that the folder will have: the card's ``base_model``, since the backbone
-                lies inside.
+            published_name: The name of the hub that the folder will have: the base that card and adapter name, since
+                the backbone lies inside.
 
         Raises:
             ValueError: the folder is not empty, a hybrid is asked for where there is none, items were added, or a file

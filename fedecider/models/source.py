@@ -217,6 +217,9 @@ def _backbone(adapter: Path) -> Path:
     config = adapter / CONFIG_FILE
     named = read_object(config, {"base_model_name_or_path": str})["base_model_name_or_path"]
     missing = f"no backbone {named!r:.100} for the adapter in {adapter}, expected "
+    if HUB_NAME.fullmatch(named):  # a repository that has its base inside is read from where it lies
+        inside = (one for one in (BACKBONE_FOLDER, LOCAL_BACKBONE) if (adapter / one).is_dir())
+        named = next((one for one in inside if (adapter / one).resolve().is_relative_to(_root(adapter))), named)
     if named in (BACKBONE_FOLDER, LOCAL_BACKBONE):
         root, found = _root(adapter), (adapter / named).resolve()
         if not found.is_dir():

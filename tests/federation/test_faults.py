@@ -16,6 +16,7 @@ from fedecider.federation import aggregate
 from fedecider.federation.aggregate import Arrived, bounded, robust, weighted_mean, with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Upload
+from fedecider.federation.record import upload_notes
 from fedecider.federation.wire import joined
 from fedecider.methods import BUILT_IN as METHODS
 
@@ -286,7 +287,9 @@ def test_of_two_clients_and_of_those_that_send_nothing_there_is_no_median():
     for change in ([[1.0], [1e6]], [[0.0], [1.0], [1e6]], [[torch.nan], [1.0], [1e6]]):
         found, notes = after({"x": torch.tensor(change)})
         torch.testing.assert_close(found.tensors["x"], torch.tensor(change), equal_nan=True, rtol=0, atol=0)
-        assert notes == []
+        assert notes == [{"client": len(change) - 1, "norm": 1e6, "others": 1.0}]
+    for change in ([[1.0], [29.0]], [[0.0], [0.0], [1e6]], [[1e6]]):
+        assert after({"x": torch.tensor(change)})[1] == []
     found, notes = after({"x": torch.tensor([[0.0], [0.0], [0.0], [1.0], [2.0], [1e6]])})
     assert found.tensors["x"][:, 0].tolist() == [0.0, 0.0, 0.0, 1.0, 2.0, 6.0]
     assert [one["client"] for one in notes] == [5]
@@ -353,3 +356,25 @@ def test_bounds_do_not_depend_on_how_clients_are_cut_into_blocks(monkeypatch):
     tensors["x"][2] = 3.0
     assert [one["client"] for one in after(tensors, block=1)[1]] == [4, 5]
     assert after(tensors, block=1)[1] == after(tensors, block=4)[1] == after(tensors, block=6)[1]
+
+
+def test_of_two_clients_the_one_whose_upload_is_far_is_named():
+    """Nothing is bounded there, but record, notes and a run that ends in no numbers say whose it was."""
+    pair = toy_recommender(NAMES[:2])
+    _, records = run_with("fedavg", Fault(1, "scale", factor=1000.0), rounds=2, recommender=pair, clients=2)
+    assert [[one["client"] for one in record["far_uploads"]] for record in records] == [[1], [1]]
+    assert [record["capped_uploads"] for record in records] == [[], []]
+    (note,) = upload_notes(records, NAMES)
+    assert note.startswith("far from the others and not bounded, as of two clients there is no median: comics (norm ")
+    _, honest = run_with("fedavg", rounds=1, recommender=pair, clients=2)
+    assert "far_uploads" not in honest[0]
+
+    def ends_in_nan(*given):
+        raise ValueError("got NaN scores for 3 of 3 users")
+
+    plan = scenario((Fault(1, "scale", factor=1e6),), 0, carries)
+    method = build("fedavg", pair)._replace(positions=ends_in_nan)
+    with pytest.raises(Diverged, match=r"got NaN scores for 3 of 3 users\. In round 1, far from .*: client 1 \(norm"):
+        run(method, 2, 1, deliver=plan.deliver)
+    with pytest.raises(ValueError, match=r"users$"):
+        run(method, 2, 1)

@@ -2,8 +2,12 @@
 
 import ast
 import dataclasses
+import json
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 import tempfile
 from functools import cache
@@ -11,12 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hub_toys import FolderHub
 from peft import PeftModel
 from tiny_causal import byte_level_tokenizer, tiny_causal
 
 from fedecider.models.adapters import LoraSettings, attach_lora
 from fedecider.models.export import Card, PromptLayout, export_adapter, model_card, program, prompt_layout
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
+from fedecider.models.recommender import put_in_front
 from idgen.backbone import BackboneConfig, build_backbone, load_backbone
 from idgen.decode import constrained_beam_search
 from idgen.item_ids import TITLE_WORDS, keyword_item_ids, phrase_item_ids, unique_phrases
@@ -136,6 +142,35 @@ def test_the_program_gives_the_items_of_our_search(case, tmp_path, monkeypatch, 
     monkeypatch.setattr(sys, "argv", ["next_items.py", str(adapter), *(TITLES[number] for number in history)])
     runpy.run_path("next_items.py")
     assert capsys.readouterr().out.splitlines() == [f"{place}\t{title}" for place, title in enumerate(expected, 1)]
+
+
+ONE_LINE = """
+import sys, torch
+from transformers import AutoModelForSeq2SeqLM
+from peft import AutoPeftModelForSeq2SeqLM, PeftModel
+folder = sys.argv[1]
+asked = {"input_ids": torch.tensor([[5, 6, 1]]), "decoder_input_ids": torch.tensor([[0, 7]])}
+backbone = AutoModelForSeq2SeqLM.from_pretrained(f"{folder}/backbone")
+plain = backbone(**asked).logits
+expected = PeftModel.from_pretrained(backbone, folder)(**asked).logits
+found = AutoPeftModelForSeq2SeqLM.from_pretrained("us/t5")(**asked).logits
+assert torch.equal(found, expected) and not torch.allclose(found, plain)
+"""
+
+
+def test_a_t5_with_its_base_inside_opens_by_one_line_of_peft(tmp_path, monkeypatch):
+    folder = Path(shutil.copytree(export("t5", PROMPT), tmp_path / "saved"))
+    shutil.copytree(run_folder("t5")[0] / "backbone", folder / "backbone")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "us/t5"}))
+    put_in_front(folder)
+    hub = FolderHub(tmp_path / "cache", monkeypatch)
+    hub.create_repo("us/t5", repo_type="model", private=True, exist_ok=True)
+    hub.upload_folder(repo_id="us/t5", folder_path=folder, repo_type="model", commit_message="x")
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-c", ONE_LINE, str(folder)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_program_takes_its_own_titles_and_folder_without_arguments(monkeypatch, capsys):

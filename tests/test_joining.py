@@ -1,6 +1,7 @@
 """What joining brought: clients alone beside the rounds, whom joining hurts, and clients with nothing in common."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.joining import (
     System,
+    agreement,
     as_trained,
     check_common,
     joining_data,
@@ -20,7 +22,9 @@ from fedecider.experiment.joining import (
     taken,
     trains_alone,
 )
+from fedecider.methods.local import NOW
 from fedecider.report.analyses import cost_of_joining
+from fedecider.report.verdict import odd_ones
 
 COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")
 ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")
@@ -163,3 +167,31 @@ def test_hidden_users_have_no_choice_since_own_training_has_no_noise():
     assert may_choose(settings())
     assert not may_choose(settings("--user_privacy.clip", "1", "--user_privacy.noise_scale", "2"))
     assert not may_choose(settings("--local_row", "show"))
+
+
+def updates(directions):
+    """Adapters of a table of six rows after training alone, an update for each client."""
+    b = torch.tensor(directions, dtype=torch.float32)[..., None]  # rank 1
+    return {f"{NOW}lm_head.lora_a": torch.ones(len(b), 1, 2), f"{NOW}lm_head.lora_b": b, "local.score": torch.zeros(1)}
+
+
+def test_how_far_updates_agree_by_hand():
+    even = SimpleNamespace(names=["north", "south", "east", "west"], own_rows={})
+    turned = updates([[3, 4, 0, 0, 0, 0], [4, 3, 0, 0, 0, 0], [3, 4, 0, 0, 0, 0], [0, -1, 0, 0, 0, 0]])
+    found = agreement(even, turned)
+    assert found["west"] == pytest.approx({"own": -0.8, "others": 0.96})
+    assert found["north"] == pytest.approx({"own": 0.96, "others": -0.6})
+    assert odd_ones(found) == ["west"]
+    assert agreement(SimpleNamespace(names=["north", "south"], own_rows={}), turned) == {}
+
+
+def test_updates_of_parts_of_a_catalogue_are_compared_on_what_both_sell():
+    """North moves much what it alone sells: what it says of the common items is what the others say."""
+    moved = updates([[3, 4, 90, 0, 0, 0], [3, 4, 0, 80, 0, 0], [3, 4, 0, 0, 5, 0]])
+    own = torch.zeros(3, 6, dtype=torch.bool)
+    own[:, :2] = True
+    own[[0, 1, 2], [2, 3, 4]] = True
+    parts = SimpleNamespace(names=["north", "south", "east"], own_rows={"lm_head.lora_b": own})
+    assert agreement(parts, moved) == {name: pytest.approx({"own": 1.0, "others": 1.0}) for name in parts.names}
+    whole = agreement(SimpleNamespace(names=parts.names, own_rows={}), moved)
+    assert whole["north"]["own"] < 0.1

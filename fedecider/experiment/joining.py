@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import combinations
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,16 +34,18 @@ from fedecider.experiment.rows import (
     silent,
     with_hybrid,
 )
+from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
+from fedecider.federation.wire import only_rows
 from fedecider.methods.config import LocalConfig
 from fedecider.methods.entries import METHODS
-from fedecider.methods.local import best_score, load_best
+from fedecider.methods.local import NOW, best_score, load_best
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import fused_factors, scale_update
 from fedecider.models.counts import Counts
-from fedecider.models.directions import load_factors, mean_update
+from fedecider.models.directions import cosine_matrix, load_factors, mean_update
 from fedecider.report.tables import COMPARED, comparisons_data
 
 Keeps = Literal["joined", "half", "local"]
@@ -262,6 +266,35 @@ def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System
     return System(lambda name: systems[keeps[name]].load(name), model, whole, hybrids)
 
 
+def agreement(recommender: ClientModels, local: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
+    """Client -> ``own``: the median cosine of what it learnt alone with what each other did; ``others``: the median of
+    those of the others with each other. Over rows of a table that both may change; empty for fewer than three clients.
+
+    ``local``: the state after the last round (`fedecider.methods.local.beside`).
+    """
+    names = list(recommender.names)
+    if len(names) < LEAST_PEERS:
+        return {}
+    now = {name.removeprefix(NOW): tensor for name, tensor in local.items() if name.startswith(NOW)}
+    rows = recommender.own_rows
+    if all(bool((own_KV == own_KV[:1]).all()) for own_KV in rows.values()):
+        cosine_KK = cosine_matrix(now)
+    else:
+        cosine_KK = torch.zeros(len(names), len(names), dtype=torch.float64)
+        for pair in combinations(range(len(names)), 2):
+            both = {name: tensor[list(pair)] for name, tensor in now.items()}
+            both |= {
+                name: only_rows(both[name], own_KV[list(pair)].all(0).expand(2, -1)) for name, own_KV in rows.items()
+            }
+            cosine_KK[pair] = cosine_KK[pair[::-1]] = cosine_matrix(both)[0, 1]
+    found = {}
+    for client, name in enumerate(names):
+        others = [other for other in range(len(names)) if other != client]
+        among = [float(cosine_KK[pair]) for pair in combinations(others, 2)]
+        found[name] = {"own": median(cosine_KK[client, others].tolist()), "others": median(among)}
+    return found
+
+
 def joining_data(
     joined: str,
     alone: str,
@@ -269,12 +302,13 @@ def joining_data(
     users: Mapping[str, Sequence[str]],
     keeps: Mapping[str, Keeps],
     chosen: bool,
+    agrees: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
     """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.verdict.joining_sentences`.
 
     ``joined``, ``alone``: rows of ``rows``, row -> domain -> test places (U,), which may have `KEPT`. ``chosen``:
-    whether clients had the choice. Tests are paired over customers, of each client and of the mean over clients, with
-    Holm's correction over all of them.
+    whether clients had the choice. ``agrees``: `agreement`; None where nobody may see single updates. Tests are paired
+    over customers, of each client and of the mean over clients, with Holm's correction over all of them.
     """
     of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
     pairs = [(label, alone) for label in of_row if label != alone]
@@ -286,4 +320,5 @@ def joining_data(
         "chosen": chosen,
         "clients": {name: {"num_users": len(users[name]), "keeps": one} for name, one in keeps.items()},
         "tests": comparisons_data(tests),
+        "agreement": agrees,
     }

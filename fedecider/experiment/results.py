@@ -21,7 +21,15 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import selection_notes
-from fedecider.experiment.joining import Keeps, System, chosen_systems, joining_data, local_system, may_choose
+from fedecider.experiment.joining import (
+    Keeps,
+    System,
+    agreement,
+    chosen_systems,
+    joining_data,
+    local_system,
+    may_choose,
+)
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
 from fedecider.experiment.rows import (
     HYBRID_ROW,
@@ -472,7 +480,9 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     joining: dict[str, Any] = {}
     if compares:
-        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings))
+        here = len(names) == recommender.num_clients  # a site of a deployment has its own updates alone
+        agrees = None if settings.run.secure_sum else agreement(recommender, state.local) if here else {}
+        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), agrees)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, handed.hybrids, shares, keeps, joining, added, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)

@@ -402,6 +402,7 @@ KEPT_WORDS = {
 MACRO = "macro"
 DIFFERENCE = "joined less alone"
 """Name of the row in which a site of a deployment tells what joining brought to it."""
+ODD, AGREED = 0.5, 0.05
 NAMED = 6
 """So many clients are told of one by one."""
 
@@ -429,7 +430,31 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
         better, worse = ([name for name in names if _sign(tests[name]) == sign] for sign in (1, -1))
         said = f"{_count(better, len(names))} more customers than alone and {_count(worse, len(names))} fewer"
         each = [f"Beyond chance, {said}."]
-    return [first, *each, *_kept_sentences(joining), *([] if cost is None else _cost_sentences(cost))]
+    costs = [] if cost is None else _cost_sentences(cost)
+    return [first, *each, *_kept_sentences(joining), *costs, *_odd_sentences(joining)]
+
+
+def odd_ones(agreement: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Clients whose update has less than `ODD` of the cosine with the others that these have with each other, while
+    these do agree (`AGREED`): wrong item numbers and chance events look so, and so can a company of few customers."""
+    return [name for name, one in agreement.items() if one["others"] >= AGREED and one["own"] < ODD * one["others"]]
+
+
+def _odd_sentences(joining: Mapping[str, Any]) -> list[str]:
+    agreement = joining.get("agreement", {})
+    if agreement is None:
+        return [
+            "Sums are secure: nobody sees a single update, so that it is not told whose points away from the others'."
+        ]
+    found = []
+    for name in odd_ones(agreement):
+        own, others = (f"{agreement[name][which]:.2f}" for which in ("own", "others"))
+        found.append(
+            f"Warning: what {name} learnt points another way than what the others did: cosine {own}, theirs with each "
+            f"other {others}. Its item numbers or events may be wrong, or it has few customers; fedecider without "
+            "tells whether it does harm."
+        )
+    return found
 
 
 def without_sentences(without: Mapping[str, Any]) -> list[str]:
@@ -451,7 +476,7 @@ def without_sentences(without: Mapping[str, Any]) -> list[str]:
             f"{each}."
         )
         if _sign(macro) > 0:
-            found.append(f"So {left_out} does the others harm: look at its item numbers, its events, its customers.")
+            found.append(f"So {left_out} harms the others: look at its item numbers, its events, its customers.")
     return found
 
 

@@ -378,11 +378,10 @@ def test_who_loses_what_without_whom():
     found = {"south": {"tests": lost}, "west": {"tests": harmed}}
     said = without_sentences(found)
     assert said[0] == (
-        "Without south, of 100 customers 0.5 fewer [-1.5, +1.5] (more than chance) find their next "
-        "purchase, mean over the others: north 1.3 fewer [-2.3, +0.7] (more than chance); east 0.2 "
-        "more [-0.8, +2.2] (which may be chance)."
+        "Without south, of 100 customers 0.5 fewer [-1.5, +1.5] (more than chance) find their next purchase, mean over "
+        "the others: north 1.3 fewer [-2.3, +0.7] (more than chance); east 0.2 more [-0.8, +2.2] (which may be chance)."
     )
-    assert said[2:] == ["So west does the others harm: look at its item numbers, its events, its customers."]
+    assert said[2:] == ["So west harms the others: look at its item numbers, its events, its customers."]
     assert without_rows(found, ["north", "south", "east", "macro"])[0] == [
         *("south", "-1.3 [-2.3, +0.7] *", "", "+0.2 [-0.8, +2.2]", "-0.5 [-1.5, +1.5] *"),
     ]
@@ -390,3 +389,20 @@ def test_who_loses_what_without_whom():
     (counted,) = without_sentences({"other": {"tests": [*many, joined_by("macro", -0.01, 0.2)]}})
     assert counted.endswith("beyond chance 1 of 7 clients (shop.3) has fewer and none of 7 clients has more.")
     assert without_sentences({}) == []
+
+
+def test_a_company_whose_update_points_elsewhere_is_named():
+    fine = {name: {"own": 0.34, "others": 0.33} for name in ("north", "south", "east")}
+    few = len(joining_sentences({**JOINING, "agreement": fine}))
+    assert few == len(joining_sentences(JOINING)) == len(joining_sentences({**JOINING, "agreement": {}}))
+    odd = {**fine, "west": {"own": -0.02, "others": 0.41}}
+    assert joining_sentences({**JOINING, "agreement": odd})[few:] == [
+        "Warning: what west learnt points another way than what the others did: cosine -0.02, theirs with each other "
+        "0.41. Its item numbers or events may be wrong, or it has few customers; fedecider without tells whether it "
+        "does harm."
+    ]
+    unrelated = {name: {"own": 0.0, "others": 0.01} for name in ("crime", "toys", "music")}
+    assert len(joining_sentences({**JOINING, "agreement": unrelated})) == few, "nobody has anything in common"
+    assert joining_sentences({**JOINING, "agreement": None})[few:] == [
+        "Sums are secure: nobody sees a single update, so that it is not told whose points away from the others'."
+    ]

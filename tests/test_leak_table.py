@@ -24,7 +24,7 @@ def found():
 
 
 def hits(one):
-    return {name: metrics["hit@10"] for name, metrics in one[1].items()}
+    return {name: metrics["hit@10"] for name, metrics in one[1].metrics.items()}
 
 
 def test_only_the_leaking_protocol_has_anything_to_remember(found):
@@ -42,7 +42,7 @@ def test_the_three_sampled_columns_rank_the_same_candidates(found):
 
 def test_strict_has_the_chosen_variant_and_setting(found):
     """Both rows have one untrained FedMF under strict, and two different methods under the papers' protocol."""
-    fedmf, other = found["fedmf"][1], found["pfedrec"][1]
+    fedmf, other = found["fedmf"][1].metrics, found["pfedrec"][1].metrics
     assert fedmf["strict"] == other["strict"]
     assert fedmf["strict/sampled99"] == other["strict/sampled99"]
     assert fedmf["paper"] != other["paper"]
@@ -54,3 +54,15 @@ def test_the_section_has_a_line_for_each_method(found):
     assert lines[6].startswith("| fedmf | 0.4 / 0.2 | ")
     assert len(lines) == 8
     assert "after 60 rounds" in lines[0]
+
+
+def test_a_row_is_made_once_and_again_where_its_settings_change(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(leak, "central", lambda data, row, rounds: made.append(row) or {"paper": {"hit@10": 0.5}})
+    toy = Interactions("toy", ["a", "b"], ["i", "j", "k"], ["", "", ""], [[0, 1, 2], [2, 0, 1]], None, {})
+    row = leak.Row("popular", "popularity")
+    (first,), (again,) = (leak.table(toy, [row], 5, tmp_path) for _ in range(2))
+    assert first == again
+    assert len(made) == 1
+    leak.table(toy, [row], 6, tmp_path)
+    assert len(made) == 2

@@ -37,40 +37,49 @@ import torch
 from safetensors.torch import load_file
 
 import fedecider
-from fedecider.api import Result, option_words, prepared_words
+from fedecider.api import option_words
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events, is_part, numbers_in
 from fedecider.data.silos import share_by, share_out
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO, user_metrics
-from fedecider.evaluation.statistics import (
-    ONE_SIDED,
-    Comparison,
-    clearly_above,
-    compare_table,
-    shared_persons,
-)
+from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.engine import Callback, run
-from fedecider.experiment.federate import experiment_on
+from fedecider.experiment.engine import Callback, train
+from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of, shared_out
+from fedecider.experiment.joining import (
+    System,
+    as_trained,
+    chosen_systems,
+    leaving,
+    local_system,
+    may_choose,
+    overlap_data,
+    system_of,
+    trains_alone,
+)
 from fedecider.experiment.prepare import (
     ITEM_VECTORS,
     BaseArtifacts,
     DomainIds,
+    chosen_shares,
     distill_stage,
-    load_data,
     load_ids,
+    load_reported,
     pretrain_stage,
 )
+from fedecider.experiment.results import Ended, added_by
+from fedecider.experiment.rows import ItemTexts, item_texts_of, silent
 from fedecider.experiment.settings import Settings
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods.config import UserPrivacy
+from fedecider.methods.entries import METHODS
+from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
 from fedecider.running import options
 from fedecider.running.launch import start
-from fedecider.running.progress import quiet
-from fedecider.running.run_folder import Stage
+from fedecider.running.run_folder import RunFolder, Stage
 from idgen.item_ids import ItemIds
 from idgen.samples import nearest_items
 
@@ -86,6 +95,7 @@ SETTINGS: dict[str, Any] = {
     "patience": 0,
     "output_lr_multiplier": 60.0,
     "lr_decay_per_round": 0.9,
+    "update_scales": "0,0.5,1",
 }
 FOLDERS = {"beauty": "beauty", "toys": "toys", "video_games": "amazon_cpu", "office": "amazon_cpu"}
 """Data set -> folder below --data."""
@@ -242,8 +252,8 @@ def overlap_cells(seed: int) -> list[Cell]:
 
 
 UNEQUAL = "video_games"
-LARGE = {"large": 6000, **{f"small.{number}": 300 for number in (1, 2, 3)}}
-"""No data set of few items has 10,000 customers."""
+LARGE = {"large": 5000, **{f"small.{number}": 150 for number in (1, 2, 3)}}
+"""As 10,000 to 300: no data set with few items has so many customers."""
 NEWCOMERS = {f"new.{number:02}": 50 for number in range(10)}
 """Ten at once, for one of 50 customers says nothing by itself; none of them trains anything."""
 WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -364,11 +374,13 @@ class Shared(NamedTuple):
     whole: Domain
     pretrained: Stage
     distilled: Stage
+    texts: dict[str, ItemTexts]
+    """Of the whole catalogue, once a cell has asked; it takes longer than the training of a small company."""
 
 
 def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: Path) -> Settings:
     words = [f"--config={CONFIG}", f"--method={cell.method}", f"--output={output}", f"--cache={cache}"]
-    words += [f"--seed={cell.seed}", *prepared_words(clients, cache)]
+    words += [f"--seed={cell.seed}", f"--domains={','.join(clients)}"]
     away = [{"client": name, "kind": "away"} for name in clients if cell.away(name)]
     if away:
         write_json(cache / "away.yaml", {"faults": away})
@@ -383,7 +395,17 @@ def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:
     settings = settings_of({cell.data: few}, cell._replace(seed=0, method="local", options={}), cache, cache)
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
     pretrained = pretrain_stage(settings.run, {cell.data: few}, CPU)
-    return Shared(whole, pretrained, distill_stage(settings.run, pretrained, {cell.data: few}, CPU))
+    return Shared(whole, pretrained, distill_stage(settings.run, pretrained, {cell.data: few}, CPU), {})
+
+
+def texts_of(shared: Shared, ended: Ended) -> Mapping[str, ItemTexts]:
+    """Company -> the texts of its items."""
+    domains, name = ended.artifacts.domains, shared.whole.name
+    if any(is_part(domain, shared.whole) for domain in domains.values()):
+        return item_texts_of(ended.settings, ended.artifacts)
+    if name not in shared.texts:
+        shared.texts[name] = next(iter(item_texts_of(ended.settings, ended.artifacts).values()))
+    return dict.fromkeys(domains, shared.texts[name])
 
 
 def artifacts_of(shared: Shared, settings: Settings, clients: Mapping[str, Domain]) -> BaseArtifacts:
@@ -401,58 +423,80 @@ def artifacts_of(shared: Shared, settings: Settings, clients: Mapping[str, Domai
     return BaseArtifacts(clients, found, shared.pretrained, shared.distilled, clients)
 
 
-def federated(
+def trained(
     cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Path, callbacks: Sequence[Callback] = ()
-) -> Result:
-    """A finished run of these companies; its folder is ``work/run``."""
-    output, cache = work / "run", work / "cache"
-    shutil.rmtree(output, ignore_errors=True)
-    settings = settings_of(clients, cell, cache, output)
-    domains = load_data(settings.run)
-    experiment = experiment_on(domains, lambda *asked: artifacts_of(shared, settings, domains), settings)
-    with quiet():
-        launch = start(settings.run.num_threads)
-        run(experiment, launch, callbacks, log_results=False)
-    shutil.rmtree(cache / Path(settings.run.data).name)
-    return Result(output)
+) -> Ended:
+    """These companies after their rounds, as a run of `fedecider.federate` has them; nothing is handed over."""
+    settings = settings_of(clients, cell, work / "cache", work / "run")
+    _, faults = check_federation(settings, clients)
+    artifacts = artifacts_of(shared, settings, clients)
+    settings = as_trained(settings, overlap_data(settings, clients)["nothing"])
+    launch = shared_out(settings, start(settings.run.num_threads), clients)
+    prepared = prepare_rounds(settings, artifacts, launch)
+    if trains_alone(settings, len(clients)):
+        prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
+    state = train(rounds_of(settings, prepared, launch, faults), callbacks=callbacks)
+    folder = RunFolder(work / "run")
+    return Ended(settings, prepared.method, prepared.blocks, prepared.recommender, artifacts, state, folder, launch)
+
+
+class Measured(NamedTuple):
+    """What companies have after their rounds."""
+
+    systems: dict[str, System]
+    """Row -> models, each with its memory."""
+    keeps: dict[str, str]
+    added: dict[str, dict[str, float]]
+    """Company -> company -> size of what the second adds to the first one's model, where a method weighs."""
+
+
+def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
+    """The same choices on validation items as in `fedecider.experiment.results`, without rules, pages and files."""
+    settings, method, _, recommender, artifacts, state, *_ = ended
+    names = list(artifacts.domains)
+    shares = chosen_shares(settings, method, recommender, state, names)
+
+    def load(name: str) -> Any:
+        return load_reported(settings, method, recommender, state, names.index(name), shares[name])
+
+    fuses = METHODS[settings.run.method].fusion_weights is not None
+    added = added_by(recommender, load, names) if fuses else {}
+    joined = system_of(settings, method.name, artifacts, recommender, load, texts, None, silent, names)
+    own = {"centralised": POOLED, "local": ALONE}.get(method.name, JOINED)
+    if not has_local(state.local):
+        return Measured({own: joined}, {}, added)
+    alone = local_system(settings, artifacts, recommender, state, texts, silent)
+    systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
+    if may_choose(settings) and leaving(joined, alone):
+        keeps, systems[KEPT] = chosen_systems(settings, artifacts, recommender, joined, alone, texts, None)
+    return Measured(systems, dict(keeps), added)
 
 
 def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, Any]:
     """A cell as it is kept: row -> company -> places of its customers' last events, and what the run says."""
     started, alike = time.process_time(), dict[str, float]()
     clients = cell.companies(shared.whole, cell.seed, load)
-    result = federated(cell, shared, clients, work, [likeness(alike)])
-    frame = result.per_user[result.per_user["split"] == "test"]
-    places = {}
-    for row, variant in rows_of(result.raw["method"], result.raw["reported"]).items():
-        found = frame[frame["variant"] == variant]
-        if len(found):
-            places[row] = {name: capped(of) for name, of in found.groupby("domain", sort=False)["position"]}
-    joining = result.raw.get("joining", {})
-    fused = read_json(result.folder.fusion_weights) if result.folder.fusion_weights.is_file() else {}
-    facts: dict[str, Any] = {
+    ended = trained(cell, shared, clients, work, [likeness(alike)])
+    systems, keeps, added = ranked(ended, texts_of(shared, ended))
+    places = {
+        f"{row}{after}": {name: capped(position_U) for name, position_U in of["test"].items()}
+        for row, system in systems.items()
+        for after, of in (("", system.model), (HYBRID, system.whole))
+    }
+    return {
         "users": {name: list(domain.clients.users) for name, domain in clients.items()},
         "places": places,
         "honest": [name for name in clients if cell.counts(name)],
-        "keeps": {name: one["keeps"] for name, one in joining.get("clients", {}).items()},
+        "keeps": keeps,
         "alike": alike,
-        "shares": dict(zip(clients, fused.get("shares", []), strict=False)),
-        "method": result.raw["method"],
+        "added": added,
+        "round": ended.state.best_round,
         "num_items": len(shared.whole.item_keys),
         "events": sum(domain.clients.num_events for domain in clients.values()),
-        "verdict": result.verdict,
-        "seconds": result.raw.get("seconds"),
+        "settings": SETTINGS,
+        "minutes": (time.process_time() - started) / 60,
+        "machine": provenance.processor(),
     }
-    shutil.rmtree(result.folder.root)
-    return {**facts, "minutes": (time.process_time() - started) / 60, "machine": provenance.processor()}
-
-
-def rows_of(method: str, reported: str) -> dict[str, str]:
-    """Row of ours -> row of the run, whose own model is ``reported``."""
-    own = {"centralised": POOLED, "local": ALONE}.get(method, JOINED)
-    beside = {} if own != JOINED else {KEPT: "joined or local", ALONE: "local"}
-    models = {own: reported, **beside}
-    return models | {f"{row}{HYBRID}": f"{name}{HYBRID}" for row, name in {own: method, **beside}.items()}
 
 
 def likeness(found: dict[str, float]) -> Callback:
@@ -495,14 +539,15 @@ def departments(cell: Cell, load: Load, work: Path) -> dict[str, Any]:
         "places": {},
         "honest": [],
         "keeps": {},
+        "settings": SETTINGS,
     }
     shutil.rmtree(output)
     return {**facts, "minutes": (time.process_time() - started) / 60, "machine": provenance.processor()}
 
 
-def capped(position: Any) -> list[int]:
+def capped(position_U: torch.Tensor) -> list[int]:
     """Places as whole numbers; later ones than ten are kept as ten: hit@10 and ndcg@10 are all that is read."""
-    return [int(place) for place in position.fillna(K).clip(upper=K)]
+    return [int(place) for place in position_U.clamp(max=K)]
 
 
 # Reading cells.
@@ -691,7 +736,7 @@ def cosines(cells: Cells) -> str:
     """Of the companies that are not read, then of those that are."""
     groups: dict[bool, list[float]] = {False: [], True: []}
     for cell in cells:
-        for name, cosine in cell.get("alike", {}).items():
+        for name, cosine in cell["alike"].items():
             groups[name in cell["honest"]].append(cosine)
     if not groups[False] or not groups[True]:
         return "-"
@@ -699,11 +744,12 @@ def cosines(cells: Cells) -> str:
 
 
 def share_of_wrong(cells: Cells) -> str:
+    """Of what is added to the models of companies that are read, the part of those that are not."""
     found = []
     for cell in cells:
-        shares = cell.get("shares", {})
-        names, rows = list(shares), [shares[name] for name in cell["honest"] if name in shares]
-        found += [row[names.index(other)] for row in rows for other in names if other not in cell["honest"]]
+        for size_of in (cell["added"][name] for name in cell["honest"] if name in cell["added"]):
+            others = sum(size for name, size in size_of.items() if name not in cell["honest"])
+            found.append(others / max(sum(size_of.values()), 1e-12))
     return f"{100 * fmean(found):.0f} %" if found else "-"
 
 
@@ -838,6 +884,7 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     every = cells_of(list(PARTS), args.seeds)
     found = {cell.key: read_json(path) for cell in every if (path := args.work / f"{cell.key}.json").is_file()}
+    found = {key: one for key, one in found.items() if one.get("settings") == SETTINGS}  # else it is measured again
     load, shared = partial(whole_domain, data=args.data), dict[str, Shared]()
     for cell in cells_of(args.parts.split(","), args.seeds):
         if cell.key in found:

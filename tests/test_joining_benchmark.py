@@ -1,5 +1,6 @@
 """The measurements of joining on an invented domain, at sizes that say nothing (benchmarks/joining.py)."""
 
+import shutil
 import sys
 from itertools import chain
 
@@ -7,8 +8,10 @@ import joining
 import numpy as np
 import pytest
 
+import fedecider
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import save_domain
+from fedecider.running.run_folder import Stage
 
 TINY = {
     "num_rounds": 1,
@@ -74,6 +77,27 @@ def load(name):
     return shop(name)
 
 
+def test_a_cell_is_what_federate_gives(tiny, tmp_path):
+    clients, cache = joining.four(shop(), 0, load), tmp_path / "cache"
+    asked = {"config": joining.CONFIG, "output": tmp_path / "run", "cache": str(cache), "progress": False}
+    result = fedecider.federate(clients, "fedavg", **asked, **joining.SETTINGS)
+    first, second = (Stage(next(cache.glob(f"{name}-*")), True) for name in ("pretrain", "distill"))
+    shutil.copy(first.folder / "ids" / "beauty.1.json", first.folder / "ids" / "beauty.json")
+    cell = joining.companies_cells(0)[0]
+    found = joining.measured(cell, joining.Shared(shop(), first, second, {}), load, tmp_path / "work")
+    frame = result.per_user[result.per_user["split"] == "test"]
+    of_run = {joining.JOINED: result.raw["reported"], joining.JOINED + joining.HYBRID: "fedavg + hybrid"}
+    of_run |= {joining.ALONE: "local", joining.ALONE + joining.HYBRID: "local + hybrid"}
+    for row, variant in of_run.items():
+        for name in clients:
+            expected = frame[(frame["variant"] == variant) & (frame["domain"] == name)]["position"]
+            assert found["places"][row][name] == expected.fillna(10).clip(upper=10).astype(int).tolist(), row
+    assert found["places"][joining.JOINED] != found["places"][joining.ALONE]
+    assert found["keeps"] == {name: one["keeps"] for name, one in result.raw["joining"]["clients"].items()}
+    assert found["alike"].keys() == clients.keys()
+    assert min(found["alike"].values()) > 0
+
+
 @pytest.mark.parametrize("kind", joining.WRONG)
 def test_the_last_of_four_companies_is_wrong_and_the_others_are_as_they_were(monkeypatch, kind):
     monkeypatch.setattr(joining, "CUSTOMERS", 20)
@@ -113,7 +137,7 @@ def test_a_company_of_one_item_alone_is_refused(monkeypatch, tiny, tmp_path):
     cell = next(one for one in joining.wrong_cells(0) if one.row.startswith("one item"))
     companies = cell.companies(domain, 0, load)
     with pytest.raises(ValueError, match=r"beauty\.4: got 0 users"):
-        joining.federated(cell, joining.Shared(domain, None, None), companies, work)
+        joining.trained(cell, joining.Shared(domain, None, None, {}), companies, work)
 
 
 def test_unequal_companies_and_newcomers_are_dealt_other_customers():
@@ -147,13 +171,14 @@ def invented(cell, place):
     places[joining.KEPT] = {**places[joining.JOINED], names[0]: [0, 1] * 10}
     read = [name for name in names if cell.counts(name)]
     keeps = {name: "local" if name == names[0] else "joined" for name in names}
-    shares = {name: [0.3, 0.3, 0.3, 0.1] for name in names} if cell.method == "fedecider" else {}
+    size = dict(zip(names, (3.0, 3.0, 3.0, 1.0), strict=False))
+    added = dict.fromkeys(names, size) if cell.method == "fedecider" else {}
     alike = {name: 0.5 - number / 10 for number, name in enumerate(names)}
-    facts = {"num_items": 60, "events": 400, "seconds": {}, "minutes": 1.5, "machine": "any", "commit": "abc"}
+    facts = {"num_items": 60, "events": 400, "minutes": 1.5, "machine": "any", "commit": "abc"}
     if cell.row == joining.POOLED:
         places = {row: of for row, of in places.items() if row.startswith(joining.POOLED)}
     said = {"before": ["No two share an item."], "asked": cell.method, "on_page": True, "weights": False}
-    found = {"users": users, "places": places, "honest": read, "keeps": keeps, "shares": shares, "alike": alike}
+    found = {"users": users, "places": places, "honest": read, "keeps": keeps, "added": added, "alike": alike}
     found |= {"method": "fedavg", "verdict": ["what", "was"]} | facts
     return found | (said | {"places": {}, "honest": []} if cell.part == "departments" else {})
 

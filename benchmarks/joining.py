@@ -1,0 +1,909 @@
+"""What joining is worth: companies alone, joined and pooled; what they share, how unequal and how wrong they are.
+
+    python benchmarks/joining.py --data data --work runs/joining [--parts companies,overlap] [--seeds 3] [--minutes 60]
+
+Data, each prepared in a folder of its own below --data, as for benchmarks/public_bar.py and configs/amazon_t5.yaml:
+beauty and toys (Amazon 2014), amazon_cpu with video_games and office (Amazon 2018).
+
+Settings: configs/companies.yaml with what SETTINGS says. A company is dealt customers at random; the 300 public users
+of a data set teach one backbone, with seed 0, for all its cells: a seed deals the companies out and trains them. Every
+company is trained alone beside the rounds. Memory is the hybrid: joined and pooled companies add up their counts, alone
+a company has its own. Every customer is tested on the last event, seen items dropped, the whole catalogue ranked.
+
+A cell is a federation with one seed. One JSON a cell in --work: what is there is not run again. --cells and --minutes
+end after so much. benchmarks/results/joining.md is written after every cell; what stands there under "Older
+measurements" stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import provenance
+import torch
+from safetensors.torch import load_file
+
+import fedecider
+from fedecider.api import option_words
+from fedecider.data.card import make_card
+from fedecider.data.domain import Domain, Events, is_part, numbers_in
+from fedecider.data.silos import share_by, share_out
+from fedecider.data.store import load_domains
+from fedecider.evaluation.metrics import MACRO, user_metrics
+from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
+from fedecider.experiment.command_line import parse_settings
+from fedecider.experiment.engine import Callback, train
+from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of, shared_out
+from fedecider.experiment.joining import (
+    System,
+    as_trained,
+    chosen_systems,
+    leaving,
+    local_system,
+    may_choose,
+    overlap_data,
+    system_of,
+    trains_alone,
+)
+from fedecider.experiment.prepare import (
+    ITEM_VECTORS,
+    BaseArtifacts,
+    DomainIds,
+    chosen_shares,
+    distill_stage,
+    load_ids,
+    load_reported,
+    pretrain_stage,
+)
+from fedecider.experiment.results import Ended, added_by
+from fedecider.experiment.rows import ItemTexts, item_texts_of, silent
+from fedecider.experiment.settings import Settings
+from fedecider.federation.record import read_json, write_json
+from fedecider.federation.streams import derive_seed, stream
+from fedecider.methods.config import UserPrivacy
+from fedecider.methods.entries import METHODS
+from fedecider.methods.local import beside, has_local
+from fedecider.methods.local_training import user_epsilon
+from fedecider.running import options
+from fedecider.running.launch import start
+from fedecider.running.run_folder import RunFolder, Stage
+from idgen.item_ids import ItemIds
+from idgen.samples import nearest_items
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE / "results" / "joining.md"
+OLDER = "## Older measurements"
+CONFIG = HERE.parent / "configs" / "companies.yaml"
+SETTINGS: dict[str, Any] = {
+    # what is chosen for such data where nobody chose (fedecider.experiment.auto), in fewer rounds
+    "hyperparameter_candidates": [],
+    "num_rounds": 3,
+    "local_epochs": 2,
+    "patience": 0,
+    "output_lr_multiplier": 60.0,
+    "lr_decay_per_round": 0.9,
+    "update_scales": "0,0.5,1",
+}
+FOLDERS = {"beauty": "beauty", "toys": "toys", "video_games": "amazon_cpu", "office": "amazon_cpu"}
+"""Data set -> folder below --data."""
+PUBLIC_USERS = 300
+COMPANIES, CUSTOMERS = 4, 500
+CPU = torch.device("cpu")
+K = 10
+METRICS = ("hit@10", "ndcg@10")
+HYBRID = " + hybrid"
+ALONE, JOINED, KEPT, POOLED = "alone", "joined", "kept", "pooled"
+
+
+# Data: whom a data set's customers are dealt to.
+
+
+def whole_domain(name: str, data: Path) -> Domain:
+    """A data set with 300 public users, whoever is public in the prepared data; all others are clients."""
+    (domain,) = load_domains(data / FOLDERS[name], [name]).values()
+    parts = (domain.clients.arrays(), domain.public.arrays())
+    users = [user for part in parts for user in part.users]
+    everyone = Events(users, [list(items) for part in parts for items in part.sequences], None)
+    public = len(domain.clients.users) + np.arange(len(domain.public.users))[:PUBLIC_USERS]
+    own = np.setdiff1d(np.arange(len(users)), public)
+    return with_card(replace(domain, clients=everyone.take(own), public=everyone.take(public), card={}))
+
+
+def with_card(domain: Domain, **facts: Any) -> Domain:
+    return replace(domain, card={**make_card(domain), **facts})
+
+
+def some(domain: Domain, num_users: int, seed: int) -> Domain:
+    """So many of the clients, drawn at random."""
+    rng = np.random.default_rng(derive_seed(seed, "joining", domain.name))
+    chosen = rng.permutation(len(domain.clients.users))[:num_users]
+    return with_card(replace(domain, clients=domain.clients.take(sorted(chosen)), card={}))
+
+
+Load = Callable[[str], Domain]
+"""Name of a data set -> its whole domain."""
+
+
+def four(domain: Domain, seed: int, load: Load, overlap: float = 1.0) -> dict[str, Domain]:
+    """Four companies of 500 customers; below an ``overlap`` of 1 with so much of the catalogue in common."""
+    whole = some(domain, COMPANIES * CUSTOMERS, seed)
+    return share_out({domain.name: whole}, COMPANIES, None, seed, overlap)
+
+
+def dealt(domain: Domain, seed: int, load: Load, sizes: Mapping[str, int]) -> dict[str, Domain]:
+    """Companies of so many customers each."""
+    whole = some(domain, sum(sizes.values()), seed)
+    names = [name for name, size in sizes.items() for _ in range(size)]
+    rng = np.random.default_rng(derive_seed(seed, "joining sizes", domain.name))
+    owner = dict(zip(rng.permutation(whole.clients.users).tolist(), names, strict=True))
+    return share_by({domain.name: whole}, owner.__getitem__)
+
+
+def with_wrong(domain: Domain, seed: int, load: Load, kind: str) -> dict[str, Domain]:
+    """Four companies of which the last one has events that are ``WRONG[kind]``; without ``kind`` it is not there."""
+    companies = four(domain, seed, load)
+    *honest, last = companies
+    if not kind:
+        return {name: companies[name] for name in honest}
+    company = companies[last]
+    rng = np.random.default_rng(derive_seed(seed, "wrong", kind))
+    items = WRONG[kind](list(map(list, company.clients.sequences)), domain, load, rng)
+    events = Events(company.clients.users, items, None)
+    facts = {"silo": company.card["silo"]}
+    return {**companies, last: with_card(replace(company, clients=events, card={}), **facts)}
+
+
+Sequences = list[list[int]]
+
+
+def mixed_up(items: Sequences, domain: Domain, load: Load, rng: np.random.Generator) -> Sequences:
+    """Every item under the number of another one."""
+    new = rng.permutation(len(domain.item_keys))
+    return [new[row].tolist() for row in items]
+
+
+def bots(items: Sequences, domain: Domain, load: Load, rng: np.random.Generator) -> Sequences:
+    """As many events, of any items."""
+    return [rng.integers(len(domain.item_keys), size=len(row)).tolist() for row in items]
+
+
+def foreign(items: Sequences, domain: Domain, load: Load, rng: np.random.Generator) -> Sequences:
+    """What customers of another data set bought, its best-selling item as the best-selling one here, and so on."""
+    other = load(FOREIGN)
+    here, there = (np.argsort(-popularity(one), kind="stable") for one in (domain, other))
+    new = np.empty(len(there), np.int64)
+    new[there] = here[np.arange(len(there)) % len(here)]
+    users = rng.choice(len(other.clients.users), len(items), replace=False)
+    return [new[list(other.clients.sequences[user])].tolist() for user in users]
+
+
+def one_item(items: Sequences, domain: Domain, load: Load, rng: np.random.Generator) -> Sequences:
+    """Nine events of ten are of the best-selling item. (All of them: it is refused before training.)"""
+    best = int(popularity(domain).argmax())
+    return [[best if rng.random() < ONE_ITEM_SHARE else item for item in row] for row in items]
+
+
+def popularity(domain: Domain) -> np.ndarray:
+    """(I,) events of the clients."""
+    return np.bincount(domain.clients.arrays().sequences.value_E, minlength=len(domain.item_keys))
+
+
+FOREIGN = "office"
+ONE_ITEM_SHARE = 0.9
+WRONG: dict[str, Callable[[Sequences, Domain, Load, np.random.Generator], Sequences]] = {
+    "item numbers mixed up": mixed_up,
+    "bots": bots,
+    "events of another domain": foreign,
+    "one item": one_item,
+}
+
+
+# Cells.
+
+
+class Cell(NamedTuple):
+    """One federation with one seed."""
+
+    part: str
+    row: str
+    data: str
+    seed: int
+    companies: Callable[[Domain, int, Load], dict[str, Domain]]
+    """Whole domain, seed, and for other data sets a loader -> the companies by name."""
+    method: str = "fedavg"
+    options: Mapping[str, Any] = {}
+    counts: Callable[[str], bool] = bool
+    """Which companies, by their names, are read."""
+    away: Callable[[str], bool] = lambda name: False
+    """Which take part in no round, and get what came of them."""
+
+    @property
+    def key(self) -> str:
+        return re.sub(r"[^\w.-]+", "_", f"{self.part}-{self.data}-{self.row}-{self.seed}")
+
+
+SHARES = (0.0, 0.25, 0.5, 0.75)
+"""Of the items that all companies sell; at 1 stand the companies of the part before."""
+DATASETS = ("beauty", "toys", "video_games")
+
+
+def companies_cells(seed: int) -> list[Cell]:
+    cells = [Cell("companies", JOINED, data, seed, four) for data in DATASETS]
+    pooled = {"local_row": "off"}
+    return cells + [Cell("companies", POOLED, data, seed, four, "centralised", pooled) for data in DATASETS]
+
+
+def overlap_cells(seed: int) -> list[Cell]:
+    shares = [(f"{100 * share:.0f} %", partial(four, overlap=share)) for share in SHARES]
+    return [Cell("overlap", name, "beauty", seed, companies) for name, companies in shares]
+
+
+UNEQUAL = "video_games"
+LARGE = {"large": 5000, **{f"small.{number}": 150 for number in (1, 2, 3)}}
+"""As 10,000 to 300: no data set with few items has so many customers."""
+NEWCOMERS = {f"new.{number:02}": 50 for number in range(10)}
+"""Ten at once, for one of 50 customers says nothing by itself; none of them trains anything."""
+WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "equal": ("fedavg", {"weighting": "uniform"}),
+    "by examples": ("fedavg", {"weighting": "examples"}),
+    "learned (fedecider)": ("fedecider", {}),
+}
+NEW_ALONE, NEW_JOINED = "newcomers alone", "newcomers"
+
+
+def is_new(name: str) -> bool:
+    return name in NEWCOMERS
+
+
+def unequal_cells(seed: int) -> list[Cell]:
+    sizes = partial(dealt, sizes=LARGE)
+    cells = [Cell("unequal", row, UNEQUAL, seed, sizes, *how) for row, how in WEIGHTS.items()]
+    old = {f"old.{number}": CUSTOMERS for number in range(1, COMPANIES + 1)}
+    everyone = partial(dealt, sizes={**old, **NEWCOMERS})
+    off = {"local_row": "off"}
+    return [
+        *cells,
+        Cell("unequal", NEW_JOINED, UNEQUAL, seed, everyone, "fedavg", off, is_new, is_new),
+        Cell("unequal", NEW_ALONE, UNEQUAL, seed, partial(newcomers_alone, sizes={**old, **NEWCOMERS}), "local", off),
+    ]
+
+
+def newcomers_alone(domain: Domain, seed: int, load: Load, sizes: Mapping[str, int]) -> dict[str, Domain]:
+    return {name: one for name, one in dealt(domain, seed, load, sizes).items() if is_new(name)}
+
+
+WRONG_DATA = "video_games"
+WITHOUT = "without it"
+DEFENCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mean": ("fedavg", {}),
+    "median": ("fedavg", {"robust_mean": "median"}),
+    "norms bounded": ("fedavg", {"robust_mean": "norm_clip"}),
+    "learned weights (fedecider)": ("fedecider", {}),
+}
+
+
+def wrong_cells(seed: int) -> list[Cell]:
+    def cell(row: str, kind: str, method: str, options: Mapping[str, Any]) -> Cell:
+        companies = partial(with_wrong, kind=kind)
+        return Cell("wrong", row, WRONG_DATA, seed, companies, method, options, is_honest)
+
+    cells = [cell(WITHOUT, "", "fedavg", {})]
+    return cells + [cell(f"{kind}, {name}", kind, *how) for kind in WRONG for name, how in DEFENCES.items()]
+
+
+def is_honest(name: str) -> bool:
+    return not name.endswith(f".{COMPANIES}")
+
+
+PRIVACY_DATA = "video_games"
+CLIP, DELTA = 0.1, 1e-4
+EPSILONS = (8.0, 2.0)
+SECURE = "secure sums"
+
+
+def privacy_cells(seed: int) -> list[Cell]:
+    noised = [(f"users hidden at epsilon {epsilon:g}", hidden(epsilon)) for epsilon in EPSILONS]
+    rows = [*noised, (SECURE, {"secure_sum": True})]
+    return [Cell("privacy", row, PRIVACY_DATA, seed, four, "fedavg", options) for row, options in rows]
+
+
+def hidden(epsilon: float) -> dict[str, Any]:
+    """Options under which every customer has this epsilon over all rounds."""
+    epochs = SETTINGS["num_rounds"] * SETTINGS["local_epochs"]
+    low, high = 0.1, 100.0
+    while high - low > 1e-3 * low:
+        middle = (low + high) / 2
+        found = user_epsilon(UserPrivacy(CLIP, middle), epochs, DELTA)
+        low, high = (middle, high) if found > epsilon else (low, middle)
+    return {"user_privacy.clip": CLIP, "user_privacy.noise_scale": round(high, 3), "privacy.delta": DELTA}
+
+
+DEPARTMENTS = ("video_games", "office", "toys")
+QUICK: dict[str, Any] = {
+    "num_rounds": 1,
+    "lora_rank": 64,
+    "pretrain.text_encoder": "tfidf",
+    "pretrain.backbone.d_model": 64,
+    "pretrain.train.max_steps": 10,
+}
+"""Of the departments, of which words are wanted and no figures."""
+
+
+def departments_cells(seed: int) -> list[Cell]:
+    return [Cell("departments", "said", DEPARTMENTS[0], seed, four, "fedecider", QUICK)] if seed == 0 else []
+
+
+PARTS: dict[str, Callable[[int], list[Cell]]] = {
+    "companies": companies_cells,
+    "overlap": overlap_cells,
+    "unequal": unequal_cells,
+    "wrong": wrong_cells,
+    "departments": departments_cells,
+    "privacy": privacy_cells,
+}
+FIRST = ("companies", "overlap", "wrong")
+"""Parts whose seed 0 comes before all else."""
+
+
+def cells_of(parts: Sequence[str], seeds: int) -> list[Cell]:
+    """In the order in which they are worth their time."""
+    ordered = [(part, 0) for part in FIRST] + [(part, 0) for part in PARTS if part not in FIRST]
+    ordered += [(part, seed) for seed in range(1, seeds) for part in PARTS]
+    return [cell for part, seed in ordered if part in parts for cell in PARTS[part](seed)]
+
+
+# Measuring.
+
+
+class Shared(NamedTuple):
+    """What all cells of a data set start from."""
+
+    whole: Domain
+    pretrained: Stage
+    distilled: Stage
+    texts: dict[str, ItemTexts]
+    """Of the whole catalogue, once a cell has asked; it takes longer than the training of a small company."""
+
+
+def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: Path) -> Settings:
+    words = [f"--config={CONFIG}", f"--method={cell.method}", f"--output={output}", f"--cache={cache}"]
+    words += [f"--seed={cell.seed}", f"--domains={','.join(clients)}"]
+    away = [{"client": name, "kind": "away"} for name in clients if cell.away(name)]
+    if away:
+        write_json(cache / "away.yaml", {"faults": away})
+        words.append(f"--faults={cache / 'away.yaml'}")
+    return parse_settings("", [*words, *option_words({**SETTINGS, **cell.options})])
+
+
+def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:
+    """The backbone of a data set, trained on its public users with seed 0; no company's customers teach it."""
+    whole = load(cell.data)
+    few = some(whole, CUSTOMERS, 0)  # the distillation report ranks some
+    settings = settings_of({cell.data: few}, cell._replace(seed=0, method="local", options={}), cache, cache)
+    torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
+    pretrained = pretrain_stage(settings.run, {cell.data: few}, CPU)
+    return Shared(whole, pretrained, distill_stage(settings.run, pretrained, {cell.data: few}, CPU), {})
+
+
+def texts_of(shared: Shared, ended: Ended) -> Mapping[str, ItemTexts]:
+    """Company -> the texts of its items."""
+    domains, name = ended.artifacts.domains, shared.whole.name
+    if any(is_part(domain, shared.whole) for domain in domains.values()):
+        return item_texts_of(ended.settings, ended.artifacts)
+    if name not in shared.texts:
+        shared.texts[name] = next(iter(item_texts_of(ended.settings, ended.artifacts).values()))
+    return dict.fromkeys(domains, shared.texts[name])
+
+
+def artifacts_of(shared: Shared, settings: Settings, clients: Mapping[str, Domain]) -> BaseArtifacts:
+    """What the companies of a cell start from: the items of each have the IDs of the whole catalogue."""
+    name, config, vectors = shared.whole.name, settings.run.pretrain, shared.pretrained.folder / ITEM_VECTORS
+    few = some(shared.whole, CUSTOMERS, 0)
+    ids, found = load_ids(shared.pretrained.folder, {name: few}, config)[name], {}
+    for client, domain in clients.items():
+        found[client] = ids
+        if is_part(domain, shared.whole):
+            number_I = numbers_in(domain, shared.whole)
+            texts, tokens = ([of[item] for item in number_I] for of in (ids.items.texts, ids.items.token_ids))
+            near = nearest_items(load_file(vectors)[name][torch.from_numpy(number_I)])
+            found[client] = DomainIds(ItemIds(texts, tokens, ids.items.report), None, None, near)
+    return BaseArtifacts(clients, found, shared.pretrained, shared.distilled, clients)
+
+
+def trained(
+    cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Path, callbacks: Sequence[Callback] = ()
+) -> Ended:
+    """These companies after their rounds, as a run of `fedecider.federate` has them; nothing is handed over."""
+    settings = settings_of(clients, cell, work / "cache", work / "run")
+    _, faults = check_federation(settings, clients)
+    artifacts = artifacts_of(shared, settings, clients)
+    settings = as_trained(settings, overlap_data(settings, clients)["nothing"])
+    launch = shared_out(settings, start(settings.run.num_threads), clients)
+    prepared = prepare_rounds(settings, artifacts, launch)
+    if trains_alone(settings, len(clients)):
+        prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
+    state = train(rounds_of(settings, prepared, launch, faults), callbacks=callbacks)
+    folder = RunFolder(work / "run")
+    return Ended(settings, prepared.method, prepared.blocks, prepared.recommender, artifacts, state, folder, launch)
+
+
+class Measured(NamedTuple):
+    """What companies have after their rounds."""
+
+    systems: dict[str, System]
+    """Row -> models, each with its memory."""
+    keeps: dict[str, str]
+    added: dict[str, dict[str, float]]
+    """Company -> company -> size of what the second adds to the first one's model, where a method weighs."""
+
+
+def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
+    """The same choices on validation items as in `fedecider.experiment.results`, without rules, pages and files."""
+    settings, method, _, recommender, artifacts, state, *_ = ended
+    names = list(artifacts.domains)
+    shares = chosen_shares(settings, method, recommender, state, names)
+
+    def load(name: str) -> Any:
+        return load_reported(settings, method, recommender, state, names.index(name), shares[name])
+
+    fuses = METHODS[settings.run.method].fusion_weights is not None
+    added = added_by(recommender, load, names) if fuses else {}
+    joined = system_of(settings, method.name, artifacts, recommender, load, texts, None, silent, names)
+    own = {"centralised": POOLED, "local": ALONE}.get(method.name, JOINED)
+    if not has_local(state.local):
+        return Measured({own: joined}, {}, added)
+    alone = local_system(settings, artifacts, recommender, state, texts, silent)
+    systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
+    if may_choose(settings) and leaving(joined, alone):
+        keeps, systems[KEPT] = chosen_systems(settings, artifacts, recommender, joined, alone, texts, None)
+    return Measured(systems, dict(keeps), added)
+
+
+def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, Any]:
+    """A cell as it is kept: row -> company -> places of its customers' last events, and what the run says."""
+    started, alike = time.process_time(), dict[str, float]()
+    clients = cell.companies(shared.whole, cell.seed, load)
+    ended = trained(cell, shared, clients, work, [likeness(alike)])
+    systems, keeps, added = ranked(ended, texts_of(shared, ended))
+    places = {
+        f"{row}{after}": {name: capped(position_U) for name, position_U in of["test"].items()}
+        for row, system in systems.items()
+        for after, of in (("", system.model), (HYBRID, system.whole))
+    }
+    return {
+        "users": {name: list(domain.clients.users) for name, domain in clients.items()},
+        "places": places,
+        "honest": [name for name in clients if cell.counts(name)],
+        "keeps": keeps,
+        "alike": alike,
+        "added": added,
+        "round": ended.state.best_round,
+        "num_items": len(shared.whole.item_keys),
+        "events": sum(domain.clients.num_events for domain in clients.values()),
+        "settings": SETTINGS,
+        "minutes": (time.process_time() - started) / 60,
+        "machine": provenance.processor(),
+    }
+
+
+def likeness(found: dict[str, float]) -> Callback:
+    """Notes of each company the cosine of its first update with the sum of the others', where there are any."""
+
+    def look(round: Any) -> None:
+        updates = [t for name, t in round.state.local.items() if name.startswith("own.") and name.endswith("lora_b")]
+        if round.number > 1 or not updates or len(round.clients) < 2:
+            return
+        update_KN = torch.cat([one.flatten(1) for one in updates], 1)
+        cosine_K = torch.nn.functional.cosine_similarity(update_KN, update_KN.sum(0) - update_KN)
+        found.update(zip(round.clients, cosine_K.tolist(), strict=True))
+
+    return look
+
+
+def departments(cell: Cell, load: Load, work: Path) -> dict[str, Any]:
+    """What is said of three departments without a common item, from tables of events, before training and after."""
+    started, output = time.process_time(), work / "run"
+    shutil.rmtree(output, ignore_errors=True)
+    events, items = {}, {}
+    for name in DEPARTMENTS:
+        domain = some(load(name), CUSTOMERS, cell.seed)
+        rows = zip(domain.clients.users, domain.clients.sequences, strict=True)
+        events[name] = [{"user": user, "item": domain.item_keys[item]} for user, row in rows for item in row]
+        sold = sorted({event["item"] for event in events[name]})
+        title = dict(zip(domain.item_keys, domain.titles, strict=True))
+        items[name] = [{"item": key, "title": title[key] or key} for key in sold]
+    data = fedecider.from_events(events, items=items)
+    asked = {**SETTINGS, **cell.options, "cache": str(work / "cache"), "seed": cell.seed}
+    result = fedecider.federate(data, cell.method, config=CONFIG, output=output, progress=False, **asked)
+    facts = {
+        "before": result.record["overlap"]["sentences"],
+        "asked": cell.method,
+        "method": result.raw["method"],
+        "verdict": result.verdict.splitlines(),
+        "on_page": "share an item" in result.report().read_text(encoding="utf-8"),
+        "weights": not result.fusion_weights.empty,
+        "users": {},
+        "places": {},
+        "honest": [],
+        "keeps": {},
+        "settings": SETTINGS,
+    }
+    shutil.rmtree(output)
+    return {**facts, "minutes": (time.process_time() - started) / 60, "machine": provenance.processor()}
+
+
+def capped(position_U: torch.Tensor) -> list[int]:
+    """Places as whole numbers; later ones than ten are kept as ten: hit@10 and ndcg@10 are all that is read."""
+    return [int(place) for place in position_U.clamp(max=K)]
+
+
+# Reading cells.
+
+Cells = Sequence[Mapping[str, Any]]
+"""The same row, one cell a seed."""
+Places = dict[str, torch.Tensor]
+"""Seed and company -> places of its customers."""
+
+
+def places_of(cells: Cells, row: str, names: str = "") -> Places:
+    """Of the companies that are read, and whose name begins so; a row of what companies keep is there only where one
+    does not keep the joined model."""
+    found = {}
+    for seed, cell in enumerate(cells):
+        of_row = cell["places"].get(row) or cell["places"].get(row.replace(KEPT, JOINED), {})
+        read = [name for name in cell["honest"] if name in of_row and name.startswith(names)]
+        found |= {f"{seed}/{name}": torch.tensor(of_row[name]).double() for name in read}
+    return found
+
+
+def users_of(cells: Cells) -> dict[str, list[str]]:
+    return {f"{seed}/{name}": cell["users"][name] for seed, cell in enumerate(cells) for name in cell["honest"]}
+
+
+def mean(places: Places, metric: str) -> float:
+    """Mean over companies and seeds."""
+    return fmean(float(user_metrics(position_U)[metric].double().mean()) for position_U in places.values())
+
+
+def compared(first: Places, second: Places, users: Mapping[str, list[str]]) -> dict[str, Comparison]:
+    """Metric -> first minus second, paired over customers; mean over companies and seeds."""
+    rows = {"first": first, "second": second}
+    persons = shared_persons({name: users[name] for name in first})
+    found = compare_table(rows, stream(0, "joining"), METRICS, persons=persons, each_domain=False)
+    return {one.metric: one for one in found if len(first) == 1 or one.domain == MACRO}
+
+
+def figures(cells: Cells, row: str) -> str:
+    places = places_of(cells, row)
+    return " | ".join(shown(mean(places, metric)) for metric in METRICS) if places else "- | -"
+
+
+def shown(value: float, signed: bool = False) -> str:
+    """Four digits, as the field writes them."""
+    return f"{value:+.4f}".replace("0.", ".", 1) if signed else f"{value:.4f}".removeprefix("0")
+
+
+def in_words(cells: Cells, first: str, second: str, others: Cells | None = None, names: str = "") -> str:
+    """``first`` minus ``second`` (of ``others``): customers of 100, ndcg@10 with its interval, p."""
+    one = compared(places_of(cells, first, names), places_of(others or cells, second, names), users_of(cells))
+    ndcg = one["ndcg@10"]
+    low, high = (shown(bound, True) for bound in ndcg.difference[1:])
+    customers = f"{100 * one['hit@10'].difference.mean:+.2f}"
+    return f"{customers} | {shown(ndcg.difference.mean, True)} [{low}, {high}] | {ndcg.p_value:.2g}"
+
+
+# The page.
+
+Found = Mapping[str, Mapping[str, Any]]
+"""Key of a cell -> what it found."""
+MEMORIES = {"": "without", HYBRID: "with"}
+
+
+def of_row(found: Found, cells: Sequence[Cell], row: str, data: str) -> Cells:
+    """The cells of a row that are there, by seed."""
+    asked = [cell.key for cell in cells if cell.row == row and cell.data == data]
+    return [found[key] for key in asked if key in found]
+
+
+def companies_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    lines = ["## Four companies with one catalogue", "", f"{COMPANIES} companies of {CUSTOMERS} customers.", ""]
+    lines += [
+        f"| data | items | memory | {' | '.join(f'{row} hit@10 | ndcg@10' for row in (ALONE, JOINED, POOLED))} | "
+    ]
+    lines[-1] += "seeds | minutes |"
+    lines += ["|---|---:|---|" + "---:|" * 8]
+    tests = ["| data | memory | compared | of 100 customers | ndcg@10 | p |", "|---|---|---|---:|---|---:|"]
+    for data in DATASETS:
+        joined, pooled = (of_row(found, cells, row, data) for row in (JOINED, POOLED))
+        if not joined:
+            continue
+        for after, memory in MEMORIES.items():
+            values = [figures(joined, f"{row}{after}") for row in (ALONE, JOINED)] + [figures(pooled, POOLED + after)]
+            minutes = fmean(one["minutes"] for one in joined)
+            size = f"{joined[0]['num_items']:,}"
+            lines.append(f"| {data} | {size} | {memory} | {' | '.join(values)} | {len(joined)} | {minutes:.1f} |")
+            tests.append(f"| {data} | {memory} | joined - alone | {in_words(joined, JOINED + after, ALONE + after)} |")
+            if both := min(len(joined), len(pooled)):
+                words = in_words(joined[:both], JOINED + after, POOLED + after, pooled[:both])
+                tests.append(f"| {data} | {memory} | joined - pooled | {words} |")
+    return [*lines, "", *tests, ""]
+
+
+def overlap_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    lines = ["## Catalogues that overlap in part", ""]
+    lines += [
+        f"Beauty: {COMPANIES} companies of {CUSTOMERS} customers, a share of the items sold by all, each other item "
+        "by one of them; events of items that a company does not sell are gone, and customers with fewer than three.",
+        "",
+        "| sold by all | customers | events | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | "
+        "joined - alone, ndcg@10 | p | seeds |",
+        "|---|---:|---:|---|---:|---:|---:|---|---:|---:|",
+    ]
+    own = {row: of_row(found, cells, row, "beauty") for row in (f"{100 * share:.0f} %" for share in SHARES)}
+    own["100 %"] = of_row(found, companies_cells_of(cells), JOINED, "beauty")
+    for row, these in own.items():
+        if not these:
+            continue
+        customers = fmean(sum(map(len, one["users"].values())) for one in these)
+        events = fmean(one["events"] for one in these)
+        for after, memory in MEMORIES.items():
+            start = f"| {row} | {customers:,.0f} | {events:,.0f} | {memory}"
+            alone = shown(mean(places_of(these, ALONE + after), "ndcg@10"))
+            if not places_of(these, JOINED + after):
+                lines.append(f"{start} | {alone} | trained alone | 0 | exactly 0 | - | {len(these)} |")
+                continue
+            joined = shown(mean(places_of(these, JOINED + after), "ndcg@10"))
+            words = in_words(these, JOINED + after, ALONE + after)
+            lines.append(f"{start} | {alone} | {joined} | {words} | {len(these)} |")
+    return [*lines, ""]
+
+
+def companies_cells_of(cells: Sequence[Cell]) -> list[Cell]:
+    """The companies of part 1 with the seeds of these cells."""
+    return [one for seed in sorted({cell.seed for cell in cells}) for one in companies_cells(seed)]
+
+
+def unequal_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    lines = ["## One large company and three small ones", ""]
+    lines += [
+        f"{UNEQUAL}: one company of {LARGE['large']:,} customers, three of {LARGE['small.1']}. {len(NEWCOMERS)} "
+        f"newcomers of {NEWCOMERS['new.00']} customers come when {COMPANIES} companies of {CUSTOMERS} are done: they "
+        "take the trained model, each the share of its update that its own validation customers like best, and train "
+        "nothing; alone they train as long as the others did.",
+        "",
+        "| weights | companies | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 "
+        "| p | seeds |",
+        "|---|---|---|---:|---:|---:|---|---:|---:|",
+    ]
+    rows = [(row, names, row) for row in WEIGHTS for names in ("large", "small")] + [(NEW_JOINED, "new", NEW_ALONE)]
+    for row, names, other in rows:
+        joined, alone = (of_row(found, cells, one, UNEQUAL) for one in (row, other))
+        both = min(len(joined), len(alone))
+        for after, memory in MEMORIES.items() if both else ():
+            first, second = JOINED + after, ALONE + after
+            figures = [
+                shown(mean(places_of(of[:both], one, names), "ndcg@10"))
+                for of, one in ((alone, second), (joined, first))
+            ]
+            words = in_words(joined[:both], first, second, alone[:both], names)
+            who = f"{row if row in WEIGHTS else 'equal'} | {names}"
+            lines.append(f"| {who} | {memory} | {' | '.join(figures)} | {words} | {both} |")
+    return [*lines, ""]
+
+
+def wrong_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    without = of_row(found, cells, WITHOUT, WRONG_DATA)
+    if not without:
+        return []
+    lines = ["## One of four companies is wrong", ""]
+    lines += [
+        f"{WRONG_DATA}: the three others, of {CUSTOMERS} customers; ndcg@10. *Of without*: what they have when joined, "
+        "as a share of what they have when joined without the wrong one. *Kept*: what they chose. *Below*: how many of "
+        "them are below alone by more than noise, joined and kept. *Cosine*: of the first update with the sum of the "
+        "others', of the wrong company, and of the others from least to most. *Share*: of the updates in the others' "
+        "models, that of the wrong one (equal would be 25 %). Memory without a defence: nothing bounds counts.",
+        "",
+        "| wrong | mean | memory | alone | joined | of without | kept | below | cosine | share | seeds |",
+        "|---|---|---|---:|---:|---:|---:|---|---|---:|---:|",
+    ]
+    rows = [(WITHOUT, "", "")] + [(f"{kind}, {name}", kind, name) for kind in WRONG for name in DEFENCES]
+    for row, kind, name in rows:
+        these = of_row(found, cells, row, WRONG_DATA)
+        for after, memory in MEMORIES.items() if these else ():
+            alone, joined, kept = (mean(places_of(these, one + after), "ndcg@10") for one in (ALONE, JOINED, KEPT))
+            whole = mean(places_of(without[: len(these)], JOINED + after), "ndcg@10")
+            below = [below_alone(these, after, one)[1] for one in (JOINED, KEPT)]
+            figures = f"{shown(alone)} | {shown(joined)} | {100 * joined / whole:.0f} % | {shown(kept)}"
+            told = f"{below[0]}, {below[1]} of {3 * len(these)} | {cosines(these)} | {share_of_wrong(these)}"
+            lines.append(f"| {kind or WITHOUT} | {name} | {memory} | {figures} | {told} | {len(these)} |")
+    return [*lines, ""]
+
+
+def cosines(cells: Cells) -> str:
+    """Of the companies that are not read, then of those that are."""
+    groups: dict[bool, list[float]] = {False: [], True: []}
+    for cell in cells:
+        for name, cosine in cell["alike"].items():
+            groups[name in cell["honest"]].append(cosine)
+    if not groups[False] or not groups[True]:
+        return "-"
+    return f"{fmean(groups[False]):.2f}; {min(groups[True]):.2f} to {max(groups[True]):.2f}"
+
+
+def share_of_wrong(cells: Cells) -> str:
+    """Of what is added to the models of companies that are read, the part of those that are not."""
+    found = []
+    for cell in cells:
+        for size_of in (cell["added"][name] for name in cell["honest"] if name in cell["added"]):
+            others = sum(size for name, size in size_of.items() if name not in cell["honest"])
+            found.append(others / max(sum(size_of.values()), 1e-12))
+    return f"{100 * fmean(found):.0f} %" if found else "-"
+
+
+def departments_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    (cell,) = [found[one.key] for one in cells if one.key in found]
+    return [
+        "## Departments without a common item",
+        "",
+        f"`from_events` on customers of {', '.join(DEPARTMENTS)}; asked for `{cell['asked']}`.",
+        "",
+        *(f"- Before training: {sentence}" for sentence in cell["before"]),
+        f"- Trained: `{cell['method']}`. Weights drawn: {'some' if cell['weights'] else 'none'}. On the page: "
+        f"{'the same words' if cell['on_page'] else 'nothing of it'}.",
+        *(f"- The verdict: {line}" for line in cell["verdict"][:4]),
+        "",
+    ]
+
+
+def privacy_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    plain = of_row(found, companies_cells_of(cells), JOINED, PRIVACY_DATA)
+    lines = ["## What privacy leaves of it", ""]
+    lines += [
+        f"{PRIVACY_DATA}, the companies of the first part. Epsilon is of one customer over all rounds, delta "
+        f"{DELTA:g}, clip {CLIP:g}; alone needs no noise. What memory adds up is not hidden.",
+        "",
+        "| customers | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 | p | "
+        "seeds |",
+        "|---|---|---:|---:|---:|---|---:|---:|",
+    ]
+    rows = {"not hidden": plain, **{row: of_row(found, cells, row, PRIVACY_DATA) for row in rows_in(cells)}}
+    for row, these in rows.items():
+        for after, memory in MEMORIES.items() if these else ():
+            values = [shown(mean(places_of(these, one + after), "ndcg@10")) for one in (ALONE, JOINED)]
+            words = in_words(these, JOINED + after, ALONE + after)
+            lines.append(f"| {row} | {memory} | {' | '.join(values)} | {words} | {len(these)} |")
+    return [*lines, ""]
+
+
+def rows_in(cells: Sequence[Cell]) -> list[str]:
+    return list(dict.fromkeys(cell.row for cell in cells))
+
+
+PAGES: dict[str, Callable[[Found, Sequence[Cell]], list[str]]] = {
+    "companies": companies_page,
+    "overlap": overlap_page,
+    "unequal": unequal_page,
+    "wrong": wrong_page,
+    "departments": departments_page,
+    "privacy": privacy_page,
+}
+
+
+def below_alone(cells: Cells, after: str, row: str) -> tuple[int, int]:
+    """Companies, and those that are below alone by more than noise (one-sided paired test at 95 %, ndcg@10)."""
+    below = total = 0
+    for cell in cells:
+        own, alone = places_of([cell], row + after), places_of([cell], ALONE + after)
+        for name in own.keys() & alone.keys():
+            first, second = (user_metrics(one[name])["ndcg@10"].double().numpy() for one in (alone, own))
+            total += 1
+            below += clearly_above([first], [second], ONE_SIDED)
+    return total, below
+
+
+def choice_page(found: Found, seeds: int) -> list[str]:
+    lines = ["## Nobody worse than alone", ""]
+    lines += [
+        "Companies that are below alone by more than noise, by a one-sided paired test at 95 % over their customers' "
+        "ndcg@10 (by chance one in twenty would be). *Kept* is what each company chose by its own validation "
+        "customers; who hides customers by noise may not choose.",
+        "",
+        "| part | memory | companies | below alone, joined | below alone, kept |",
+        "|---|---|---:|---:|---:|",
+    ]
+    keys = {part: [cell.key for cell in cells_of([part], seeds)] for part in PARTS}
+    of_part = {part: [found[key] for key in of if key in found] for part, of in keys.items()}
+    for part, cells in {**of_part, "all": list(found.values())}.items():
+        for after, memory in MEMORIES.items():
+            (total, joined), (_, kept) = (below_alone(cells, after, row) for row in (JOINED, KEPT))
+            lines += [f"| {part} | {memory} | {total} | {joined} | {kept} |"] if total else []
+    chosen = [keeps for cell in found.values() for name, keeps in cell["keeps"].items() if name in cell["honest"]]
+    counts = ", ".join(f"{chosen.count(kind)} {words}" for kind, words in KEEPS.items())
+    return [*lines, "", f"They keep: {counts}.", ""]
+
+
+KEEPS = {"joined": "the joined model", "half": "the mean of both", "local": "their own"}
+
+
+def page(found: Found, parts: Sequence[str], seeds: int) -> list[str]:
+    """Lines of the page but its foot and the older measurements."""
+    lines = ["# What joining is worth", "", *__doc__.split("\n\n")[3].splitlines(), ""]
+    lines += [
+        "Mean over companies and seeds; brackets are 95 % intervals, p of paired permutation tests over customers, who "
+        "count once however many companies and seeds they are in. *Of 100 customers*: how many more find their next "
+        f"purchase among ten. Minutes: of CPU. SETTINGS: `{json.dumps(SETTINGS)}`",
+        "",
+    ]
+    for part in parts:
+        cells = cells_of([part], seeds)
+        if any(cell.key in found for cell in cells) and part in PAGES:
+            lines += PAGES[part](found, cells)
+    if found:
+        lines += choice_page(found, seeds)
+        machines = sorted({f"{one['machine']} at {one['commit']}" for one in found.values()})
+        minutes = sum(one["minutes"] for one in found.values())
+        lines += [f"- Cells: {len(found)}, {minutes:.0f} CPU minutes; {'; '.join(machines)}"]
+    return lines
+
+
+def write_page(output: Path, found: Found, seeds: int) -> None:
+    before = output.read_text(encoding="utf-8") if output.is_file() else ""
+    older = OLDER + before.partition(OLDER)[2] if OLDER in before else ""
+    heading = provenance.heading("joining.py", torch.get_num_threads())
+    text = "\n".join([*page(found, list(PARTS), seeds), *heading])
+    output.write_text(f"{text}\n\n{older}" if older else f"{text}\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--work", type=Path, default=Path("runs/joining"), help="cells and cache")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ...")
+    parser.add_argument("--cells", type=int, default=sys.maxsize, help="end after so many new cells")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no cell after so many minutes")
+    parser.add_argument("--output", type=Path, default=PAGE)
+    args = parser.parse_args()
+    unknown = set(args.parts.split(",")) - set(PARTS)
+    if unknown:
+        raise ValueError(f"got parts {sorted(unknown)}, expected some of {', '.join(PARTS)}")
+    started, left, commit = time.monotonic(), args.cells, provenance.git_commit()
+    args.work.mkdir(parents=True, exist_ok=True)
+    every = cells_of(list(PARTS), args.seeds)
+    found = {cell.key: read_json(path) for cell in every if (path := args.work / f"{cell.key}.json").is_file()}
+    found = {key: one for key, one in found.items() if one.get("settings") == SETTINGS}  # else it is measured again
+    load, shared = partial(whole_domain, data=args.data), dict[str, Shared]()
+    for cell in cells_of(args.parts.split(","), args.seeds):
+        if cell.key in found:
+            continue
+        if left <= 0 or time.monotonic() - started > 60 * args.minutes:
+            break
+        print(cell.key, flush=True)
+        if cell.part == "departments":
+            facts = departments(cell, load, args.work)
+        else:
+            if cell.data not in shared:
+                shared[cell.data] = shared_of(cell, load, args.work / "cache")
+            facts = measured(cell, shared[cell.data], load, args.work)
+        found[cell.key] = {**facts, "commit": commit}
+        write_json(args.work / f"{cell.key}.json", found[cell.key])
+        write_page(args.output, found, args.seeds)
+        left -= 1
+    write_page(args.output, found, args.seeds)
+
+
+if __name__ == "__main__":
+    sys.exit(options.run(main))

@@ -420,17 +420,22 @@ def chosen_settings(
 ) -> dict[str, Any]:
     """Settings for the data that ``words`` name, where neither ``--config`` nor a backbone of the user's decides.
 
-    Empty where nothing is to be chosen. Choices, reasons and the estimate are told. A run that goes on has what was
-    chosen when it began.
+    Empty where nothing is to be chosen; those of the run that it starts from, where it does. Choices, reasons and the
+    estimate are told. A run that goes on has what was chosen when it began.
 
     Raises:
         ValueError: it would take over an hour on this machine, and ``allow_long`` is false.
     """
-    if not peek(words, "data") or peek(words, "config") or any(word in ("-h", "--help") for word in words):
+    start, is_resumed = peek(words, "start_from"), peek(words, "resume") == "true"
+    if not (peek(words, "data") or start) or peek(words, "config") or any(word in ("-h", "--help") for word in words):
         return {}
-    if peek(words, "resume") == "true":
+    if is_resumed:
         kept = RunFolder(Path(peek(words, "output"))).chosen
         return load_yaml(kept) if kept.is_file() else {}
+    if start:
+        from fedecider.experiment.federate import settings_of  # the models, which --help does without
+
+        return settings_of(start)
     asked = asked_of(words)
     for name in ("pretrain.backbone.name_or_path", "pretrain.backbone.kind"):
         if _asked(asked, name) not in (None, "decoder"):

@@ -13,7 +13,9 @@ import torch
 from fedecider.baselines.own import check_own
 from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.evaluation.metrics import metrics_per_client
-from fedecider.experiment.engine import Experiment, Rounds
+from fedecider.experiment.command_line import recorded_settings
+from fedecider.experiment.continued import continued, going_on
+from fedecider.experiment.engine import Experiment, Rounds, kept_data
 from fedecider.experiment.hyperparameter_selection import check_limits, check_uploads, keep, select
 from fedecider.experiment.joining import ALONE, as_trained, overlap_data, trains_alone
 from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
@@ -36,7 +38,7 @@ from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml
 from fedecider.running.progress import log_line, stage
-from fedecider.running.run_folder import RunFolder, as_plain, content_key
+from fedecider.running.run_folder import PLACES, RunFolder, as_plain, content_key
 
 
 def carries_update(name: str) -> bool:
@@ -55,17 +57,27 @@ class Prepared(NamedTuple):
 
 def load(settings: Settings, launch: Launch) -> Experiment:
     """The data of a run, and everything checked that can be before the stages are built."""
-    return experiment_on(load_data(settings.run), build_base_artifacts, settings)
+    if not settings.run.start_from:
+        return experiment_on(load_data(settings.run), build_base_artifacts, settings)
+    with launch.accelerator.main_process_first():
+        earlier = continued(settings)
+        data = kept_data(earlier.domains, Path(settings.run.cache))
+    settings = settings._replace(run=replace(settings.run, data=str(data)))
+    found = experiment_on(earlier.domains, earlier.artifacts, settings, earlier.state)
+    return found._replace(hashes={**found.hashes, "start": earlier.key})
 
 
 def experiment_on(
-    domains: Mapping[str, Domain], artifacts: Callable[[RunConfig, Launch], BaseArtifacts], settings: Settings
+    domains: Mapping[str, Domain],
+    artifacts: Callable[[RunConfig, Launch], BaseArtifacts],
+    settings: Settings,
+    state: RunState | None = None,
 ) -> Experiment:
-    """A run on these data; ``artifacts`` gives the stages that it shares with others."""
+    """A run on these data; ``artifacts`` gives the stages that it shares with others, ``state`` a start."""
     hashes, faults = check_federation(settings, domains)
     check_own(clients_of(domains), taken_labels(settings.run.method))
     names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
-    prepare = partial(_prepare, settings, faults, artifacts, overlap)
+    prepare = partial(_prepare, settings, faults, artifacts, overlap, state)
     return Experiment(settings, hashes, names, prepare, {"overlap": overlap})
 
 
@@ -93,11 +105,18 @@ def file_settings(settings: Settings) -> dict[str, Any]:
     return {**as_plain(settings.run), **as_plain(settings.training), **as_plain(settings.ranking), **own}
 
 
+def settings_of(run: str) -> dict[str, Any]:
+    """The settings of a finished run as a file of ``--config`` says them, but for where things lie."""
+    content = file_settings(recorded_settings(Path(run)))
+    return {name: value for name, value in content.items() if name not in (*PLACES, "start_from")}
+
+
 def _prepare(
     asked: Settings,
     faults: Sequence[Fault],
     build: Callable[[RunConfig, Launch], BaseArtifacts],
     overlap: Mapping[str, Any],
+    state: RunState | None,
     launch: Launch,
     resumed: RunFolder | None,
 ) -> Rounds:
@@ -122,6 +141,8 @@ def _prepare(
     prepared = prepare_rounds(settings, artifacts, launch)
     if trains_alone(settings, prepared.recommender.num_clients):
         prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
+    if state is not None:
+        prepared = prepared._replace(method=going_on(prepared.method, state))
     rounds = rounds_of(settings, prepared, launch, faults)
     return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, selected))
 

@@ -289,6 +289,8 @@ class Beginning(NamedTuple):
 
 def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = False) -> Stage:
     """Tokenizer, item IDs and backbone from the public pools; reused when nothing that matters has changed."""
+    if config.start_from:
+        raise ValueError(f"got start_from {config.start_from}, expected none here: federate alone starts from a run")
     inputs = {
         "pretrain": config.pretrain,
         "seed": config.seed,

@@ -173,6 +173,7 @@ class RunConfig:
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
             numbers.
         protocol: The evaluation protocol: how recommendations are counted.
+        start_from: The finished run with whose adapters, stages and settings the rounds start; if empty, anew.
         resume: If true, the stopped run in output goes on.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
             such as tensorboard,mlflow; empty for none. They write into the run folder.
@@ -205,6 +206,7 @@ class RunConfig:
     teacher_row: bool = True
     num_threads: Threads = 0
     protocol: str = "strict"
+    start_from: str = ""
     resume: bool = False
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)

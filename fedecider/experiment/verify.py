@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from fedecider.data.domain import clients_of
 from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.experiment.continued import stage_run
 from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
 from fedecider.experiment.rows import HYBRID_ROW, KEPT, rank_mixtures, with_hybrid
 from fedecider.models.export import load_adapter
@@ -79,7 +80,9 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
     changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
     if changed:
         raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
-    pretrained = pretrain_stage(settings.run, domains, device)
+    first = stage_run(settings.run)
+    known = domains if first is settings.run else load_data(first)
+    pretrained = pretrain_stage(replace(first, cache=settings.run.cache), known, device)
     tokenizer = load_tokenizer(folder.backbone)
     ids = load_ids(pretrained.folder, domains, settings.run.pretrain, walks_of=())
     found = []

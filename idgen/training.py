@@ -463,13 +463,13 @@ def checkpointed(model: Any, wanted: bool) -> Iterator[None]:
 
 
 WINDOW, FAR_ABOVE, LONG_ABOVE = 20, 1.2, 10
-"""A training has diverged when the mean loss of so many steps is more than so many times that of its first, in so many
-windows in a row or over its last steps."""
+"""Steps of a window, factor, windows. A training has diverged when the mean loss of a window is above the factor times
+that of the first window, in so many windows in a row or at the end."""
 EXPLODED = 30.0
-"""Where the mean of the first window is more than so many times the loss of its first step, that step is the measure;
-and of so many times the measure fewer steps than a window say enough."""
+"""A training that explodes within the first window spoils its own measure. If that window's mean is above so many times
+the loss of the first step, the step is the measure. And at so many times the measure no full window is waited for."""
 SMALL = 1.0
-"""The measure is so much at least: the loss of a student's pairs may start near 0 and rise a little before it falls."""
+"""Least value of the measure: the loss of a student's pairs may start near 0 and rise a little before it falls."""
 
 
 class LossGuard:

@@ -22,12 +22,12 @@ def told(monkeypatch, terminal: bool, seconds: list[float]) -> str:
     return text.getvalue()
 
 
-def test_lines_come_after_30_seconds_and_then_after_twice_the_time(monkeypatch):
-    lines = told(monkeypatch, False, [29.0, 7.0, 2.0]).splitlines()
-    assert lines == ["round 2/5, training: 2/4 clients (36 s, about 36 s left)"]
-    assert told(monkeypatch, False, [30.0, 29.0, 1.0, 20.0]).splitlines() == [
-        "round 2/5, training: 1/4 clients (30 s, about 90 s left)",
-        "round 2/5, training: 3/4 clients (60 s, about 20 s left)",
+def test_lines_come_after_a_minute_and_then_after_twice_the_time(monkeypatch):
+    lines = told(monkeypatch, False, [59.0, 7.0, 2.0]).splitlines()
+    assert lines == ["round 2/5, training: 2/4 clients (66 s, about 66 s left)"]
+    assert told(monkeypatch, False, [60.0, 59.0, 1.0, 20.0]).splitlines() == [
+        "round 2/5, training: 1/4 clients (60 s, about 180 s left)",
+        "round 2/5, training: 3/4 clients (120 s, about 40 s left)",
     ]
 
 
@@ -45,14 +45,14 @@ def lines_of(monkeypatch, seconds: int) -> list[str]:
 
 
 def test_a_quick_step_is_silent_and_a_long_one_is_heard_of_every_ten_minutes(monkeypatch):
-    assert lines_of(monkeypatch, 29) == []
-    assert lines_of(monkeypatch, 75) == [
-        "backbone: 30/75 loss 2 (30 s, about 45 s left)",
-        "backbone: 60/75 loss 2 (60 s, about 15 s left)",
-        "backbone: 75/75 loss 2 (75 s)",
+    assert lines_of(monkeypatch, 59) == []
+    assert lines_of(monkeypatch, 150) == [
+        "backbone: 60/150 loss 2 (60 s, about 90 s left)",
+        "backbone: 120/150 loss 2 (120 s, about 30 s left)",
+        "backbone: 150/150 loss 2 (150 s)",
     ]
     spent = [int(line.partition("(")[2].partition(" s")[0]) for line in lines_of(monkeypatch, 3600)]
-    assert spent == [30, 60, 120, 240, 480, 960, 1560, 2160, 2760, 3360, 3600]
+    assert spent == [60, 120, 240, 480, 960, 1560, 2160, 2760, 3360, 3600]
 
 
 def test_a_quick_round_says_nothing(monkeypatch):

@@ -1,9 +1,9 @@
 """What server and sites say to each other, and the server's channel to them: one safetensors blob a message.
 
-A blob is what `fedecider.federation.wire` counts, and a head: kind, round and a few facts as JSON in the metadata. A
-message is about all clients that a site hosts and a round has, in ascending order: what is shared travels once, what
-is theirs stacked. Of tensors whose marked rows alone travel the marks travel too, a bit each, so that a message can be
-read by itself, and is looked at before anything is believed.
+A blob holds the tensors, whose bytes `fedecider.federation.wire` counts, and a head in the metadata: kind, round and a
+few facts as JSON. One message serves all clients of a site that take part in a round, in ascending order. Shared
+tensors travel once, those of single clients are stacked. Where only marked rows of a tensor travel, the marks do too,
+one bit each. So a message can be read, and checked, without any other.
 
 Shape legend: C clients of a message.
 """
@@ -35,16 +35,16 @@ MARKS = "marks:"
 MOST_EXAMPLES = 2**31
 """No client has more: a weight beyond it would be the only one that counts in a mean, or infinite."""
 MOST_HEADER_BYTES = 4 << 20
-"""Of the largest adapters it has some 100 kB; as JSON that is read it takes up to thirty times its size."""
+"""The header of the largest adapters has some 100 kB. Read as JSON it takes up to thirty times its size in memory."""
 STARTED = "started"
-"""What tells two starts of one project apart, in messages and in the server's ``run.json``."""
+"""Name of the stamp by which two starts of one project differ, in messages and in the server's ``run.json``."""
 Read = TypeVar("Read")
 Transport = Callable[[Mapping[int, bytes], float], Mapping[int, bytes]]
-"""site -> message, seconds to wait -> the answers of those who answered in time."""
+"""(site -> message, seconds to wait) -> site -> answer, of the sites that answered in time."""
 MOST_REASON = 500
 """Characters of a reason that are kept."""
 RESEND = "resend"
-"""Kind of the answer of a site that does not hold the download which the server thinks it has."""
+"""Kind of the answer of a site that lacks the download which the server believes it has."""
 _HEAD = "fedecider"
 
 

@@ -1,4 +1,4 @@
-"""One deployed run: what the server does with a project and a channel, and what a site is made of."""
+"""One deployed run: how the server runs a project over a channel, and how a site is built."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def serve(
 ) -> Path:
     """Run all rounds of a project with the sites at the other end of ``transport``; returns the server's run folder.
 
-    It holds ``run.json``, ``rounds.jsonl``, ``checkpoints/`` (of every round, since sites keep two), ``metrics.json``
-    (what sites tell of their test items) and ``wire.json`` (bytes of every message since the run was last started or
-    resumed).
+    It holds ``run.json``, ``rounds.jsonl``, ``metrics.json`` (means of test items as sites tell them), ``wire.json``
+    (bytes of every message since the last start) and ``checkpoints/``, one a round: a site keeps its last two, and the
+    server must be able to go back as far.
 
     Raises:
         Diverged: no client's numbers could be used any more; ``metrics.json`` and ``report.html`` say so.

@@ -32,8 +32,9 @@ from fedecider.report.verdict import DIFFERENCE
 SCORES = tuple(user_metrics(torch.zeros(1)))
 """Means over the own validation users that a site tells after every round."""
 MAX_ROWS = 100
+"""Rows of results that a site may tell; a run has about twenty, and a stranger must not fill the server's disk."""
 MOST_NAME = 100
-"""Characters in the name of a row."""
+"""Characters in the name of a row, for the same reason."""
 
 
 def remote(
@@ -44,13 +45,13 @@ def remote(
     sums: ServerSums | None = None,
     answered_before: Mapping[int, dict[str, list[float]]] = {},
 ) -> FederatedMethod:
-    """``method`` over ``channel``: all of a cohort train at once, in one block.
+    """``method`` with its clients at the other end of ``channel``. A cohort is one block: all of it trains at once.
 
-    ``positions`` are each client's mean validation ``scores`` (S,) float64, for `summary_of`; clients of one site have
-    its mean over those of them that are scored. A site that does not answer has the scores of its last answer, or
-    those of ``answered_before`` (site -> variant -> (S,)) where this server has not heard of it yet. ``best_round``
-    says which round has the best score so far: sites keep their own part of it. A download travels once, also when a
-    validation and the next training need it.
+    Positions of single users stay at a site. In their place ``positions`` returns each client's mean validation
+    ``scores`` (S,) float64, for `summary_of`; clients of one site share the site's mean. A site that does not answer
+    keeps the scores of its last answer, or of ``answered_before`` (site -> variant -> (S,)) after a restart of the
+    server. ``best_round`` returns the best round so far, so that sites keep their own part of it. A download travels
+    once, even if a validation and the next training both need it.
 
     Raises:
         ValueError: the method does not say what its uploads look like; or a round has fewer than ``min_clients``.

@@ -186,7 +186,8 @@ def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple
 
 
 def beside_data(config: RunConfig) -> dict[str, str]:
-    """What decides a run beside its settings and data: what reads the item texts here, and what a scenario says."""
+    """Hashes of what else decides a run: the text encoder as installed here, and the scenario of faults. A resumed run
+    must find them unchanged."""
     found = {TEXT_ENCODER: encoder_digest(config.pretrain.text_encoder)}
     return {**found, "faults": content_key(load_yaml(Path(config.faults)))} if config.faults else found
 

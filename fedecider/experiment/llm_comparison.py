@@ -397,7 +397,8 @@ def _call(config: CompareConfig, stage: str, run: Run) -> str:
 
 
 def _precisions(settings: Settings) -> list[str]:
-    """As they were chosen here: measured once more, beside other runs, ``auto`` could be another one."""
+    """Number formats as options, with ``auto`` replaced by what it chose here. A child process would measure again,
+    while others run beside it, and could choose another one."""
     run = settings.run
     found = {
         "precision": settings.training.precision,

@@ -343,8 +343,8 @@ def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Pa
 
 
 def added_by(recommender: ClientModels, load: Load, names: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Client -> client -> size of what the direction of the second adds to the model of the first that ``load`` gives;
-    0 for a direction of zeros, whatever weight it has."""
+    """Client i -> client j -> norm of what the direction of j adds to the model of i. It is 0 for a direction of zeros,
+    whatever its weight: weights alone would say that such a client contributes."""
     found = {}
     for name in names:
         load(name)
@@ -375,23 +375,23 @@ def write_results(run: Ended) -> None:
 
 
 class Models(NamedTuple):
-    """What came of the models of a run's clients."""
+    """Test results of a run, and how the models were chosen that are handed over."""
 
     rows: list[ResultRow]
-    """Of the test items, the reported row first."""
+    """Rows of the test table, the reported one first."""
     examples: dict[str, Any]
     """Domain -> examples for the report page."""
     hybrids: Hybrids | None
     shares: Shares
     keeps: dict[str, Keeps]
     joining: dict[str, Any]
-    """What joining brought; empty where nobody trained alone."""
+    """The comparison with training alone (``joining`` of ``metrics.json``); empty where nobody trained alone."""
     added: dict[str, dict[str, float]]
     """See `added_by`; empty for a method without fusion weights."""
     num_beams: int | None
     """None where every item was scored."""
     privacy: dict[str, Any]
-    """What the run promises, see `privacy_data`."""
+    """Privacy guarantees of the run, see `privacy_data`."""
 
 
 def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Models | None:

@@ -89,18 +89,18 @@ class Arrived(NamedTuple):
 def bounded(
     arrived: Iterable[Arrived], largest: float | None, note: Callable[[dict[str, Any]], None]
 ) -> Iterator[Upload]:
-    """The uploads of a round such that no client counts for many.
+    """The uploads of a round, bounded so that no client counts for many.
 
-    ``r + min(1, c / ||x - r||) (x - r)`` with ``x`` a client's upload, ``r`` what it had received and ``c`` the median
-    norm of the round times ``largest``, over all tensors of a client together; None bounds no norms. Claimed
-    client weights end at their median times `LARGEST_CLAIM`. Within both bounds every bit is kept. ``note`` is told
-    ``client``, ``norm`` and ``cap``, or ``client``, ``weight`` and ``cap``.
+    An upload ``x`` becomes ``r + min(1, c / ||x - r||) (x - r)``: ``r`` is what the client had received, ``c`` is
+    ``largest`` times the median norm of the round, norms over all tensors of a client. None bounds no norms. Client
+    weights are capped at their median times `LARGEST_CLAIM`. Within the bounds no bit changes. ``note`` is called with
+    ``client``, ``cap`` and ``norm`` or ``weight`` for each that is capped.
 
-    The medians are over the first `NUM_PEERS` clients as they arrive, whose uploads wait for them: the others stream. A
-    simulation of users brings the largest ones first, so that in rounds of more clients the bounds are those of these.
-    Norms and weights that are zero do not count, as little as clients that are not finite, which are left as they are.
-    Of fewer than `LEAST_PEERS` no median is safe from one of them, and nothing is bounded: ``note`` is told ``client``,
-    ``norm`` and ``others`` (their largest norm) of an upload that is `FAR` from the others.
+    Medians are over the first `NUM_PEERS` clients that arrive; their uploads wait in memory, all others stream. Since a
+    simulation of users brings the largest ones first, its bounds in rounds of more clients are those of large users.
+    Zeros do not enter a median, nor do clients that are not finite; these are passed on as they are. Below
+    `LEAST_PEERS` clients one of them could move the median at will, so nothing is bounded: ``note`` is called with
+    ``client``, ``norm`` and ``others``, their largest norm, for an upload that is `FAR` from the others.
     """
 
     def measured(one: Arrived) -> tuple[Upload, Tree, Tensor]:

@@ -39,9 +39,9 @@ class Download(NamedTuple):
     payload: dict[str, int] = {}  # noqa: RUF012 (never written to)
     """Bytes of shared tensors that travel encoded; all others have their plain size."""
     sent_rows: Tree = {}  # noqa: RUF012 (never written to)
-    """(C, n) bool for tensors of n rows of which only some are sent, (C, m, n) for m tables of n rows: client c gets
-    the rows that ``sent_rows[name][c]`` marks, in their order, and must know their places; it may not use the others
-    (:func:`fedecider.federation.wire.received` is what it has)."""
+    """(C, n) bool for tensors of n rows of which only some are sent, (C, m, n) for m tables of n rows. Client c gets
+    the marked rows ``sent_rows[name][c]``, in their order, and knows their places. It must not use the others:
+    :func:`fedecider.federation.wire.received` gives what it really has."""
 
 
 class Upload(NamedTuple):
@@ -54,33 +54,34 @@ class Upload(NamedTuple):
     tensors: Tree
     """Every tensor leads with C."""
     rows: Tree = {}  # noqa: RUF012 (never written to)
-    """(C, R) int64 for tables held by their changed rows: ``tensors[name]`` (C, R, ...) are the rows ``rows[name]`` of
-    the client's table, -1 pads, and every other row is as it was downloaded. What travels is the whole table (which
-    hides the items that a client touched), unless ``payload`` says otherwise."""
+    """(C, R) int64, -1 pads, for tables of which only changed rows are held: ``tensors[name]`` (C, R, ...) are the rows
+    ``rows[name]``, and every other row is as it was downloaded. This saves memory only. What travels is the whole
+    table, which hides the items that a client touched, unless ``payload`` says otherwise."""
     payload: Tree = {}  # noqa: RUF012 (never written to)
     """(C,) int64 bytes of tensors that travel encoded; all others have their plain size."""
     num_rows: dict[str, int] = {}  # noqa: RUF012 (never written to)
     """Rows in full of tables in ``rows`` that were not downloaded, such as gradients: every other row is zero."""
     sent_rows: Tree = {}  # noqa: RUF012 (never written to)
-    """(C, n) bool for tensors of n rows of which only the marked ones leave a client, in their order; the server must
-    know their places. The others are zero here and nobody's: a mean over clients is, row by row, over the senders."""
+    """(C, n) bool for tensors of n rows of which only the marked ones leave a client, in their order; the server knows
+    their places. The others are zero here. They count for nobody: a mean is, row by row, over those who sent the row.
+    """
     finite: Tensor | None = None
-    """(C,) bool, set by the runner when the upload has left its clients: whether all its tensors are finite. None while
-    nobody has looked; :func:`fedecider.federation.aggregate.finite_clients` is how a server asks."""
+    """(C,) bool: whether all tensors of a client are finite. The runner sets it; None: not checked yet. Servers ask
+    :func:`fedecider.federation.aggregate.finite_clients`."""
     mean_of: Tensor | None = None
-    """(N,) int64, the clients in this upload where it is a mean of several, one row that is nobody's (client -1): what
-    a server gets that sees their sum alone. :func:`fedecider.federation.aggregate.heard_clients` asks for both."""
+    """(N,) int64: the clients whose mean this upload is, under a secure sum. It then has one row, of client -1. Servers
+    ask :func:`fedecider.federation.aggregate.heard_clients`, which covers both cases."""
 
 
 class RowUpdate(NamedTuple):
-    """New own rows of tables (N, I, ...) of the local state that need not be built to be written."""
+    """Changes of a local table (N, I, ...) row by row: the whole tables of a block would not fit into memory."""
 
     rows: Tensor
-    """(C, R) int64 rows of each client's table that change, -1 pads."""
+    """(C, R) int64: rows of each client's table that change, -1 pads."""
     values: Tensor
-    """(C, R, ...) what they become."""
+    """(C, R, ...): their new values."""
     others: Tensor | None = None
-    """(I, ...) what every other row becomes, alike for all clients; None: those stay as they are."""
+    """(I, ...): new values of all other rows, the same for every client; None: they stay."""
 
 
 NewRows = Mapping[str, Tensor | RowUpdate]
@@ -99,34 +100,34 @@ class FederatedMethod(NamedTuple):
     broadcast: Callable[[int, Tree, Tensor], Download]
     """round, server, clients (C,) -> download for the training of this round."""
     client_update: Callable[[int, Download, Tree, Block], tuple[Upload, NewRows, list[dict]]]
-    """round, download, own rows, block -> upload, new own rows, one log record per client. Of a block some of whose
-    clients are away, all three are of the others."""
+    """round, download, own rows, block -> upload, new own rows, one log record per client. Where clients of a block are
+    away, all three are of the others."""
     server_aggregate: Callable[[int, Tree, Iterable[Upload]], Tree]
-    """round, server, uploads in client order -> new server tree. Reads the uploads once, as a stream, as far as it
-    wants: clients whose uploads it does not read train all the same."""
+    """round, server, uploads in client order -> new server tree. Uploads are a stream that can be read once, so that a
+    mean never holds a cohort. Clients whose uploads are not read train all the same."""
     positions: Callable[[str, Download, Tree, Block, str], list[Tensor]]
     """variant, download, own rows, block, split ("valid" | "test") -> per client, the 0-based place of each
     held-out item (``NOT_RANKED`` when it was not returned)."""
     variants: tuple[str, ...]
     """Models that are evaluated and logged each round; the first one is the reported one."""
     unread: tuple[str, ...] = ()
-    """Local tensors that ``client_update`` replaces without a look: it is not given them, which saves their copy."""
+    """Local tensors that ``client_update`` overwrites without reading. It is not given them, which saves a copy."""
     upload_like: Callable[[int, Tree], Tree] | None = None
-    """round, server -> the upload of one client as it must look: names, shapes and kinds of number, whatever the
-    values. A server that hears from strangers refuses all others; None: the method cannot be deployed."""
+    """round, server -> an upload of one client with the right names, shapes and dtypes; its values do not matter. A
+    deployed server refuses uploads that look otherwise. None: the method cannot be deployed."""
     bounded_from: Callable[[int], Tree] | None = None
-    """round -> what a client's tensors are compared with where its upload is bounded, known to both sides; None: what
-    was downloaded under the same names."""
+    """round -> the reference from which the norm of an upload is measured and bounded; both sides know it. None: the
+    downloaded tensors of the same names."""
     fine_mean: bool = False
-    """Whether the server divides that mean by its own size: the resolution of a secure sum would be too coarse."""
+    """Whether the server divides the mean by its own norm. Then the resolution of a secure sum would be too coarse."""
     takes_mean: bool = False
-    """Whether the server takes a mean over the uploads, tensor by tensor, for which a robust one may stand in."""
+    """Whether the server takes a mean over the uploads, tensor by tensor. Then a robust mean can replace it."""
     bounds_norms: bool = False
-    """Whether the sizes of single updates reach other clients, and are bounded on the way
-    (:func:`fedecider.federation.aggregate.bounded`) by what companies may differ. Other means have a looser bound."""
+    """Whether the norms of single updates reach other clients. They are then bounded
+    (:func:`fedecider.federation.aggregate.bounded`) by the factor for companies; other means have a looser bound."""
     alone: Callable[[int, Tree, Upload], NewRows] | None = None
-    """round, what the clients of a block had received (C, ...), their uploads -> what each one would receive next if
-    nobody else took part, for federation off; None: what it uploaded."""
+    """round, what the clients of a block had received (C, ...), their uploads -> what each would receive next if nobody
+    else took part; used with federation off. None: its own upload."""
     cohort: Callable[[int, Tree, int], set[int]] | None = None
-    """round, server, how many -> the clients that are asked in a round in which not all are, where the server chooses
-    them by what it holds; None: they are drawn alike."""
+    """round, server, number of clients -> the cohort, for methods that choose it by the server's state. None: drawn at
+    random, uniformly."""

@@ -52,9 +52,9 @@ class Package(NamedTuple):
 class Registry(Mapping[str, Entry]):
     """Method name -> entry, the built-in ones first, then those of other packages in the order of their names.
 
-    Installed packages are looked through once, when a name is first asked for; a module of theirs is imported when its
-    method is. A name that cannot be used is in the mapping and raises ``ValueError`` with the reason when its entry is
-    asked for, so that one bad package leaves all other methods as they are.
+    Installed packages are searched once, when a name is first asked for. A method's module is imported when the method
+    is. A name that cannot be used stays in the mapping; asking for its entry raises ``ValueError`` with the reason. So
+    one bad package does not take the other methods away.
     """
 
     def __init__(self, group: str, kind: type[Entry], built_in: dict[str, Entry]):

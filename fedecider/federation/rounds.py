@@ -28,43 +28,45 @@ Pack = Callable[[Sequence[int]], Sequence[Block]]
 
 
 Protect = Callable[[Upload, Download, int, int], Upload]
-"""upload, download, round, clients in the cohort -> what leaves the clients."""
+"""(upload, download, round, cohort size) -> the upload that leaves the clients, bounded and noised."""
 
 
 class Delivered(NamedTuple):
-    """What reaches the server of a block's uploads."""
+    """The uploads of a block that reached the server."""
 
     upload: Upload
-    """Of the clients that are heard, in their order."""
+    """Of the clients that got through, in their order."""
     refused: Sequence[dict] = ()
     """``client`` and ``reason`` of the others, for the record of the round."""
 
 
 Deliver = Callable[[Upload, Callable[[], Download], int], Delivered]
-"""upload as it left the clients, what tells their download, round -> what arrives; asked alike by every process."""
+"""(upload as it left the clients, function that returns their download, round) -> what arrives. Every process calls it
+with the same arguments, so that all of them hold the same state."""
 
 
 class Sent(NamedTuple):
-    """What a block sends, and what its messages weigh."""
+    """The upload of a block as it is sent, and its bytes."""
 
     upload: Upload
-    """What the server works with."""
+    """What the server receives."""
     traffic: Sequence[Traffic]
-    """Of each client that has trained."""
+    """Bytes of each client that trained."""
     refused: Sequence[dict] = ()
-    """``client`` and ``reason`` of those whose uploads could not be sent in that form."""
+    """``client`` and ``reason`` of the clients whose uploads the backend could not send."""
 
 
 class AggregationBackend(NamedTuple):
-    """How uploads reach the server: one by one, or as a sum of which it sees no term."""
+    """How uploads reach the server: one by one, or as a secure sum."""
 
     send: Callable[[int, Sequence[int], Callable[[], Download], Sent, Upload], Sent]
-    """round, cohort, what tells the download, what all that have trained would send one by one, the upload of those who
-    are heard -> what is sent; asked alike by every process."""
+    """(round, cohort, function that returns the download, plain uploads of all that trained, upload of those that got
+    through) -> what is sent. A client that trained and dropped out has still paid for its bytes; so both are passed.
+    Every process calls it with the same arguments."""
     read: Callable[[int, Sequence[int], Tree, Iterator[Upload]], Iterator[Upload]]
-    """round, cohort, server, what was sent -> what the server aggregates."""
+    """(round, cohort, server tree, uploads as sent) -> uploads that the server aggregates."""
     sees_each: bool = False
-    """Whether what was sent are uploads of single clients, which the server bounds before it reads them."""
+    """Whether the server sees single uploads. Then it bounds their norms before it reads them; of a sum it cannot."""
 
 
 ONE_BY_ONE = AggregationBackend(
@@ -72,15 +74,15 @@ ONE_BY_ONE = AggregationBackend(
     read=lambda round, cohort, server, uploads: uploads,
     sees_each=True,
 )
-"""The server sees every upload."""
+"""The plain backend: the server sees every upload."""
 
 
 Attend = Callable[[int, set[int]], set[int]]
-"""round, cohort -> those of it that take part."""
+"""(round, cohort) -> the clients of it that are there."""
 
 
 OnClients = Callable[[int, str, int, int], None]
-"""round, "training" or "validation", clients done, clients in all: told from time to time while a round goes on."""
+"""(round, "training" or "validation", clients done, all clients): called as a round goes on, for progress bars."""
 
 
 def silent(round: int, what: str, done: int, total: int) -> None:
@@ -88,7 +90,7 @@ def silent(round: int, what: str, done: int, total: int) -> None:
 
 
 class RoundSettings(NamedTuple):
-    """What the loop itself needs to know; everything else belongs to the method."""
+    """Settings of the loop itself; all others belong to the method."""
 
     num_rounds: int
     seed: int
@@ -107,7 +109,7 @@ class RoundSettings(NamedTuple):
         return round % self.eval_every == 0 or round == self.num_rounds
 
     def stops(self, round: int, best_round: int) -> bool:
-        """Whether patience ends the run after this round: only a validated one can say that nothing became better."""
+        """Whether patience ends the run after this round. Only a validated round can end it: others have no score."""
         return self.validates(round) and 0 < self.patience <= round - best_round
 
 
@@ -135,19 +137,34 @@ def run_rounds(
 ) -> RunState:
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
-    After each round, or each ``eval_every``-th and the last one, every variant of the method is evaluated on the
-    validation split; of other rounds the record has no scores. ``summarise`` turns the positions of all clients (in
-    client order) into the metrics of each reported group: one per domain, or one for a thousand users. The round with
-    the best mean ``select_by`` of the first variant (earliest on ties) is kept.
-    ``pack`` puts a cohort that is not everybody into blocks; without it the given blocks are kept whole.
-    ``protect`` bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`), ``attend`` says who of
-    a cohort is there and ``deliver`` what arrives (:mod:`fedecider.federation.faults`): the server goes on without
-    the others. ``gathering`` is how uploads reach it (:mod:`fedecider.federation.secure_rounds` sums them unseen). With
-    several processes every process sees the same uploads in the same order, so all of them hold
-    the same state; ``ends`` is asked after every round, in every process, and where it is true no other round follows;
-    only process 0 writes ``checkpoints``. ``validated`` are the blocks that are scored after each round, where those
-    are not all. ``names`` of the clients, where they may be told. Local state is updated in place and copied only when
-    its round is the best so far.
+    Every ``eval_every``-th round and the last one are validated, for every variant of the method. The round with the
+    best mean ``select_by`` of the first variant is kept, the earliest of equals.
+
+    With several processes, each of them sees the same uploads in the same order, so all hold the same state. Only
+    process 0 writes. Local state is updated in place and copied only when its round is the best so far: of a million
+    users there is no room for more copies.
+
+    Args:
+        method: The algorithm.
+        blocks: All clients.
+        settings: See `RoundSettings`.
+        summarise: Positions of all clients, in client order -> metrics of each reported group: one per domain, or one
+            for all users.
+        pack: Puts a cohort that is not everybody into blocks; None: the given blocks stay whole.
+        protect: Bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`).
+        attend: Who of a cohort is there (:mod:`fedecider.federation.faults`). The server goes on without the others.
+        deliver: Which uploads arrive (the same module).
+        gathering: How uploads reach the server; :mod:`fedecider.federation.secure_rounds` has the secure sums.
+        summarise_logs: Logs of all clients -> what the record of the round keeps.
+        recorder: Writes one record a round.
+        checkpoints: Folder of checkpoints; None: none are written.
+        resume: Go on from the newest checkpoint.
+        processes: This process among all of them.
+        on_round: Called with the record of every round.
+        ends: (record, state) -> whether this round is the last; every process asks after every round.
+        on_clients: See `OnClients`.
+        validated: Blocks that are scored, where not all are: a sample chooses the round as well, in less time.
+        names: Names of the clients, where they may be told.
 
     Raises:
         Diverged: no upload of a round can be used; the round is recorded, and no checkpoint is made of it.
@@ -275,7 +292,7 @@ def evaluate_variants(
 
 
 class _Done(NamedTuple):
-    """What is recorded of the training of a cohort, in client order."""
+    """What the record of a round says of its training, in client order."""
 
     logs: list[dict]
     traffic: list[dict]
@@ -291,10 +308,10 @@ class _Done(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """What a block hands to the loop."""
+    """The result of training one block."""
 
     clients: Tensor
-    """Who has trained; fewer than the block holds, where some are away."""
+    """The clients that trained; fewer than the block holds where some were away."""
     upload: Upload
     own: NewRows
     logs: list[dict]

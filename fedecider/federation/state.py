@@ -3,11 +3,11 @@
 ``SHA256SUMS`` has the form that ``sha256sum --check SHA256SUMS`` reads. Hidden files do not count. Both directions read
 every byte once: one to three seconds per gigabyte.
 
-A checkpoint is a folder ``round_00012`` with the server tree, the local tree, the best round's copies of both where
-that was an earlier one, ``state.json`` and the SHA-256 sums of all of them. It is written under a hidden name and
-renamed when complete, and hidden before it is removed, so a kill at any moment leaves whole checkpoints and hidden
-debris, which the next start or save removes. The two newest are kept while a run goes on: where the newest is damaged
-the one before it is used. A run that came to its end keeps the newest.
+A checkpoint is a folder ``round_00012``: the server tree, the local tree, copies of both from the best round if that
+was an earlier one, ``state.json``, and the SHA-256 sums of all these. It is written under a hidden name and renamed
+when complete; before it is removed it is hidden again. So a kill at any moment leaves whole checkpoints and hidden
+debris, which the next start or save removes. While a run goes on the two newest are kept: if the newest is damaged, the
+other one is used. A finished run keeps the newest.
 """
 
 from __future__ import annotations

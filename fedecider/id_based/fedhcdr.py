@@ -250,16 +250,20 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
     ``h(f(u_s, u_e), f(u'_s, u_e))`` in the low one with a constant u_e. Score: ``f(u_e, v_e) + f(u_s, v_s)``.
 
     A round sends the low-pass filter of users and ``u_s`` of the own users: ``4 (D^2 + D + 1 + U D)`` bytes up, and as
-    many down. The server averages with numbers of train pairs as weights, a person over the domains that have it. So a
-    person must have one key in all domains; the server sees whom a domain has and a vector of each, and of two domains
-    each can take its own vectors away from the mean. Public users are trained on, and nothing of them is sent.
+    many down. The server averages, weighted by numbers of train pairs; a person's vector over the domains that have it.
+    So a person needs one key in all domains. This protects little: the server sees which persons a domain has and a
+    vector of each, and of two domains each can subtract its own vectors from the mean. Public users are trained on, and
+    nothing of them is sent.
+
     Variants: ``both``, ``shared`` and ``exclusive`` parts, with the filter as the client ended its training.
 
-    Source: the public code (the paper's abstract; its text was not at hand). Differs: dot product, as its linear layer
-    on ``[u, v]`` ranks alike for all users (``variant code`` keeps that); its score ``f(u_e + u_s, v_e + v_s)`` is the
-    sum of f over the parts but for a constant where f is linear, and for dot products the sum is taken, as no loss
-    trains the products of one part's users with the other's items; a diagonal of zero; the dropped edges are
-    pairs of H, not of A; ``u_s`` is sent without dropout; Adam starts anew in every round; negatives drawn anew.
+    Source: the public code (the paper's abstract; its text was not at hand). Differs from it:
+
+    - Scores are dot products. A linear layer on ``[u, v]`` ranks alike for all users (``variant code`` keeps it).
+    - The code scores ``f(u_e + u_s, v_e + v_s)``. For linear f that is the sum over the parts and a constant. Here the
+      sum is taken: no loss trains products of one part's users with the other's items.
+    - The diagonal is zero; dropped edges are pairs of H, not of A; ``u_s`` is sent without dropout.
+    - Adam starts anew in every round; negatives are drawn anew.
     """
     silos = [silo(one, config, clients.seed_of(number), clients.device) for number, one in enumerate(clients.clients)]
     rounds = _Rounds(clients, config, silos)
@@ -465,7 +469,7 @@ def _mask(like: Tensor, share: float, draws: torch.Generator | None) -> Tensor |
 
 
 def _others(user_B: Tensor, num_users: int, draws: torch.Generator) -> Tensor:
-    """As many users, whoever they are."""
+    """One random user for each of a batch, drawn uniformly; it may be the same one."""
     return torch.randint(num_users, user_B.shape, generator=draws).to(user_B.device)
 
 

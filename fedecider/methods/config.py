@@ -75,9 +75,10 @@ class LocalTraining(TrainConfig):
 
     @property
     def adam_epsilon(self) -> float:
-        """What AdamW adds to the root of the squared gradients. At its own 1e-8 a number moves as fast on a faint
-        gradient as on a strong one: in a table of items that moves fast, rows that nobody has bought as far as any.
-        With user_privacy anything else would put the size of a gradient, so the number of users, into the steps."""
+        """AdamW's epsilon. At 1e-8 a step is as long for a faint gradient as for a strong one. In a table with a high
+        learning rate, rows of items that nobody bought would then move as far as all others; 1e-4 keeps them still.
+        With user_privacy it stays 1e-8: else steps would depend on the size of gradients, so on the number of users.
+        """
         return 1e-4 if self.output_lr_multiplier > 1.0 and not self.user_privacy.on else 1e-8
 
 

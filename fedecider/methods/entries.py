@@ -36,36 +36,36 @@ class Method(NamedTuple):
     algorithm: Callable[..., FederatedMethod]
     """(recommender, config) -> the method, over whole adapters; :meth:`build` is what runs."""
     load_variant: Callable[..., Any]
-    """(recommender, config, variant, download, own row, client): put that client's model into ``recommender.model``.
-    The download is what the client knows (`fedecider.federation.wire.received`). A method with fusion weights returns
-    the row with those that it loaded."""
+    """(recommender, config, variant, download, own row, client): load the client's model into ``recommender.model``.
+    ``download`` is what the client really has (`fedecider.federation.wire.received`). A method with fusion weights
+    returns the own row with the weights that it loaded."""
     scalars: Callable[[Shapes, Sequence[Shapes], int], tuple[int, int]]
-    """(shapes, peers, round) -> scalars that one client receives and sends, by the formula. ``shapes`` are those of its
-    own adapters, ``peers[j]`` those of what it reads of client j's; they differ where only rows of catalogues travel
-    (`fedecider.methods.recommender.travelling_shapes`)."""
+    """(shapes, peers, round) -> numbers that one client receives and sends, by the formula; tests compare it with the
+    bytes that were sent. ``shapes`` are those of its own adapters, ``peers[j]`` those that it reads of client j.
+    They differ where only rows of catalogues travel (`fedecider.methods.recommender.travelling_shapes`)."""
     grid: tuple[dict[str, Any], ...] = ({},)
     """Settings to try on validation, the default first: a search of N trials takes the first N, then ``RATES``."""
     space: Space = {}  # noqa: RUF012 (never written to)
-    """What a search draws from when it has tried these, with ``TRAINING_SPACE``."""
+    """What a search draws from after ``grid``, together with ``TRAINING_SPACE``."""
     pooled: bool = False
-    """True: all clients are handed over in one block, since nothing is federated."""
+    """Whether all clients form one block, since nothing is federated."""
     beside_training: str = ""
-    """What a client's users enter besides the gradients of its local training, so that hiding them there would not be
-    enough, or what does not go together with it; empty for a method that can hide single users."""
+    """Why ``user_privacy`` cannot hide single users: it bounds their gradients, and this method reads them elsewhere
+    too. Empty: it can."""
     fusion_weights: FusionWeights | None = None
-    """Where its fusion weights are found; None for a method without."""
+    """Where the fusion weights are; None for a method without."""
     takes_mean: bool = True
-    """False: the server takes no mean over uploads (`FederatedMethod.takes_mean`), which a run that asks for a robust
-    one or a secure sum is then told before anything is built."""
+    """As `FederatedMethod.takes_mean`, known before anything is built: a run that asks for a robust mean or a secure
+    sum is refused at once, not after hours of pre-training."""
 
     def build(self, recommender: ClientModels, config: Any) -> FederatedMethod:
-        """The method; of tables only rows of the own catalogue travel, where training changes no others."""
+        """The method. Of tables only rows of the own catalogue travel, where training changes no others."""
         method = self.algorithm(recommender, config)
         return method if self.pooled else sends_own_rows(method, travelling_rows(recommender, method.takes_mean))
 
 
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})
-"""What is tried after a method's own grid, so that methods without settings of their own have the same budget."""
+"""Tried after a method's own grid, so that a method without settings has the same budget as one with many."""
 TRAINING_SPACE: Space = {"learning_rate": Real(0.0001, 0.03, log=True)}
 """What a search may set for every method."""
 PULL = "a proximal term asks for the mean gradient, which depends on the number of users"

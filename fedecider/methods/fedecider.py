@@ -1,10 +1,13 @@
 """FeDecider (WWW 2026): share the directions of LoRA updates, let every client learn how to weigh them.
 
-State. Server: one direction per client (K rows). Local, per client: ``alpha`` (K,), or (M, K) with ``alpha_per
-module``; ``met`` () whether it has been set to what the client knew of the others; ``norm`` (M,) those of the own pair,
-0 before the client has trained; ``own.*`` the raw pair at the last upload; ``whole.*`` everything that the model added
-to the student then, peers included, as one pair per layer of the least rank that holds it (`compact`). Only the own
-pair leaves.
+State of the server: one direction per client (K rows). State of a client, which stays with it:
+
+- ``alpha`` (K,), or (M, K) with ``alpha_per module``: its fusion weights;
+- ``met`` (): whether alpha has been started from the directions of the others;
+- ``norm`` (M,): norms of its own pair, 0 before it has trained;
+- ``own.*``: its raw pair at the last upload, which alone leaves it;
+- ``whole.*``: all that its model added to the student then, peers included, as one pair per layer of the least rank
+  that holds it (`compact`).
 
 Shape legend: K clients of the run, M modules (sorted by path), C clients of a block.
 """

@@ -19,8 +19,8 @@ def pfedavg(recommender: ClientModels, config: WeightingConfig) -> FederatedMeth
     """FedAvg whose reported model is ``w`` after ``local_epochs`` epochs on the client's own data.
 
     A client's adapters before its upload in round t are ``w`` of round t - 1, fine-tuned. They are kept and reported
-    as ``fine_tuned``, so a run of T rounds is T - 1 rounds of FedAvg and the fine-tuning, as many epochs per client as
-    every other method gets, and validation chooses T. The other variant is ``global``. This is not Per-FedAvg (Fallah
+    as ``fine_tuned``. So T rounds are T - 1 rounds of FedAvg and the fine-tuning: as many epochs per client as every
+    other method gets. Validation chooses T. The other variant is ``global``. This is not Per-FedAvg (Fallah
     et al., 2020), which trains for a good start of fine-tuning. Differs from the paper: nothing that it states;
     FeDecider names neither the length of the fine-tuning nor the weights.
     """

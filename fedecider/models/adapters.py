@@ -1,19 +1,18 @@
 """LoRA adapters as trees of tensors: the fusion layer, tied item tables, what is exchanged.
 
 ``FusedLinear`` is PEFT's own ``lora.Linear`` with another ``forward``, put in place through PEFT's hook for custom
-modules. The model therefore stays an ordinary ``PeftModel`` (merge, disable and save go on working), and because the
-work is done in the forward of the module itself it is also done under any generation loop, which a hook of
-``PeftModel.forward`` would miss. A model without a bank of peers is plain LoRA, the degenerate case.
+modules. So the model stays an ordinary ``PeftModel``: merge, disable and save work. And the fusion happens under every
+generation loop, which a hook of ``PeftModel.forward`` would miss. A model without a bank of peers is plain LoRA.
 
-What clients know sits in the vectors of their items. Where the output is tied to the embeddings, an adapter of the
-output alone changes what an item answers to, but not what it says about its user. Here the embeddings get the rows of
-the same update.
+What clients learn sits in the vectors of their items. Where the output is tied to the embeddings, an adapter of the
+output alone changes when an item is recommended, but not what it says about a user who had it. So the embeddings get
+the rows of the same update.
 
 Keys are ``<module path in the base model>.lora_a`` (R, I) and ``.lora_b`` (O, R); stacked trees lead with K clients.
 
 Shape legend: N tokens of a batch, I in features, O out features, R own rank, P peers with a direction that is not 0, S
-= P + 1 slots, K clients. Slot order is own first, then the peers by client number, so that two clients that hold the
-same numbers do the same arithmetic, N tokens, D width, V vocabulary, R rank, K clients.
+= P + 1 slots, K clients, D width, V vocabulary. Slot 0 is the client's own; peers follow by client number, so that two
+clients that hold the same numbers do the same arithmetic.
 """
 
 from __future__ import annotations

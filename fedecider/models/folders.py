@@ -52,7 +52,7 @@ FIELDS |= {"text_encoder": str, "quantize": str, "alpha": dict, "facts": dict}
 
 
 class InferenceConfig(NamedTuple):
-    """How one domain's model is asked."""
+    """How prompts for one domain's model are built and its answers ranked; ``inference_config.json``."""
 
     domain: str
     samples: SampleConfig
@@ -60,18 +60,18 @@ class InferenceConfig(NamedTuple):
     ids: str
     """What item IDs are made of (``pretrain.ids``)."""
     titles_as_written: bool
-    """How the ID of an item that comes later is made of its text (`idgen.item_ids.Words`)."""
+    """Whether IDs of new items keep the words of the title as they are written (`idgen.item_ids.Words`)."""
     text_encoder: str
     quantize: Quantize
     """Format of the backbone's linear layers while the adapter was trained."""
     alpha: Mapping[str, float]
     """Fusion weight of the client for every domain, the mean over layers; empty for methods without."""
     facts: Mapping[str, Any] = {}
-    """What the card says of the run (`fedecider.experiment.results`); empty where nothing is known."""
+    """Facts of the run for the model card (`fedecider.experiment.results`)."""
 
     @property
     def words(self) -> Any:
-        """How the ID of an item that comes later is made of its text (`idgen.item_ids.Words`)."""
+        """How the text of a new item becomes its ID (`idgen.item_ids.Words`)."""
         from idgen.config import TITLES_AS_WRITTEN
         from idgen.item_ids import TITLE_WORDS
 

@@ -150,12 +150,11 @@ class Items:
                 getattr(self, name)
 
     def resolve(self, entry: str) -> Resolved:
-        """The item of a key, or of a title; spaces around it do not matter, nor does letter case where no title is
-        written so.
+        """The item of a key or a title. Spaces around it are ignored, and letter case too unless a title needs it.
 
-        Where there is neither, a title is taken if it is the only one that has these words but for accents,
-        punctuation, what stands in brackets at its end, or all but some of its parts; or if it is the only one that is
-        nearly alike and has the same numbers.
+        Without an exact match, the only title that is close enough is taken. Close are titles with the same words but
+        for accents, punctuation, brackets at the end, or missing parts; then titles with small typing errors. Numbers
+        must agree: volume 2 is not volume 3.
 
         Raises:
             ValueError: no item, or several that may be meant; the message names them.

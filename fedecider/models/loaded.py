@@ -199,16 +199,16 @@ def add_items(
 ) -> Added:
     """Add items to a loaded model, in place, behind the others.
 
-    Each gets an ID of the run's kind that no other item has: of the ID generator, of its keywords, or codes of the
-    run's codebook. Their tokens are known: no row is added. Where every ID is one token, it gets a phrase of its text
-    that is no token yet and in no prompt, and for its row what `text_projection` of stage 1 makes of the text. Nothing
-    is trained, and scores of other items before softmax stay what they were. A hybrid gets them by their texts as well
-    (`fedecider.models.hybrid.with_items`).
+    Each gets an ID of the run's kind that no other item has: from the ID generator, from its keywords, or codes of the
+    run's codebook. These have known tokens, and no row is added. Where every ID is one token, the new token is a phrase
+    of the item's text that is no token yet and in no prompt; its row is what `text_projection` of stage 1 makes of the
+    text. Nothing is trained, so logits of other items stay what they were. A hybrid places new items by their texts
+    too (`fedecider.models.hybrid.with_items`).
 
     Raises:
-        ValueError: a key that is there already, an empty text, a run that does not keep what its kind of IDs or its
-            hybrid needs, an encoder that is not the run's, or TF-IDF where vectors are needed: it is fitted on all
-            texts and cannot encode one more.
+        ValueError: a key exists already, or a text is empty. The run does not keep what its kind of IDs or its hybrid
+            needs. The encoder is another one than the run's. Or it is TF-IDF where vectors are needed: that is fitted
+            on all texts and cannot encode one more.
     """
     _check(items, new_items)
     keys, found = [item.key for item in new_items], [_clean(item.text) for item in new_items]

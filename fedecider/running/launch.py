@@ -371,13 +371,13 @@ def round_recorder(
 
 
 def track_results(folder: RunFolder, launch: Launch, step: int) -> None:
-    """Tell the open trackers every row of ``metrics.json``; ``step`` is that of the last round, after which it is."""
+    """Log every row of ``metrics.json`` to the open trackers, at ``step``, the number of the last round."""
     if launch.is_main and launch.accelerator.trackers:
         launch.accelerator.log(dict(result_metrics(read_json(folder.metrics))), step=step)
 
 
 def valid_metrics(record: dict, names: Sequence[str] = ()) -> Iterator[tuple[str, float]]:
-    """``valid/VIEW/CLIENT/METRIC`` with its value, without the client where all are scored together."""
+    """``valid/VARIANT/CLIENT/METRIC`` and its value; without the client where all are scored together."""
     for variant, groups in record["valid"].items():
         for name, metrics in zip(names or [""], groups, strict=True):
             for metric, value in metrics.items():

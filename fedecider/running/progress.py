@@ -115,12 +115,12 @@ def write_seconds(metrics: Path) -> None:
         write_json(metrics, {**content, "seconds": {**seconds, **content.get("seconds", {})}})
 
 
-_FIRST_LINE_S, _SELDOM_S = 30.0, 600.0
+_FIRST_LINE_S, _SELDOM_S = 60.0, 600.0
 
 
 class _Pace:
-    """When the next line of one step is due: after 30 s, then whenever the step has gone on for twice as long, and
-    every ten minutes. A minute of work takes two lines so, and a night of it some fifty."""
+    """When the next line of one step is due: after a minute, then whenever the step has gone on for twice as long,
+    and every ten minutes: a night takes some fifty lines."""
 
     def __init__(self) -> None:
         self.started, self._due = time.monotonic(), _FIRST_LINE_S
@@ -141,8 +141,8 @@ class Report(Protocol):
 
 @contextmanager
 def progress(title: str, enabled: bool = True) -> Iterator[Report]:
-    """Yield ``report(done, total, note)``; on a terminal it moves a bar, elsewhere it prints now and then, and nothing
-    of what took less than 30 seconds."""
+    """Yield ``report(done, total, note)``; on a terminal it moves a bar that is gone at the end, elsewhere
+    it prints now and then, and nothing of what took less than a minute."""
     if not enabled:
         yield lambda done, total, note="": None
         return
@@ -157,7 +157,7 @@ def progress(title: str, enabled: bool = True) -> Iterator[Report]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=console, transient=False) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=None, note="")
 
         def report(done: int, total: int, note: str = "") -> None:

@@ -45,10 +45,11 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO, user_metrics
 from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
 from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.engine import Callback, train
+from fedecider.experiment.engine import train
 from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of, shared_out
 from fedecider.experiment.joining import (
     System,
+    agreement,
     as_trained,
     chosen_systems,
     leaving,
@@ -77,6 +78,7 @@ from fedecider.methods.config import UserPrivacy
 from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
+from fedecider.report.verdict import odd_ones
 from fedecider.running import options
 from fedecider.running.launch import start
 from fedecider.running.run_folder import RunFolder, Stage
@@ -423,9 +425,7 @@ def artifacts_of(shared: Shared, settings: Settings, clients: Mapping[str, Domai
     return BaseArtifacts(clients, found, shared.pretrained, shared.distilled, clients)
 
 
-def trained(
-    cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Path, callbacks: Sequence[Callback] = ()
-) -> Ended:
+def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Path) -> Ended:
     """These companies after their rounds, as a run of `fedecider.federate` has them; nothing is handed over."""
     settings = settings_of(clients, cell, work / "cache", work / "run")
     _, faults = check_federation(settings, clients)
@@ -435,7 +435,7 @@ def trained(
     prepared = prepare_rounds(settings, artifacts, launch)
     if trains_alone(settings, len(clients)):
         prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
-    state = train(rounds_of(settings, prepared, launch, faults), callbacks=callbacks)
+    state = train(rounds_of(settings, prepared, launch, faults))
     folder = RunFolder(work / "run")
     return Ended(settings, prepared.method, prepared.blocks, prepared.recommender, artifacts, state, folder, launch)
 
@@ -448,6 +448,8 @@ class Measured(NamedTuple):
     keeps: dict[str, str]
     added: dict[str, dict[str, float]]
     """Company -> company -> size of what the second adds to the first one's model, where a method weighs."""
+    agrees: dict[str, dict[str, float]]
+    """See `fedecider.experiment.joining.agreement`; who is out of it is named."""
 
 
 def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
@@ -464,20 +466,21 @@ def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
     joined = system_of(settings, method.name, artifacts, recommender, load, texts, None, silent, names)
     own = {"centralised": POOLED, "local": ALONE}.get(method.name, JOINED)
     if not has_local(state.local):
-        return Measured({own: joined}, {}, added)
+        return Measured({own: joined}, {}, added, {})
     alone = local_system(settings, artifacts, recommender, state, texts, silent)
     systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
     if may_choose(settings) and leaving(joined, alone):
         keeps, systems[KEPT] = chosen_systems(settings, artifacts, recommender, joined, alone, texts, None)
-    return Measured(systems, dict(keeps), added)
+    agrees = {} if settings.run.secure_sum else agreement(recommender, state.local)
+    return Measured(systems, dict(keeps), added, agrees)
 
 
 def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, Any]:
     """A cell as it is kept: row -> company -> places of its customers' last events, and what the run says."""
-    started, alike = time.process_time(), dict[str, float]()
+    started = time.process_time()
     clients = cell.companies(shared.whole, cell.seed, load)
-    ended = trained(cell, shared, clients, work, [likeness(alike)])
-    systems, keeps, added = ranked(ended, texts_of(shared, ended))
+    ended = trained(cell, shared, clients, work)
+    systems, keeps, added, agrees = ranked(ended, texts_of(shared, ended))
     places = {
         f"{row}{after}": {name: capped(position_U) for name, position_U in of["test"].items()}
         for row, system in systems.items()
@@ -488,8 +491,9 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
         "places": places,
         "honest": [name for name in clients if cell.counts(name)],
         "keeps": keeps,
-        "alike": alike,
         "added": added,
+        "agreement": agrees,
+        "named": odd_ones(agrees),
         "round": ended.state.best_round,
         "num_items": len(shared.whole.item_keys),
         "events": sum(domain.clients.num_events for domain in clients.values()),
@@ -497,20 +501,6 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
         "minutes": (time.process_time() - started) / 60,
         "machine": provenance.processor(),
     }
-
-
-def likeness(found: dict[str, float]) -> Callback:
-    """Notes of each company the cosine of its first update with the sum of the others', where there are any."""
-
-    def look(round: Any) -> None:
-        updates = [t for name, t in round.state.local.items() if name.startswith("own.") and name.endswith("lora_b")]
-        if round.number > 1 or not updates or len(round.clients) < 2:
-            return
-        update_KN = torch.cat([one.flatten(1) for one in updates], 1)
-        cosine_K = torch.nn.functional.cosine_similarity(update_KN, update_KN.sum(0) - update_KN)
-        found.update(zip(round.clients, cosine_K.tolist(), strict=True))
-
-    return look
 
 
 def departments(cell: Cell, load: Load, work: Path) -> dict[str, Any]:
@@ -712,9 +702,10 @@ def wrong_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     lines += [
         f"{WRONG_DATA}: the three others, of {CUSTOMERS} customers; ndcg@10. *Of without*: what they have when joined, "
         "as a share of what they have when joined without the wrong one. *Kept*: what they chose. *Below*: how many of "
-        "them are below alone by more than noise, joined and kept. *Cosine*: of the first update with the sum of the "
-        "others', of the wrong company, and of the others from least to most. *Share*: of the updates in the others' "
-        "models, that of the wrong one (equal would be 25 %). Memory without a defence: nothing bounds counts.",
+        "them are below alone by more than noise, joined and kept. *Named*: wrong ones, and others, of whom a run says "
+        "that what they learnt points another way. *Cosine*: of what the wrong one learnt alone with what the others "
+        "did; of the others with each other. *Share*: of the updates in the others' models, that of the wrong one "
+        "(equal would be 25 %). Nothing bounds counts, which memory adds up.",
         "",
         "| wrong | mean | memory | alone | joined | of without | kept | below | cosine | share | seeds |",
         "|---|---|---|---:|---:|---:|---:|---|---|---:|---:|",
@@ -727,20 +718,26 @@ def wrong_page(found: Found, cells: Sequence[Cell]) -> list[str]:
             whole = mean(places_of(without[: len(these)], JOINED + after), "ndcg@10")
             below = [below_alone(these, after, one)[1] for one in (JOINED, KEPT)]
             figures = f"{shown(alone)} | {shown(joined)} | {100 * joined / whole:.0f} % | {shown(kept)}"
-            told = f"{below[0]}, {below[1]} of {3 * len(these)} | {cosines(these)} | {share_of_wrong(these)}"
+            told = f"{below[0]}, {below[1]} of {3 * len(these)} | {named(these)} | {cosines(these)}"
+            told = f"{told} | {share_of_wrong(these)}"
             lines.append(f"| {kind or WITHOUT} | {name} | {memory} | {figures} | {told} | {len(these)} |")
     return [*lines, ""]
 
 
-def cosines(cells: Cells) -> str:
-    """Of the companies that are not read, then of those that are."""
-    groups: dict[bool, list[float]] = {False: [], True: []}
+def named(cells: Cells) -> str:
+    """Of how many companies that are not read, and of how many others, it is said that they point another way."""
+    groups: dict[bool, list[bool]] = {False: [], True: []}
     for cell in cells:
-        for name, cosine in cell["alike"].items():
-            groups[name in cell["honest"]].append(cosine)
-    if not groups[False] or not groups[True]:
-        return "-"
-    return f"{fmean(groups[False]):.2f}; {min(groups[True]):.2f} to {max(groups[True]):.2f}"
+        for name in cell.get("agreement", {}):
+            groups[name in cell["honest"]].append(name in cell["named"])
+    wrong, honest = (f"{sum(of)} of {len(of)}" for of in groups.values())
+    return f"{wrong}; {honest}" if groups[False] else f"-; {honest}"
+
+
+def cosines(cells: Cells) -> str:
+    """Of what a company that is not read learnt with what each other did; of those with each other."""
+    found = [one for cell in cells for name, one in cell.get("agreement", {}).items() if name not in cell["honest"]]
+    return f"{fmean(one['own'] for one in found):.2f}; {fmean(one['others'] for one in found):.2f}" if found else "-"
 
 
 def share_of_wrong(cells: Cells) -> str:
@@ -832,7 +829,11 @@ def choice_page(found: Found, seeds: int) -> list[str]:
             lines += [f"| {part} | {memory} | {total} | {joined} | {kept} |"] if total else []
     chosen = [keeps for cell in found.values() for name, keeps in cell["keeps"].items() if name in cell["honest"]]
     counts = ", ".join(f"{chosen.count(kind)} {words}" for kind, words in KEEPS.items())
-    return [*lines, "", f"They keep: {counts}.", ""]
+    told = [
+        name in cell["named"] for cell in found.values() for name in cell.get("agreement", {}) if name in cell["honest"]
+    ]
+    wrongly = f"Of {len(told)} that are not wrong {sum(told)} are said to point another way than the others."
+    return [*lines, "", f"They keep: {counts}. {wrongly}", ""]
 
 
 KEEPS = {"joined": "the joined model", "half": "the mean of both", "local": "their own"}

@@ -170,19 +170,21 @@ def test_hidden_users_have_no_choice_since_own_training_has_no_noise():
 
 
 def updates(directions):
-    """Adapters of a table of six rows after training alone, an update for each client."""
+    """Adapters of a table after training alone, one number a row; an update for each client."""
     b = torch.tensor(directions, dtype=torch.float32)[..., None]  # rank 1
     return {f"{NOW}lm_head.lora_a": torch.ones(len(b), 1, 2), f"{NOW}lm_head.lora_b": b, "local.score": torch.zeros(1)}
 
 
 def test_how_far_updates_agree_by_hand():
+    """What moves all items alike says nothing: of rows 4, -2, 1 and 1 are left 3, -3, 0 and 0."""
     even = SimpleNamespace(names=["north", "south", "east", "west"], own_rows={})
-    turned = updates([[3, 4, 0, 0, 0, 0], [4, 3, 0, 0, 0, 0], [3, 4, 0, 0, 0, 0], [0, -1, 0, 0, 0, 0]])
-    found = agreement(even, turned)
-    assert found["west"] == pytest.approx({"own": -0.8, "others": 0.96})
-    assert found["north"] == pytest.approx({"own": 0.96, "others": -0.6})
+    moved = updates([[4, -2, 1, 1], [5, -3, 1, 1], [8, 0, 0, 4], [0, 2, 1, 1]])
+    found = agreement(even, moved)
+    assert found["west"] == pytest.approx({"own": -1.0, "others": 24 / (18 * 44) ** 0.5})
     assert odd_ones(found) == ["west"]
-    assert agreement(SimpleNamespace(names=["north", "south"], own_rows={}), turned) == {}
+    assert agreement(SimpleNamespace(names=["north", "south"], own_rows={}), moved) == {}
+    layers = {name.replace("lm_head", "layer"): tensor for name, tensor in moved.items()}
+    assert agreement(even, layers)["west"]["own"] > -0.5, "of layers nothing is taken away"
 
 
 def test_updates_of_parts_of_a_catalogue_are_compared_on_what_both_sell():
@@ -195,3 +197,5 @@ def test_updates_of_parts_of_a_catalogue_are_compared_on_what_both_sell():
     assert agreement(parts, moved) == {name: pytest.approx({"own": 1.0, "others": 1.0}) for name in parts.names}
     whole = agreement(SimpleNamespace(names=parts.names, own_rows={}), moved)
     assert whole["north"]["own"] < 0.1
+    apart = SimpleNamespace(names=parts.names, own_rows={"lm_head.lora_b": torch.eye(3, 6, dtype=torch.bool)})
+    assert agreement(apart, moved) == {name: {"own": 0.0, "others": 0.0} for name in parts.names}

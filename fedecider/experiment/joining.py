@@ -36,14 +36,14 @@ from fedecider.experiment.rows import (
 )
 from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
+from fedecider.federation.method import Tree
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.federation.wire import only_rows
 from fedecider.methods.config import LocalConfig
 from fedecider.methods.entries import METHODS
 from fedecider.methods.local import NOW, best_score, load_best
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.adapters import fused_factors, scale_update
+from fedecider.methods.recommender import TABLE, ClientModels
+from fedecider.models.adapters import HEAD, fused_factors, scale_update
 from fedecider.models.counts import Counts
 from fedecider.models.directions import cosine_matrix, load_factors, mean_update
 from fedecider.report.tables import COMPARED, comparisons_data
@@ -268,7 +268,10 @@ def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System
 
 def agreement(recommender: ClientModels, local: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
     """Client -> ``own``: the median cosine of what it learnt alone with what each other did; ``others``: the median of
-    those of the others with each other. Over rows of a table that both may change; empty for fewer than three clients.
+    those of the others with each other. Empty for fewer than three clients.
+
+    Where a table is adapted it speaks alone: its rows less their mean, which moves all items alike and would agree for
+    events by chance too. Of two clients rows count that both may change.
 
     ``local``: the state after the last round (`fedecider.methods.local.beside`).
     """
@@ -276,23 +279,34 @@ def agreement(recommender: ClientModels, local: Mapping[str, torch.Tensor]) -> d
     if len(names) < LEAST_PEERS:
         return {}
     now = {name.removeprefix(NOW): tensor for name, tensor in local.items() if name.startswith(NOW)}
-    rows = recommender.own_rows
-    if all(bool((own_KV == own_KV[:1]).all()) for own_KV in rows.values()):
-        cosine_KK = cosine_matrix(now)
-    else:
-        cosine_KK = torch.zeros(len(names), len(names), dtype=torch.float64)
-        for pair in combinations(range(len(names)), 2):
-            both = {name: tensor[list(pair)] for name, tensor in now.items()}
-            both |= {
-                name: only_rows(both[name], own_KV[list(pair)].all(0).expand(2, -1)) for name, own_KV in rows.items()
-            }
-            cosine_KK[pair] = cosine_KK[pair[::-1]] = cosine_matrix(both)[0, 1]
+    cosine_KK = _table_cosines(now, recommender.own_rows.get(TABLE)) if TABLE in now else cosine_matrix(now)
     found = {}
     for client, name in enumerate(names):
         others = [other for other in range(len(names)) if other != client]
         among = [float(cosine_KK[pair]) for pair in combinations(others, 2)]
         found[name] = {"own": median(cosine_KK[client, others].tolist()), "others": median(among)}
     return found
+
+
+def _table_cosines(adapters: Tree, own_KV: torch.Tensor | None) -> torch.Tensor:
+    """(K, K) cosines of what clients changed of the table, of rows less their mean; ``own_KV``: `ClientModels`."""
+    factor_a, table_KVR = adapters[f"{HEAD}.lora_a"], adapters[TABLE]
+    own_KV = torch.ones(table_KVR.shape[:2], dtype=torch.bool) if own_KV is None else own_KV.to(table_KVR.device)
+
+    def cosines(clients: Sequence[int]) -> torch.Tensor:
+        own_CNR = table_KVR[list(clients)][:, own_KV[list(clients)].all(0)]
+        if own_CNR.shape[1] == 0:
+            return torch.zeros(len(clients), len(clients), dtype=torch.float64)
+        rows = {TABLE: own_CNR - own_CNR.mean(1, keepdim=True), f"{HEAD}.lora_a": factor_a[list(clients)]}
+        return cosine_matrix(rows)
+
+    everyone = range(len(table_KVR))
+    if bool((own_KV == own_KV[:1]).all()):
+        return cosines(everyone)
+    cosine_KK = torch.zeros(len(everyone), len(everyone), dtype=torch.float64)
+    for pair in combinations(everyone, 2):
+        cosine_KK[pair] = cosine_KK[pair[::-1]] = cosines(pair)[0, 1]
+    return cosine_KK
 
 
 def joining_data(

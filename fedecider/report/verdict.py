@@ -402,7 +402,7 @@ KEPT_WORDS = {
 MACRO = "macro"
 DIFFERENCE = "joined less alone"
 """Name of the row in which a site of a deployment tells what joining brought to it."""
-ODD, AGREED = 0.5, 0.05
+ODD, AGREED = 0.6, 0.05
 NAMED = 6
 """So many clients are told of one by one."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -162,11 +162,14 @@ def _many(config: RecommendConfig) -> None:
     company = find_source(config.run).choose(config.domain or None)
     wanted = None if config.all else [one.strip() for one in config.customers.split(",") if one.strip()]
     found = histories_of(config.run, company, config.data, config.events)
-    histories = found.of(wanted, company)
-    pairs = histories if wanted is None else list(histories)  # a customer that is none is told before any work
-    new = [] if wanted is None or config.json else [customer for customer, items in pairs if not items]
-    if new:
-        log_line(f"{len(new):,} of {len(pairs):,} customers have no history here, such as {new[0]}: they count as new")
+    pairs: Iterable[tuple[str, list[str]]] = found.of(wanted, company)
+    if wanted is not None:
+        pairs = known = list(pairs)
+        new = [customer for customer, items in known if not items]
+        if new and not config.json:
+            log_line(
+                f"{len(new):,} of {len(known):,} customers have no history here, such as {new[0]}: they count as new"
+            )
     filters, recommender = _filters(config), _recommender(config)
     lists = recommender.recommend_many(pairs, config.k, unknown=config.unknown, **filters)
     if config.output:

@@ -166,13 +166,12 @@ def going_on(method: FederatedMethod, state: RunState) -> FederatedMethod:
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return method.server_aggregate(round + first, server, uploads)
 
-    asked = {
-        name: work for name in ("upload_like", "bounded_from", "alone", "cohort") if (work := getattr(method, name))
-    }
+    named = ("upload_like", "bounded_from", "alone", "cohort")
+    asked: dict[str, Any] = {name: later(work) for name in named if (work := getattr(method, name))}
     return method._replace(
         init=init,
         broadcast=later(method.broadcast),
         client_update=later(method.client_update),
         server_aggregate=server_aggregate,
-        **{name: later(work) for name, work in asked.items()},
+        **asked,
     )

@@ -62,7 +62,7 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
         number = add_version(
             home,
             now.run.root,
-            f"{len(left):,} customers of {name} forgotten",
+            f"{_customers(len(left))} of {name} forgotten",
             lambda folder: put_private(folder, name, hybrid, now.keys, stay),
             alone=True,
         )
@@ -131,11 +131,15 @@ def _names(path: Path, keys: set[bytes]) -> bool:
     return any(key in content for key in keys)
 
 
+def _customers(count: int) -> str:
+    return f"{count:,} customer{'s' if count != 1 else ''}"
+
+
 def in_words(done: Forgotten, company: str) -> list[str]:
     """What was forgotten, and what was not, line by line."""
     versions = ", ".join(map(str, done.removed))
     return [
-        f"{company}: {done.num_customers:,} customers and {done.num_events:,} events of theirs are out of the counts "
+        f"{company}: {_customers(done.num_customers)} and {done.num_events:,} events of theirs are out of the counts "
         f"and the histories; version {done.version} of {done.folder} is in force",
         f"removed: what was private of version {versions}, to which nobody can go back",
         *(f"still remembers: {one}" for one in done.remembers),

@@ -36,6 +36,7 @@ class ImportConfig:
         time: The column of times, if its name is not usual; without one, rows are oldest first.
         rating: The column of ratings, which min_rating looks at.
         quantity: The column of quantities, if its name is not usual; rows of 0 or less are returns, no events.
+        order: The column of order numbers, where an export has customer and time on an order's first line alone.
         texts: The columns of texts, title=label,brand=maker, if their names are not usual.
         public: The customers whose events everybody may see: a share, a column that says true, or a file of keys; if
             empty, nobody.
@@ -67,6 +68,7 @@ class ImportConfig:
     time: str = ""
     rating: str = ""
     quantity: str = ""
+    order: str = ""
     texts: str = ""
     public: str = ""
     delimiter: str = ""
@@ -102,7 +104,7 @@ SAME = (
     "items_header",
 )
 """Options that `from_events` takes as they are."""
-OR_NONE = ("user", "item", "time", "rating", "quantity", "delimiter", "encoding", "time_format")
+OR_NONE = ("user", "item", "time", "rating", "quantity", "order", "delimiter", "encoding", "time_format")
 """Those where empty is None."""
 
 
@@ -141,12 +143,19 @@ def import_tables(config: ImportConfig) -> None:
     if report.num_bad and config.bad_rows == "error":
         raise ValueError(
             f"got {report.num_bad:,} bad rows, the first one: {report.reading.examples[0]}; nothing was written. "
-            "Correct the table, or leave them out with --bad_rows skip"
+            f"Correct the table, or leave them out with --bad_rows skip{_carry(report.reading.examples[0])}"
         )
     if config.dry_run:
         print("a dry run: nothing was written")
         return
     print(f"written to {data.save(config.output)}")
+
+
+def _carry(example: str) -> str:
+    """What else to do about lines without a customer."""
+    if not example.startswith("got no user"):
+        return ""
+    return "; where an export names the customer on the first line of an order alone: --order and its column"
 
 
 def _tables(config: ImportConfig) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def from_events(
     public: Any = None,
     texts: Mapping[str, str] | None = None,
     quantity: str | None = None,
+    order: str | None = None,
     time_format: str | None = None,
     bad_rows: str = "error",
     delimiter: str | None = None,
@@ -97,6 +98,8 @@ def from_events(
         texts: Text field (title, author, brand, series, categories, genres, keywords, description, ...) -> its column.
             None: columns of these names, or of names that are usual for them.
         quantity: The column of quantities: rows of 0 or less are returns, no events. None: as for ``user``; "": none.
+        order: The column of order numbers, for exports that write the customer and the time on the first line of an
+            order alone: blank ones on its further lines are those of the line before. None: nothing is carried on.
         time_format: What times mean: ``s``, ``ms``, ``us`` or ``ns`` since 1970, or a format of `datetime.strptime`,
             such as ``%d/%m/%Y %H:%M``. None: guessed.
         bad_rows: What a row without a key or with an unreadable time is: ``error``, or ``skip`` leaves it out and
@@ -136,7 +139,7 @@ def from_events(
     columns = {"user": user, "item": item, "time": time, "rating": rating, "domain": domain, "company": company}
     columns["quantity"] = quantity
     column = public if isinstance(public, str) and all(public in one.column_names for one in sources.events) else None
-    givens = [_with_columns(one, {**columns, "consents": column}, notes) for one in sources.events]
+    givens = [_with_columns(one, {**columns, "order": order, "consents": column}, notes) for one in sources.events]
     things = _item_tables(sources, givens, columns, texts, notes)
     consents = Consents() if column else None
     tables = event_tables(givens, settings.get("min_rating"), consents, reading)

@@ -35,25 +35,25 @@ from fedecider.data.times import Clock, expected, guessed_clock, in_words
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
 USUAL = {
     "user": "user userid username customer customerid customerno clientid client buyer buyerid member memberid visitor "
-    "visitorid account accountid reviewer reviewerid uid",
+    "visitorid account accountid reviewer reviewerid uid email kunde kundennummer kundennr",
     "item": "item itemid sku product productid article articleid parentasin asin isbn movie movieid book bookid track "
-    "trackid song songid stockcode businessid gameid newsid",
+    "trackid song songid stockcode businessid gameid newsid lineitemsku artikel artikelnummer artikelnr",
     "time": "time timestamp ts t date datetime day tdat boughtat orderedat purchasedat createdat eventtime ordertime "
-    "orderdate purchasedate orderedon boughton invoicedate unixreviewtime",
-    "quantity": "quantity qty",
+    "orderdate purchasedate orderedon boughton invoicedate unixreviewtime datum bestelldatum",
+    "quantity": "quantity qty lineitemquantity menge",
 }
 """What columns are called by others, in small letters, without spaces, dots, dashes and underscores."""
 USUAL_TEXTS = {
-    "title": "title name label itemname itemtitle productname producttitle prodname appname booktitle movietitle "
-    "gametitle trackname songname headline",
+    "title": "title lineitemname name label itemname itemtitle productname producttitle prodname appname booktitle "
+    "movietitle gametitle trackname songname headline bezeichnung artikelbezeichnung",
     "author": "author authors bookauthor writer artist artistname",
-    "brand": "brand brandname manufacturer maker vendor store publisher developer",
+    "brand": "brand brandname manufacturer maker vendor store publisher developer marke hersteller",
     "categories": "categories category categoryname maincategory productcategory producttype producttypename "
-    "productgroupname department departmentname subcategory",
+    "productgroupname department departmentname subcategory warengruppe kategorie",
     "genres": "genres genre",
     "keywords": "keywords tags",
-    "description": "description desc detaildesc productdescription longdescription abstract summary",
-    "price": "price unitprice listprice",
+    "description": "description desc detaildesc productdescription longdescription abstract summary beschreibung",
+    "price": "price unitprice listprice preis einzelpreis",
     "year": "year yearofpublication releaseyear",
 }
 """The same of texts; the first one that is there counts."""
@@ -127,6 +127,8 @@ class Reading:
     bad: dict[str, Counter[str]] = field(default_factory=dict)
     """Table -> what is wrong -> rows."""
     examples: list[str] = field(default_factory=list)
+    first: dict[str, str] = field(default_factory=dict)
+    """Table -> its first bad row."""
     notes: list[str] = field(default_factory=list)
 
     def add_bad(self, what: str, kind: str, text: str) -> None:
@@ -134,6 +136,7 @@ class Reading:
         if not self.skip:
             raise ValueError(f"{text} (bad_rows='skip' leaves such rows out)")
         self.bad.setdefault(what, Counter())[kind] += 1
+        self.first.setdefault(what, text)
         if len(self.examples) < NUM_EXAMPLES:
             self.examples.append(text)
 
@@ -174,8 +177,8 @@ def needed_column(given: Given, what: str) -> str:
     if found is None:
         raise ValueError(
             f"got {given.what} with the columns {', '.join(given.column_names)[:300]}, of which none is called as the "
-            f"{what} usually is: name yours with {what}='...' (in a file without a line of names, all of them: "
-            "header='user,item,...')"
+            f"{what} usually is: name yours with {what}='...' (--{what}; in a file without a line of names, all of "
+            "them: header='user,item,...')"
         )
     return found
 
@@ -280,7 +283,9 @@ def event_tables(
         if not read:
             raise ValueError(f"got no {given.what}, expected one row for each")
         if reading.num_bad_of(given.what) >= read:
-            raise ValueError(f"got {given.what} of which no row can be read, expected some: {reading.examples[0]}")
+            raise ValueError(
+                f"got {given.what} of which no row can be read, expected some: {reading.first[given.what]}"
+            )
     return tables
 
 
@@ -489,7 +494,27 @@ def _checked_batches(given: Given, reading: Reading | None = None) -> Iterator[p
     twice = [their for their in given.columns.values() if names.count(their) > 1]
     if twice:
         raise ValueError(f"got {given.what} with two columns {twice[0]!r}, expected each name once")
-    yield from _batches(given, reading or Reading())
+    batches = _batches(given, reading or Reading())
+    yield from _carried(batches, given) if "order" in given.columns else batches
+
+
+def _carried(batches: Iterable[pa.RecordBatch], given: Given) -> Iterator[pa.RecordBatch]:
+    """Blank customers and times on further lines of an order are those of the line before, as shops export orders."""
+    names = [given.columns[one] for one in ("user", "company", "time") if one in given.columns]
+    before: dict[str, Any] = {}
+    for batch in batches:
+        orders = batch.column(given.columns["order"]).to_pylist()
+        columns = {name: batch.column(name).to_pylist() for name in names}
+        for row, order in enumerate(orders):
+            goes_on = not _is_nothing(order) and order == before.get("")
+            for name, values in columns.items():
+                if goes_on and _is_nothing(values[row]):
+                    values[row] = before[name]
+            before = {"": order, **{name: values[row] for name, values in columns.items()}}
+        for name, values in columns.items():
+            place = batch.schema.get_field_index(name)
+            batch = batch.set_column(place, name, pa.array(values, batch.schema.field(name).type))
+        yield batch
 
 
 def _schema(given: Given) -> list[str]:

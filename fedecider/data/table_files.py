@@ -78,6 +78,13 @@ MIND_TIMES = "%m/%d/%Y %I:%M:%S %p"
 _IMPRESSIONS = re.compile(r"\d+\t[^\t]+\t[^\t]+\t[^\t]*\t\S+-[01]( \S+-[01])*")
 _NEWS = re.compile(r"[^\t]+\t[^\t]*\t[^\t]*\t[^\t]+\t[^\t]*\thttps?:[^\t]*\t\[.*\]\t\[.*\]")
 
+NESTED = (
+    "; of one object with a list of orders inside make such lines: "
+    "pandas.json_normalize(json.load(open(FILE))['orders'], 'line_items', [['customer', 'id'], 'created_at'])"
+    ".to_json('orders.jsonl', orient='records', lines=True)"
+)
+"""What to do with a dump of a shop's interface."""
+
 
 @dataclass
 class TableFile:
@@ -221,7 +228,8 @@ class TableFile:
             except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
                 wrong = f"line {number} of {part.name} is no JSON object ({' '.join(str(error).split())[:100]})"
                 if add_bad_row is None:
-                    raise ValueError(f"got {self.what} of which {wrong}, expected one object a line") from error
+                    advice = NESTED if number == 1 and line.lstrip()[:1] == b"{" else ""
+                    raise ValueError(f"got {self.what} of which {wrong}, expected one object a line{advice}") from error
                 add_bad_row(wrong)
                 continue
             yield record

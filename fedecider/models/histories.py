@@ -414,6 +414,8 @@ def allowed_items(
     left, notes = set(range(len(items))), []
     named: list[tuple[str, Any]] = [("exclude", exclude), ("candidates", candidates)]
     if stock is not None:
+        if not isinstance(stock, Mapping):
+            raise ValueError(f"got stock {str(stock)[:60]!r}, expected how many are left of each item key: {{'a': 3}}")
         odd = [key for key, count in stock.items() if not isinstance(count, int | float) or count != count]
         if odd:
             raise ValueError(f"got the stock {stock[odd[0]]!r} of {odd[0]!r}, expected how many are left, a number")
@@ -424,6 +426,8 @@ def allowed_items(
         if isinstance(keys, str) or not isinstance(keys, Iterable):
             raise ValueError(f"got {what} {keys!r}, expected a list of item keys")
         keys = list(keys)
+        if any(not isinstance(key, str) for key in keys):
+            raise ValueError(f"got {what} {str(keys)[:60]}, expected a list of item keys, which are texts")
         numbers = {number for key in keys if (number := items.number(key)) is not None}
         unknown = [key for key in keys if items.number(key) is None]
         if unknown:

@@ -426,3 +426,73 @@ def test_files_that_are_none_are_told(name, content, expected, tmp_path):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
         from_events(tmp_path / name, THINGS)
     assert expected in str(error.value)
+
+
+def test_an_export_that_names_customer_and_time_on_the_first_line_of_an_order(tmp_path, capsys):
+    """Equal to the same table with all cells filled; a line of another order without a customer stays a bad row."""
+    lines = ["Name,Email,Created at,Lineitem sku,Lineitem name,Lineitem quantity"]
+    whole = list(lines)
+    for order in range(12):
+        about = f"u{order % 4}@x.example,2024-02-{order + 1:02d}"
+        for item in range(3):
+            sku = f"s{(order + item) % 5}"
+            whole.append(f"#{order},{about},{sku},Thing {sku},1")
+            lines.append(f"#{order},{about if item == 0 else ','},{sku},Thing {sku},1")
+    (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "whole.csv").write_text("\n".join(whole) + "\n")
+    carried = from_events(str(tmp_path / "orders.csv"), order="Name")
+    expected = from_events(str(tmp_path / "whole.csv"))
+    assert {name: one.content_hash() for name, one in carried.items()} == {
+        name: one.content_hash() for name, one in expected.items()
+    }
+    in_memory = from_events(pd.read_csv(tmp_path / "orders.csv"), order="Name")
+    assert in_memory["shop"].content_hash() == expected["shop"].content_hash()
+    words = ["import", str(tmp_path / "orders.csv"), "--company", "shop", "--output", str(tmp_path / "data")]
+    assert main(words) == 2
+    assert "on the first line of an order alone: --order and its column" in capsys.readouterr().err
+    (tmp_path / "orders.csv").write_text("\n".join([*lines, "#99,,,s1,Thing s1,1"]) + "\n")
+    assert main([*words, "--order", "Name"]) == 2
+    assert "got 1 bad rows, the first one: got no user in row 37" in capsys.readouterr().err
+    assert main([*words, "--order", "Name", "--bad_rows", "skip"]) == 0
+
+
+def test_tables_with_german_names_are_known(tmp_path):
+    rows = [f"K{row % 3};{row % 7:04d};{1 + row:02d}.03.2024;1" for row in range(15)]
+    items = [f"{item:04d};Äpfel {item};Obst;1,20" for item in range(7)]
+    (tmp_path / "v.csv").write_text("\n".join(["Kundennummer;Artikelnummer;Datum;Menge", *rows]), encoding="cp1252")
+    (tmp_path / "a.csv").write_text(
+        "\n".join(["Artikelnummer;Bezeichnung;Warengruppe;Preis", *items]), encoding="cp1252"
+    )
+    paths = (str(tmp_path / name) for name in ("v.csv", "a.csv"))
+    data = from_events(*paths, encoding="cp1252", time_format="%d.%m.%Y")
+    assert data["shop"].titles[1] == "Äpfel 1"
+    assert data["shop"].clients.num_events == 15
+
+
+def test_a_table_without_a_readable_row_is_told_by_its_own(tmp_path):
+    good = "user,item,title,time\n" + "".join(f"u{n % 2},i{n},T{n},{n + 1}\n" for n in range(8)) + ",i1,T1,9\n"
+    (tmp_path / "a.csv").write_text(good)
+    (tmp_path / "b.csv").write_text("user,item,title,time\nu1,i1,T1,never\n")
+    with pytest.raises(
+        ValueError, match=r"events of b of which no row .*got the time 'never' in row 1 of the events of b"
+    ):
+        from_events({"a": str(tmp_path / "a.csv"), "b": str(tmp_path / "b.csv")}, bad_rows="skip")
+
+
+def test_a_nested_dump_is_told_how_to_become_lines(tmp_path, monkeypatch):
+    """And the advice works as it is written."""
+    monkeypatch.chdir(tmp_path)
+    lines = [{"sku": f"s{n}", "title": f"Thing {n}", "quantity": 1} for n in range(4)]
+    orders = [
+        {"customer": {"id": f"c{n % 3}"}, "created_at": f"2024-01-{n + 1:02d}T09:00:00Z", "line_items": lines[n % 2 :]}
+        for n in range(9)
+    ]
+    (tmp_path / "dump.json").write_text(json.dumps({"orders": orders}, indent=1))
+    with pytest.raises(
+        ValueError, match=r"expected one object a line; of one object .* make such lines: pandas"
+    ) as told:
+        from_events("dump.json")
+    advice = str(told.value).partition("make such lines: ")[2].replace("FILE", "'dump.json'")
+    exec(advice, {"pandas": pd, "json": json})
+    data = from_events("orders.jsonl", user="customer.id")
+    assert data["shop"].clients.num_events == sum(len(one["line_items"]) for one in orders)

@@ -14,9 +14,10 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from provenance import heading
@@ -110,35 +111,46 @@ def table(
     found = []
     for row in rows:
         inputs = {"row": row._asdict(), "rounds": rounds, "data": interactions.content_hash()}
-        kept = work and work / f"{row.method.replace('/', '-')}.json"
-        before = read_json(kept) if kept and kept.is_file() else {}
-        if before.get("inputs") != inputs:
-            started = time.process_time()
-            metrics = (central if row.method in BASELINES else federated)(interactions, row, rounds)
-            before = {"inputs": inputs, "metrics": metrics, "seconds": time.process_time() - started}
-            if kept:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                write_json(kept, before)
-        found.append((row, Found(before["metrics"], before["seconds"])))
+        made = partial(central if row.method in BASELINES else federated, interactions, row, rounds)
+        found.append((row, kept(work and work / f"{row.method.replace('/', '-')}.json", inputs, made)))
         print(row.title, found[-1][1], file=sys.stderr, flush=True)
     return found
 
 
+def kept(file: Path | None, inputs: dict[str, Any], made: Callable[[], ByProtocol]) -> Found:
+    """What ``file`` has of these inputs; else it is made, and written there."""
+    before = read_json(file) if file and file.is_file() else {}
+    if before.get("inputs") != inputs:
+        started = time.process_time()
+        metrics = made()
+        before = {"inputs": inputs, "metrics": metrics, "seconds": time.process_time() - started}
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, before)
+    return Found(before["metrics"], before["seconds"])
+
+
 def federated(interactions: Interactions, row: Row, rounds: int) -> ByProtocol:
     """Three trainings; that of ``strict`` is counted with sampled candidates as well."""
-    found, device = {}, torch.device("cpu")
+    found: ByProtocol = {}
     for group in TRAINED:
         last = get_protocol(group[0]).selection == "last"
         name, setting = (row.method, {}) if last else (row.chosen or row.method, row.setting)
-        asked = LeaderboardConfig(num_rounds=rounds)
-        settings = run_settings(asked, InteractionsConfig(), name, group[0], setting, 0, 0)
-        every = settings.run.num_rounds if last else min(EVERY, settings.run.num_rounds)
-        settings = settings._replace(run=dataclasses.replace(settings.run, eval_every=every))
-        state = train(settings, set_up(settings, interactions, device))
-        for protocol in group:
-            counted = set_up(settings, interactions, device, protocol)
-            position_U = user_positions(counted, state, counted.method.variants[0], "test", last=last)
-            found[protocol] = mean_metrics(position_U, (10,))
+        found |= trained(interactions, name, setting, group, rounds)
+    return found
+
+
+def trained(interactions: Interactions, method: str, setting: Setting, group: Sequence[str], rounds: int) -> ByProtocol:
+    """One run with seed 0, counted under protocols that share their training negatives."""
+    last, device = get_protocol(group[0]).selection == "last", torch.device("cpu")
+    settings = run_settings(LeaderboardConfig(num_rounds=rounds), InteractionsConfig(), method, group[0], setting, 0, 0)
+    every = settings.run.num_rounds if last else min(EVERY, settings.run.num_rounds)
+    settings = settings._replace(run=dataclasses.replace(settings.run, eval_every=every))
+    state, found = train(settings, set_up(settings, interactions, device)), {}
+    for protocol in group:
+        counted = set_up(settings, interactions, device, protocol)
+        position_U = user_positions(counted, state, counted.method.variants[0], "test", last=last)
+        found[protocol] = mean_metrics(position_U, (10,))
     return found
 
 

@@ -20,11 +20,12 @@ from fedecider.experiment.joining import (
     only_items,
     overlap_data,
     taken,
+    text_likeness,
     trains_alone,
 )
 from fedecider.methods.local import NOW
 from fedecider.report.analyses import cost_of_joining
-from fedecider.report.verdict import odd_ones
+from fedecider.report.verdict import joining_sentences, odd_ones, unlike_ones
 
 COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")
 ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")
@@ -199,3 +200,37 @@ def test_updates_of_parts_of_a_catalogue_are_compared_on_what_both_sell():
     assert whole["north"]["own"] < 0.1
     apart = SimpleNamespace(names=parts.names, own_rows={"lm_head.lora_b": torch.eye(3, 6, dtype=torch.bool)})
     assert agreement(apart, moved) == {name: {"own": 0.0, "others": 0.0} for name in parts.names}
+
+
+def test_mixed_up_item_numbers_are_seen_in_texts():
+    """Customers stay with one of five kinds of items, whose texts are alike; west calls items by others' numbers."""
+    draw, unit = np.random.default_rng(0), np.eye(5)
+    number_I = draw.permutation(40)
+    kinds = unit[np.arange(40) // 8]
+
+    def shop(name, count, numbers=None):
+        rows = [(8 * draw.integers(5) + draw.permutation(8)[:6]).tolist() for _ in range(count)]
+        rows = rows if numbers is None else [[int(numbers[item]) for item in row] for row in rows]
+        keys = [f"k{item:02}" for item in range(40)]
+        events = Events([f"{name}-{user}" for user in range(count)], rows, None)
+        return Domain(name, keys, keys, keys, events, NO_EVENTS, {}, "shop")
+
+    domains = {name: shop(name, 200) for name in ("north", "south")} | {"east": shop("east", 30)}
+    texts = dict.fromkeys(("north", "south", "east", "west"), SimpleNamespace(unit_ID=kinds))
+    fine = text_likeness({**domains, "west": shop("west", 30)}, texts)
+    assert fine["north"]["own"] == pytest.approx(0.8, abs=0.05)  # 1 less the fifth that chance gives
+    assert unlike_ones(fine) == []
+    wrong = text_likeness({**domains, "west": shop("west", 200, number_I)}, texts)
+    assert unlike_ones(wrong) == ["west"]
+    assert abs(wrong["west"]["own"]) < 0.1
+    other = {name: replace(one, catalogue=name) for name, one in domains.items()}
+    assert text_likeness(other, texts) == {}, "other goods have other texts"
+    one = [[7, 7, 7, 7]] * 3
+    same = replace(domains["east"], name="west", clients=Events(["a", "b", "c"], one, None))
+    assert text_likeness({**domains, "west": same}, texts).keys() == domains.keys(), "of one item there are no pairs"
+    rows = {row: {name: torch.zeros(2) for name in wrong} for row in ("fedavg", "local")}
+    users = {name: [f"{name}-0", f"{name}-1"] for name in wrong}
+    data = joining_data("fedavg", "local", rows, users, dict.fromkeys(wrong, "joined"), True, None, wrong)
+    *_, warned, hidden = joining_sentences(data)
+    assert warned.startswith("Warning: items that customers of west take one after the other have texts that are alike")
+    assert hidden.startswith("Sums are secure")

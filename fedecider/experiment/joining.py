@@ -1,6 +1,7 @@
 """What joining brought: every client's own model beside the joint one, which of the two it keeps, and the figures.
 
-Shape legend: U users of a client.
+Shape legend: U users of a client, E events, P pairs of events, D dims of a text's vector; K clients, C some of them, N
+rows of a table that these have, V all of its rows, R rank.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence
 from fedecider.evaluation.metrics import user_metrics
+from fedecider.evaluation.protocols import NUM_HELD_OUT
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
 from fedecider.experiment.hyperparameter_selection import choices as selectable
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, best_shares
@@ -38,7 +41,7 @@ from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.method import Tree
 from fedecider.federation.state import RunState
-from fedecider.federation.streams import stream
+from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods.config import LocalConfig
 from fedecider.methods.entries import METHODS
 from fedecider.methods.local import NOW, best_score, load_best
@@ -53,6 +56,8 @@ Keeps = Literal["joined", "half", "local"]
 HALF = "half"
 """Name of the row of the mean of both updates, which no table shows."""
 CHOSEN_BY = "ndcg@10"
+MOST_PAIRS = 20_000
+"""Of items in a row whose texts are compared, of a client."""
 
 
 class System(NamedTuple):
@@ -288,6 +293,42 @@ def agreement(recommender: ClientModels, local: Mapping[str, torch.Tensor]) -> d
     return found
 
 
+def text_likeness(domains: Mapping[str, Domain], texts: Mapping[str, ItemTexts]) -> dict[str, dict[str, float]]:
+    """Client -> ``own``: by how much texts of items that its customers take one after the other are more alike (cosine)
+    than those of the same items drawn anew, ``error`` of that mean, ``others``: the median of the others.
+
+    Numbers that mean other items, and events by chance, have none of it. Of train events, each client by itself, so
+    that nothing is sent for it; compared with clients of the same catalogue, of which there must be three.
+    """
+    catalogue_of = {name: domain.catalogue for name, domain in domains.items()}
+    many = {one for one in catalogue_of.values() if list(catalogue_of.values()).count(one) >= LEAST_PEERS}
+    every = {name: _likeness(domain, texts[name]) for name, domain in domains.items() if domain.catalogue in many}
+    known = {name: one for name, one in every.items() if one is not None}
+    return {
+        name: {"own": own, "error": error, "others": median(others)}
+        for name, (own, error) in known.items()
+        if (others := _of_others(known, catalogue_of, name))
+    }
+
+
+def _of_others(found: Mapping[str, tuple[float, float]], catalogue_of: Mapping[str, str], name: str) -> list[float]:
+    return [own for other, (own, _) in found.items() if other != name and catalogue_of[other] == catalogue_of[name]]
+
+
+def _likeness(domain: Domain, texts: ItemTexts) -> tuple[float, float] | None:
+    """Mean and standard error; None of fewer than two pairs."""
+    events = SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT)
+    item_E, draw = events.value_E, np.random.default_rng(derive_seed(0, "text likeness", domain.name))
+    place_P = np.flatnonzero((events.row_E[1:] == events.row_E[:-1]) & (item_E[1:] != item_E[:-1]))
+    place_P = draw.permutation(place_P)[:MOST_PAIRS]
+    if len(place_P) < 2:
+        return None
+    first_P, next_P = item_E[place_P], item_E[place_P + 1]
+    unit_PD = texts.unit_ID[first_P]
+    likeness_P = (unit_PD * (texts.unit_ID[next_P] - texts.unit_ID[draw.permutation(next_P)])).sum(1)
+    return float(likeness_P.mean()), float(likeness_P.std() / len(place_P) ** 0.5)
+
+
 def _table_cosines(adapters: Tree, own_KV: torch.Tensor | None) -> torch.Tensor:
     """(K, K) cosines of what clients changed of the table, of rows less their mean; ``own_KV``: `ClientModels`."""
     factor_a, table_KVR = adapters[f"{HEAD}.lora_a"], adapters[TABLE]
@@ -317,12 +358,14 @@ def joining_data(
     keeps: Mapping[str, Keeps],
     chosen: bool,
     agrees: Mapping[str, Mapping[str, float]] | None = None,
+    likeness: Mapping[str, Mapping[str, float]] = {},
 ) -> dict[str, Any]:
     """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.verdict.joining_sentences`.
 
     ``joined``, ``alone``: rows of ``rows``, row -> domain -> test places (U,), which may have `KEPT`. ``chosen``:
-    whether clients had the choice. ``agrees``: `agreement`; None where nobody may see single updates. Tests are paired
-    over customers, of each client and of the mean over clients, with Holm's correction over all of them.
+    whether clients had the choice. ``agrees``: `agreement`; None where nobody may see single updates. ``likeness``:
+    `text_likeness`. Tests are paired over customers, of each client and of the mean over clients, with Holm's
+    correction over all of them.
     """
     of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
     pairs = [(label, alone) for label in of_row if label != alone]
@@ -335,4 +378,5 @@ def joining_data(
         "clients": {name: {"num_users": len(users[name]), "keeps": one} for name, one in keeps.items()},
         "tests": comparisons_data(tests),
         "agreement": agrees,
+        "text_likeness": likeness,
     }

@@ -29,6 +29,7 @@ from fedecider.experiment.joining import (
     joining_data,
     local_system,
     may_choose,
+    text_likeness,
 )
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
 from fedecider.experiment.rows import (
@@ -482,7 +483,8 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     if compares:
         here = len(names) == recommender.num_clients  # a site of a deployment has its own updates alone
         agrees = None if settings.run.secure_sum else agreement(recommender, state.local) if here else {}
-        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), agrees)
+        likeness = text_likeness(artifacts.domains, texts)
+        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), agrees, likeness)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, handed.hybrids, shares, keeps, joining, added, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)

@@ -440,19 +440,31 @@ def odd_ones(agreement: Mapping[str, Mapping[str, float]]) -> list[str]:
     return [name for name, one in agreement.items() if one["others"] >= AGREED and one["own"] < ODD * one["others"]]
 
 
+def unlike_ones(likeness: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Clients whose items in a row have texts clearly (three standard errors) less than half as much alike beyond
+    chance as at the others."""
+    return [name for name, one in likeness.items() if one["own"] + 3 * one["error"] < 0.5 * one["others"]]
+
+
 def _odd_sentences(joining: Mapping[str, Any]) -> list[str]:
-    agreement = joining.get("agreement", {})
+    agreement, likeness = joining.get("agreement", {}), joining.get("text_likeness", {})
+    look = "fedecider without tells whether it does harm."
+    found = [
+        f"Warning: items that customers of {name} take one after the other have texts that are alike by "
+        f"{likeness[name]['own']:+.2f} beyond chance, at the others by {likeness[name]['others']:+.2f}. Its item "
+        f"numbers may be mixed up, or its events not those of people; {look}"
+        for name in unlike_ones(likeness)
+    ]
     if agreement is None:
         return [
-            "Sums are secure: nobody sees a single update, so that it is not told whose points away from the others'."
+            *found,
+            "Sums are secure: nobody sees a single update, so that it is not told whose points away from the others'.",
         ]
-    found = []
     for name in odd_ones(agreement):
         own, others = (f"{agreement[name][which]:.2f}" for which in ("own", "others"))
         found.append(
             f"Warning: what {name} learnt points another way than what the others did: cosine {own}, theirs with each "
-            f"other {others}. Its item numbers or events may be wrong, or it has few customers; fedecider without "
-            "tells whether it does harm."
+            f"other {others}. Its item numbers or events may be wrong, or it has few customers; {look}"
         )
     return found
 

@@ -157,10 +157,15 @@ def event_counts(domain: Domain) -> np.ndarray:
 
 
 def overlap_of(domains: Mapping[str, Domain], by: Way | None = None, secret: bytes = b"") -> Overlap:
-    """What the clients ``domains`` have in common; without ``by`` by keys, or by texts where no key is common."""
+    """What the clients ``domains`` have in common; without ``by`` by keys, or by texts where no key is common.
+
+    Parts of one catalogue are matched by keys: there an equal text is no common item.
+    """
     if by is None:
         found = overlap_of(domains, "keys", secret)
-        other = overlap_of(domains, "texts", secret) if found.nothing and len(domains) > 1 else found
+        if not found.nothing or len({domain.catalogue for domain in domains.values()}) < 2:
+            return found
+        other = overlap_of(domains, "texts", secret)
         return found if other.nothing else other
     once = once_a_catalogue(domains)  # silos of a catalogue have the same items
     marks = {name: item_marks(domain, by, secret) for name, domain in once.items()}

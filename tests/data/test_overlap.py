@@ -61,6 +61,16 @@ def test_parts_of_one_catalogue_have_numbers_of_their_own():
     assert overlap_of({"south": parts["south"], "twin": twin}).pairs[0].num_items == 3
 
 
+def test_an_equal_text_is_no_common_item_of_parts_of_one_catalogue():
+    others = {
+        name: company(name, keys, [[0, 1, 0]], ["a lamp", "a chair"])
+        for name, keys in {"one": "ab", "two": "cd"}.items()
+    }
+    assert overlap_of(others).by == "texts" and not overlap_of(others).nothing
+    parts = {name: dataclasses.replace(one, catalogue="ean") for name, one in others.items()}
+    assert overlap_of(parts).by == "keys" and overlap_of(parts).nothing
+
+
 def test_sentences():
     found = overlap_of(THREE)
     assert overlap_sentences(found, only_items=True, has_pool=True) == [

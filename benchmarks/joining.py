@@ -92,7 +92,7 @@ CONFIG = HERE.parent / "configs" / "companies.yaml"
 SETTINGS: dict[str, Any] = {
     # what is chosen for such data where nobody chose (fedecider.experiment.auto), in fewer rounds
     "hyperparameter_candidates": [],
-    "num_rounds": 3,
+    "num_rounds": 6,
     "local_epochs": 2,
     "patience": 0,
     "output_lr_multiplier": 60.0,

@@ -92,7 +92,7 @@ CONFIG = HERE.parent / "configs" / "companies.yaml"
 SETTINGS: dict[str, Any] = {
     # what is chosen for such data where nobody chose (fedecider.experiment.auto), in fewer rounds
     "hyperparameter_candidates": [],
-    "num_rounds": 3,
+    "num_rounds": 6,
     "local_epochs": 2,
     "patience": 0,
     "output_lr_multiplier": 60.0,
@@ -376,8 +376,9 @@ class Shared(NamedTuple):
     whole: Domain
     pretrained: Stage
     distilled: Stage
+    ids: DomainIds
     texts: dict[str, ItemTexts]
-    """Of the whole catalogue, once a cell has asked; it takes longer than the training of a small company."""
+    """Of the whole catalogue, once a cell has asked: near texts take longer than the training of a small company."""
 
 
 def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: Path) -> Settings:
@@ -397,7 +398,9 @@ def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:
     settings = settings_of({cell.data: few}, cell._replace(seed=0, method="local", options={}), cache, cache)
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
     pretrained = pretrain_stage(settings.run, {cell.data: few}, CPU)
-    return Shared(whole, pretrained, distill_stage(settings.run, pretrained, {cell.data: few}, CPU), {})
+    distilled = distill_stage(settings.run, pretrained, {cell.data: few}, CPU)
+    ids = load_ids(pretrained.folder, {cell.data: few}, settings.run.pretrain)[cell.data]
+    return Shared(whole, pretrained, distilled, ids, {})
 
 
 def texts_of(shared: Shared, ended: Ended) -> Mapping[str, ItemTexts]:
@@ -410,18 +413,17 @@ def texts_of(shared: Shared, ended: Ended) -> Mapping[str, ItemTexts]:
     return dict.fromkeys(domains, shared.texts[name])
 
 
-def artifacts_of(shared: Shared, settings: Settings, clients: Mapping[str, Domain]) -> BaseArtifacts:
+def artifacts_of(shared: Shared, clients: Mapping[str, Domain]) -> BaseArtifacts:
     """What the companies of a cell start from: the items of each have the IDs of the whole catalogue."""
-    name, config, vectors = shared.whole.name, settings.run.pretrain, shared.pretrained.folder / ITEM_VECTORS
-    few = some(shared.whole, CUSTOMERS, 0)
-    ids, found = load_ids(shared.pretrained.folder, {name: few}, config)[name], {}
+    found, items = {}, shared.ids.items
     for client, domain in clients.items():
-        found[client] = ids
+        found[client] = shared.ids
         if is_part(domain, shared.whole):
             number_I = numbers_in(domain, shared.whole)
-            texts, tokens = ([of[item] for item in number_I] for of in (ids.items.texts, ids.items.token_ids))
-            near = nearest_items(load_file(vectors)[name][torch.from_numpy(number_I)])
-            found[client] = DomainIds(ItemIds(texts, tokens, ids.items.report), None, None, near)
+            texts, tokens = ([of[item] for item in number_I] for of in (items.texts, items.token_ids))
+            vector_ID = load_file(shared.pretrained.folder / ITEM_VECTORS)[shared.whole.name]
+            near = nearest_items(vector_ID[torch.from_numpy(number_I)])
+            found[client] = DomainIds(ItemIds(texts, tokens, items.report), None, None, near)
     return BaseArtifacts(clients, found, shared.pretrained, shared.distilled, clients)
 
 
@@ -429,7 +431,7 @@ def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Pat
     """These companies after their rounds, as a run of `fedecider.federate` has them; nothing is handed over."""
     settings = settings_of(clients, cell, work / "cache", work / "run")
     _, faults = check_federation(settings, clients)
-    artifacts = artifacts_of(shared, settings, clients)
+    artifacts = artifacts_of(shared, clients)
     settings = as_trained(settings, overlap_data(settings, clients)["nothing"])
     launch = shared_out(settings, start(settings.run.num_threads), clients)
     prepared = prepare_rounds(settings, artifacts, launch)
@@ -480,6 +482,7 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
     started = time.process_time()
     clients = cell.companies(shared.whole, cell.seed, load)
     ended = trained(cell, shared, clients, work)
+    trained_s = time.process_time() - started
     systems, keeps, added, agrees = ranked(ended, texts_of(shared, ended))
     places = {
         f"{row}{after}": {name: capped(position_U) for name, position_U in of["test"].items()}
@@ -498,6 +501,7 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
         "num_items": len(shared.whole.item_keys),
         "events": sum(domain.clients.num_events for domain in clients.values()),
         "settings": SETTINGS,
+        "trained_minutes": trained_s / 60,
         "minutes": (time.process_time() - started) / 60,
         "machine": provenance.processor(),
     }

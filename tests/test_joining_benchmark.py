@@ -1,6 +1,5 @@
 """The measurements of joining on an invented domain, at sizes that say nothing (benchmarks/joining.py)."""
 
-import shutil
 import sys
 from itertools import chain
 
@@ -82,9 +81,11 @@ def test_a_cell_is_what_federate_gives(tiny, tmp_path):
     asked = {"config": joining.CONFIG, "output": tmp_path / "run", "cache": str(cache), "progress": False}
     result = fedecider.federate(clients, "fedavg", **asked, **joining.SETTINGS)
     first, second = (Stage(next(cache.glob(f"{name}-*")), True) for name in ("pretrain", "distill"))
-    shutil.copy(first.folder / "ids" / "beauty.1.json", first.folder / "ids" / "beauty.json")
     cell = joining.companies_cells(0)[0]
-    found = joining.measured(cell, joining.Shared(shop(), first, second, {}), load, tmp_path / "work")
+    settings = joining.settings_of(clients, cell, cache, tmp_path / "run")
+    ids = joining.load_ids(first.folder, clients, settings.run.pretrain)["beauty.1"]
+    shared = joining.Shared(shop(), first, second, ids, {})
+    found = joining.measured(cell, shared, load, tmp_path / "work")
     frame = result.per_user[result.per_user["split"] == "test"]
     of_run = {joining.JOINED: result.raw["reported"], joining.JOINED + joining.HYBRID: "fedavg + hybrid"}
     of_run |= {joining.ALONE: "local", joining.ALONE + joining.HYBRID: "local + hybrid"}
@@ -131,12 +132,11 @@ def test_the_last_of_four_companies_is_wrong_and_the_others_are_as_they_were(mon
 
 def test_a_company_of_one_item_alone_is_refused(monkeypatch, tiny, tmp_path):
     monkeypatch.setattr(joining, "ONE_ITEM_SHARE", 1.0)
-    monkeypatch.setattr(joining, "UNEQUAL", "beauty")
     domain, work = shop(), tmp_path / "work"
     cell = next(one for one in joining.wrong_cells(0) if one.row.startswith("one item"))
     companies = cell.companies(domain, 0, load)
     with pytest.raises(ValueError, match=r"beauty\.4: got 0 users"):
-        joining.trained(cell, joining.Shared(domain, None, None, {}), companies, work)
+        joining.trained(cell, joining.Shared(domain, None, None, None, {}), companies, work)
 
 
 def test_unequal_companies_and_newcomers_are_dealt_other_customers():

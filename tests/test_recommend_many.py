@@ -202,7 +202,7 @@ def test_new_customers_get_what_is_popular_and_are_told(run, tmp_path, capsys):
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert "there is no hybrid that knows what is popular" in row["error"]
     assert main([*words[:-2], "--customers", f"new-1,{known}", "--output", str(tmp_path / "x.jsonl")]) == 0
-    assert "1 of 2 customers have no history here: new-1, ... count as new" in capsys.readouterr().out
+    assert "1 of 2 customers have no history here, such as new-1: they count as new" in capsys.readouterr().out
 
 
 BAD = {

@@ -10,10 +10,13 @@ import pytest
 from hub_toys import FolderHub
 from test_pretrained_recommender import copy, rec, run  # noqa: F401
 
+from fedecider.cli.main import main
 from fedecider.models.folders import MANIFEST_FILE, write_manifest
 from fedecider.models.hybrid import SETTINGS_FILE
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
+from fedecider.serve.config import ServeConfig
+from fedecider.serve.run import load_recommenders
 
 pytestmark = pytest.mark.whole
 
@@ -120,6 +123,22 @@ def test_the_card_of_what_a_site_hands_over_says_what_that_of_a_run_says(run, re
     )
     for said in ("## Data", "It was trained on events of the", "counts of real users. Do not share this folder"):
         assert said in card
+
+
+def test_what_a_site_has_recommends_and_serves_and_says_where_its_figures_are(run, rec, parts, capsys):
+    """Where commands need the record of a run they say what the folder is, and what reads it."""
+    for name in ("private", "metrics.json", "results.md", "handover.json"):
+        (shutil.copytree if (run / name).is_dir() else shutil.copyfile)(run / name, parts / name)
+    history = rec.items.titles[3]
+    assert main(["recommend", "--run", str(parts), "--domain", "crime", "--history", history, "--json", "true"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"][0]["key"] == rec.recommend([history])[0].key
+    served = load_recommenders(ServeConfig(run=str(parts)))
+    assert served["crime"].recommend([history]) == rec.recommend([history])
+    for command in ("report", "evaluate"):
+        assert main([command, "--run", str(parts)]) == 2
+        error = capsys.readouterr().err
+        assert "what one site of a deployment has" in error
+        assert "results.md and metrics.json, recommend and serve read it" in error
 
 
 def test_a_hybrid_elsewhere_is_not_taken(run, rec, parts, tmp_path):

@@ -421,6 +421,11 @@ def read_run(root: Path) -> dict[str, Any]:
     """
     path = RunFolder(root).record
     if not path.is_file():
+        if RunFolder(root).metrics.is_file() and RunFolder(root).adapters.is_dir():
+            raise FileNotFoundError(
+                f"no run in {root} (expected {path}): it is what one site of a deployment has, whose rounds and "
+                "settings are its server's. Its figures are in results.md and metrics.json, recommend and serve read it"
+            )
         raise FileNotFoundError(
             f"no run in {root} (expected {path}). Give the folder that scripts/federate.py printed at its end"
         )

@@ -63,7 +63,7 @@ def test_parts_of_one_catalogue_have_numbers_of_their_own():
 
 def test_an_equal_text_is_no_common_item_of_parts_of_one_catalogue():
     sold = {"one": ["a", "b"], "two": ["c", "d"]}
-    apart = {name: company(name, keys, [[0, 1, 0]], ["a lamp", "a chair"]) for name, keys in sold.items()}
+    apart = {name: company(name, keys, [[0, 1, 0]] * 2, ["a lamp", "a chair"]) for name, keys in sold.items()}
     parts = {name: dataclasses.replace(one, catalogue="ean") for name, one in apart.items()}
     found = [(one.by, one.nothing) for one in (overlap_of(apart), overlap_of(parts))]
     assert found == [("texts", False), ("keys", True)]

@@ -407,3 +407,13 @@ def test_a_company_whose_update_points_elsewhere_is_named():
     assert joining_sentences({**JOINING, "agreement": None})[few:] == [
         "Sums are secure: nobody sees a single update, so that it is not told whose points away from the others'."
     ]
+
+
+def test_a_deployment_uses_the_words_of_a_simulated_run():
+    """Both say `joining_sentences`: what a site tells of itself stands word for word in that of a simulation."""
+    names = list(JOINING["clients"])
+    (said,) = joining_sentences(joining_of_sites({name: difference_row(JOINING, name) for name in names}))
+    simulated = joining_sentences(JOINING)
+    each = simulated[1].removeprefix("Client by client: ")
+    assert said.endswith(f": {each}")
+    assert all(text.startswith("What joining brought: of 100 customers") for text in (said, simulated[0]))

@@ -24,9 +24,11 @@ import re
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from html import unescape
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -511,23 +513,26 @@ def departments(cell: Cell, load: Load, work: Path) -> dict[str, Any]:
     """What is said of three departments without a common item, from tables of events, before training and after."""
     started, output = time.process_time(), work / "run"
     shutil.rmtree(output, ignore_errors=True)
+    domains = {name: some(load(name), CUSTOMERS, cell.seed) for name in DEPARTMENTS}
+    sold = Counter(key for domain in domains.values() for key in domain.item_keys)
     events, items = {}, {}
-    for name in DEPARTMENTS:
-        domain = some(load(name), CUSTOMERS, cell.seed)
+    for name, domain in domains.items():
         rows = zip(domain.clients.users, domain.clients.sequences, strict=True)
-        events[name] = [{"user": user, "item": domain.item_keys[item]} for user, row in rows for item in row]
-        sold = sorted({event["item"] for event in events[name]})
+        named = [(user, domain.item_keys[item]) for user, row in rows for item in row]
+        events[name] = [{"user": user, "item": key} for user, key in named if sold[key] == 1]
         title = dict(zip(domain.item_keys, domain.titles, strict=True))
-        items[name] = [{"item": key, "title": title[key] or key} for key in sold]
+        keys = sorted({event["item"] for event in events[name]})
+        items[name] = [{"item": key, "title": title[key] or key} for key in keys]
     data = fedecider.from_events(events, items=items)
     asked = {**SETTINGS, **cell.options, "cache": str(work / "cache"), "seed": cell.seed}
     result = fedecider.federate(data, cell.method, config=CONFIG, output=output, progress=False, **asked)
+    said, page_of_run = result.record["overlap"]["sentences"], result.report().read_text(encoding="utf-8")
     facts = {
-        "before": result.record["overlap"]["sentences"],
+        "before": said,
         "asked": cell.method,
         "method": result.raw["method"],
         "verdict": result.verdict.splitlines(),
-        "on_page": "share an item" in result.report().read_text(encoding="utf-8"),
+        "on_page": all(sentence in unescape(page_of_run) for sentence in said),
         "weights": not result.fusion_weights.empty,
         "users": {},
         "places": {},
@@ -759,7 +764,8 @@ def departments_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     return [
         "## Departments without a common item",
         "",
-        f"`from_events` on customers of {', '.join(DEPARTMENTS)}; asked for `{cell['asked']}`.",
+        f"`from_events` on {CUSTOMERS} customers each of {', '.join(DEPARTMENTS)}, without the items that two of them "
+        f"sell; asked for `{cell['asked']}`.",
         "",
         *(f"- Before training: {sentence}" for sentence in cell["before"]),
         f"- Trained: `{cell['method']}`. Weights drawn: {'some' if cell['weights'] else 'none'}. On the page: "

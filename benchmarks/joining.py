@@ -81,8 +81,8 @@ from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
 from fedecider.report.verdict import odd_ones
-from fedecider.running import options
 from fedecider.running.launch import start
+from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder, Stage
 from idgen.item_ids import ItemIds
 from idgen.samples import nearest_items
@@ -917,4 +917,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(options.run(main))
+    sys.exit(run(main))

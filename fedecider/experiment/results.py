@@ -526,6 +526,11 @@ def log_answer(run: Ended, models: Models) -> None:
     """Whether one would switch the model on, and what joining brought; the last words of a run."""
     said = conclusion_of(run.folder)
     log_line(f"{said.question} {said.answer}")
+    log_joining(run, models)
+
+
+def log_joining(run: Ended, models: Models) -> None:
+    """What joining brought, in sentences; a site of a deployment says this alone."""
     records = _records(run.folder) or _training_logs(run.folder)
     cost = cost_of_joining(records, run.recommender.names, list(run.artifacts.domains))
     for sentence in joining_sentences(models.joining, cost):

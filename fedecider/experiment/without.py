@@ -124,7 +124,7 @@ def _compared(
 
 def joint_positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> Positions:
     """Test positions of the joint models of the companies in ``artifacts.domains``, trained from the student on."""
-    candidates = dataclasses.replace(settings.run, hyperparameter_candidates=[])
+    candidates = dataclasses.replace(settings.run, hyperparameter_candidates=())
     settings = settings._replace(run=candidates)
     prepared = prepare_rounds(settings, artifacts, launch)
     state = train(rounds_of(settings, prepared, launch, []))

@@ -123,7 +123,9 @@ def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:
 
 def validated(stage: Stage) -> float:
     """ndcg@10 of the last items of public users at the step that stage 1 kept."""
-    found = read_json(stage.folder / "report.json")["backbone"][-1]["validation"]
+    found = read_json(stage.folder / "report.json")["backbone"][-1].get("validation")
+    if found is None:  # too few public users, or steps: the first rates are taken
+        return 0.0
     return float(found["ndcg@10"][str(found["kept"])])
 
 

@@ -30,7 +30,7 @@ def test_commands_are_found():
     found = [*commands(README), *commands(INDEX)]
     assert len(found) >= 10
     assert ["make", "demo"] in found
-    assert {"federate", "recommend", "prepare_data", "evaluate", "compare", "leaderboard"} <= {
+    assert {"federate", "recommend", "prepare_data", "compare", "leaderboard"} <= {
         call[0] for call in map(script_call, found) if call
     }
 

@@ -218,7 +218,8 @@ def collect(words: Sequence[str]) -> None:
     log_line(f"messages: {len(wire['messages'])}, {down:,} bytes to the sites, {up:,} bytes from them")
     with damage_names(folder.metrics):
         sites = {name: one["test"] for name, one in metrics.get("domains", {}).items()}
-        for sentence in read_run(folder.root).get("overlap", {}).get("sentences", []):
+        record = read_run(folder.root) if folder.record.is_file() else {}  # older servers kept none
+        for sentence in record.get("overlap", {}).get("sentences", []):
             log_line(sentence)
         for sentence in joining_sentences(joining_of_sites(sites)):
             log_line(sentence)

@@ -483,11 +483,10 @@ QUICK: tuple[Contract, ...] = (
     space,
     trees,
     uploads,
-    upload_like,
     bytes_counted,
     unsent_rows,
     one_stream,
     non_finite_uploads,
     arguments_stay,
 )
-"""What a first look is at: no run of several rounds."""
+"""What a first look is at: no run of rounds."""

@@ -1,5 +1,7 @@
 """A site under a guarantee: noise that nobody can repeat, and every round told once."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_deployed import MOST, NAMES, build, deployed, own_recommender, same, site_of
@@ -109,7 +111,9 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
     chosen = settings("--privacy.clip", "0.5", "--privacy.noise_scale", "1", "--num_rounds", "3")
     recommender = toy_recommender(NAMES)
     monkeypatch.setattr(llm, "own_domain", lambda *given: None)
-    monkeypatch.setattr(llm, "party", lambda *given: llm.Party(recommender, build("fedavg", recommender), None))
+    nothing = SimpleNamespace(everyone={})
+    monkeypatch.setattr(llm, "party", lambda *given: llm.Party(recommender, build("fedavg", recommender), nothing))
+    monkeypatch.setattr(llm, "overlap_data", lambda *given: {"sentences": []})
     hosts = {name: [client] for client, name in enumerate(NAMES)}
     project = Project(tmp_path, TRACK, chosen, hosts, "abc")
     launch = type("Launch", (), {"device": torch.device("cpu")})

@@ -130,4 +130,4 @@ def test_rows_of_public_codes_are_as_wide_as_these():
     }
     assert [of[name].training.embedding_size for name in ("pfedrec", "gpfedrec")] == [32, 32]
     assert of["gpfedrec"].method.hidden_sizes == "32,16,8"
-    assert of["fedrecgel"].training.batch_size == 128
+    assert of["fedrecgel"].training.batch_size == 256

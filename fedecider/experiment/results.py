@@ -481,7 +481,9 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     joining: dict[str, Any] = {}
     if compares:
-        here = len(names) == recommender.num_clients  # a site of a deployment has its own updates alone
+        # a site of a deployment has its own updates alone, and clients of other items learn other things
+        one_catalogue = len({domain.catalogue for domain in artifacts.domains.values()}) == 1
+        here = len(names) == recommender.num_clients and one_catalogue
         agrees = None if settings.run.secure_sum else agreement(recommender, state.local) if here else {}
         likeness = text_likeness(artifacts.domains, texts)
         joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), agrees, likeness)

@@ -51,7 +51,6 @@ from fedecider.experiment.engine import train
 from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of, shared_out
 from fedecider.experiment.joining import (
     System,
-    agreement,
     as_trained,
     chosen_systems,
     leaving,
@@ -80,7 +79,6 @@ from fedecider.methods.config import UserPrivacy
 from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
-from fedecider.report.verdict import odd_ones
 from fedecider.running.launch import start
 from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder, Stage
@@ -452,8 +450,6 @@ class Measured(NamedTuple):
     keeps: dict[str, str]
     added: dict[str, dict[str, float]]
     """Company -> company -> size of what the second adds to the first one's model, where a method weighs."""
-    agrees: dict[str, dict[str, float]]
-    """See `fedecider.experiment.joining.agreement`; who is out of it is named."""
 
 
 def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
@@ -470,13 +466,12 @@ def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
     joined = system_of(settings, method.name, artifacts, recommender, load, texts, None, silent, names)
     own = {"centralised": POOLED, "local": ALONE}.get(method.name, JOINED)
     if not has_local(state.local):
-        return Measured({own: joined}, {}, added, {})
+        return Measured({own: joined}, {}, added)
     alone = local_system(settings, artifacts, recommender, state, texts, silent)
     systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
     if may_choose(settings) and leaving(joined, alone):
         keeps, systems[KEPT] = chosen_systems(settings, artifacts, recommender, joined, alone, texts, None)
-    agrees = {} if settings.run.secure_sum else agreement(recommender, state.local)
-    return Measured(systems, dict(keeps), added, agrees)
+    return Measured(systems, dict(keeps), added)
 
 
 def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, Any]:
@@ -485,7 +480,7 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
     clients = cell.companies(shared.whole, cell.seed, load)
     ended = trained(cell, shared, clients, work)
     trained_s = time.process_time() - started
-    systems, keeps, added, agrees = ranked(ended, texts_of(shared, ended))
+    systems, keeps, added = ranked(ended, texts_of(shared, ended))
     places = {
         f"{row}{after}": {name: capped(position_U) for name, position_U in of["test"].items()}
         for row, system in systems.items()
@@ -497,8 +492,6 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
         "honest": [name for name in clients if cell.counts(name)],
         "keeps": keeps,
         "added": added,
-        "agreement": agrees,
-        "named": odd_ones(agrees),
         "round": ended.state.best_round,
         "num_items": len(shared.whole.item_keys),
         "events": sum(domain.clients.num_events for domain in clients.values()),
@@ -711,13 +704,11 @@ def wrong_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     lines += [
         f"{WRONG_DATA}: the three others, of {CUSTOMERS} customers; ndcg@10. *Of without*: what they have when joined, "
         "as a share of what they have when joined without the wrong one. *Kept*: what they chose. *Below*: how many of "
-        "them are below alone by more than noise, joined and kept. *Named*: wrong ones, and others, of whom a run says "
-        "that what they learnt points another way. *Cosine*: of what the wrong one learnt alone with what the others "
-        "did; of the others with each other. *Share*: of the updates in the others' models, that of the wrong one "
-        "(equal would be 25 %). Nothing bounds counts, which memory adds up.",
+        "them are below alone by more than noise, joined and kept. *Share*: of the updates in the others' models, "
+        "that of the wrong one (equal would be 25 %). Nothing bounds counts, which memory adds up.",
         "",
-        "| wrong | mean | memory | alone | joined | of without | kept | below | cosine | share | seeds |",
-        "|---|---|---|---:|---:|---:|---:|---|---|---:|---:|",
+        "| wrong | mean | memory | alone | joined | of without | kept | below | share | seeds |",
+        "|---|---|---|---:|---:|---:|---:|---|---:|---:|",
     ]
     rows = [(WITHOUT, "", "")] + [(f"{kind}, {name}", kind, name) for kind in WRONG for name in DEFENCES]
     for row, kind, name in rows:
@@ -727,26 +718,9 @@ def wrong_page(found: Found, cells: Sequence[Cell]) -> list[str]:
             whole = mean(places_of(without[: len(these)], JOINED + after), "ndcg@10")
             below = [below_alone(these, after, one)[1] for one in (JOINED, KEPT)]
             figures = f"{shown(alone)} | {shown(joined)} | {100 * joined / whole:.0f} % | {shown(kept)}"
-            told = f"{below[0]}, {below[1]} of {3 * len(these)} | {named(these)} | {cosines(these)}"
-            told = f"{told} | {share_of_wrong(these)}"
+            told = f"{below[0]}, {below[1]} of {3 * len(these)} | {share_of_wrong(these)}"
             lines.append(f"| {kind or WITHOUT} | {name} | {memory} | {figures} | {told} | {len(these)} |")
     return [*lines, ""]
-
-
-def named(cells: Cells) -> str:
-    """Of how many companies that are not read, and of how many others, it is said that they point another way."""
-    groups: dict[bool, list[bool]] = {False: [], True: []}
-    for cell in cells:
-        for name in cell.get("agreement", {}):
-            groups[name in cell["honest"]].append(name in cell["named"])
-    wrong, honest = (f"{sum(of)} of {len(of)}" for of in groups.values())
-    return f"{wrong}; {honest}" if groups[False] else f"-; {honest}"
-
-
-def cosines(cells: Cells) -> str:
-    """Of what a company that is not read learnt with what each other did; of those with each other."""
-    found = [one for cell in cells for name, one in cell.get("agreement", {}).items() if name not in cell["honest"]]
-    return f"{fmean(one['own'] for one in found):.2f}; {fmean(one['others'] for one in found):.2f}" if found else "-"
 
 
 def share_of_wrong(cells: Cells) -> str:
@@ -839,11 +813,7 @@ def choice_page(found: Found, seeds: int) -> list[str]:
             lines += [f"| {part} | {memory} | {total} | {joined} | {kept} |"] if total else []
     chosen = [keeps for cell in found.values() for name, keeps in cell["keeps"].items() if name in cell["honest"]]
     counts = ", ".join(f"{chosen.count(kind)} {words}" for kind, words in KEEPS.items())
-    told = [
-        name in cell["named"] for cell in found.values() for name in cell.get("agreement", {}) if name in cell["honest"]
-    ]
-    wrongly = f"Of {len(told)} that are not wrong {sum(told)} are said to point another way than the others."
-    return [*lines, "", f"They keep: {counts}. {wrongly}", ""]
+    return [*lines, "", f"They keep: {counts}.", ""]
 
 
 KEEPS = {"joined": "the joined model", "half": "the mean of both", "local": "their own"}

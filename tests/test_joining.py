@@ -11,7 +11,6 @@ from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.joining import (
     System,
-    agreement,
     as_trained,
     check_common,
     joining_data,
@@ -23,9 +22,8 @@ from fedecider.experiment.joining import (
     text_likeness,
     trains_alone,
 )
-from fedecider.methods.local import NOW
 from fedecider.report.analyses import cost_of_joining
-from fedecider.report.verdict import joining_sentences, odd_ones, unlike_ones
+from fedecider.report.verdict import joining_sentences, unlike_ones
 
 COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")
 ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")
@@ -168,38 +166,6 @@ def test_hidden_users_have_no_choice_since_own_training_has_no_noise():
     assert may_choose(settings())
     assert not may_choose(settings("--user_privacy.clip", "1", "--user_privacy.noise_scale", "2"))
     assert not may_choose(settings("--local_row", "show"))
-
-
-def updates(directions):
-    """Adapters of a table after training alone, one number a row; an update for each client."""
-    b = torch.tensor(directions, dtype=torch.float32)[..., None]  # rank 1
-    return {f"{NOW}lm_head.lora_a": torch.ones(len(b), 1, 2), f"{NOW}lm_head.lora_b": b, "local.score": torch.zeros(1)}
-
-
-def test_how_far_updates_agree_by_hand():
-    """What moves all items alike says nothing: of rows 4, -2, 1 and 1 are left 3, -3, 0 and 0."""
-    even = SimpleNamespace(names=["north", "south", "east", "west"], own_rows={})
-    moved = updates([[4, -2, 1, 1], [5, -3, 1, 1], [8, 0, 0, 4], [0, 2, 1, 1]])
-    found = agreement(even, moved)
-    assert found["west"] == pytest.approx({"own": -1.0, "others": 24 / (18 * 44) ** 0.5})
-    assert odd_ones(found) == ["west"]
-    assert agreement(SimpleNamespace(names=["north", "south"], own_rows={}), moved) == {}
-    layers = {name.replace("lm_head", "layer"): tensor for name, tensor in moved.items()}
-    assert agreement(even, layers)["west"]["own"] > -0.5, "of layers nothing is taken away"
-
-
-def test_updates_of_parts_of_a_catalogue_are_compared_on_what_both_sell():
-    """North moves much what it alone sells: what it says of the common items is what the others say."""
-    moved = updates([[3, 4, 90, 0, 0, 0], [3, 4, 0, 80, 0, 0], [3, 4, 0, 0, 5, 0]])
-    own = torch.zeros(3, 6, dtype=torch.bool)
-    own[:, :2] = True
-    own[[0, 1, 2], [2, 3, 4]] = True
-    parts = SimpleNamespace(names=["north", "south", "east"], own_rows={"lm_head.lora_b": own})
-    assert agreement(parts, moved) == {name: pytest.approx({"own": 1.0, "others": 1.0}) for name in parts.names}
-    whole = agreement(SimpleNamespace(names=parts.names, own_rows={}), moved)
-    assert whole["north"]["own"] < 0.1
-    apart = SimpleNamespace(names=parts.names, own_rows={"lm_head.lora_b": torch.eye(3, 6, dtype=torch.bool)})
-    assert agreement(apart, moved) == {name: {"own": 0.0, "others": 0.0} for name in parts.names}
 
 
 def test_mixed_up_item_numbers_are_seen_in_texts():

@@ -95,7 +95,6 @@ def test_a_cell_is_what_federate_gives(tiny, tmp_path):
             assert found["places"][row][name] == expected.fillna(10).clip(upper=10).astype(int).tolist(), row
     assert found["places"][joining.JOINED] != found["places"][joining.ALONE]
     assert found["keeps"] == {name: one["keeps"] for name, one in result.raw["joining"]["clients"].items()}
-    assert found["agreement"] == result.raw["joining"]["agreement"]
 
 
 @pytest.mark.parametrize("kind", joining.WRONG)
@@ -172,7 +171,6 @@ def invented(cell, place):
     keeps = {name: "local" if name == names[0] else "joined" for name in names}
     size = dict(zip(names, (3.0, 3.0, 3.0, 1.0), strict=False))
     added = dict.fromkeys(names, size) if cell.method == "fedecider" else {}
-    agrees = {name: {"own": 0.5 - number / 10, "others": 0.6} for number, name in enumerate(names[:4])}
     facts = {"num_items": 60, "events": 400, "minutes": 1.5, "machine": "any", "commit": "abc"}
     if cell.row == joining.POOLED:
         places = {row: of for row, of in places.items() if row.startswith(joining.POOLED)}
@@ -183,8 +181,6 @@ def invented(cell, place):
         "honest": read,
         "keeps": keeps,
         "added": added,
-        "agreement": agrees,
-        "named": names[3:4],
     }
     found |= {"method": "fedavg", "verdict": ["what", "was"]} | facts
     return found | (said | {"places": {}, "honest": []} if cell.part == "departments" else {})
@@ -204,7 +200,6 @@ def test_the_page_has_every_part_and_counts_who_is_below_alone():
     (row,) = [line for line in text.splitlines() if line.startswith("| companies | with |")]
     assert row == "| companies | with | 24 | 0 | 0 |"
     (row,) = [line for line in text.splitlines() if line.startswith("| bots | learned weights (fedecider) | without |")]
-    assert "2, 0 of 6" in row
-    assert row.endswith("| 2 of 2; 0 of 6 | 0.20; 0.60 | 10 % | 2 |")
+    assert row.endswith("| 2, 0 of 6 | 10 % | 2 |")
     half = joining.page({cell.key: invented(cell, 4) for cell in cells[:2]}, list(joining.PARTS), 2)
     assert not any("is wrong" in line for line in half)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
 from fedecider.cli.federate import who_is_public
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.options import build_parser, parse, run, with_leading
 from fedecider.running.run_folder import check_output
 
 DESCRIPTION = (
@@ -109,10 +107,7 @@ OR_NONE = ("user", "item", "time", "rating", "quantity", "order", "delimiter", "
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    tables = list(takewhile(lambda word: not word.startswith("-"), words))
-    if tables:
-        words = [f"--events={','.join(tables)}", *words[len(tables) :]]
+    words = with_leading(argv, "events")
 
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, ImportConfig), words, ImportConfig)

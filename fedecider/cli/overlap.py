@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from rich.table import Table
@@ -21,7 +19,7 @@ from fedecider.data.overlap import (
 )
 from fedecider.data.store import load_domains
 from fedecider.federation.record import write_json
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.options import build_parser, parse, run, with_leading
 from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import check_output, read_object
 
@@ -55,10 +53,7 @@ class OverlapConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    files = list(takewhile(lambda word: not word.startswith("-"), words))
-    if files:
-        words = [f"--files={','.join(files)}", *words[len(files) :]]
+    words = with_leading(argv, "files")
 
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, OverlapConfig), words, OverlapConfig)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -39,16 +38,15 @@ from fedecider.experiment.rows import (
 )
 from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
-from fedecider.federation.method import Tree
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods.config import LocalConfig
 from fedecider.methods.entries import METHODS
-from fedecider.methods.local import NOW, best_score, load_best
-from fedecider.methods.recommender import TABLE, ClientModels
-from fedecider.models.adapters import HEAD, fused_factors, scale_update
+from fedecider.methods.local import best_score, load_best
+from fedecider.methods.recommender import ClientModels
+from fedecider.models.adapters import fused_factors, scale_update
 from fedecider.models.counts import Counts
-from fedecider.models.directions import cosine_matrix, load_factors, mean_update
+from fedecider.models.directions import load_factors, mean_update
 from fedecider.report.tables import COMPARED, comparisons_data
 
 Keeps = Literal["joined", "half", "local"]
@@ -271,28 +269,6 @@ def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System
     return System(lambda name: systems[keeps[name]].load(name), model, whole, hybrids)
 
 
-def agreement(recommender: ClientModels, local: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
-    """Client -> ``own``: the median cosine of what it learnt alone with what each other did; ``others``: the median of
-    those of the others with each other. Empty for fewer than three clients.
-
-    Where a table is adapted it speaks alone: its rows less their mean, which moves all items alike and would agree for
-    events by chance too. Of two clients rows count that both may change.
-
-    ``local``: the state after the last round (`fedecider.methods.local.beside`).
-    """
-    names = list(recommender.names)
-    if len(names) < LEAST_PEERS:
-        return {}
-    now = {name.removeprefix(NOW): tensor for name, tensor in local.items() if name.startswith(NOW)}
-    cosine_KK = _table_cosines(now, recommender.own_rows.get(TABLE)) if TABLE in now else cosine_matrix(now)
-    found = {}
-    for client, name in enumerate(names):
-        others = [other for other in range(len(names)) if other != client]
-        among = [float(cosine_KK[pair]) for pair in combinations(others, 2)]
-        found[name] = {"own": median(cosine_KK[client, others].tolist()), "others": median(among)}
-    return found
-
-
 def text_likeness(domains: Mapping[str, Domain], texts: Mapping[str, ItemTexts]) -> dict[str, dict[str, float]]:
     """Client -> ``own``: by how much texts of items that its customers take one after the other are more alike (cosine)
     than those of the same items drawn anew, ``error`` of that mean, ``others``: the median of the others.
@@ -329,27 +305,6 @@ def _likeness(domain: Domain, texts: ItemTexts) -> tuple[float, float] | None:
     return float(likeness_P.mean()), float(likeness_P.std() / len(place_P) ** 0.5)
 
 
-def _table_cosines(adapters: Tree, own_KV: torch.Tensor | None) -> torch.Tensor:
-    """(K, K) cosines of what clients changed of the table, of rows less their mean; ``own_KV``: `ClientModels`."""
-    factor_a, table_KVR = adapters[f"{HEAD}.lora_a"], adapters[TABLE]
-    own_KV = torch.ones(table_KVR.shape[:2], dtype=torch.bool) if own_KV is None else own_KV.to(table_KVR.device)
-
-    def cosines(clients: Sequence[int]) -> torch.Tensor:
-        own_CNR = table_KVR[list(clients)][:, own_KV[list(clients)].all(0)]
-        if own_CNR.shape[1] == 0:
-            return torch.zeros(len(clients), len(clients), dtype=torch.float64)
-        rows = {TABLE: own_CNR - own_CNR.mean(1, keepdim=True), f"{HEAD}.lora_a": factor_a[list(clients)]}
-        return cosine_matrix(rows)
-
-    everyone = range(len(table_KVR))
-    if bool((own_KV == own_KV[:1]).all()):
-        return cosines(everyone)
-    cosine_KK = torch.zeros(len(everyone), len(everyone), dtype=torch.float64)
-    for pair in combinations(everyone, 2):
-        cosine_KK[pair] = cosine_KK[pair[::-1]] = cosines(pair)[0, 1]
-    return cosine_KK
-
-
 def joining_data(
     joined: str,
     alone: str,
@@ -357,15 +312,13 @@ def joining_data(
     users: Mapping[str, Sequence[str]],
     keeps: Mapping[str, Keeps],
     chosen: bool,
-    agrees: Mapping[str, Mapping[str, float]] | None = None,
     likeness: Mapping[str, Mapping[str, float]] = {},
 ) -> dict[str, Any]:
     """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.verdict.joining_sentences`.
 
     ``joined``, ``alone``: rows of ``rows``, row -> domain -> test places (U,), which may have `KEPT`. ``chosen``:
-    whether clients had the choice. ``agrees``: `agreement`; None where nobody may see single updates. ``likeness``:
-    `text_likeness`. Tests are paired over customers, of each client and of the mean over clients, with Holm's
-    correction over all of them.
+    whether clients had the choice. ``likeness``: `text_likeness`. Tests are paired over customers, of each client and
+    of the mean over clients, with Holm's correction over all of them.
     """
     of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
     pairs = [(label, alone) for label in of_row if label != alone]
@@ -377,6 +330,5 @@ def joining_data(
         "chosen": chosen,
         "clients": {name: {"num_users": len(users[name]), "keeps": one} for name, one in keeps.items()},
         "tests": comparisons_data(tests),
-        "agreement": agrees,
         "text_likeness": likeness,
     }

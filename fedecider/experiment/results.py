@@ -24,7 +24,6 @@ from fedecider.experiment.hyperparameter_selection import selection_notes
 from fedecider.experiment.joining import (
     Keeps,
     System,
-    agreement,
     chosen_systems,
     joining_data,
     local_system,
@@ -481,12 +480,8 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     joining: dict[str, Any] = {}
     if compares:
-        # a site of a deployment has its own updates alone, and clients of other items learn other things
-        one_catalogue = len({domain.catalogue for domain in artifacts.domains.values()}) == 1
-        here = len(names) == recommender.num_clients and one_catalogue
-        agrees = None if settings.run.secure_sum else agreement(recommender, state.local) if here else {}
         likeness = text_likeness(artifacts.domains, texts)
-        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), agrees, likeness)
+        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), likeness)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, handed.hybrids, shares, keeps, joining, added, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)

@@ -402,7 +402,6 @@ KEPT_WORDS = {
 MACRO = "macro"
 DIFFERENCE = "joined less alone"
 """Name of the row in which a site of a deployment tells what joining brought to it."""
-ODD, AGREED = 0.6, 0.05
 NAMED = 6
 """So many clients are told of one by one."""
 
@@ -434,12 +433,6 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
     return [first, *each, *_kept_sentences(joining), *costs, *_odd_sentences(joining)]
 
 
-def odd_ones(agreement: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Clients whose update has less than `ODD` of the cosine with the others that these have with each other, while
-    these do agree (`AGREED`): wrong item numbers and chance events look so, and so can a company of few customers."""
-    return [name for name, one in agreement.items() if one["others"] >= AGREED and one["own"] < ODD * one["others"]]
-
-
 def unlike_ones(likeness: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Clients whose items in a row have texts clearly (three standard errors) less than half as much alike beyond
     chance as at the others."""
@@ -447,26 +440,13 @@ def unlike_ones(likeness: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def _odd_sentences(joining: Mapping[str, Any]) -> list[str]:
-    agreement, likeness = joining.get("agreement", {}), joining.get("text_likeness", {})
-    look = "fedecider without tells whether it does harm."
-    found = [
+    likeness = joining.get("text_likeness", {})
+    return [
         f"Warning: items that customers of {name} take one after the other have texts that are alike by "
         f"{likeness[name]['own']:+.2f} beyond chance, at the others by {likeness[name]['others']:+.2f}. Its item "
-        f"numbers may be mixed up, or its events not those of people; {look}"
+        "numbers may be mixed up, or its events not those of people; fedecider without tells whether it does harm."
         for name in unlike_ones(likeness)
     ]
-    if agreement is None:
-        return [
-            *found,
-            "Sums are secure: nobody sees a single update, so that it is not told whose points away from the others'.",
-        ]
-    for name in odd_ones(agreement):
-        own, others = (f"{agreement[name][which]:.2f}" for which in ("own", "others"))
-        found.append(
-            f"Warning: what {name} learnt points another way than what the others did: cosine {own}, theirs with each "
-            f"other {others}. Its item numbers or events may be wrong, or it has few customers; {look}"
-        )
-    return found
 
 
 def without_sentences(without: Mapping[str, Any]) -> list[str]:

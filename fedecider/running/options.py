@@ -18,6 +18,7 @@ from copy import deepcopy
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache, lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -225,6 +226,13 @@ def show_what_people_set(parser: ArgumentParser) -> None:
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 INPUT_ERRORS = (ValueError, OSError, EOFError, ImportError, SafetensorError)
+
+
+def with_leading(argv: Sequence[str] | None, name: str) -> list[str]:
+    """The words of a command, those before all options as the option ``name``, separated by commas."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    leading = list(takewhile(lambda word: not word.startswith("-"), words))
+    return [f"--{name}={','.join(leading)}", *words[len(leading) :]] if leading else words
 
 
 def build_parser(

@@ -392,23 +392,6 @@ def test_who_loses_what_without_whom():
     assert without_sentences({}) == []
 
 
-def test_a_company_whose_update_points_elsewhere_is_named():
-    fine = {name: {"own": 0.34, "others": 0.33} for name in ("north", "south", "east")}
-    few = len(joining_sentences({**JOINING, "agreement": fine}))
-    assert few == len(joining_sentences(JOINING)) == len(joining_sentences({**JOINING, "agreement": {}}))
-    odd = {**fine, "west": {"own": -0.02, "others": 0.41}}
-    assert joining_sentences({**JOINING, "agreement": odd})[few:] == [
-        "Warning: what west learnt points another way than what the others did: cosine -0.02, theirs with each other "
-        "0.41. Its item numbers or events may be wrong, or it has few customers; fedecider without tells whether it "
-        "does harm."
-    ]
-    unrelated = {name: {"own": 0.0, "others": 0.01} for name in ("crime", "toys", "music")}
-    assert len(joining_sentences({**JOINING, "agreement": unrelated})) == few, "nobody has anything in common"
-    assert joining_sentences({**JOINING, "agreement": None})[few:] == [
-        "Sums are secure: nobody sees a single update, so that it is not told whose points away from the others'."
-    ]
-
-
 def test_a_deployment_uses_the_words_of_a_simulated_run():
     """Both say `joining_sentences`: what a site tells of itself stands word for word in that of a simulation."""
     names = list(JOINING["clients"])

@@ -81,8 +81,6 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
 
 PREFIX = "local"
 """Of the tensors that a client keeps of its own training."""
-NOW = f"{PREFIX}.now."
-"""What names of the adapters begin with as they were trained last."""
 
 
 def beside(method: FederatedMethod, recommender: ClientModels) -> FederatedMethod:

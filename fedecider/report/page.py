@@ -308,6 +308,9 @@ figure { margin: 1rem 0; padding: 0.75rem; border: 1px solid var(--line); border
 figcaption { font-weight: 600; font-size: 0.9375rem; margin-bottom: 0.25rem; }
 .plot { overflow-x: auto; }
 footer { margin-top: 3rem; color: var(--soft); font-size: 0.875rem; border-top: 1px solid var(--line); }
+@media (max-width: 30rem) {
+  td:last-child:not(.number) { min-width: 11rem; } /* words in a column out of sight would make the rows high */
+}
 @media print {
   :root { color-scheme: light; --text: #000; --soft: #333; --ground: #fff; --card: #fff; --line: #999; --link: #000;
     --warn: #fff; --edge: #000; }

@@ -20,6 +20,12 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _same_draws():
+    """Whoever draws without a seed draws the same, whichever tests ran before in this process."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real data sets; skips with the reason when it is absent."""

@@ -52,6 +52,7 @@ def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, caps
     kept = pyarrow.parquet.read_table(folder / "private" / "crime" / "histories.parquet").to_pylist()
     assert {row["customer"] for row in kept} == {users[place] for place in left}
     assert not (run / "private").exists()
+    assert [path.parent for path in run.rglob("per_user.parquet")] == [run], "one place to remove it from"
     assert not [path for path in run.rglob("private/**/*") if path.is_file() and users[3].encode() in path.read_bytes()]
     assert main(["update", "--run", str(run), "--version", "1"]) == 2
     assert "expected one of 2: the other one held customers who were forgotten" in capsys.readouterr().err
@@ -75,6 +76,18 @@ def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, caps
     assert not third.exists()
     assert not folder.exists()
     Recommender.from_pretrained(run, "crime")
+
+
+def test_who_is_in_another_version_alone_is_forgotten_too(run, domain, tmp_path):
+    """An update was taken back, and with it a new customer."""
+    last = max(max(times) for times in domain.clients.timestamps)
+    pd.DataFrame([{"user": "new", "item": domain.item_keys[3], "time": last + 5}]).to_parquet(tmp_path / "1.parquet")
+    update(run, "crime", tmp_path / "1.parquet", force=True)
+    assert main(["update", "--run", str(run), "--version", "1"]) == 0
+    before = counts(run, domain)
+    assert forget(run, "crime", ["new"]).num_events == 0
+    assert same(counts(run / "versions" / "3", domain), before)
+    assert not (run / "versions" / "2").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ from fedecider.data.store import save_domains
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.experiment import update as updating
 from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.update import in_words, update
+from fedecider.experiment.update import in_words, new_events, update
 from fedecider.experiment.warm_start import Scores, ranked_by, train_on
 from fedecider.models.counts import count_events
 from fedecider.models.folders import verify_manifest
 from fedecider.models.hybrid import load_hybrid, sides_of
+from fedecider.models.lists import Histories
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
 from fedecider.models.versions import read_versions
@@ -251,6 +252,26 @@ def test_the_better_adapter_is_taken(run, domain, tmp_path, monkeypatch):
     assert not kept.trained.is_better, "as good is not better"
     assert content(second / "adapters") == content(first / "adapters"), "the last good one stays"
     assert in_words(kept, "crime")[-1].endswith("(hit@10 0.3000, 0.4000): the old one stays")
+
+
+@pytest.mark.parametrize("company", ["north", "books.north", "shop.de"])
+def test_customers_of_a_company_are_known_by_their_own_keys(tmp_path, company):
+    """With several catalogues a company is called ``books.north``, and its customers ``north:17`` all the same."""
+    owner = company.removeprefix("books.")
+    before = Histories([f"{owner}:1", f"{owner}:17"], ["a", "b"], SequenceArray.of([[0], [1]]), {}, True)
+    rows = [{"user": user, "item": "a"} for user in ("17", "18")]
+    found = new_events(str(table(rows, tmp_path / "new.parquet")), before, company)
+    assert found.items == {f"{owner}:17": [0], f"{owner}:18": [0]}
+    assert list(before.of(["17", f"{owner}:1", "18"], company)) == [("17", ["b"]), (f"{owner}:1", ["a"]), ("18", [])]
+    both = [{"user": user, "item": "a"} for user in ("17", f"{owner}:17")]
+    with pytest.raises(ValueError, match=rf"got the customer {owner}:17 by two keys"):
+        new_events(str(table(both, tmp_path / "both.parquet")), before, company)
+    theirs = [{**rows[0], "Company": owner}, {**rows[0], "Company": "south"}]
+    assert new_events(str(table(theirs[:1], tmp_path / "own.parquet")), before, company).items == {f"{owner}:17": [0]}
+    with pytest.raises(ValueError, match=rf"got events of the company south in .*, expected those of {company} alone"):
+        new_events(str(table(theirs, tmp_path / "theirs.parquet")), before, company)
+    plain = before._replace(customers=["1:x", "17"])
+    assert new_events(str(tmp_path / "new.parquet"), plain, company).items == {"17": [0], "18": [0]}
 
 
 def test_data_of_another_count_are_refused(run, domain, tmp_path, capsys):

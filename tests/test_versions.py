@@ -99,10 +99,10 @@ def test_a_kill_in_an_update_leaves_the_old_or_the_new(run, tmp_path):
         seen.add(counts(run))
         assert (run / "private" / "shop" / "counts").read_text() == OLD
         was_new = counts(run) == NEW
-        number = add(run, "after")
+        number = add(run, "after", alone=True)
         assert counts(run) == "after"
         assert read_versions(run).made_from[number] == (2 if was_new else 1)
-        assert not list(run.rglob(".*.tmp"))
+        assert [path.name for path in (run / "versions").iterdir()] == [str(number)], "no copy that nobody knows of"
     assert seen == {OLD}, "nothing is written after the one write that puts it in force"
     assert counts(run) == NEW
 
@@ -138,6 +138,21 @@ def test_a_kill_in_going_back_leaves_one_of_both(run, tmp_path):
         num += 1
     assert num == 2, "written aside, and renamed"
     assert counts(run) == OLD
+
+
+def test_what_cannot_be_removed_is_told(run, monkeypatch):
+    def busy(path, **options):
+        if not options:
+            raise PermissionError(13, "in use", str(path))
+
+    add(run, OLD)
+    monkeypatch.setattr("fedecider.models.versions.shutil.rmtree", busy)
+    with pytest.raises(ValueError, match=r"versions/2, which nobody may go back to and .*in use"):
+        add_version(run, in_force(run), "a change", lambda folder: None, alone=True)
+    monkeypatch.undo()
+    with changing(run):
+        pass
+    assert not (run / "versions" / "2").exists()
 
 
 def test_who_changes_a_run_is_alone(run):

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fedecider.data.overlap import (
+    LEAST_KINDS,
     LEAST_SECRET,
     Marks,
     marks_from,
@@ -40,7 +41,7 @@ class OverlapConfig:
         files: The files of companies, before all options or here, separated by commas.
         data: The folder of own prepared data.
         company: The company in data; may be left out where there is only one.
-        secret_file: A file with the secret, 16 bytes or more, which the companies have and nobody else: openssl rand
+        secret_file: A file with the secret, 32 bytes or more, which the companies have and nobody else: openssl rand
             -hex 32.
         output: The file to write, which holds hashes and may be shown; without it files are compared.
     """
@@ -93,10 +94,11 @@ def own_marks(config: OverlapConfig) -> tuple[str, Marks]:
 def _secret(path: Path) -> bytes:
     """The content of a file, without the ends of lines and the mark that editors put around it."""
     secret = path.read_bytes().removeprefix(b"\xef\xbb\xbf").strip()
-    if len(secret) < LEAST_SECRET:
+    if len(secret) < LEAST_SECRET or len(set(secret)) < LEAST_KINDS:
         raise ValueError(
-            f"got a secret of {len(secret)} bytes in {path}, expected {LEAST_SECRET} or more: a short one is found by "
-            "trying. Make one: openssl rand -hex 32"
+            f"got a secret of {len(secret)} bytes, {len(set(secret))} of them different, in {path}, expected "
+            f"{LEAST_SECRET} or more and {LEAST_KINDS} different ones: another one is found by trying. Make one: "
+            "openssl rand -hex 32"
         )
     return secret
 

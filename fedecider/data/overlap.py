@@ -26,8 +26,9 @@ Way = Literal["keys", "texts"]
 WAYS: tuple[Way, ...] = ("keys", "texts")
 MARKS_FORMAT = 1
 """Raise it when marks are made in another way: those of two formats have nothing in common."""
-LEAST_SECRET = 16
-"""Bytes of a secret; a shorter one is found by trying."""
+LEAST_SECRET, LEAST_KINDS = 32, 8
+"""Bytes of a secret, and different ones among them: files under it show whether a guess is right, so that words and
+short ones are found by trying."""
 _MARK = re.compile("[0-9a-f]{64}")
 _PROOF = b"the secret of fedecider overlap"
 FEW = 4

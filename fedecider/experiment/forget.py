@@ -14,7 +14,8 @@ from fedecider.experiment.update import Counted, counted, counted_part, put_priv
 from fedecider.models.counts import count_events, without
 from fedecider.models.hybrid import SETTINGS_FILE
 from fedecider.models.item_table import read_item_ids
-from fedecider.models.versions import add_version, changing, home_of, read_versions
+from fedecider.models.lists import HISTORIES_FILE
+from fedecider.models.versions import add_version, changing, folder_of, home_of, read_versions
 from fedecider.running.run_folder import RunFolder, read_object, read_run
 
 TELLING = ("examples.json", "report.html", "per_user.parquet")
@@ -51,7 +52,7 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
     home, name = home_of(now.run.root), now.place.domain
     with changing(home):
         now = counted(run, company, data)  # nobody else changes it from here on
-        left = _called(now, customers)
+        left = _called(now, home, customers)
         gone, stay = now.histories.split(left)
         if not stay.customers:
             raise ValueError(f"got all {len(gone.customers)} customers of {name}, expected some to stay")
@@ -59,24 +60,23 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
         hybrid = now.hybrid._replace(counts=counts)
         remembers = _remembers(now, home, left)
         removed = tuple(read_versions(home).there)
-        number = add_version(
-            home,
-            now.run.root,
-            f"{_customers(len(left))} of {name} forgotten",
-            lambda folder: put_private(folder, name, hybrid, now.keys, stay),
-            alone=True,
-        )
+
+        def change(folder: RunFolder) -> None:
+            put_private(folder, name, hybrid, now.keys, stay)
+            for file in TELLING:  # the run as it was trained has them
+                (folder.root / file).unlink(missing_ok=True)
+
+        told = f"{_customers(len(left))} of {name} forgotten"
+        number = add_version(home, now.run.root, told, change, alone=True)
     return Forgotten(home, number, len(left), len(gone.sequences.value_E), removed, tuple(remembers))
 
 
-def _called(now: Counted, customers: Sequence[str]) -> set[str]:
+def _called(now: Counted, home: Path, customers: Sequence[str]) -> set[str]:
     """Customers as the histories call them."""
-    known, name = set(now.histories.customers), now.place.domain
-    found = set()
+    name, prefix = now.place.domain, now.histories.prefix(now.place.domain)
+    known, found = _kept(now, home), set()
     for customer in customers:
-        names = [
-            one for one in (customer, f"{name}:{customer}", f"{name.rpartition('.')[2]}:{customer}") if one in known
-        ]
+        names = [one for one in (customer, f"{prefix}{customer}") if one in known]
         if not names:
             raise ValueError(
                 f"got the customer {customer!r}, expected one of the {len(known):,} private ones of {name}. A public "
@@ -86,6 +86,15 @@ def _called(now: Counted, customers: Sequence[str]) -> set[str]:
     if not found:
         raise ValueError("got no customer, expected some: --customer K, or K1,K2")
     return found
+
+
+def _kept(now: Counted, home: Path) -> set[str]:
+    """Customers of this version, and of others, which may have new ones of their own."""
+    known = set(now.histories.customers)
+    for number in read_versions(home).there:
+        file = folder_of(home, number) / "private" / now.place.domain / HISTORIES_FILE
+        known |= _column(file, "customer") if file.is_file() else set()
+    return known
 
 
 def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
@@ -123,12 +132,15 @@ def _names(path: Path, keys: set[bytes]) -> bool:
     if not path.is_file():
         return False
     if path.suffix == ".parquet":
-        import pyarrow.parquet  # only where it is read: --help does without
-
-        users = pyarrow.parquet.read_table(path, columns=["user"]).column("user").unique().to_pylist()
-        return any(str(user).encode() in keys for user in users)
+        return any(user.encode() in keys for user in _column(path, "user"))
     content = path.read_bytes()
     return any(key in content for key in keys)
+
+
+def _column(path: Path, name: str) -> set[str]:
+    import pyarrow.parquet  # only where it is read: --help does without
+
+    return set(map(str, pyarrow.parquet.read_table(path, columns=[name]).column(name).unique().to_pylist()))
 
 
 def _customers(count: int) -> str:

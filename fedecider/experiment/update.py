@@ -19,7 +19,7 @@ import torch
 from fedecider.bounds import Diverged
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.filtering import compress, order_events
-from fedecider.data.given import Given, needed_column
+from fedecider.data.given import Given, needed_column, table_columns
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.experiment.command_line import recorded_settings
@@ -232,17 +232,20 @@ def new_events(path: str, before: Histories, company: str) -> NewEvents:
     """The events of a table that can be counted; customers are called as before, ``17`` or ``north:17``."""
     given = Given("events", path, {})
     columns = {what: needed_column(given, what) for what in ("user", "item")}
+    _refuse_others(given, company)
     raw = build_events(given, columns)
     ordered = order_events(compress(raw, raw.item_E >= 0))
     number_of = {key: number for number, key in enumerate(before.item_keys)}
     number_I = np.array([number_of.get(key, -1) for key in ordered.items], np.int64)
     known = set(before.customers)
-    prefix = f"{company}:" if any(one.startswith(f"{company}:") for one in before.customers[:1]) else ""
+    prefix = before.prefix(company)
     items: dict[str, list[int]] = {}
     last: dict[str, int] = {}
     num_known, unknown_E = 0, []
     for place, user in enumerate(ordered.users):
         customer = user if user in known or not prefix else f"{prefix}{user.removeprefix(prefix)}"
+        if customer in items:
+            raise ValueError(f"got the customer {customer} by two keys, expected one: write {user} everywhere")
         part = slice(int(ordered.start_U[place]), int(ordered.start_U[place + 1]))
         item_E, time_E = number_I[ordered.item_E[part]], ordered.time_E[part]
         old = before.last_time.get(customer, UNKNOWN_TIME)
@@ -260,6 +263,23 @@ def new_events(path: str, before: Histories, company: str) -> NewEvents:
     order = np.argsort(-gone_I, kind="stable")
     unknown = [ordered.items[item] for item in order.tolist() if gone_I[item]]
     return NewEvents(items, last, len(raw.item_E), num_known, int(gone_I.sum()), unknown)
+
+
+def _refuse_others(given: Given, company: str) -> None:
+    """A table that says whose customer each one is has to be of one company: equal keys are two persons in two.
+
+    Raises:
+        ValueError: it is of another company, or of several.
+    """
+    for name in given.column_names:
+        if name.strip().lower() == "company":
+            (values,) = table_columns(given, [name])
+            others = sorted({str(one) for one in values if not f".{company}".endswith(f".{one}")})
+            if others:
+                raise ValueError(
+                    f"got events of the company {others[0]} in {given.table}, expected those of {company} alone: equal "
+                    "customer keys of two companies are two persons. Leave its rows out"
+                )
 
 
 def _refuse_repeated(before: Histories, new: NewEvents) -> None:

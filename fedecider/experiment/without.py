@@ -34,7 +34,7 @@ from fedecider.methods.entries import METHODS
 from fedecider.report.tables import COMPARED, comparisons_data
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, locked
+from fedecider.running.run_folder import RunFolder, locked, read_metrics
 
 WITHOUT = "without"
 """Its place in ``metrics.json``, and in a test the name of what others have without a company."""
@@ -62,6 +62,7 @@ def leave_out(run: str | Path, companies: Sequence[str], launch: Launch, data: s
     _check(settings, names, wanted, root)
     data_of_run(settings.run, record, root)
     with locked(folder.lock, f"got the run {root}, which another command writes, expected it to be free. Wait for it"):
+        metrics = read_metrics(folder)  # of those who had the lock before
         found: dict[str, Any] = dict(metrics.get(WITHOUT, {}))
         missing = [name for name in wanted if name not in found]
         artifacts = build_base_artifacts(settings.run, launch)

@@ -44,6 +44,14 @@ class Histories(NamedTuple):
     num_public: int = 0
     """Customers whose events are public: they are the pool that all companies start from, and not among these."""
 
+    def prefix(self, company: str) -> str:
+        """What stands in front of a customer's key, ``north:``, where companies share a catalogue; else nothing.
+
+        With several catalogues the company is ``books.north``, and its customers are called ``north:17`` all the same.
+        """
+        owner, colon, _ = (self.customers[0] if self.customers else "").partition(":")
+        return f"{owner}:" if colon and f".{company}".endswith(f".{owner}") else ""
+
     def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[str]]]:
         """Customer -> keys of its items; of all customers, or of those ``wanted``, in their order.
 
@@ -55,8 +63,9 @@ class Histories(NamedTuple):
                 yield customer, [self.item_keys[item] for item in items]
             return
         place_of = {customer: place for place, customer in enumerate(self.customers)}
+        prefix = self.prefix(company)
         for customer in wanted:
-            place = place_of.get(customer, place_of.get(f"{company}:{customer}"))
+            place = place_of.get(customer, place_of.get(f"{prefix}{customer}"))
             yield customer, [] if place is None else [self.item_keys[item] for item in self.sequences[place]]
 
     def split(self, customers: Collection[str]) -> tuple[Histories, Histories]:

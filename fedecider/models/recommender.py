@@ -466,13 +466,13 @@ class Recommender:
                 )
             allowed = allowed_items(self.items, exclude, candidates, stock)
             unit_ID = torch.as_tensor(hybrid.unit_ID)
-            cosine_I = unit_ID @ unit_ID[found.number]
-            number_A = [*range(len(cosine_I))] if allowed is None else allowed.number_A
-            order = sorted((one for one in number_A if one != found.number), key=lambda one: -float(cosine_I[one]))
+            cosine_I = (unit_ID @ unit_ID[found.number]).tolist()
+            number_A = range(len(cosine_I)) if allowed is None else allowed.number_A
+            order = sorted((one for one in number_A if one != found.number), key=lambda one: -cosine_I[one])
             if not order:
                 raise ValueError("got filters that leave the item alone, expected one other item at least")
             notes = [*(() if allowed is None else allowed.notes), *([found.note] if found.note else [])]
-            scored = [Scored(one, float(cosine_I[one]), {}) for one in order[:k]]
+            scored = [Scored(one, cosine_I[one], {}) for one in order[:k]]
             return replace(self._answer(scored, [found.number], notes), alpha={})
 
     def recommend_many(

@@ -3,7 +3,7 @@
 Version 1 is the run as it was trained; version N, a run folder of its own, lies in ``versions/N`` of the run. A version
 is written aside and gets its name when it is whole, and is in force when ``versions.json``, which is replaced at once,
 says so: a kill at any moment leaves the old one or the new one. Files that a version has in common with the one that it
-is made from are links to the same bytes; none of them is ever written into.
+is made from are links to the same bytes: whoever changes one puts a new file in its place.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def in_force(root: Path) -> Path:
 
 @contextmanager
 def changing(home: Path) -> Iterator[None]:
-    """Nobody else changes the versions of a run meanwhile; what a kill left half-written or half-removed goes.
+    """Nobody else changes the versions of a run meanwhile; what a kill left half-written, half-removed or without its
+    line in the record goes.
 
     Raises:
         ValueError: another process writes there.
@@ -109,8 +110,7 @@ def add_version(home: Path, made_from: Path, told: str, change: Callable[[RunFol
     `changing`.
     """
     versions = read_versions(home)
-    there = [int(path.name) for path in (home / FOLDER).glob("*") if path.name.isdecimal()]
-    number = max([1, *versions.made_from, *there]) + 1  # one that a kill left without its line is never named again
+    number = max([1, *versions.made_from]) + 1
     parent = 1 if made_from == home else int(made_from.name)
     write_copy(made_from, folder_of(home, number), change)
     new = versions._replace(
@@ -141,13 +141,28 @@ def go_back(home: Path, number: int) -> Versions:
 
 
 def remove_gone(home: Path) -> None:
-    """Of versions the whole folder, of the run as it was trained the private part of every company."""
-    for number in read_versions(home).gone:
-        shutil.rmtree(RunFolder(home).private if number == 1 else folder_of(home, number), ignore_errors=True)
+    """Versions that nobody can go back to: the whole folder, of the run as it was trained the private part.
+
+    Raises:
+        ValueError: what a customer was promised to be removed from cannot be.
+    """
+    there = read_versions(home).there
+    numbered = [path for path in (home / FOLDER).glob("*") if path.name.isdecimal()]
+    gone = [path for path in numbered if int(path.name) not in there]
+    for path in [*gone, *([] if 1 in there else [RunFolder(home).private])]:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ValueError(
+                f"got {path}, which nobody may go back to and which cannot be removed ({error}), expected it to go. "
+                "Remove it"
+            ) from error
 
 
 def write_copy(run: Path, target: Path, change: Callable[[RunFolder], Any]) -> None:
-    """A copy of a run folder, changed; it gets its name when it is whole. What is private is copied, the rest linked.
+    """A copy of a run folder, of links to its files, changed; it gets its name when it is whole.
 
     ``change`` puts new files in the place of old ones, and writes into none that is there.
     """

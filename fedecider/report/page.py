@@ -421,7 +421,7 @@ CLEAR, GRID = "rgba(0,0,0,0)", "rgba(128,128,128,0.3)"
 PANEL_WIDTH, DEFAULT_HEIGHT = 230, 420
 """Least width of one panel and height of a figure without one, in pixels; a wider figure scrolls in its own box."""
 NUMBER = re.compile(r"[-+−]?[\d.,]+( ?[%a-zA-Z]{1,3})?( \[.*\])?|-|")
-INTERVAL = re.compile(r"([-+]?[\d.]+) \[([-+]?[\d.]+), ([-+]?[\d.]+)\]")
+INTERVAL = re.compile(r"(N) \[(N), (N)\]".replace("N", r"[-+]?\d+(?:\.\d+)?"), re.ASCII)
 LONG, LONG_NAME = 40, 12
 """Characters from which on a cell or a row's name may break anywhere, so that no long word widens its table."""
 

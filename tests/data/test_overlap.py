@@ -26,6 +26,8 @@ from fedecider.data.overlap import (
 )
 from fedecider.data.store import save_domains
 
+SECRET = b"0123456789abcdef" * 2
+
 
 def company(name: str, keys: list[str], sequences: list[list[int]], texts: list[str] | None = None) -> Domain:
     users = [f"{name}-{number}" for number in range(len(sequences))]
@@ -139,12 +141,12 @@ def test_two_companies_compare_files_before_they_show_a_key(tmp_path, monkeypatc
     for one in THREE.values():
         save_domains({one.name: one}, one.name)
     secret = tmp_path / "secret.txt"
-    secret.write_bytes(b"0123456789abcdef\r\n")
+    secret.write_bytes(b"%s\r\n" % SECRET)
     for one in THREE:
         assert main(["overlap", "--data", one, "--secret_file", "secret.txt", "--output", f"{one}.json"]) == 0
     assert main(["overlap", "north.json", "east.json"]) == 0
     assert "No two of north, east share an item" in capsys.readouterr().out
-    secret.write_bytes(b"\xef\xbb\xbf0123456789abcdef")  # as another editor writes it
+    secret.write_bytes(b"\xef\xbb\xbf%s" % SECRET)  # as another editor writes it
     assert main(["overlap", "south.json", "--data", "north", "--secret_file", "secret.txt"]) == 0
     assert "Of items, north shares 40 % with south (80 % of its sales): joining can help." in capsys.readouterr().out
 
@@ -157,6 +159,7 @@ def test_two_companies_compare_files_before_they_show_a_key(tmp_path, monkeypatc
         (["north.json", "south.json"], "under two secrets"),
         (["north.json", "other.json"], "got other.json, which has no marks of items"),
         (["--data", "data", "--company", "north", "--secret_file", "short.txt"], "secret of 5 bytes"),
+        (["--data", "data", "--company", "north", "--secret_file", "plain.txt"], "60 bytes, 3 of them different"),
         (["--data", "data", "--output", "a.json"], "one of --data and --secret_file"),
         (["--data", "data", "--secret_file", "secret.txt", "--output", "a.json"], "got 2 companies in data"),
         (["--data", "data", "--company", "north", "--secret_file", "secret.txt", "--output", "a"], "ends in .json"),
@@ -167,7 +170,8 @@ def test_bad_marks_are_one_line(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_domains({"north": NORTH, "south": SOUTH}, "data")
     (tmp_path / "short.txt").write_text("short")
-    (tmp_path / "secret.txt").write_text("0123456789abcdef")
+    (tmp_path / "secret.txt").write_bytes(SECRET)
+    (tmp_path / "plain.txt").write_text("abcabc" * 10)
     for one, secret in ((NORTH, b"one"), (SOUTH, b"two")):
         (tmp_path / f"{one.name}.json").write_text(json.dumps(marks_of(one, secret).plain()))
     (tmp_path / "other.json").write_text('{"format": 1, "secret": "x", "keys": ["a"], "texts": []}')

@@ -112,7 +112,7 @@ def test_an_interval_is_a_bar_on_the_axis_of_its_column(tmp_path):
         ("[0.0500, 0.1500]", "--low:33.3%;--high:100.0%;--zero:0.0%"),
     ]
     assert '2.0 <span class="interval">[1.0, 5.0]</span>' in text  # on paper and for a screen reader
-    table = PageTable(["row", "x"], [["a", "0.0 [0.0, 0.0]"], ["b", "-"]])
+    table = PageTable(["row", "x"], [["1.2.3 [4, 5]", "0.0 [0.0, 0.0]"], ["b", "-"], ["c", "1.0.1 [2, ²]"]])
     flat = write_page(tmp_path / "p.html", "t", "s", [Section("s", tables=[table])]).read_text(encoding="utf-8")
     assert '<td class="number">0.0 [0.0, 0.0]</td>' in flat  # no axis, no bar
 

@@ -77,8 +77,9 @@ def test_without_its_libraries_the_extra_is_named(capsys, monkeypatch, library):
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, slow(signal.SIGINT)])
-def test_it_stops_after_answering_and_logs_nothing_that_was_asked(kind):
-    with started(*TOYS, "1.5") as service:
+def test_it_stops_after_answering_and_logs_nothing_that_was_asked(kind, tmp_path):
+    asked = tmp_path / "asked"
+    with started(*TOYS, "1.5", environment={"TOY_ASKED": str(asked)}) as service:
         address = service.address()
         assert "for this machine alone, without a key" in service.output
         found = []
@@ -92,7 +93,9 @@ def test_it_stops_after_answering_and_logs_nothing_that_was_asked(kind):
         httpx.get(f"{address}Silent")
         last = threading.Thread(target=ask, args=("The Silent Harbour",))
         last.start()
-        time.sleep(0.7)
+        deadline = time.monotonic() + 60
+        while asked.read_text() != "crime-0000" and time.monotonic() < deadline:
+            time.sleep(0.05)
         assert service.stop(kind) == 0
         last.join(30)
     assert [response.status_code for response in found] == [500, 422, 200]

@@ -1,7 +1,9 @@
 """The command with recommenders that compute nothing: python toy_server.py DELAY_S [options of fedecider serve]."""
 
+import os
 import sys
 import time
+from pathlib import Path
 
 import no_models  # noqa: F401
 from serve_toys import ToyRecommender
@@ -12,6 +14,8 @@ from fedecider.serve import run
 
 class Slow(ToyRecommender):
     def recommend(self, histories, k=10, exclude_seen=True):
+        if place := os.environ.get("TOY_ASKED"):  # tells whoever waits for it that a request has arrived
+            Path(place).write_text(histories[0][0])
         time.sleep(float(sys.argv[1]))
         if "crime-0003" in histories[0]:
             raise KeyError(f"history {histories[0]}")

@@ -590,7 +590,9 @@ def shown(value: float, signed: bool = False) -> str:
 
 def in_words(cells: Cells, first: str, second: str, others: Cells | None = None, names: str = "") -> str:
     """``first`` minus ``second`` (of ``others``): customers of 100, ndcg@10 with its interval, p."""
-    one = compared(places_of(cells, first, names), places_of(others or cells, second, names), users_of(cells))
+    places, users, theirs = places_of(cells, first, names), users_of(cells), users_of(others or cells)
+    assert all(users[name] == theirs[name] for name in places), "other customers: a seed is missing in one of both rows"
+    one = compared(places, places_of(others or cells, second, names), users)
     ndcg = one["ndcg@10"]
     low, high = (shown(bound, True) for bound in ndcg.difference[1:])
     customers = f"{100 * one['hit@10'].difference.mean:+.2f}"

@@ -201,5 +201,9 @@ def test_the_page_has_every_part_and_counts_who_is_below_alone():
     assert row == "| companies | with | 24 | 0 | 0 |"
     (row,) = [line for line in text.splitlines() if line.startswith("| bots | learned weights (fedecider) | without |")]
     assert row.endswith("| 2, 0 of 6 | 10 % | 2 |")
+    pooled = next(cell for cell in cells if cell.row == joining.POOLED)
+    shifted = {cell.key: invented(cell, 4) for cell in cells if cell.key != pooled.key}
+    with pytest.raises(AssertionError, match="a seed is missing"):
+        joining.page(shifted, ["companies"], 2)
     half = joining.page({cell.key: invented(cell, 4) for cell in cells[:2]}, list(joining.PARTS), 2)
     assert not any("is wrong" in line for line in half)

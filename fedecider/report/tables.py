@@ -146,17 +146,6 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def values_csv(rows: Sequence[ResultRow]) -> str:
-    """Every number of every row as CSV, unrounded."""
-    cells = (
-        [domain, row.label, row.kind, name, *value]
-        for row in rows
-        for domain in shown_domains(rows)
-        for name, value in row.values[domain].items()
-    )
-    return csv_text(["domain", "row", "kind", "metric", "mean", "low", "high"], cells)
-
-
 def comparisons_csv(comparisons: Sequence[Mapping[str, Any]]) -> str:
     """Paired tests (``rows.comparisons_data``) as CSV, unrounded."""
     names = ("domain", "metric", "first", "second")
@@ -180,21 +169,6 @@ def interval_text(value: Interval | Mapping[str, Any] | None, digits: int = 4, b
 def number_text(value: float | None, digits: int = 4) -> str:
     """The number with so many decimals; a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def table_data(table: ResultTable) -> dict[str, Any]:
-    """The table as plain data for JSON: protocol, stamp, notes, rows -> domain -> metric -> mean, low, high."""
-    rows = [
-        {
-            "label": row.label,
-            "kind": row.kind,
-            "values": {domain: rows_data([row], domain)[row.label] for domain in row.values},
-        }
-        for row in table.rows
-    ]
-    said, *notes = caption(table)
-    bold = sorted(list(key) for key in table.bold)
-    return {"protocol": table.protocol.name, "stamp": said, "notes": notes, "bold": bold, "rows": rows}
 
 
 def plain_text(table: Table, width: int = 100) -> str:

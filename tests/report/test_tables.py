@@ -1,7 +1,5 @@
 """Tables: protocol stamp, intervals, macro block, bold only where earned."""
 
-import json
-
 import pytest
 import torch
 
@@ -17,7 +15,6 @@ from fedecider.report.tables import (
     result_rows,
     rich_table,
     rows_data,
-    table_data,
     variant_labels,
     variant_of,
 )
@@ -84,15 +81,6 @@ def test_long_names_leave_every_cell_of_a_rich_table_whole():
 def test_one_domain_has_no_macro_block():
     found = result_rows({"local": {"crime": torch.tensor([0, 9])}})
     assert "macro" not in markdown_table(ResultTable(found, STRICT))
-
-
-def test_data_is_json_and_holds_the_same_numbers():
-    data = json.loads(
-        json.dumps(table_data(ResultTable(rows(), STRICT, bold={("crime", "hit@5", "fede | cider")})), allow_nan=False)
-    )
-    assert data["protocol"] == "strict"
-    assert data["bold"] == [["crime", "hit@5", "fede | cider"]]
-    assert data["rows"][0]["values"]["crime"]["hit@10"]["mean"] == pytest.approx(0.8)
 
 
 def test_rows_must_share_their_domains():

@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from html import unescape
 from pathlib import Path
 from statistics import fmean
@@ -42,9 +42,11 @@ import fedecider
 from fedecider.api import option_words
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events, is_part, numbers_in
+from fedecider.data.encoders import unit_vectors
 from fedecider.data.silos import share_by, share_out
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO, user_metrics
+from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
 from fedecider.experiment.command_line import parse_settings
 from fedecider.experiment.engine import train
@@ -52,6 +54,7 @@ from fedecider.experiment.federate import check_federation, prepare_rounds, roun
 from fedecider.experiment.joining import (
     System,
     as_trained,
+    checked_events,
     chosen_systems,
     leaving,
     local_system,
@@ -79,6 +82,8 @@ from fedecider.methods.config import UserPrivacy
 from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
+from fedecider.models.item_texts import encoded_texts
+from fedecider.report.verdict import of_one_item, unlike_ones
 from fedecider.running.launch import start
 from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder, Stage
@@ -152,6 +157,25 @@ def dealt(domain: Domain, seed: int, load: Load, sizes: Mapping[str, int]) -> di
     rng = np.random.default_rng(derive_seed(seed, "joining sizes", domain.name))
     owner = dict(zip(rng.permutation(whole.clients.users).tolist(), names, strict=True))
     return share_by({domain.name: whole}, owner.__getitem__)
+
+
+def halves(domain: Domain, seed: int, load: Load, same: bool) -> dict[str, Domain]:
+    """Two pairs of companies that sell the same items. Of its customers' events the first one of a pair has every
+    other one; the second one has the rest of the same customers' (``same``), or such a rest of other customers."""
+    long = np.flatnonzero(domain.clients.arrays().sequences.length_U >= 2 * MIN_EVENTS)
+    many = with_card(replace(domain, clients=domain.clients.take(long), card={}))
+    groups = dealt(many, seed, load, {f"{which}.{pair}": CUSTOMERS for pair in (1, 2) for which in (FIRST_ONE, OTHER)})
+    found = {}
+    for name, company in groups.items():
+        which, _, pair = name.partition(".")
+        clients = groups[f"{FIRST_ONE}.{pair}"].clients if same else company.clients
+        rows = [list(row)[which == OTHER :: 2] for row in clients.sequences]
+        events = Events(clients.users, rows, None)
+        found[name] = with_card(replace(company, clients=events, card={}), silo=company.card["silo"])
+    return found
+
+
+FIRST_ONE, OTHER = "first", "other"
 
 
 def with_wrong(domain: Domain, seed: int, load: Load, kind: str) -> dict[str, Domain]:
@@ -255,9 +279,13 @@ def overlap_cells(seed: int) -> list[Cell]:
 
 UNEQUAL = "video_games"
 LARGE = {"large": 5000, **{f"small.{number}": 150 for number in (1, 2, 3)}}
-"""As 10,000 to 300: no data set with few items has so many customers."""
+"""As `HUGE`; no data set with few items has so many customers."""
 NEWCOMERS = {f"new.{number:02}": 50 for number in range(10)}
 """Ten at once, for one of 50 customers says nothing by itself; none of them trains anything."""
+HUGE_DATA = "toys"
+HUGE = {"large": 10_000, **{f"small.{number}": 300 for number in (1, 2, 3)}}
+HUGE_ALONE, HUGE_JOINED = "10,000 alone", "10,000 by examples"
+"""Two cells, each of half the time, with one seed."""
 WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
     "equal": ("fedavg", {"weighting": "uniform"}),
     "by examples": ("fedavg", {"weighting": "examples"}),
@@ -276,6 +304,13 @@ def unequal_cells(seed: int) -> list[Cell]:
     old = {f"old.{number}": CUSTOMERS for number in range(1, COMPANIES + 1)}
     everyone = partial(dealt, sizes={**old, **NEWCOMERS})
     off = {"local_row": "off"}
+    huge = partial(dealt, sizes=HUGE)
+    if seed == 0:
+        options = {**off, "weighting": "examples"}
+        cells += [
+            Cell("unequal", HUGE_JOINED, HUGE_DATA, seed, huge, "fedavg", options),
+            Cell("unequal", HUGE_ALONE, HUGE_DATA, seed, huge, "local", off),
+        ]
     return [
         *cells,
         Cell("unequal", NEW_JOINED, UNEQUAL, seed, everyone, "fedavg", off, is_new, is_new),
@@ -306,8 +341,33 @@ def wrong_cells(seed: int) -> list[Cell]:
     return cells + [cell(f"{kind}, {name}", kind, *how) for kind in WRONG for name, how in DEFENCES.items()]
 
 
+def named_cells(seed: int) -> list[Cell]:
+    """Whom warnings name, on every data set: nothing is trained for that."""
+    kinds = {WITHOUT: "", **{kind: kind for kind in WRONG}}
+    return [
+        Cell("named", row, data, seed, partial(with_wrong, kind=kind), counts=is_honest)
+        for data in DATASETS
+        for row, kind in kinds.items()
+    ]
+
+
 def is_honest(name: str) -> bool:
     return not name.endswith(f".{COMPANIES}")
+
+
+COMMON_DATA = "video_games"
+COMMON = {"items": False, "items and customers": True}
+
+
+def common_cells(seed: int) -> list[Cell]:
+    return [
+        Cell("common", row, COMMON_DATA, seed, partial(halves, same=same), counts=is_first)
+        for row, same in COMMON.items()
+    ]
+
+
+def is_first(name: str) -> bool:
+    return name.startswith(FIRST_ONE)
 
 
 PRIVACY_DATA = "video_games"
@@ -353,8 +413,10 @@ PARTS: dict[str, Callable[[int], list[Cell]]] = {
     "overlap": overlap_cells,
     "unequal": unequal_cells,
     "wrong": wrong_cells,
+    "named": named_cells,
     "departments": departments_cells,
     "privacy": privacy_cells,
+    "common": common_cells,
 }
 FIRST = ("companies", "overlap", "wrong")
 """Parts whose seed 0 comes before all else."""
@@ -537,6 +599,31 @@ def departments(cell: Cell, load: Load, work: Path) -> dict[str, Any]:
     return {**facts, "minutes": (time.process_time() - started) / 60, "machine": provenance.processor()}
 
 
+def named(cell: Cell, load: Load, work: Path) -> dict[str, Any]:
+    """Which companies a run would warn of by their events."""
+    started, whole = time.process_time(), load(cell.data)
+    clients = cell.companies(whole, cell.seed, load)
+    run = settings_of(clients, cell, work / "cache", work / "run").run
+    vector_ID = encoded_texts({cell.data: whole}, run.pretrain.text_encoder, run.cache)[cell.data]
+    events = checked_events(clients, dict.fromkeys(clients, unit_vectors(vector_ID.numpy())))
+    return {
+        "events": events,
+        "by texts": unlike_ones(events),
+        "by one item": of_one_item(events),
+        "users": {},
+        "places": {},
+        "honest": [name for name in clients if cell.counts(name)],
+        "keeps": {},
+        "settings": SETTINGS,
+        "minutes": (time.process_time() - started) / 60,
+        "machine": provenance.processor(),
+    }
+
+
+UNTRAINED = {"departments": departments, "named": named}
+"""Parts of which words are wanted and no figures."""
+
+
 def capped(position_U: torch.Tensor) -> list[int]:
     """Places as whole numbers; later ones than ten are kept as ten: hit@10 and ndcg@10 are all that is read."""
     return [int(place) for place in position_U.clamp(max=K)]
@@ -682,9 +769,11 @@ def unequal_page(found: Found, cells: Sequence[Cell]) -> list[str]:
         "| p | seeds |",
         "|---|---|---|---:|---:|---:|---|---:|---:|",
     ]
-    rows = [(row, names, row) for row in WEIGHTS for names in ("large", "small")] + [(NEW_JOINED, "new", NEW_ALONE)]
-    for row, names, other in rows:
-        joined, alone = (of_row(found, cells, one, UNEQUAL) for one in (row, other))
+    rows = [(row, names, row, UNEQUAL) for row in WEIGHTS for names in ("large", "small")]
+    rows += [(HUGE_JOINED, names, HUGE_ALONE, HUGE_DATA) for names in ("large", "small")]
+    rows += [(NEW_JOINED, "new", NEW_ALONE, UNEQUAL)]
+    for row, names, other, data in rows:
+        joined, alone = (of_row(found, cells, one, data) for one in (row, other))
         both = min(len(joined), len(alone))
         for after, memory in MEMORIES.items() if both else ():
             first, second = JOINED + after, ALONE + after
@@ -693,7 +782,8 @@ def unequal_page(found: Found, cells: Sequence[Cell]) -> list[str]:
                 for of, one in ((alone, second), (joined, first))
             ]
             words = in_words(joined[:both], first, second, alone[:both], names)
-            who = f"{row if row in WEIGHTS else 'equal'} | {names}"
+            weights = {HUGE_JOINED: "by examples", NEW_JOINED: "equal"}.get(row, row)
+            who = f"{weights} | {names}{' of 10,000 or 300' if row == HUGE_JOINED else ''}"
             lines.append(f"| {who} | {memory} | {' | '.join(figures)} | {words} | {both} |")
     return [*lines, ""]
 
@@ -735,6 +825,33 @@ def share_of_wrong(cells: Cells) -> str:
     return f"{100 * fmean(found):.0f} %" if found else "-"
 
 
+def named_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    lines = ["### Named by a warning", ""]
+    lines += [
+        f"{', '.join(DATASETS)}, before anything is trained: wrong companies that are named, by texts of items in a "
+        "row and by events on one item; and sound ones that are.",
+        "",
+        "| wrong | by texts | by one item | sound: by texts | by one item | seeds |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows_in(cells):
+        these = [cell for data in DATASETS for cell in of_row(found, cells, row, data)]
+        told = [count_named(these, how, sound) for sound in (False, True) for how in NAMED_BY]
+        if these:
+            lines.append(f"| {row} | {' | '.join(told)} | {len(these) // len(DATASETS)} |")
+    return [*lines, ""]
+
+
+NAMED_BY = ("by texts", "by one item")
+
+
+def count_named(cells: Cells, how: str, sound: bool) -> str:
+    """So many of the sound companies, or of the others, are named."""
+    count = sum((name in cell["honest"]) == sound for cell in cells for name in cell[how])
+    asked = sum((name in cell["honest"]) == sound for cell in cells for name in cell["events"])
+    return f"{count} of {asked}" if asked else "-"
+
+
 def departments_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     (cell,) = [found[one.key] for one in cells if one.key in found]
     return [
@@ -771,6 +888,31 @@ def privacy_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     return [*lines, ""]
 
 
+def common_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    lines = ["## Customers in common", ""]
+    lines += [
+        f"{COMMON_DATA}: four companies of {CUSTOMERS} customers, each with every other event of theirs; two of them "
+        "are read. In the second row the two others have the other events of the same customers, in the first such "
+        "events of other customers. Nobody links customers. Companies with customers in common and no item are trained "
+        "alone.",
+        "",
+        "| in common | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 | p | "
+        "seeds |",
+        "|---|---|---:|---:|---:|---|---:|---:|",
+    ]
+    apart, same = (of_row(found, cells, row, COMMON_DATA) for row in COMMON)
+    for row, these in zip(COMMON, (apart, same), strict=True):
+        for after, memory in MEMORIES.items() if these else ():
+            values = [shown(mean(places_of(these, one + after), "ndcg@10")) for one in (ALONE, JOINED)]
+            words = in_words(these, JOINED + after, ALONE + after)
+            lines.append(f"| {row} | {memory} | {' | '.join(values)} | {words} | {len(these)} |")
+    both = min(len(apart), len(same))
+    for after, memory in MEMORIES.items() if both else ():
+        words = in_words(same[:both], JOINED + after, JOINED + after, apart[:both])
+        lines.append(f"| the second row less the first, joined | {memory} | | | {words} | {both} |")
+    return [*lines, ""]
+
+
 def rows_in(cells: Sequence[Cell]) -> list[str]:
     return list(dict.fromkeys(cell.row for cell in cells))
 
@@ -780,8 +922,10 @@ PAGES: dict[str, Callable[[Found, Sequence[Cell]], list[str]]] = {
     "overlap": overlap_page,
     "unequal": unequal_page,
     "wrong": wrong_page,
+    "named": named_page,
     "departments": departments_page,
     "privacy": privacy_page,
+    "common": common_page,
 }
 
 
@@ -868,22 +1012,23 @@ def main() -> None:
     every = cells_of(list(PARTS), args.seeds)
     found = {cell.key: read_json(path) for cell in every if (path := args.work / f"{cell.key}.json").is_file()}
     found = {key: one for key, one in found.items() if one.get("settings") == SETTINGS}  # else it is measured again
-    load, shared = partial(whole_domain, data=args.data), dict[str, Shared]()
+    load, shared = cache(partial(whole_domain, data=args.data)), dict[str, Shared]()
     for cell in cells_of(args.parts.split(","), args.seeds):
         if cell.key in found:
             continue
         if left <= 0 or time.monotonic() - started > 60 * args.minutes:
             break
         print(cell.key, flush=True)
-        if cell.part == "departments":
-            facts = departments(cell, load, args.work)
+        if cell.part in UNTRAINED:
+            facts = UNTRAINED[cell.part](cell, load, args.work)
         else:
             if cell.data not in shared:
                 shared[cell.data] = shared_of(cell, load, args.work / "cache")
             facts = measured(cell, shared[cell.data], load, args.work)
         found[cell.key] = {**facts, "commit": commit}
         write_json(args.work / f"{cell.key}.json", found[cell.key])
-        write_page(args.output, found, args.seeds)
+        if cell.part not in UNTRAINED:  # a page takes longer than these
+            write_page(args.output, found, args.seeds)
         left -= 1
     write_page(args.output, found, args.seeds)
 

@@ -1,7 +1,6 @@
 """What joining brought: clients alone beside the rounds, whom joining hurts, and clients with nothing in common."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,17 +12,17 @@ from fedecider.experiment.joining import (
     System,
     as_trained,
     check_common,
+    checked_events,
     joining_data,
     leaving,
     may_choose,
     only_items,
     overlap_data,
     taken,
-    text_likeness,
     trains_alone,
 )
 from fedecider.report.analyses import cost_of_joining
-from fedecider.report.verdict import joining_sentences, unlike_ones
+from fedecider.report.verdict import joining_sentences, odd_sentences, of_one_item, unlike_ones
 
 COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")
 ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")
@@ -182,20 +181,31 @@ def test_mixed_up_item_numbers_are_seen_in_texts():
         return Domain(name, keys, keys, keys, events, NO_EVENTS, {}, "shop")
 
     domains = {name: shop(name, 200) for name in ("north", "south")} | {"east": shop("east", 30)}
-    texts = dict.fromkeys(("north", "south", "east", "west"), SimpleNamespace(unit_ID=kinds))
-    fine = text_likeness({**domains, "west": shop("west", 30)}, texts)
-    assert fine["north"]["own"] == pytest.approx(0.8, abs=0.05)  # 1 less the fifth that chance gives
-    assert unlike_ones(fine) == []
-    wrong = text_likeness({**domains, "west": shop("west", 200, number_I)}, texts)
+    unit_of = dict.fromkeys(("north", "south", "east", "west"), kinds)
+    fine = checked_events({**domains, "west": shop("west", 30)}, unit_of)
+    assert fine["north"]["likeness"] == pytest.approx(0.8, abs=0.05)  # 1 less the fifth that chance gives
+    assert unlike_ones(fine) == of_one_item(fine) == odd_sentences(fine) == []
+    mixed = shop("west", 200, number_I)
+    wrong = checked_events({**domains, "west": mixed}, unit_of)
     assert unlike_ones(wrong) == ["west"]
-    assert abs(wrong["west"]["own"]) < 0.1
-    other = {name: replace(one, catalogue=name) for name, one in domains.items()}
-    assert text_likeness(other, texts) == {}, "other goods have other texts"
-    one = [[7, 7, 7, 7]] * 3
-    same = replace(domains["east"], name="west", clients=Events(["a", "b", "c"], one, None))
-    assert text_likeness({**domains, "west": same}, texts).keys() == domains.keys(), "of one item there are no pairs"
+    assert abs(wrong["west"]["likeness"]) < 0.1
+    other = checked_events({name: replace(one, catalogue=name) for name, one in domains.items()}, unit_of)
+    assert all(one.keys() == {"most_sold"} for one in other.values()), "other goods have other texts"
+    alone = checked_events({"west": replace(mixed, public=domains["north"].clients)}, unit_of)
+    assert unlike_ones(alone) == ["west"], "a site by itself looks at the public users"
     rows = {row: {name: torch.zeros(2) for name in wrong} for row in ("fedavg", "local")}
     users = {name: [f"{name}-0", f"{name}-1"] for name in wrong}
     data = joining_data("fedavg", "local", rows, users, dict.fromkeys(wrong, "joined"), True, wrong)
     *_, warned = joining_sentences(data)
     assert warned.startswith("Warning: items that customers of west take one after the other have texts that are alike")
+
+    same = replace(domains["east"], name="west", clients=Events(["a", "b", "c"], [[7, 7, 7, 7]] * 3, None))
+    found = checked_events({**domains, "west": same}, unit_of)
+    assert unlike_ones(found) == [], "of one item there are no pairs"
+    assert odd_sentences(found) == [
+        "Warning: 100 % of the events of west are of one item. Its number may stand for many."
+    ]
+    nearly = [[8, 7, 7, 7, 7, 7, 9, 7, 7], [7, 7, 7, 30, 7, 7, 20, 7]] * 9
+    same = replace(same, clients=Events([str(one) for one in range(18)], nearly, None))
+    (said,) = odd_sentences(checked_events({**domains, "west": same}, unit_of))
+    assert "are of one item" in said, "one cause, one warning"

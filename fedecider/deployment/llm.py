@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.data.domain import Domain
-from fedecider.data.encoders import chosen_encoder
+from fedecider.data.encoders import chosen_encoder, unit_vectors
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
@@ -25,7 +25,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.experiment.command_line import settings_from_plain
 from fedecider.experiment.federate import carries_update
 from fedecider.experiment.hyperparameter_selection import check_sizes, check_uploads
-from fedecider.experiment.joining import check_common, overlap_data, trains_alone
+from fedecider.experiment.joining import check_common, checked_events, overlap_data, trains_alone
 from fedecider.experiment.prepare import (
     BaseArtifacts,
     Settings,
@@ -59,7 +59,7 @@ from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import rows_data
-from fedecider.report.verdict import difference_row
+from fedecider.report.verdict import difference_row, odd_sentences
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml, settings_file
 from fedecider.running.progress import log_line
@@ -253,7 +253,9 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
     if trains_alone(project.settings, len(project.names)):
         own = own._replace(method=beside(own.method, own.recommender))
     everyone = own.artifacts.everyone
-    for sentence in overlap_data(project.settings, everyone, everyone, name)["sentences"]:
+    unit_ID = unit_vectors(encoded_texts(everyone, run.pretrain.text_encoder, run.cache)[name].numpy())
+    odd = odd_sentences(checked_events(own.artifacts.domains, {name: unit_ID}))
+    for sentence in overlap_data(project.settings, everyone, everyone, name)["sentences"] + odd:
         log_line(sentence)
     client = project.names.index(name)
     counts = site_counts(run.hybrid, run.seed, own.artifacts, project.names, client, output, project.run)

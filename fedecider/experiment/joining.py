@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from fedecider.data.domain import Domain, clients_of
+from fedecider.data.domain import Domain, Events, clients_of
 from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT
@@ -269,39 +269,47 @@ def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System
     return System(lambda name: systems[keeps[name]].load(name), model, whole, hybrids)
 
 
-def text_likeness(domains: Mapping[str, Domain], texts: Mapping[str, ItemTexts]) -> dict[str, dict[str, float]]:
-    """Client -> ``own``: by how much texts of items that its customers take one after the other are more alike (cosine)
-    than those of the same items drawn anew, ``error`` of that mean, ``others``: the median of the others.
+def checked_events(domains: Mapping[str, Domain], unit_of: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
+    """Client -> what `fedecider.report.verdict.odd_sentences` warns by; ``unit_of``: client -> (I, D) unit texts.
 
-    Numbers that mean other items, and events by chance, have none of it. Of train events, each client by itself, so
-    that nothing is sent for it; compared with clients of the same catalogue, of which there must be three.
+    ``most_sold``: share of train events on the item with most of them. ``likeness``, by how much texts of items that
+    customers take one after the other are more alike (cosine) than those of the same items drawn anew, with its
+    ``error``: numbers that mean other items, and events by chance, have none. ``usual``: the median of that at the
+    other clients of its catalogue, where there are two at least, else at the public users; it and ``likeness`` are left
+    out where it cannot be known. Each client is looked at by itself, so that nothing is sent for it.
     """
-    catalogue_of = {name: domain.catalogue for name, domain in domains.items()}
-    many = {one for one in catalogue_of.values() if list(catalogue_of.values()).count(one) >= LEAST_PEERS}
-    every = {name: _likeness(domain, texts[name]) for name, domain in domains.items() if domain.catalogue in many}
-    known = {name: one for name, one in every.items() if one is not None}
-    return {
-        name: {"own": own, "error": error, "others": median(others)}
-        for name, (own, error) in known.items()
-        if (others := _of_others(known, catalogue_of, name))
-    }
+    every = {name: _likeness(name, domain.clients, unit_of[name]) for name, domain in domains.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, domain in domains.items():
+        item_E = _train_events(domain.clients).value_E
+        found[name] = {"most_sold": float(np.bincount(item_E).max() / len(item_E))} if len(item_E) else {}
+        others = [
+            one[0]
+            for other, one in every.items()
+            if one is not None and other != name and domains[other].catalogue == domain.catalogue
+        ]
+        if len(others) < LEAST_PEERS - 1:
+            public = _likeness(name, domain.public, unit_of[name])
+            others = [] if public is None else [public[0]]
+        if others and (own := every[name]) is not None:
+            found[name] |= {"likeness": own[0], "error": own[1], "usual": median(others)}
+    return found
 
 
-def _of_others(found: Mapping[str, tuple[float, float]], catalogue_of: Mapping[str, str], name: str) -> list[float]:
-    return [own for other, (own, _) in found.items() if other != name and catalogue_of[other] == catalogue_of[name]]
+def _train_events(events: Events) -> SequenceArray:
+    return SequenceArray.of(events.sequences).without_last(NUM_HELD_OUT)
 
 
-def _likeness(domain: Domain, texts: ItemTexts) -> tuple[float, float] | None:
+def _likeness(name: str, events: Events, unit_ID: np.ndarray) -> tuple[float, float] | None:
     """Mean and standard error; None of fewer than two pairs."""
-    events = SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT)
-    item_E, draw = events.value_E, np.random.default_rng(derive_seed(0, "text likeness", domain.name))
-    place_P = np.flatnonzero((events.row_E[1:] == events.row_E[:-1]) & (item_E[1:] != item_E[:-1]))
+    train, draw = _train_events(events), np.random.default_rng(derive_seed(0, "text likeness", name))
+    item_E = train.value_E
+    place_P = np.flatnonzero((train.row_E[1:] == train.row_E[:-1]) & (item_E[1:] != item_E[:-1]))
     place_P = draw.permutation(place_P)[:MOST_PAIRS]
     if len(place_P) < 2:
         return None
     first_P, next_P = item_E[place_P], item_E[place_P + 1]
-    unit_PD = texts.unit_ID[first_P]
-    likeness_P = (unit_PD * (texts.unit_ID[next_P] - texts.unit_ID[draw.permutation(next_P)])).sum(1)
+    likeness_P = (unit_ID[first_P] * (unit_ID[next_P] - unit_ID[draw.permutation(next_P)])).sum(1)
     return float(likeness_P.mean()), float(likeness_P.std() / len(place_P) ** 0.5)
 
 
@@ -312,12 +320,12 @@ def joining_data(
     users: Mapping[str, Sequence[str]],
     keeps: Mapping[str, Keeps],
     chosen: bool,
-    likeness: Mapping[str, Mapping[str, float]] = {},
+    events: Mapping[str, Mapping[str, Any]] = {},
 ) -> dict[str, Any]:
     """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.verdict.joining_sentences`.
 
     ``joined``, ``alone``: rows of ``rows``, row -> domain -> test places (U,), which may have `KEPT`. ``chosen``:
-    whether clients had the choice. ``likeness``: `text_likeness`. Tests are paired over customers, of each client and
+    whether clients had the choice. ``events``: `checked_events`. Tests are paired over customers, of each client and
     of the mean over clients, with Holm's correction over all of them.
     """
     of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
@@ -330,5 +338,5 @@ def joining_data(
         "chosen": chosen,
         "clients": {name: {"num_users": len(users[name]), "keeps": one} for name, one in keeps.items()},
         "tests": comparisons_data(tests),
-        "text_likeness": likeness,
+        "events": events,
     }

@@ -24,11 +24,11 @@ from fedecider.experiment.hyperparameter_selection import selection_notes
 from fedecider.experiment.joining import (
     Keeps,
     System,
+    checked_events,
     chosen_systems,
     joining_data,
     local_system,
     may_choose,
-    text_likeness,
 )
 from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
 from fedecider.experiment.rows import (
@@ -480,8 +480,8 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     joining: dict[str, Any] = {}
     if compares:
-        likeness = text_likeness(artifacts.domains, texts)
-        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), likeness)
+        events = checked_events(artifacts.domains, {name: texts[name].unit_ID for name in names})
+        joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), events)
     num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
     made = Models(rows, examples, handed.hybrids, shares, keeps, joining, added, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)

@@ -102,7 +102,7 @@ def _compared(
 ) -> dict[str, Any]:
     """Every other company without ``name``, less what it has in the run: paired tests over its customers.
 
-    Holm's correction is over the companies and metrics of one that is left out.
+    Holm's correction is over the companies and metrics of one that is left out; where it is told, over all that are.
     """
     label = with_hybrid(metrics["method"]) if settings.run.hybrid.kind != "none" else metrics["reported"]
     others = {one: domain for one, domain in artifacts.domains.items() if one != name}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fedecider.evaluation.protocols import MUCH_BY_CHANCE, get_protocol
+from fedecider.evaluation.statistics import holm
 from fedecider.report.figures import PlotFigure, client_bars, colours_of
 from fedecider.report.page import Conclusion, PageTable
 from fedecider.report.tables import COMPARED
@@ -418,11 +419,12 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
     names = [name for name in joining["clients"] if name in tests]
     listed = "; ".join(f"{name} {_more(tests[name])}" for name in names)
     what, alone = "find their next purchase among the ten recommended", f"what a client has alone ({joining['alone']}"
-    each = []
+    together, each = "chance is judged over all tests together)", []
     if MACRO not in tests:
-        first = f"What joining brought: of 100 customers, so many {what} beyond {alone}): {listed}."
+        where = f"; {together}" if len(names) > 1 else ")"
+        first = f"What joining brought: of 100 customers, so many {what} beyond {alone}{where}: {listed}."
     else:
-        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients; chance is judged over all tests together)"
+        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients; {together}"
         first = f"What joining brought: of 100 customers {whole} {what} than with {alone}; {where}."
         each = [f"Client by client: {listed}."]
     if len(names) > NAMED:
@@ -430,23 +432,40 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
         said = f"{_count(better, len(names))} more customers than alone and {_count(worse, len(names))} fewer"
         each = [f"Beyond chance, {said}."]
     costs = [] if cost is None else _cost_sentences(cost)
-    return [first, *each, *_kept_sentences(joining), *costs, *_odd_sentences(joining)]
+    return [first, *each, *_kept_sentences(joining), *costs, *odd_sentences(joining.get("events", {}))]
 
 
-def unlike_ones(likeness: Mapping[str, Mapping[str, float]]) -> list[str]:
+MOSTLY = 0.5
+"""A share of events above which one item is said to have most of them."""
+
+
+def unlike_ones(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Clients whose items in a row have texts clearly (three standard errors) less than half as much alike beyond
-    chance as at the others."""
-    return [name for name, one in likeness.items() if one["own"] + 3 * one["error"] < 0.5 * one["others"]]
+    chance as usual. ``events``: `fedecider.experiment.joining.checked_events`."""
+    known = {name: one for name, one in events.items() if "likeness" in one}
+    return [name for name, one in known.items() if one["likeness"] + 3 * one["error"] < 0.5 * one["usual"]]
 
 
-def _odd_sentences(joining: Mapping[str, Any]) -> list[str]:
-    likeness = joining.get("text_likeness", {})
-    return [
+def of_one_item(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Clients that sell one item above all others."""
+    return [name for name, one in events.items() if one.get("most_sold", 0.0) > MOSTLY]
+
+
+def odd_sentences(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A warning for each client whose events may be wrong, from `fedecider.experiment.joining.checked_events`."""
+    unlike = [
         f"Warning: items that customers of {name} take one after the other have texts that are alike by "
-        f"{likeness[name]['own']:+.2f} beyond chance, at the others by {likeness[name]['others']:+.2f}. Its item "
-        "numbers may be mixed up, or its events not those of people; fedecider without tells whether it does harm."
-        for name in unlike_ones(likeness)
+        f"{events[name]['likeness']:+.2f} beyond chance, where {events[name]['usual']:+.2f} is usual. Its item numbers "
+        "may be mixed up, or its events not those of people; fedecider without tells whether it does harm."
+        for name in unlike_ones(events)
+        if name not in of_one_item(events)
     ]
+    one_item = [
+        f"Warning: {100 * events[name]['most_sold']:.0f} % of the events of {name} are of one item. Its number may "
+        "stand for many."
+        for name in of_one_item(events)
+    ]
+    return unlike + one_item
 
 
 def without_sentences(without: Mapping[str, Any]) -> list[str]:
@@ -456,8 +475,7 @@ def without_sentences(without: Mapping[str, Any]) -> list[str]:
         KeyError: it lacks something.
     """
     found = []
-    for left_out, one in without.items():
-        tests = {test["domain"]: test for test in one["tests"] if test["metric"] == "hit@10"}
+    for left_out, tests in _losses(without).items():
         macro = tests.pop(MACRO)
         each = "; ".join(f"{name} {_more(test)}" for name, test in tests.items())
         if len(tests) > NAMED:
@@ -474,11 +492,26 @@ def without_sentences(without: Mapping[str, Any]) -> list[str]:
 
 def without_rows(without: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
     """A line for each company that was left out, a column for each of ``names``: customers of 100 that it has more."""
-    rows = []
-    for left_out, one in without.items():
-        tests = {test["domain"]: test for test in one["tests"] if test["metric"] == "hit@10"}
-        rows.append([left_out, *(_change(tests[name]) if name in tests else "" for name in names)])
-    return rows
+    return [
+        [left_out, *(_change(tests[name]) if name in tests else "" for name in names)]
+        for left_out, tests in _losses(without).items()
+    ]
+
+
+def _losses(without: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Company that was left out -> domain -> test of hit@10, with Holm's correction over all of them together."""
+    tests = [(left_out, test) for left_out, one in without.items() for test in one["tests"]]
+    found: dict[str, dict[str, Any]] = {left_out: {} for left_out in without}
+    for left_out, test in zip((one for one, _ in tests), corrected([test for _, test in tests]), strict=True):
+        if test["metric"] == "hit@10":
+            found[left_out][test["domain"]] = test
+    return found
+
+
+def corrected(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same tests, as plain data, with Holm's correction over all of them."""
+    every = holm([one["p_value"] if 0.0 <= one["p_value"] <= 1.0 else 1.0 for one in tests])
+    return [{**one, "p_holm": p_holm} for one, p_holm in zip(tests, every, strict=True)]
 
 
 def _change(test: Mapping[str, Any]) -> str:
@@ -490,10 +523,11 @@ def joining_of_sites(tests: Mapping[str, Mapping[str, Values]]) -> dict[str, Any
     """The same from what sites tell in their row `DIFFERENCE`, site -> row -> metric -> figures; empty without any.
 
     What each of them keeps is told to nobody, and the mean over sites has no interval where nobody sees all customers.
+    Holm's correction is over all sites.
     """
     told = {name: rows[DIFFERENCE] for name, rows in tests.items() if DIFFERENCE in rows}
     found = [
-        {"domain": name, "metric": metric, "first": "joined", "second": "local", "difference": one, "p_holm": one["p"]}
+        {"domain": name, "metric": metric, "first": "joined", "second": "local", "difference": one, "p_value": one["p"]}
         for name, metrics in told.items()
         for metric, one in metrics.items()
         if {"mean", "low", "high", "p"} <= one.keys()
@@ -501,14 +535,14 @@ def joining_of_sites(tests: Mapping[str, Mapping[str, Values]]) -> dict[str, Any
     if not found:
         return {}
     clients: dict[str, dict[str, Any]] = {name: {} for name in told}
-    return {"joined": "joined", "alone": "local", "chosen": False, "tests": found, "clients": clients}
+    return {"joined": "joined", "alone": "local", "chosen": False, "tests": corrected(found), "clients": clients}
 
 
 def difference_row(joining: Mapping[str, Any], name: str) -> dict[str, dict[str, dict[str, float]]]:
-    """The row `DIFFERENCE` of the client ``name``; nothing where it did not train alone."""
+    """The row `DIFFERENCE` of the client ``name``, with p before correction; nothing where it did not train alone."""
     asked = (name, joining.get("joined"), joining.get("alone"))
     found = {
-        one["metric"]: {**one["difference"], "p": one["p_holm"]}
+        one["metric"]: {**one["difference"], "p": one["p_value"]}
         for one in joining.get("tests", ())
         if (one["domain"], one["first"], one["second"]) == asked
     }

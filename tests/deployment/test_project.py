@@ -161,6 +161,23 @@ def test_the_server_has_nothing_of_any_user(playground, deployed):
     assert all(set(log) == {"client", "examples"} for record in records for log in record["clients"])
 
 
+def test_a_site_is_warned_of_its_own_events(playground, tmp_path, monkeypatch):
+    """Before the first message, and nobody else is told."""
+    name, said = NAMES[0], []
+    (domain,) = load_domains(playground / f"site-{name}", [name]).values()
+    rows = [[row[0]] + [5] * (len(row) - 1) for row in map(list, domain.clients.sequences)]
+    wrong = dataclasses.replace(domain, clients=Events(list(domain.clients.users), rows, None), card={})
+    wrong.card.update(make_card(wrong))
+    save_domains({name: wrong}, tmp_path / "wrong")
+    project = read_project(playground / "project")
+    monkeypatch.setattr("fedecider.deployment.llm.log_line", said.append)
+    with start(1) as launch:
+        make_site(project, place(tmp_path, project, name, playground / f"site-{name}"), launch)
+        assert not any(line.startswith("Warning: ") for line in said)
+        make_site(project, place(tmp_path, project, name, tmp_path / "wrong"), launch)
+    assert any(f" % of the events of {name} are of one item" in line for line in said)
+
+
 def test_the_project_is_the_same_whoever_makes_it(playground, monkeypatch, tmp_path):
     """Whatever client users are in the data, and whatever their cards tell of them."""
     monkeypatch.chdir(playground)

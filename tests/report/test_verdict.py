@@ -289,6 +289,7 @@ def joined_by(domain, mean, p_holm, first="fedavg + hybrid", metric="hit@10"):
         "metric": metric,
         "first": first,
         "second": "local + hybrid",
+        "p_value": p_holm / 2,
         "p_holm": p_holm,
         "difference": difference,
     }
@@ -362,19 +363,32 @@ def test_many_clients_are_counted():
 
 def test_sites_of_a_deployment_say_the_same_of_themselves():
     rows = {name: {"fedavg": values(0.1), **difference_row(JOINING, name)} for name in ("north", "south")}
-    assert rows["north"][DIFFERENCE]["hit@10"] == {"mean": 0.013, "low": 0.003, "high": 0.033, "p": 0.004}
+    assert rows["north"][DIFFERENCE]["hit@10"] == {"mean": 0.013, "low": 0.003, "high": 0.033, "p": 0.002}
     assert joining_of_sites({"north": {"fedavg": values(0.1)}}) == {}
     (said,) = joining_sentences(joining_of_sites(rows))
     assert said == (
         "What joining brought: of 100 customers, so many find their next purchase among the ten recommended beyond "
-        "what a client has alone (local): north 1.3 more [+0.3, +3.3] (more than chance); south 0.2 fewer [-1.2, +1.8] "
-        "(which may be chance)."
+        "what a client has alone (local; chance is judged over all tests together): north 1.3 more [+0.3, +3.3] (more "
+        "than chance); south 0.2 fewer [-1.2, +1.8] (which may be chance)."
     )
+
+
+def test_chance_is_judged_over_all_sites():
+    """Forty sites, one of which has by itself a p of 0.02: that is what chance gives to one of fifty."""
+    told = {
+        f"shop.{n}": {DIFFERENCE: {"hit@10": {"mean": 0.01, "low": 0.0, "high": 0.02, "p": 0.5}}} for n in range(40)
+    }
+    told["shop.3"][DIFFERENCE]["hit@10"]["p"] = 0.02
+    assert "none of 40 clients has more customers" in joining_sentences(joining_of_sites(told))[1]
+    told["shop.3"][DIFFERENCE]["hit@10"]["p"] = 0.001
+    assert "1 of 40 clients (shop.3) has more customers" in joining_sentences(joining_of_sites(told))[1]
+    told["shop.3"][DIFFERENCE]["hit@10"]["p"] = 7.0
+    assert "none of 40 clients has more" in joining_sentences(joining_of_sites(told))[1], "whatever a site tells"
 
 
 def test_who_loses_what_without_whom():
     tests = [joined_by("north", -0.013, 0.004), joined_by("north", 0.5, 0.9, metric="ndcg@10")]
-    lost = [*tests, joined_by("east", 0.002, 0.7), joined_by("macro", -0.005, 0.04)]
+    lost = [*tests, joined_by("east", 0.002, 0.7), joined_by("macro", -0.005, 0.01)]
     harmed = [joined_by("north", 0.02, 0.01), joined_by("east", 0.01, 0.03), joined_by("macro", 0.015, 0.01)]
     found = {"south": {"tests": lost}, "west": {"tests": harmed}}
     said = without_sentences(found)
@@ -383,6 +397,8 @@ def test_who_loses_what_without_whom():
         "the others: north 1.3 fewer [-2.3, +0.7] (more than chance); east 0.2 more [-0.8, +2.2] (which may be chance)."
     )
     assert said[2:] == ["So west harms the others: look at its item numbers, its events, its customers."]
+    chance = {f"shop.{n}": {"tests": [joined_by("macro", 0.02, 0.04)]} for n in range(3)}
+    assert not any(one.startswith("So ") for one in without_sentences(chance)), "three were left out, each with p .02"
     assert without_rows(found, ["north", "south", "east", "macro"])[0] == [
         *("south", "-1.3 [-2.3, +0.7] *", "", "+0.2 [-0.8, +2.2]", "-0.5 [-1.5, +1.5] *"),
     ]

@@ -4,6 +4,7 @@
     python benchmarks/speed.py --parts results --base CHECKOUT --data data/toys --base_data data/old_toys
     python benchmarks/speed.py --parts texts,sampled --data data --work runs/speed
     python benchmarks/speed.py --parts two_shops,million --work runs/speed
+    python benchmarks/speed.py --parts batch --run RUN --data data --work runs/speed
     python benchmarks/speed.py --parts rectools --data data --work runs/speed --peer PYTHON_WITH_RECTOOLS
 
 ``CHECKOUT`` is one of 29f5bd6, run as a process of its own. Data are prepared by the tree that reads them
@@ -31,6 +32,7 @@ PARTS = {
     "sampled": "Sampled softmax",
     "two_shops": "Two shops of 98,000 customers",
     "million": "A million customers on one machine",
+    "batch": "A million lists",
     "rectools": "Beside RecTools' SASRec",
     "decode": "Decoding with a trie",
     "start": "Start, and the stages of the demo",
@@ -63,13 +65,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="", help=f"separated by commas: {', '.join(PARTS)}")
     parser.add_argument("--base", default="", help="a checkout of the commit that is compared with")
-    parser.add_argument("--data", default="data", help="results, sampled, rectools, decode: prepared data")
+    parser.add_argument("--data", default="data", help="results, sampled, batch, rectools, decode: prepared data")
     parser.add_argument("--base_data", default="", help="results: the same data, prepared by the checkout")
     parser.add_argument("--domain", default="toys", help="results")
     parser.add_argument("--turns", type=int, default=1, help="results: of both sides")
     parser.add_argument("--work", default="runs/speed", help="what was found is kept there, and not run again")
     parser.add_argument("--jobs", type=int, default=1, help="sampled: trainings at a time")
-    parser.add_argument("--sizes", default="", help="million: numbers of customers")
+    parser.add_argument("--sizes", default="", help="million, batch: numbers of customers")
+    parser.add_argument("--run", default="", help="batch: the run folder that is asked")
     parser.add_argument("--stage", default="", help="million: run this stage of one size here")
     parser.add_argument("--local_epochs", type=int, default=10, help="processes: of every round")
     parser.add_argument("--peer", default="", help="rectools: a Python that has rectools[torch]")

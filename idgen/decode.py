@@ -207,9 +207,9 @@ def stable_topk(score_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Like ``torch.topk`` with at most M entries, but equal scores keep their order."""
     count = min(count, score_BM.shape[1])
     top_BK, place_BK = torch.topk(score_BM, count, dim=1)
-    if int((score_BM >= top_BK[:, -1:]).sum(1).max()) > count:  # a tie at the border: topk may have picked any
-        score_BM, order_BM = torch.sort(score_BM, dim=1, descending=True, stable=True)
-        return score_BM[:, :count], order_BM[:, :count]
+    tied_T = ((score_BM >= top_BK[:, -1:]).sum(1) > count).nonzero()[:, 0]
+    if len(tied_T):  # a tie at the border: topk may have picked any
+        place_BK[tied_T] = torch.sort(score_BM[tied_T], dim=1, descending=True, stable=True).indices[:, :count]
     place_BK = place_BK.sort(1).values
     top_BK, order_BK = torch.sort(score_BM.gather(1, place_BK), dim=1, descending=True, stable=True)
     return top_BK, place_BK.gather(1, order_BK)

@@ -372,6 +372,25 @@ class ExpertProbs(NamedTuple):
         one_EE = torch.eye(len(EXPERTS), dtype=torch.float64, device=self.base_BE.device)
         return {name: self.mixture(one_EE[number].expand_as(self.base_BE)) for number, name in enumerate(EXPERTS)}
 
+    def at(self, item_BN: Tensor) -> dict[str, Tensor]:
+        """Expert -> (B, N): what `each` holds of some items of each history, without the others."""
+        num_rows, num_items, device = len(self.base_BE), len(self.popularity_I), self.base_BE.device
+        item_BN = item_BN.to(device)
+        number_P = torch.full((num_rows * num_items,), -1, dtype=torch.int32, device=device)
+        number_P[self.place_S] = torch.arange(len(self.place_S), dtype=torch.int32, device=device)
+        number_P[self.seen_N] = -2
+        number_BN = number_P[item_BN + num_items * torch.arange(num_rows, device=device)[:, None]].long()
+        found = {}
+        for number, name in enumerate(EXPERTS):
+            base_B1 = self.base_BE[:, number, None]
+            prob_BN = base_B1 * self.popularity_I[item_BN] if name == "counts" else base_B1.expand(item_BN.shape)
+            if name == "agreement":
+                prob_BN = prob_BN + self.far_B[:, None] * self.agreeing_I[item_BN]
+            if len(self.prob_SE):
+                prob_BN = torch.where(number_BN >= 0, self.prob_SE[number_BN.clamp(min=0), number], prob_BN)
+            found[name] = prob_BN * (number_BN > -2)
+        return found
+
 
 def expert_probs(found: Evidence, near: NearTexts) -> ExpertProbs:
     """The four experts, each a distribution over the unseen items.

@@ -244,9 +244,11 @@ def with_items(hybrid: Hybrid, unit_ND: np.ndarray) -> Hybrid:
     return hybrid._replace(counts=counts, unit_ID=unit_ID, num_new=num_new)
 
 
-def rank(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None, k: int = 0) -> Iterator[Ranked]:
+def rank(
+    hybrid: Hybrid, contexts: Contexts, model: ModelScores | None, k: int = 0, near: NearTexts | None = None
+) -> Iterator[Ranked]:
     """The mixture for the history of each context, batch after batch; with ``model`` None that of the hybrid without a
-    model.
+    model. ``near``: where it is known, of all items.
 
     Exact on the candidates, which are the whole catalogue, or the model's beams and the `NUM_BEST` best items of the
     hybrid, and enough of both for a list of ``k``.
@@ -254,7 +256,7 @@ def rank(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None, k: int =
     mixture = hybrid.alone if model is None else hybrid.beside_model
     if mixture is None:
         raise ValueError("got a hybrid that was fitted without a model, expected one fitted beside it: fit it again")
-    near = _near(hybrid.unit_ID, contexts)
+    near = near or _near(hybrid.unit_ID, contexts)
     for block in blocks_of(hybrid, contexts, near):
         if model is None or model.beams is None:
             model_BI = (
@@ -299,14 +301,17 @@ def _rank_catalogue(hybrid: Hybrid, mixture: Mixture, block: Block, model_BI: Te
         prob_BI = prob_BI / total_B1
 
     def parts(place_BN: Tensor) -> dict[str, Tensor]:
-        own = block.own.each()
-        given = own if model_BI is None else {**own, MODEL: model_BI}
-        given = given if consensus_BI is None else {**given, CONSENSUS: consensus_BI}
+        there_BN = place_BN.to(prob_BI.device)
+        given, beside = block.own.at(there_BN), {MODEL: model_BI, CONSENSUS: consensus_BI}
+        given |= {name: whole_BI.gather(1, there_BN) for name, whole_BI in beside.items() if whole_BI is not None}
+        is_new_BN = there_BN >= prob_BI.shape[1] - hybrid.num_new
         found = {}
         for name in mixture.experts:
-            part_BI = _weighted(mixture, block, hybrid.num_new, name, given[name])
-            part_BI = part_BI if total_B1 is None else part_BI / total_B1
-            found[name] = part_BI.cpu().gather(1, place_BN)
+            weight_BN = _weights(mixture, block)[name][:, None].expand(there_BN.shape)
+            if hybrid.num_new:
+                weight_BN = torch.where(is_new_BN, _weights(mixture, block, new=True)[name][:, None], weight_BN)
+            part_BN = weight_BN * given[name]
+            found[name] = (part_BN if total_B1 is None else part_BN / total_B1).cpu()
         return found
 
     return Ranked(item_BI, prob_BI.cpu(), parts)
@@ -407,11 +412,8 @@ def _rank_candidates(mixture: Mixture, block: Block, model: ModelScores, k: int)
 
     def parts(place_BN: Tensor) -> dict[str, Tensor]:
         item_BN = item_BM.gather(1, place_BN).clamp(min=0)
-        own = {name: _weighted(mixture, block, 0, name, part_BI) for name, part_BI in block.own.each().items()}
-        return {
-            **{name: part_BI.gather(1, item_BN) for name, part_BI in own.items()},
-            MODEL: model_BM.gather(1, place_BN),
-        }
+        own = {name: _weighted(mixture, block, 0, name, part_BN) for name, part_BN in block.own.at(item_BN).items()}
+        return {**own, MODEL: model_BM.gather(1, place_BN)}
 
     return Ranked(item_BM, given_BM, parts)
 

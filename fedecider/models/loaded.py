@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.bounds import Precision
-from fedecider.data.encoders import load_encoder, unit_vectors
+from fedecider.data.encoders import NearTexts, load_encoder, unit_vectors
 from fedecider.models.counts import new_contexts
 from fedecider.models.export import load_adapter
 from fedecider.models.histories import Items, Scored
@@ -440,23 +440,29 @@ def search_allowed(
 
 
 def mix_allowed(
-    loaded: Loaded, hybrid: Hybrid, histories: Histories, k: int, number_A: Sequence[int] | None
+    loaded: Loaded,
+    hybrid: Hybrid,
+    histories: Histories,
+    k: int,
+    number_A: Sequence[int] | None,
+    near: NearTexts | None = None,
 ) -> list[list[Scored]]:
     """`mix` among the items ``number_A``; None: all. Scores stay those in the whole catalogue."""
     scores = loaded.scores
     if number_A is None:
-        return mix(hybrid, scores, histories, k)
+        return mix(hybrid, scores, histories, k, near=near)
     allowed_I = torch.zeros(len(loaded.items), dtype=torch.bool)
     allowed_I[list(number_A)] = True
     item_1A = torch.tensor(number_A)[None]
     each = scores if scores.beams is None else scores._replace(beams=lambda asked, _: item_1A.repeat(len(asked), 1))
 
     def exact(asked: Histories) -> list[list[Scored]]:
-        return mix(hybrid, each, asked, k, allowed_I)
+        return mix(hybrid, each, asked, k, allowed_I, near)
 
     if len(number_A) <= DIRECT or scores.beams is None:
         return exact(histories)
-    found = [items[:k] for items in mix(hybrid, scores, histories, _room(loaded, k, number_A), allowed_I)]
+    wide = mix(hybrid, scores, histories, _room(loaded, k, number_A), allowed_I, near)
+    found = [items[:k] for items in wide]
     return _completed(found, histories, k, set(number_A), True, exact)
 
 
@@ -553,12 +559,17 @@ def search_without_history(
 
 
 def mix(
-    hybrid: Hybrid, scores: ModelScores, histories: Histories, k: int, allowed_I: Tensor | None = None
+    hybrid: Hybrid,
+    scores: ModelScores,
+    histories: Histories,
+    k: int,
+    allowed_I: Tensor | None = None,
+    near: NearTexts | None = None,
 ) -> list[list[Scored]]:
     """The k best items of each history in the mixture of a hybrid; items of the history are no candidates, nor are
-    those that ``allowed_I`` (I,) leaves out."""
+    those that ``allowed_I`` (I,) leaves out. ``near``: where it is known, of all items."""
     found = []
-    for ranked in rank(hybrid, new_contexts(histories), scores, k):
+    for ranked in rank(hybrid, new_contexts(histories), scores, k, near):
         prob_BM = ranked.prob_BM if allowed_I is None else ranked.prob_BM * allowed_I[ranked.item_BM.clamp(min=0)]
         prob_BK, place_BK = stable_topk(prob_BM, k)
         item_BK = ranked.item_BM.gather(1, place_BK)

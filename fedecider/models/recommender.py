@@ -25,6 +25,7 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
+from fedecider.data.encoders import NearTexts, nearest_texts
 from fedecider.models.export import Card, model_card, prompt_layout, without_adapters
 from fedecider.models.folders import (
     INFERENCE_FILE,
@@ -510,7 +511,8 @@ class Recommender:
     def _many(
         self, pairs: Iterator[tuple[str, Any]], k: int, exclude_seen: bool, allowed: Allowed | None, unknown: str
     ) -> Iterator[ForCustomer]:
-        while batch := list(islice(pairs, BATCH)):
+        near_of: tuple[Hybrid | None, NearTexts | None] = (None, None)
+        for number, batch in enumerate(iter(lambda: list(islice(pairs, BATCH)), [])):
             found: dict[int, tuple[list[Resolved], int]] = {}
             errors: dict[int, str] = {}
             with self._lock:
@@ -520,7 +522,10 @@ class Recommender:
                         found[row] = exact_history(self.items, history, unknown)
                     except ValueError as error:
                         errors[row] = str(error)
-                answers = self._each(found, k, exclude_seen, allowed, errors)
+                hybrid = self._loaded.hybrid
+                if number and hybrid is not None and hybrid is not near_of[0]:  # of a few, each batch looks up its own
+                    near_of = hybrid, nearest_texts(hybrid.unit_ID)
+                answers = self._each(found, k, exclude_seen, allowed, errors, near_of[1])
             for row, (customer, _) in enumerate(batch):
                 yield ForCustomer(customer, answers.get(row), errors.get(row, ""))
 
@@ -531,17 +536,22 @@ class Recommender:
         exclude_seen: bool,
         allowed: Allowed | None,
         errors: dict[int, str],
+        near: NearTexts | None,
     ) -> dict[int, Answer]:
         """Row -> its answer. Where all of them together fail, each is asked for alone, and fails alone."""
         try:
             answers = dict(
-                zip(found, self._answers([one for one, _ in found.values()], k, exclude_seen, allowed), strict=True)
+                zip(
+                    found,
+                    self._answers([one for one, _ in found.values()], k, exclude_seen, allowed, near),
+                    strict=True,
+                )
             )
         except ValueError as error:
             if len(found) == 1:
                 errors[next(iter(found))] = str(error)
                 return {}
-            parts = (self._each({row: one}, k, exclude_seen, allowed, errors) for row, one in found.items())
+            parts = (self._each({row: one}, k, exclude_seen, allowed, errors, near) for row, one in found.items())
             return {row: answer for part in parts for row, answer in part.items()}
         for row, (_, num_unknown) in found.items():
             if num_unknown:
@@ -705,14 +715,19 @@ class Recommender:
         return base, added_ND
 
     def _answers(
-        self, resolved: Sequence[Sequence[Resolved]], k: int, exclude_seen: bool, allowed: Allowed | None
+        self,
+        resolved: Sequence[Sequence[Resolved]],
+        k: int,
+        exclude_seen: bool,
+        allowed: Allowed | None,
+        near: NearTexts | None = None,
     ) -> list[Answer]:
         loaded, hybrid = self._loaded, self._loaded.hybrid
         seen = [[entry.number for entry in entries] for entries in resolved]
         asked = [row for row, items in enumerate(seen) if items]
         given, number_A = [seen[row] for row in asked], None if allowed is None else allowed.number_A
         if hybrid is not None:
-            scored = mix_allowed(loaded, hybrid, given, k, number_A)
+            scored = mix_allowed(loaded, hybrid, given, k, number_A, near)
         else:
             scored = search_allowed(loaded, given, k, exclude_seen, number_A)
         found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))

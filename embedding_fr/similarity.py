@@ -95,8 +95,13 @@ def code_weights(share_V: Tensor, distance_VV: Tensor, alpha: float) -> Tensor:
 
     s_uv = 1 / (1 + distance), plain and not squared, and 1 above 0.9. ``distance_VV`` holds squares here too.
     """
+    return project_on_simplex(share_V.to(distance_VV) + alpha * code_similarity(distance_VV))
+
+
+def code_similarity(distance_VV: Tensor) -> Tensor:
+    """(V, V) the public code's ``1 / (1 + distance)``, 1 above 0.9, from squared distances."""
     alike_VV = 1.0 / (1.0 + distance_VV.sqrt())
-    return project_on_simplex(share_V.to(distance_VV) + alpha * torch.where(alike_VV > SAME, 1.0, alike_VV))
+    return torch.where(alike_VV > SAME, 1.0, alike_VV)
 
 
 def cosines(gram_VV: Tensor) -> Tensor:

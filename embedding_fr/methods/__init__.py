@@ -12,8 +12,10 @@ from embedding_fr.merging import Merging
 from embedding_fr.methods import (
     cofedrec,
     colr,
+    fedca,
     fedcia,
     fedcia_fitted,
+    feddae,
     fedease,
     fedem,
     fedfast,
@@ -220,6 +222,7 @@ BUILT_IN: dict[str, Method] = {
     "fedem": Method(
         fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, fedem.SPACE, passing_tables=3, code=fedem.CODE
     ),
+    "fedca": Method(fedca.FedcaConfig, fedca.fedca, fedca.DEFAULTS, fedca.GRID, fedca.SPACE, passing_tables=4),
     "pfedgraph": Method(
         pfedgraph.PfedgraphConfig,
         pfedgraph.pfedgraph,
@@ -268,6 +271,17 @@ BUILT_IN: dict[str, Method] = {
         chooses_cohort=perfedrec.chooses_cohort,
         item_tables=("item_table", "global_table"),
         code=perfedrec.CODE,
+    ),
+    "feddae": Method(
+        feddae.FeddaeConfig,
+        feddae.feddae,
+        feddae.DEFAULTS,
+        feddae.GRID,
+        feddae.SPACE,
+        client_bytes=feddae.client_bytes,
+        negatives=False,
+        equal_weights=always,
+        item_tables=(feddae.TABLE,),
     ),
     "fedmf_em": Method(
         Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True

@@ -89,14 +89,9 @@ def code_method(
         if cohort is None:
             return server
         few = few_of(cohort, mixed_share, federation.seed, round)
-        shape = server[TABLE].shape[1:]
-        component_VI = first_components((few.table_VF + few.mean_F).view(-1, *shape))
+        component_VI = first_components((few.table_VF + few.mean_F).view(-1, *server[TABLE].shape[1:]))
         weight_VV = code_weights(few.share_V, squared_distances(component_VI), alpha)
-        tables_NF, has_mix_N = cohort.room_NF.copy_(server[TABLE].flatten(1)), torch.zeros_like(server[PERSONAL])
-        for columns, mixed_VF in mixed_columns(few, weight_VV):
-            tables_NF[few.client_V, columns] = mixed_VF
-        has_mix_N[few.client_V] = True
-        return {TABLE: tables_NF.view(-1, *shape), PERSONAL: has_mix_N}
+        return mixed_few(server, cohort, few, weight_VV)
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         last_CID = own[LAST].to(federation.device)
@@ -156,9 +151,27 @@ def merging_logits(merging: Merging) -> Logits:
 
 def few_of(cohort: Cohort, share: float, seed: int, round: int) -> Cohort:
     """Copies of a random share of the cohort, rounded down, one client at least."""
+    return part_of(cohort, few_places(cohort, share, seed, round))
+
+
+def few_places(cohort: Cohort, share: float, seed: int, round: int) -> Tensor:
+    """Where these clients stand in the cohort."""
     count = max(1, int(len(cohort.client_V) * share))
     order = torch.randperm(len(cohort.client_V), generator=stream(seed, "mixed", round))
-    chosen = cohort.client_V.argsort()[order[:count]]
+    return cohort.client_V.argsort()[order[:count]]
+
+
+def part_of(cohort: Cohort, chosen: Tensor) -> Cohort:
+    """Copies of the clients at these places."""
     weight_V = cohort.share_V[chosen]
     table_VF = cohort.table_VF[chosen.to(cohort.table_VF.device)]
     return Cohort(cohort.client_V[chosen], weight_V / weight_V.sum(), table_VF, cohort.mean_F)
+
+
+def mixed_few(server: Tree, cohort: Cohort, few: Cohort, weight_VV: Tensor) -> Tree:
+    """``Q_u <- sum_v w_uv Q_v`` for these few, who alone have a mix then; made in the room of the cohort."""
+    tables_NF, has_mix_N = cohort.room_NF.copy_(server[TABLE].flatten(1)), torch.zeros_like(server[PERSONAL])
+    for columns, mixed_VF in mixed_columns(few, weight_VV):
+        tables_NF[few.client_V, columns] = mixed_VF
+    has_mix_N[few.client_V] = True
+    return {TABLE: tables_NF.view(server[TABLE].shape), PERSONAL: has_mix_N}

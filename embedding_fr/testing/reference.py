@@ -20,8 +20,10 @@ from embedding_fr.local_training import Examples, shuffled
 from embedding_fr.merging import Merging
 from embedding_fr.methods.cofedrec import CofedrecConfig
 from embedding_fr.methods.colr import ColrConfig, random_basis
+from embedding_fr.methods.fedca import FedcaConfig
 from embedding_fr.methods.fedcia import FedciaConfig
 from embedding_fr.methods.fedcia_fitted import FedciaFittedConfig
+from embedding_fr.methods.feddae import RAMP, FeddaeConfig, draw_noise
 from embedding_fr.methods.fedem import FedemConfig
 from embedding_fr.methods.fedfast import FedfastConfig
 from embedding_fr.methods.fedmf import FedmfConfig
@@ -618,6 +620,113 @@ def nearest_on_simplex(goal: Sequence[float]) -> list[float]:
     return [max(v - low, 0.0) for v in goal]
 
 
+# FedCA, one user at a time: a PCA of every training example's row, angles pair by pair.
+
+
+def fedca(federation: Federation, training: EmbeddingTraining, config: FedcaConfig) -> Reference:
+    """Score ``p_u . q_i`` with a table that is partly the client's own, partly its mix."""
+    plain = fedmf(federation, training, FedmfConfig())
+
+    def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
+        start_ID = own["last_table"]
+        if "item_table" in received:
+            start_ID = config.own_share * start_ID + (1.0 - config.own_share) * received["item_table"]
+        sent, kept = plain.client(user, {"item_table": start_ID}, {"user": own["user"]})
+        table_ID = sent["item_table"].detach()
+        item_B = user.examples.item_CB[0, : int(user.examples.count_C[0])]
+        sent["principal_directions"] = variance_axes(table_ID[item_B], config.num_components)
+        return sent, {**kept, "last_table": table_ID}
+
+    def server(
+        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
+    ) -> Tree:
+        order = torch.randperm(len(clients), generator=stream(federation.seed, "mixed", round)).tolist()
+        few = order[: max(1, int(len(clients) * config.mixed_share))]
+        lines = [first_component(uploads[place]["item_table"]) for place in few]
+        personal, has_mix = server["item_table"].clone(), torch.zeros_like(server["is_personal"])
+        for place, line in zip(few, lines, strict=True):
+            goal = []
+            for other, far in zip(few, lines, strict=True):
+                alike = 1.0 / (1.0 + float(torch.dist(line, far)))
+                angles = principal_angles(*(uploads[one]["principal_directions"] for one in (place, other)))
+                goal.append(
+                    weights[other] / sum(weights[one] for one in few)
+                    + config.similarity_weight * (1.0 if alike > 0.9 else alike)
+                    + config.complement_weight * math.cos(sum(angles) / len(angles))
+                )
+            personal[clients[place]] = mix(nearest_on_simplex(goal), [uploads[one]["item_table"] for one in few])
+            has_mix[clients[place]] = True
+        return {"item_table": personal, "is_personal": has_mix}
+
+    def download(server: Tree, client: int) -> Tree:
+        return {"item_table": server["item_table"][client]} if server["is_personal"][client] else {}
+
+    return Reference(client, server, download)
+
+
+def variance_axes(row_BD: Tensor, num_axes: int) -> Tensor:
+    """(K, D) right singular vectors of the centred rows, their largest entries made positive; zeros where rank ends."""
+    _, size_K, axis_KD = torch.linalg.svd(row_BD - row_BD.mean(0), full_matrices=True)
+    found_KD = torch.zeros(num_axes, row_BD.shape[1])
+    for place in range(min(num_axes, len(size_K))):
+        if size_K[place] > 1e-5 * size_K[0]:
+            axis_D = axis_KD[place]
+            found_KD[place] = axis_D * axis_D[axis_D.abs().argmax()].sign()
+    return found_KD
+
+
+def principal_angles(one_KD: Tensor, other_KD: Tensor) -> list[float]:
+    """From the singular values of the product; the cosine of each is at most 1."""
+    return [math.acos(min(1.0, float(value))) for value in torch.linalg.svdvals(one_KD @ other_KD.T)]
+
+
+# FedDAE, one user at a time, on the whole vector of a user's items; only the draws are those of the method.
+
+
+def feddae(federation: Federation, training: EmbeddingTraining, config: FeddaeConfig) -> Reference:
+    """Scores are the logits of a decoder, whose input is a gated sum of what two encoders make of the user's items."""
+    num_items, size = federation.num_items, training.embedding_size
+
+    def climb(theta: Tree, name: str, value: Tensor) -> Tensor:
+        for number in range(config.num_layers):
+            value = value.tanh() if number else value
+            value = value @ theta[f"{name}.{number}.weight"] + theta[f"{name}.{number}.bias"]
+        return value
+
+    def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
+        theta = parameters({**received, **own})
+        optimiser = torch.optim.Adam(theta.values(), lr=training.learning_rate, weight_decay=training.weight_decay)
+        item_T = user.train_items[: user.num_train]
+        x = torch.zeros(num_items)
+        x[item_T] = 1.0
+        for epoch in range(training.local_epochs):
+            one = torch.tensor([user.client])
+            noise = draw_noise(federation.seed, user.round, epoch, one, len(item_T), size, config.dropout)
+            seen = [torch.zeros(num_items) for _ in range(2)]
+            for mask, vector in zip((noise.shared_CT[0], noise.own_CT[0]), seen, strict=True):
+                vector[item_T] = mask / x.norm()
+            hidden = torch.relu(x @ theta["gate.0.weight"] + theta["gate.0.bias"]) * noise.gate_CD[0]
+            w = torch.softmax(hidden @ theta["gate.1.weight"] + theta["gate.1.bias"], 0)
+            one_mu, one_log = climb(theta, "encoder", seen[0]).split(size)
+            two_mu, two_log = climb(theta, "own_encoder", seen[1]).split(size)
+            z = w[0] * (one_mu + torch.exp(one_log / 2) * noise.shared_CD[0])
+            z = z + w[1] * (two_mu + torch.exp(two_log / 2) * noise.own_CD[0])
+            mu, variance = w[0] * one_mu + w[1] * two_mu, w[0] ** 2 * one_log.exp() + w[1] ** 2 * two_log.exp()
+            likelihood = torch.log_softmax(climb(theta, "decoder", z), 0) @ x
+            standard = torch.distributions.Normal(torch.zeros(size), torch.ones(size))
+            divergence = torch.distributions.kl_divergence(torch.distributions.Normal(mu, variance.sqrt()), standard)
+            beta = config.kl_weight * math.tanh((user.round - 1) / RAMP)
+            step(optimiser, beta * divergence.sum() - likelihood)
+        return {name: theta[name] for name in received}, {name: theta[name] for name in own}
+
+    def server(
+        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
+    ) -> Tree:
+        return mean_of(server, uploads, [1.0] * len(weights))
+
+    return Reference(client, server)
+
+
 # pFedGraph, one user at a time: weights pair by pair, the likeness to the mix by autograd.
 
 
@@ -1069,11 +1178,13 @@ REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]]
     "pfedrec": pfedrec,
     "gpfedrec": gpfedrec,
     "fedem": fedem,
+    "fedca": fedca,
     "pfedgraph": pfedgraph,
     "fedrecgel": fedrecgel,
     "fedfast": fedfast,
     "cofedrec": cofedrec,
     "perfedrec": perfedrec,
+    "feddae": feddae,
     "fedmf_em": fedmf_em,
     "fedncf_em": fedncf_em,
     "pfedrec_em": pfedrec_em,

@@ -128,8 +128,10 @@ CASES = {
     "fedem, mean": "--aggregation mean",
     "fedem, code": "--variant code --mixed_share 0.7",
     "fedrecgel": "--variant code",
+    "fedca": "--mixed_share 0.7",
     "pfedgraph": "",
     "pfedgraph, code": "--variant code --likeness_weight 0.1",
+    "feddae": "--embedding_size 4 --num_layers 2",
     "gpfedrec_em": "",
     "fedfast": "--participation 0.5 --num_clusters 2",
     "cofedrec": "--num_categories 3",
@@ -138,7 +140,7 @@ CASES = {
 
 SLOW = ("fedem, mean", "fedem, code", "pfedgraph, code", "gpfedrec_em", "gpfedrec")
 STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec", "perfedrec")
-STACKED += ("fedcia_fitted",)
+STACKED += ("fedcia_fitted", "feddae")
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of
 gradients near zero into steps; double precision leaves only real differences."""
 ENCODED = ("fedease", "colr")

@@ -50,6 +50,10 @@ VARIANTS: dict[str, list[dict]] = {
         {"merging": "EM", "aggregation": "mean", "adapter_layers": "", "adapter_learning_rate": 0.03},
         {"variant": "code", "mixed_share": 0.7, "adapter_learning_rate": 0.03},
     ],
+    "fedca": [
+        {"mixed_share": 1.0, "own_share": 0.2, "num_components": 2},
+        {"mixed_share": 0.7, "own_share": 0.0, "similarity_weight": 0.0, "complement_weight": 1.5},
+    ],
     "pfedgraph": [
         {"size_weight": 0.2, "same_above": 0.3},
         {"likeness_weight": 0.5},
@@ -77,6 +81,7 @@ VARIANTS: dict[str, list[dict]] = {
         {"variant": "code", "num_clusters": 3, "scores": "ego", "target_edge": "in"},
         {"variant": "code", "num_clusters": 2},
     ],
+    "feddae": [{"num_layers": 1, "dropout": 0.0}, {"num_layers": 2, "kl_weight": 0.0, "dropout": 0.3}],
     "fedmf_em": [{"scheme": "DM"}, {"scheme": "SM", "rho": 0.3}],
     "fedncf_em": [{"scheme": "DM", "adapter_learning_rate": 0.1}],
     "pfedrec_em": [{"scheme": "SM"}],
@@ -84,7 +89,7 @@ VARIANTS: dict[str, list[dict]] = {
     "fedrap_em": [{"scheme": "DM"}],
 }
 CASES = [(name, variant) for name in METHODS for variant in ({}, *VARIANTS.get(name, []))]
-COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "pfedgraph", "fedrap", "fedem", "fedrecgel")
+COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "fedca", "pfedgraph", "fedrap", "fedem", "fedrecgel")
 """Methods with compiled local training."""
 WRAPPED = ("fedncf_em", "pfedrec_em", "gpfedrec_em", "fedrap_em")
 """Methods of others within FedEM's server; fedmf_em stands for them in the fast contract."""
@@ -161,7 +166,9 @@ def test_checkerboard(name):
 
 
 CHECKERBOARD: dict[str, dict] = {
+    "fedca": {"learning_rate": 0.1},
     "fedcia_fitted": {"learning_rate": 0.1},
+    "feddae": {"learning_rate": 0.05},
     "fedncf_em": {"learning_rate": 0.1},
     "fedncf": {"learning_rate": 0.1},
     "pfedclr": {"learning_rate": 0.03},
@@ -170,6 +177,7 @@ CHECKERBOARD: dict[str, dict] = {
 }
 CHECKERBOARD_CONFIG: dict[str, dict] = {
     "pfedclr": {"buffer_learning_rate": 0.0},  # the buffer remembers each client's own items: nothing is left to share
+    "fedca": {"own_share": 0.0, "mixed_share": 1.0},
     "fedrap": {"tables": "common"},  # so does the personal table
     "cofedrec": {"num_categories": 2},  # the two kinds of items
     # An adapter that learns keeps the own table, whose training loss is the lower one: nothing is shared.

@@ -9,7 +9,7 @@ from fedecider.federation.secure_rounds import SecureSums, securely_summed_round
 
 
 @pytest.mark.parametrize(
-    "name", ["colr", "fedcia", "fedmf", "fedncf", "pfedrec", "fedrap", "fedrecgel", "pfedclr", "fedmf_em"]
+    "name", ["colr", "fedcia", "fedmf", "fedncf", "pfedrec", "fedrap", "fedrecgel", "pfedclr", "fedmf_em", "feddae"]
 )
 def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
     method = toy_method(name)
@@ -27,7 +27,7 @@ def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedem", "gpfedrec", "pfedgraph", "fedease", "fednear", "fedfast", "cofedrec", "perfedrec"]
+    "name", ["fedem", "gpfedrec", "fedca", "pfedgraph", "fedease", "fednear", "fedfast", "cofedrec", "perfedrec"]
 )
 def test_methods_that_need_single_uploads_are_refused(name):
     with pytest.raises(ValueError, match=f"got secure_sum with {name}"):

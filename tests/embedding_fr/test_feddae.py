@@ -1,0 +1,122 @@
+"""FedDAE: its loss by torch's own distributions, what noise does, what it keeps from whom."""
+
+import pytest
+import torch
+from torch.nn.functional import softmax
+from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population
+
+from embedding_fr.blocks import make_block
+from embedding_fr.methods.feddae import TABLE, FeddaeConfig, draw_noise, logits_of, loss_of
+from fedecider.federation.method import Download
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def random_params(num_clients=2, num_rows=3, size=2, num_items=5):
+    """One layer each; clients with three and two of five items."""
+    shapes = {
+        "encoder.0.weight": (num_rows, 2 * size),
+        "encoder.0.bias": (2 * size,),
+        "own_encoder.0.weight": (num_rows, 2 * size),
+        "own_encoder.0.bias": (2 * size,),
+        "gate.0.weight": (num_rows, size),
+        "gate.0.bias": (size,),
+        "gate.1.weight": (size, 2),
+        "gate.1.bias": (2,),
+        "decoder.0.weight": (size, num_items),
+        "decoder.0.bias": (num_items,),
+    }
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(num_clients, *shape, generator=generator) for name, shape in shapes.items()}
+
+
+ITEMS, REAL, NUM = (
+    torch.tensor([[4, 0, 2], [1, 3, 5]]),
+    torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(),
+    torch.tensor([3, 2]),
+)
+
+
+def test_a_gate_that_takes_one_encoder_leaves_the_other_out():
+    params = random_params()
+    for side, name, other in ((1e3, "encoder", "own_encoder"), (-1e3, "own_encoder", "encoder")):
+        params["gate.1.bias"] = torch.tensor([side, 0.0]).expand(2, 2)
+        logits, mean, variance = logits_of(params, REAL, NUM)
+        hidden = (params[f"{name}.0.weight"] * REAL[:, :, None]).sum(1) / NUM.sqrt()[:, None] + params[f"{name}.0.bias"]
+        assert torch.allclose(mean, hidden[:, :2])
+        assert torch.allclose(variance, hidden[:, 2:].exp())
+        assert torch.allclose(logits, (mean[:, None] @ params["decoder.0.weight"])[:, 0] + params["decoder.0.bias"])
+        changed = {**params, f"{other}.0.weight": params[f"{other}.0.weight"] + 5.0}
+        assert torch.allclose(logits_of(changed, REAL, NUM)[0], logits)
+
+
+def test_the_loss_is_the_likelihood_of_a_client_s_items_and_the_divergence():
+    params = random_params()
+    logits, mean, variance = logits_of(params, REAL, NUM)
+    for client, items in enumerate(([4, 0, 2], [1, 3])):
+        likelihood = softmax(logits[client], 0)[items].log().sum()
+        here = torch.distributions.Normal(mean[client], variance[client].sqrt())
+        apart = torch.distributions.kl_divergence(here, torch.distributions.Normal(0.0, 1.0)).sum()
+        for beta in (0.0, 0.7):
+            assert float(loss_of(params, ITEMS, REAL, NUM, None, beta)[client]) == pytest.approx(
+                float(beta * apart - likelihood)
+            )
+
+
+def test_draws_are_a_client_s_own_and_have_the_moments_they_should():
+    some = draw_noise(1, 2, 0, torch.arange(500), 40, 8, 0.25)
+    alone = draw_noise(1, 2, 0, torch.tensor([7]), 10, 8, 0.25)
+    for one, all_ in zip(alone, some, strict=True):
+        assert torch.equal(one[0], all_[7, : one.shape[1]])
+    for mask in some[:3]:
+        assert set(mask.unique().tolist()) == {0.0, 1 / 0.75}
+        assert float((mask == 0).double().mean()) == pytest.approx(0.25, abs=0.03)
+    for normal in some[3:]:
+        assert float(normal.mean()) == pytest.approx(0.0, abs=0.05)
+        assert float(normal.var()) == pytest.approx(1.0, abs=0.08)
+    assert not torch.equal(some.shared_CD, some.own_CD)
+    assert not torch.equal(some.shared_CD, draw_noise(1, 2, 1, torch.arange(500), 40, 8, 0.25).shared_CD)
+    assert bool((draw_noise(1, 2, 0, torch.arange(9), 4, 2, 0.0).own_CT == 1.0).all())
+
+
+def test_a_step_leaves_rows_of_other_items_and_the_state_of_others_alone():
+    state, _ = run(toy_method("feddae", dropout=0.0), rounds=2)
+    start_server, start_local = toy_method("feddae").init()
+    for client, items in enumerate(SEQUENCES):
+        moved = (state.local["own_encoder.0.weight"][client] != start_local["own_encoder.0.weight"][client]).any(1)
+        assert sorted(moved.nonzero()[:, 0].tolist()) == sorted(items[:-2])
+    moved = (state.server[TABLE] != start_server[TABLE]).any(1).nonzero()[:, 0].tolist()
+    assert set(moved) == {item for items in SEQUENCES for item in items[:-2]}
+
+
+def test_nothing_is_dropped_where_items_are_ranked():
+    block, found = make_block(toy_population(), [6, 2, 0]), {}
+    for dropout in (0.0, 0.9):
+        method = toy_method("feddae", dropout=dropout)
+        server, local = method.init()
+        own = {name: tensor[block.clients] for name, tensor in local.items()}
+        found[dropout] = method.positions("personal", Download(server), own, block, "valid")
+    assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
+
+
+def test_another_seed_starts_elsewhere():
+    one, other = (toy_method("feddae", toy_federation(seed=seed)).init()[0][TABLE] for seed in (0, 1))
+    assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"dropout": 1.0}, "got dropout 1.0, expected at least 0 and below 1"),
+        ({"num_layers": 0}, "got num_layers 0"),
+        ({"kl_weight": -1.0}, "got kl_weight -1.0"),
+    ],
+)
+def test_wrong_settings_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        FeddaeConfig(**setting)

@@ -422,7 +422,7 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
     if MACRO not in tests:
         first = f"What joining brought: of 100 customers, so many {what} beyond {alone}): {listed}."
     else:
-        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients; chance is judged over all tests together)"
+        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients)"
         first = f"What joining brought: of 100 customers {whole} {what} than with {alone}; {where}."
         each = [f"Client by client: {listed}."]
     if len(names) > NAMED:

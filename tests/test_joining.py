@@ -75,7 +75,7 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     assert overlap_data(asked, {name: replace(one, catalogue="shop") for name, one in APART.items()})["nothing"]
     with_layers = parse_settings("", list(COMPANIES))  # one of the candidates adapts layers
     assert overlap_data(with_layers, APART)["sentences"] == [
-        "No two of north, south, east share an item: each can gain only through layers that all share."
+        "No two of north, south, east share an item: each can gain only through shared layers of the model."
     ]
 
 

@@ -1,4 +1,4 @@
-"""docs/start.md and docs/leak.md: every block is run, in the order of the page, in a folder of its own."""
+"""docs/start.md, docs/leak.md and "The whole way" of docs/README.md: their blocks are run, in order, in own folders."""
 
 import os
 import re
@@ -19,6 +19,7 @@ import pytest
 
 from fedecider.cli.main import COMMANDS
 from fedecider.cli.main import main as command
+from fedecider.data.sample import sample_domains
 
 pytestmark = pytest.mark.whole
 
@@ -51,6 +52,8 @@ def run(block: Block, scope: dict[str, Any]) -> str:
             exec(compile(block.text, block.heading, "exec"), scope)
         else:
             for line in block.text.replace("\\\n", " ").splitlines():
+                if line.startswith("#"):
+                    continue
                 name, *words = shlex.split(line, comments=True)
                 assert name == "fedecider", line
                 more = shlex.split(SHORT) if words[0] == "federate" else []
@@ -120,6 +123,38 @@ def test_the_tutorial_serves(tutorial):
         served.wait(30)
     assert len(said.splitlines()) == 3
     assert all(line.split()[1] in printed["6"][0] for line in said.splitlines())
+
+
+def shops(folder: Path) -> None:
+    """Two shops that sell the same items, their products, next month's purchases of one, and the secret of both."""
+    domain = sample_domains(["crime"])["crime"]
+    lines: dict[str, list[str]] = {"north": [], "south": [], "february": []}
+    for number, (user, items) in enumerate(zip(domain.clients.users, domain.clients.sequences, strict=True)):
+        shop = ("north", "south")[number % 2]
+        for place, item in enumerate(items):
+            late = shop == "north" and place == len(items) - 1 and len(items) > 4
+            day = f"2026-{2 if late else 1:02}-{place + 1:02}"
+            lines["february" if late else shop].append(f"{user},{domain.item_keys[item]},{day}")
+    for name, found in lines.items():
+        (folder / f"{name}.csv").write_text("\n".join(["customer,sku,bought_at", *found]) + "\n")
+    rows = zip(domain.item_keys, domain.titles, domain.item_texts, strict=True)
+    products = [f'{key},"{title}","{text}"' for key, title, text in rows]
+    (folder / "products.csv").write_text("\n".join(["sku,title,description", *products]) + "\n")
+    (folder / "secret.txt").write_text("0123456789abcdef" * 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_whole_way_goes_from_own_tables_to_the_next_month(tmp_path):
+    shops(tmp_path)
+    with inside(tmp_path):
+        other = shlex.split("import south.csv --items products.csv --company south --output other")
+        marks = shlex.split("overlap --data other --secret_file secret.txt --output south.json")
+        assert [command(other), command(marks)] == [0, 0]  # what the other shop does by itself
+        (whole,) = [block for block in blocks("README.md") if block.heading == "The whole way"]
+        said = run(whole, {})
+    assert said.index("share 100 % of items") < said.index("What joining brought") < said.index("version 2 of")
+    assert (tmp_path / "lists.parquet").is_file()
 
 
 def leaderboard(heading: str, folder: Path) -> str:

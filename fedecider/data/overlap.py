@@ -247,7 +247,7 @@ def own_sentence(overlap: Overlap, name: str, only_items: bool, has_pool: bool) 
 
 
 def _hope(only_items: bool, has_pool: bool) -> str:
-    ways = [*([] if only_items else ["layers that all share"]), *(["the pool"] if has_pool else [])]
+    ways = [*([] if only_items else ["shared layers of the model"]), *(["public users"] if has_pool else [])]
     return f"can gain only through {' and '.join(ways)}" if ways else "can gain nothing"
 
 

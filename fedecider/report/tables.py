@@ -94,7 +94,7 @@ def caption(table: ResultTable) -> list[str]:
     """What stands under a table: protocol stamp, what the intervals are, notes."""
     canary = [row.values[MACRO]["hit@10"].mean for row in table.rows if row.kind == "canary"]
     bold = ["bold: distinguishably above every other method (paired permutation test, Holm)"] if table.bold else []
-    interval = "brackets: 95 % cluster bootstrap over users (and seeds)"
+    interval = "brackets: 95 % intervals over users, and seeds where there are several"
     return [stamp(table.protocol, canary[0] if canary else None), interval, *bold, *table.notes]
 
 

@@ -75,10 +75,10 @@ def test_sentences():
     found = overlap_of(THREE)
     assert overlap_sentences(found, only_items=True, has_pool=True) == [
         "north and south share 40 % of items (80 % of north's sales, 40 % of south's): joining can help.",
-        "east shares none: it can gain only through the pool.",
+        "east shares none: it can gain only through public users.",
     ]
     assert overlap_sentences(found, only_items=False, has_pool=False)[1] == (
-        "east shares none: it can gain only through layers that all share."
+        "east shares none: it can gain only through shared layers of the model."
     )
     apart = overlap_of({"north": NORTH, "east": EAST})
     assert apart.nothing
@@ -130,7 +130,7 @@ def test_files_of_marks_hold_neither_keys_nor_events_nor_an_order():
         "Of items, north shares 40 % with south (80 % of its sales); none with east: joining can help."
     )
     assert own_sentence(own, "east", True, True) == (
-        "east shares no item with north or south: it can gain only through the pool."
+        "east shares no item with north or south: it can gain only through public users."
     )
     with pytest.raises(ValueError, match="got marks of north and of south under two secrets"):
         overlap_of_marks({"north": shown["north"], "south": marks_of(SOUTH, b"another")})

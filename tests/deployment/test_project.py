@@ -217,7 +217,9 @@ def test_what_sites_are_sent_is_what_the_wire_counts(deployed):
         assert 0 < sum(up) - counted < 2000 * len(NAMES)
 
 
-NOTHING = "No two of crime, comics share an item: each can gain only through layers that all share and the pool."
+NOTHING = (
+    "No two of crime, comics share an item: each can gain only through shared layers of the model and public users."
+)
 
 
 def test_server_sites_and_the_report_say_what_companies_have_in_common(playground, deployed, capsys):
@@ -229,7 +231,7 @@ def test_server_sites_and_the_report_say_what_companies_have_in_common(playgroun
     project = read_project(playground / "project")
     with start(1) as launch:
         make_site(project, place(playground / "again", project, "crime", playground / "site-crime"), launch)
-    own = "crime shares no item with comics: it can gain only through layers that all share and the pool."
+    own = "crime shares no item with comics: it can gain only through shared layers of the model and public users."
     assert own in capsys.readouterr().out
 
 

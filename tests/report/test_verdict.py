@@ -315,8 +315,7 @@ def test_what_joining_brought_in_customers_bytes_and_seconds():
     assert joining_sentences({}, COST) == []
     assert joining_sentences(JOINING, COST) == [
         "What joining brought: of 100 customers 0.5 more [-0.5, +2.5] (more than chance) find their next "
-        "purchase among the ten recommended than with what a client has alone (local + hybrid; mean over 2 clients; "
-        "chance is judged over all tests together).",
+        "purchase among the ten recommended than with what a client has alone (local + hybrid; mean over 2 clients).",
         "Client by client: north 1.3 more [+0.3, +3.3] (more than chance); south 0.2 fewer [-1.2, +1.8] (which may be "
         "chance).",
         "Every client keeps the joint model: by its validation customers nothing else is clearly better.",

@@ -419,12 +419,12 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
     names = [name for name in joining["clients"] if name in tests]
     listed = "; ".join(f"{name} {_more(tests[name])}" for name in names)
     what, alone = "find their next purchase among the ten recommended", f"what a client has alone ({joining['alone']}"
-    together, each = "chance is judged over all tests together)", []
+    each = []
     if MACRO not in tests:
-        where = f"; {together}" if len(names) > 1 else ")"
+        where = "; chance is judged over all tests together)" if len(names) > 1 else ")"
         first = f"What joining brought: of 100 customers, so many {what} beyond {alone}{where}: {listed}."
     else:
-        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients; {together}"
+        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients)"
         first = f"What joining brought: of 100 customers {whole} {what} than with {alone}; {where}."
         each = [f"Client by client: {listed}."]
     if len(names) > NAMED:

@@ -12,7 +12,7 @@ const EXPERTS = {
   uniform: "The same for every item, a floor.",
 };
 
-const SMALLEST = 0.0005; // what would be shown as 0.0 %
+const SMALLEST = 0.01; // shares that nobody would act on, as that of the floor
 
 const largest = (shares) =>
   Object.entries(shares).filter(([, share]) => share >= SMALLEST).sort(([, one], [, other]) => other - one);

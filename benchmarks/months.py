@@ -230,8 +230,10 @@ def page(rows: list[Any], cpu_s: Mapping[str, float], events: pd.DataFrame, foot
         f"- {WARM} against {COUNTS}: {against(WARM, COUNTS)};",
         f"- {ANEW} against {WARM}: {against(ANEW, WARM)}.",
         "",
-        "In the first month all four are the first run. Only training anew knows items that came later; the others can "
-        "recommend them by their texts (`--new_items`), which was not done here.",
+        "In the first month all four are the first run. An update counts every event; a federation, the first one and "
+        "the one anew, holds out the last two of each customer, from training and from counts. Only training anew "
+        "knows items that came later; the others can recommend them by their texts (`--new_items`), which was not done "
+        "here.",
         "",
         "---",
         "",

@@ -46,6 +46,7 @@ def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, caps
     assert "crime: 2 customers and" in said
     assert "still remembers: the adapter of crime was trained with their events" in said
     assert "per_user.parquet" in said
+    assert "same catalogue" not in said, "here every company has its own"
     left = [place for place in range(len(users)) if place not in (3, 5)]
     folder = run / "versions" / "2"
     assert same(counts(folder, domain), nobody.plus(count_events([parts[place] for place in left], num_items)))

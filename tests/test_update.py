@@ -1,7 +1,9 @@
 """Next month: counts are those of all events exactly, the old run stays, and what ranks worse is not written."""
 
+import os
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,7 +22,7 @@ from fedecider.experiment.update import in_words, new_events, update
 from fedecider.experiment.warm_start import Scores, ranked_by, train_on
 from fedecider.models.counts import count_events
 from fedecider.models.folders import verify_manifest
-from fedecider.models.hybrid import load_hybrid, sides_of
+from fedecider.models.hybrid import load_hybrid, save_hybrid, sides_of
 from fedecider.models.lists import Histories
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
@@ -203,6 +205,16 @@ def test_a_run_has_versions_and_a_way_back(run, domain, tmp_path, capsys):
     assert main([*words, "--epochs", "2"]) == 2
     assert main(words) == 0
     assert capsys.readouterr().out.count("in force") == 1
+
+
+def test_a_hybrid_that_is_saved_again_leaves_the_versions_that_share_its_bytes(run, domain, tmp_path):
+    private = Path(shutil.copytree(run / "private" / "crime", tmp_path / "private"))
+    shared, hybrid = tmp_path / "shared", load_hybrid(private, domain.item_keys)
+    os.link(private / "hybrid.safetensors", shared)
+    before = shared.read_bytes()
+    save_hybrid(hybrid._replace(counts=hybrid.counts.plus(hybrid.counts)), domain.item_keys, private)
+    assert shared.read_bytes() == before != (private / "hybrid.safetensors").read_bytes()
+    assert {path.name for path in private.iterdir()} == {"hybrid.json", "hybrid.safetensors"}
 
 
 def pairs(domain, first, num_users, name):

@@ -107,7 +107,7 @@ def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
     sums = [one for one in now.source.domains if one != name and _sums(now, one)]
     if sums:
         said.append(f"the counts of {', '.join(sums)} hold their events in a sum over others, until a federation anew")
-    elif "others" in now.hybrid.config.source_names:
+    elif len(now.source.domains) == 1 and "others" in now.hybrid.config.source_names:  # a site, which sees no other
         said.append("counts of companies with the same catalogue may hold their events in a sum over others")
     keys = {one.encode() for customer in customers for one in (customer, customer.rpartition(":")[2])}
     naming = [file for file in TELLING if _names(home / file, keys)]

@@ -1,7 +1,6 @@
 """What joining brought: every client's own model beside the joint one, which of the two it keeps, and the figures.
 
-Shape legend: U users of a client, E events, P pairs of events, D dims of a text's vector; K clients, C some of them, N
-rows of a table that these have, V all of its rows, R rank.
+Shape legend: U users of a client, E events, P pairs of events, I items, D dims of a text's vector.
 """
 
 from __future__ import annotations

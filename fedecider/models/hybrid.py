@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -595,7 +596,9 @@ def save_hybrid(hybrid: Hybrid, item_keys: Sequence[str], folder: Path) -> Path:
     pair_II.eliminate_zeros()
     values = (pair_II.indptr, pair_II.indices, pair_II.data, hybrid.counts.event_I, hybrid.unit_ID)
     tensors = {name: np.ascontiguousarray(v, TENSORS[name]) for name, v in zip(TENSORS, values, strict=True)}
-    save_file(tensors, folder / TENSOR_FILE)
+    scratch = folder / f".{TENSOR_FILE}.tmp"
+    save_file(tensors, scratch)
+    os.replace(scratch, folder / TENSOR_FILE)  # never into the old file, whose bytes versions of a run may share
     mixtures = {"alone": hybrid.alone, "beside_model": hybrid.beside_model}
     content = {
         "private": PRIVATE,

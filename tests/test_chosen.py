@@ -48,6 +48,28 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
     assert "nobody is public" in reason(choice, "pretrain.samples.walk_share")
 
 
+def test_unequal_companies_weigh_by_examples_unless_noise_hides_how_many(tmp_path):
+    unequal = COMPANIES._replace(spread=33.0)
+    choice = choose(unequal, CPU)
+    assert choice.settings["fedavg"] == {"weighting": "examples"}
+    assert "33 times the events" in reason(choice, "fedavg.weighting")
+    path = tmp_path / "chosen.yaml"
+    path.write_text(yaml.safe_dump(choice.settings))
+    words = ("--config", str(path), "--data", "x")
+    assert parse_settings("", words).method.weighting == "examples"
+    assert parse_settings("", [*words, "--weighting", "uniform"]).method.weighting == "uniform"
+    noised = {"noise_scale": 1.0}
+    for facts, asked in (
+        (COMPANIES, {}),
+        (DEPARTMENTS._replace(spread=33.0), {}),
+        (unequal, {"weighting": "uniform"}),
+        (unequal, {"method": "flora"}),
+        (unequal, {"user_privacy": noised}),
+        (unequal, {"privacy": noised}),
+    ):
+        assert "fedavg" not in choose(facts, CPU, asked).settings, asked
+
+
 def test_clients_with_different_catalogues_set_weights_of_their_own():
     found = choose(DEPARTMENTS, CPU).settings
     assert (found["method"], found["lora_targets"], found["num_rounds"]) == ("fedecider", "table", 8)
@@ -154,6 +176,7 @@ def test_facts_of_the_sample():
     assert (facts.names, facts.num_catalogues, facts.num_users, facts.num_public) == (("crime", "comics"), 2, 480, 320)
     assert (facts.num_events, facts.num_items, facts.num_all_items) == (1163 + 1186, 299, 598)
     assert not facts.is_shared
+    assert facts.spread == 1186 / 1163
 
 
 def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, capsys):

@@ -148,6 +148,39 @@ def test_unequal_companies_and_newcomers_are_dealt_other_customers():
     assert joining.dealt(shop(), 1, load, sizes)["large"].clients.users != companies["large"].clients.users
 
 
+@pytest.mark.parametrize("same", joining.COMMON.values())
+def test_a_pair_of_companies_has_the_halves_of_the_same_customers_or_of_others(monkeypatch, same):
+    monkeypatch.setattr(joining, "CUSTOMERS", 20)
+    whole = shop()
+    row_of = dict(zip(whole.clients.users, map(list, whole.clients.sequences), strict=True))
+    found = joining.halves(whole, 0, load, same)
+    assert [name for name in found if joining.is_first(name)] == ["first.1", "first.2"]
+    for name, company in found.items():
+        second = not joining.is_first(name)
+        for user, row in zip(company.clients.users, company.clients.sequences, strict=True):
+            assert list(row) == row_of[user][second::2]
+    for pair in (1, 2):
+        first, other = (set(found[f"{which}.{pair}"].clients.users) for which in ("first", "other"))
+        assert first == other if same else not first & other
+    apart = joining.halves(whole, 0, load, False)
+    assert apart["first.2"].content_hash() == found["first.2"].content_hash()
+
+
+def test_who_is_named_needs_no_training(tiny, monkeypatch):
+    monkeypatch.setattr(joining, "FOREIGN", "beauty")
+    monkeypatch.setattr(joining, "shared_of", None)
+    text = tiny("--parts", "named", "--seeds", "1")
+    for row in (
+        "| without it | - | - | 0 of 3 | 0 of 3 | 1 |",
+        "| item numbers mixed up | 1 of 1 | 0 of 1 | 0 of 3 | 0 of 3 | 1 |",
+        "| bots | 1 of 1 | 0 of 1 | 0 of 3 | 0 of 3 | 1 |",
+    ):
+        assert row in text
+    assert "| 1 of 1 | 0 of 3 | 0 of 3 | 1 |" in next(
+        line for line in text.splitlines() if line.startswith("| one item")
+    )
+
+
 def test_noise_is_what_epsilon_asks_for():
     found = joining.hidden(8.0)
     epochs = joining.SETTINGS["num_rounds"] * joining.SETTINGS["local_epochs"]
@@ -159,7 +192,10 @@ def invented(cell, place):
     """A cell whose companies rank at ``place`` when joined, a place later alone, and one earlier with what they keep;
     one company, whose customers are many, is far better alone."""
     names = list(joining.LARGE) if cell.row in joining.WEIGHTS else [f"{cell.data}.{number}" for number in (1, 2, 3, 4)]
+    names = list(joining.HUGE) if cell.row in (joining.HUGE_ALONE, joining.HUGE_JOINED) else names
     names = list(joining.NEWCOMERS) if cell.row in (joining.NEW_ALONE, joining.NEW_JOINED) else names
+    if cell.part == "common":
+        names = [f"{which}.{pair}" for pair in (1, 2) for which in (joining.FIRST_ONE, joining.OTHER)]
     users = {name: [f"{cell.seed}-{name}-{user}" for user in range(20)] for name in names}
     rows = {joining.POOLED: 3, joining.ALONE: place + 1, joining.JOINED: place}
     places = {
@@ -183,6 +219,8 @@ def invented(cell, place):
         "added": added,
     }
     found |= {"method": "fedavg", "verdict": ["what", "was"]} | facts
+    if cell.part == "named":
+        found |= {"events": {name: {} for name in names}, "by texts": names[3:], "by one item": names[:1], "places": {}}
     return found | (said | {"places": {}, "honest": []} if cell.part == "departments" else {})
 
 
@@ -201,6 +239,9 @@ def test_the_page_has_every_part_and_counts_who_is_below_alone():
     assert row == "| companies | with | 24 | 0 | 0 |"
     (row,) = [line for line in text.splitlines() if line.startswith("| bots | learned weights (fedecider) | without |")]
     assert row.endswith("| 2, 0 of 6 | 10 % | 2 |")
+    assert "| bots | 6 of 6 | 0 of 6 | 0 of 18 | 6 of 18 | 2 |" in text
+    assert "| by examples | large of 10,000 or 300 | without |" in text
+    assert "| items and customers | with | .3562 | .3869 | +0.00 | +.0306 [" in text
     pooled = next(cell for cell in cells if cell.row == joining.POOLED)
     shifted = {cell.key: invented(cell, 4) for cell in cells if cell.key != pooled.key}
     with pytest.raises(AssertionError, match="a seed is missing"):

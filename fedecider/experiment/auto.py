@@ -39,6 +39,9 @@ NUM_DENSE = 20
 them, a history that fills the model's own (samples.max_history 20)."""
 WIDTHS = {"minilm": 256, "tfidf": 128}
 LONG_S = 3600.0
+UNEQUAL = 4.0
+"""Times the events of the smallest client from which the largest one would gain nothing from equal weights; measured
+is 33 times."""
 FACTOR = 2.0
 """Within which the estimate was in the runs of benchmarks/results/chosen.md."""
 PLACES = ("config", "output", "cache", "resume", "tracker", "events", "items", "columns", "public", "yes")
@@ -65,6 +68,8 @@ class DataFacts(NamedTuple):
     """Users."""
     has_parts: bool = False
     """Whether clients of one catalogue sell parts of it."""
+    spread: float = 1.0
+    """Events of the largest client over those of the smallest one."""
 
     @property
     def is_shared(self) -> bool:
@@ -120,6 +125,7 @@ def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
     """Counts of prepared domains, those of a foreign pool among them."""
     clients, catalogues = clients_of(domains), by_catalogue(domains)
     lengths = [length for domain in clients.values() for length in domain.clients.arrays().sequences.length_U.tolist()]
+    sizes = [domain.clients.num_events for domain in clients.values()]
     items = {name: len(domain.item_keys) for name, domain in catalogues.items()}
     texts = {text for domain in catalogues.values() for text in domain.item_texts if any(map(str.isalpha, text))}
     return DataFacts(
@@ -132,6 +138,7 @@ def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
         num_all_items=sum(items.values()),
         num_texts=len(texts),
         num_public=len({user for domain in domains.values() for user in domain.public.users}),
+        spread=max(sizes) / min(sizes) if sizes else 1.0,
         has_parts=any(is_part(domain, catalogues[domain.catalogue]) for domain in clients.values()),
     )
 
@@ -174,6 +181,7 @@ def choose(facts: DataFacts, machine: Machine, asked: Mapping[str, Any] = {}) ->
         block.pop("encoder", None)
         block.pop("text_encoder", None)
     reasons = {"method": _method(facts)[1]}
+    reasons |= _weights(facts, found, asked)
     reasons |= _backbone(facts, machine, found, asked)
     reasons |= _rounds(facts, found)
     reasons |= _machine(machine, found)
@@ -219,6 +227,21 @@ def _method(facts: DataFacts) -> tuple[str, str]:
         "the clients sell different items, where each takes of the others what they have in common with it "
         "(benchmarks/results/joining.md)"
     )
+
+
+def _weights(facts: DataFacts, found: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, str]:
+    """By examples, where companies are unequal and noise does not ask that nobody tells a number of examples."""
+    noise = [_asked(asked, f"{block}.noise_scale") for block in ("privacy", "user_privacy")]
+    method = asked.get("method", found["method"])
+    if facts.spread < UNEQUAL or method != "fedavg" or any(noise) or "weighting" in asked:
+        return {}
+    found["fedavg"] = {"weighting": "examples"}
+    return {
+        "fedavg.weighting": (
+            f"the largest company has {facts.spread:.0f} times the events of the smallest one; alike, only small ones "
+            "gained, by examples all did; each tells how many it has (benchmarks/results/joining.md)"
+        )
+    }
 
 
 def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, str]:

@@ -49,6 +49,8 @@ def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, caps
     assert "same catalogue" not in said, "here every company has its own"
     left = [place for place in range(len(users)) if place not in (3, 5)]
     folder = run / "versions" / "2"
+    assert (run / "per_user.parquet").is_file()
+    assert not (folder / "per_user.parquet").exists()
     assert same(counts(folder, domain), nobody.plus(count_events([parts[place] for place in left], num_items)))
     kept = pyarrow.parquet.read_table(folder / "private" / "crime" / "histories.parquet").to_pylist()
     assert {row["customer"] for row in kept} == {users[place] for place in left}

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fedecider.cli.main import main as command
 from fedecider.data import encoders
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
@@ -484,6 +485,40 @@ def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone
         assert {one["item_ids"]["own_word_share"] for one in reports.values()} == {1.0}
         assert {one["item_ids"]["repeat_share"] for one in reports.values()} == {0.0}
         assert "Examples of item IDs" in (run / "report.html").read_text()
+    the_months_new_items_are_counted(run, list(new), capsys)
+
+
+def the_months_new_items_are_counted(run, ids, capsys):
+    """`update` with the items of the month: they stand in histories and counts, with the IDs that they had by text."""
+    first, last = CRIME.item_keys[0], 4_000_000_000
+    rows = [(user, item, last + at) for user in CRIME.clients.users[:40] for at, item in ((0, "n1"), (1, first))]
+    text = "".join(f"{user},{item},{at}\n" for user, item, at in [*rows, ("new", "gone", last), ("new", "n2", last)])
+    Path("month.csv").write_text("user,item,timestamp\n" + text)
+    words = ["update", "--run", str(run), "--company", "crime", "--events", "month.csv", "--force", "true"]
+    capsys.readouterr()
+    assert command([*words, "--new_items", "later.jsonl", "--epochs", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 new items have an ID by their text" in said
+    assert "left out: 1 events of 1 items" in said
+    updated = Recommender.from_pretrained(run, "crime")
+    assert list(updated._loaded.table.id_texts[-2:]) == ids
+    assert updated._loaded.hybrid.counts.event_I[-2:].tolist() == [40, 1]
+    found = updated.recommend(["First"], k=len(updated.items), exclude_seen=False)
+    assert {item.key for item in found} >= {first, "n2"}
+    ask = ("recommend", "--run", run, "--company", "crime", "--customers", "new", "--json=true")
+    asked = json.loads(told(capsys, *ask))
+    assert [item["key"] for item in asked["history"]] == ["n2"]
+    assert "2 new items" not in told(capsys, *words[:-2], "--force=true", "--new_items", "later.jsonl", events=rows[:1])
+    command(["update", "--run", str(run), "--version", "1"])
+    assert len(Recommender.from_pretrained(run, "crime").items) == len(updated.items) - 2
+
+
+def told(capsys, *words, events=()):
+    if events:
+        Path("month.csv").write_text("user,item,timestamp\n" + "".join(f"{a},{b},{c + 9}\n" for a, b, c in events))
+    capsys.readouterr()
+    assert command([str(word) for word in words]) == 0
+    return capsys.readouterr().out
 
 
 def test_the_benchmark_of_item_ids_runs_every_kind_and_keeps_configurations_apart(there, monkeypatch):

@@ -25,6 +25,8 @@ class UpdateConfig:
         events: The table of new events, with columns of customers, items and, better, times.
         company: The company; may be left out where there is only one.
         epochs: Epochs of training of the company's adapter over the customers with new events; 0 leaves it as it is.
+        new_items: A file with items that came after the training, .csv or .jsonl with key, title and text, among them
+            those of the events; where IDs have several tokens they get one and are counted.
         version: The version that is in force from now on, such as the one before; 1 is the run as it was trained.
         output: A run folder to write in the place of a new version of the run.
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
@@ -36,6 +38,7 @@ class UpdateConfig:
     events: str = ""
     company: str = ""
     epochs: ZeroOrMore = 0
+    new_items: str = ""
     version: ZeroOrMore = 0
     output: str = ""
     data: str = ""
@@ -44,7 +47,7 @@ class UpdateConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        given = [name for name in ("company", "epochs", "output", "data", "force") if getattr(self, name)]
+        given = [name for name in ("company", "epochs", "new_items", "output", "data", "force") if getattr(self, name)]
         if self.events and self.version:
             raise ValueError("got --events and --version, expected one of them: new events, or another version")
         if given and not self.events:
@@ -68,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config.force,
             config.epochs,
             config.device,
+            config.new_items,
         )
         for line in in_words(done, config.company or config.run):
             log_line(line)

@@ -47,10 +47,12 @@ from fedecider.experiment.results import (
     write_table,
 )
 from fedecider.experiment.rows import KEPT
+from fedecider.experiment.run_page import finish_report
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod
 from fedecider.federation.privacy import protector
+from fedecider.federation.record import write_json
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
@@ -58,12 +60,13 @@ from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import encoded_texts
+from fedecider.models.versions import drop_versions
 from fedecider.report.tables import rows_data
 from fedecider.report.verdict import difference_row, odd_sentences
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml, settings_file
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, Stage
+from fedecider.running.run_folder import SITE, RunFolder, only_stage, provenance, recorded
 
 _TELLING = ("report.json", "inputs.json", SUMS_FILE)
 
@@ -180,20 +183,12 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     settings = project.settings
     known = load_domains(settings.run.data, project.names)
     everyone = {name: own.get(name, domain) for name, domain in known.items()}
-    pretrained, distilled = (_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
+    pretrained, distilled = (only_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = load_ids(pretrained.folder, known, settings.run.pretrain, walks_of=own)
     artifacts = BaseArtifacts(dict(own), ids, pretrained, distilled, everyone)
     recommender = make_recommender(settings, artifacts, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)
     return Party(recommender, with_robust_mean(method, settings.run.robust_mean), artifacts)
-
-
-def _stage(cache: Path, name: str) -> Stage:
-    """The one stage ``name`` in a project's cache: its key may name folders that this machine does not have."""
-    found = sorted(cache.glob(f"{name}-*"))
-    if len(found) != 1:
-        raise ValueError(f"got {len(found)} stages {name} in {cache}, expected one: make the project again")
-    return Stage(found[0], True)
 
 
 def own_domain(project: Project, data: str, name: str) -> Domain:
@@ -264,7 +259,7 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
         hosted=one_client(client),
         run=project.run,
         folder=output,
-        finish=_End(project, own, client, RunFolder(output), launch, counts).write,
+        finish=_End(project, own, client, RunFolder(output), launch, counts, place.data).write,
         most_bytes=place.deployment.max_bytes,
         protect=protector(own.method, run.privacy, seed=None),
         spends=run.num_rounds if privacy_data(project.settings, len(project.names)) else 0,
@@ -282,6 +277,8 @@ class _End(NamedTuple):
     folder: RunFolder
     launch: Launch
     counts: SiteCounts | None
+    data: str
+    """The folder of its prepared domain."""
 
     def write(self, state: RunState, download: Download) -> Mapping[str, Any]:
         """Test, tables, hybrid and adapter of one site, as a simulated run writes them; the figures that it tells."""
@@ -295,14 +292,37 @@ class _End(NamedTuple):
         (position_U,) = own.method.positions(own.method.variants[0], download, state.best_local, block, "valid")
         ended = state._replace(local=last, best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
         run = Ended(settings, method, [block], own.recommender, own.artifacts, ended, self.folder, self.launch)
+        drop_versions(self.folder.root)  # of an earlier training
         models = write_models(run, self.counts.found() if self.counts else {})
         assert models is not None, "a site is one process"
+        name = self.project.names[self.client]
+        write_json(self.folder.record, self._record(name))
         log_results(run, models)
         log_joining(run, models)
+        encoder = settings.run.pretrain.text_encoder
+        if (page := finish_report(self.folder, own.artifacts.domains, {}, models.examples, encoder)) is not None:
+            log_line(f"report: {page}")
         write_table(run, models)
-        name = self.project.names[self.client]
         told = [row for row in models.rows if not row.label.startswith(KEPT)]  # what a site keeps is its own affair
         return {**rows_data(told, name), **difference_row(models.joining, name)}
+
+    def _record(self, name: str) -> dict[str, Any]:
+        """What makes the folder that of a run of one client, for every command that reads runs."""
+        settings, everyone = self.project.settings, self.own.artifacts.everyone
+        places = {
+            "domains": name,
+            "data": str(Path(self.data).absolute()),
+            "cache": str((self.project.root / "cache").absolute()),
+            "output": str(self.folder.root),
+        }
+        return {
+            "config": recorded(settings._replace(run=replace(settings.run, **places)).as_record()),
+            "protocol": settings.run.protocol,
+            "data": {name: self.own.artifacts.domains[name].content_hash()},
+            "overlap": overlap_data(settings, everyone, everyone, name),
+            SITE: {"project": self.project.run, "clients": self.project.names},
+            **provenance(),
+        }
 
 
 PARTS = Parts(

@@ -29,7 +29,7 @@ from fedecider.evaluation.statistics import Interval
 from fedecider.federation.record import write_json
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import interval_text, number_text
-from fedecider.running.run_folder import RunFolder, read_object, read_run
+from fedecider.running.run_folder import RunFolder, read_object, read_run, refuse_site
 
 # Settings of an audit.
 
@@ -312,6 +312,7 @@ def finished(root: Path) -> tuple[RunFolder, dict[str, Any], dict[str, Any]]:
         ValueError: it did not finish, or a file is damaged.
     """
     folder, record = RunFolder(root), read_run(root)
+    refuse_site(root, record)
     if not folder.results.is_file():
         raise ValueError(
             f"no results.md in {root}: the run did not finish, expected one that did. Go on with it: "

@@ -279,6 +279,11 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
         raise ValueError(f"got a run of {settings.run.method}, expected a method whose clients keep their data")
     domains = data_of_run(settings.run, record, root)
     groups = {name: members_and_others(config, settings, domains, name) for name in clients_of(domains)}
+    if settings.run.start_from:
+        raise ValueError(
+            f"got {root}, which started from the adapters of {settings.run.start_from}, expected a run that started "
+            "anew: its updates are made again from the first adapters. Audit the run that it started from"
+        )
     state = load_state(folder.checkpoints, fingerprint(record))
     if state is None:
         raise ValueError(

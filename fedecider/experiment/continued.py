@@ -25,7 +25,15 @@ from fedecider.federation.state import RunState, load_state
 from fedecider.methods.local import PREFIX
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, as_plain, changed_settings, content_key, fingerprint, read_run
+from fedecider.running.run_folder import (
+    RunFolder,
+    as_plain,
+    changed_settings,
+    content_key,
+    fingerprint,
+    read_run,
+    refuse_site,
+)
 
 SAME = (
     "method",
@@ -71,6 +79,7 @@ def continued(settings: Settings) -> Continued:
     """
     root = Path(settings.run.start_from)
     record, earlier = read_run(root), recorded_settings(root)
+    refuse_site(root, record)
     old, new = as_plain(earlier.run), as_plain(settings.run)
     changed = changed_settings({name: old[name] for name in SAME}, {name: new[name] for name in SAME})
     if changed:

@@ -63,8 +63,8 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
 
         def change(folder: RunFolder) -> None:
             put_private(folder, name, hybrid, now.keys, stay)
-            for file in TELLING:  # the run as it was trained has them
-                (folder.root / file).unlink(missing_ok=True)
+            for file in _naming(folder.root, left):
+                (folder.root / file).unlink()
 
         told = f"{_customers(len(left))} of {name} forgotten"
         number = add_version(home, now.run.root, told, change, alone=True)
@@ -109,9 +109,7 @@ def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
         said.append(f"the counts of {', '.join(sums)} hold their events in a sum over others, until a federation anew")
     elif len(now.source.domains) == 1 and "others" in now.hybrid.config.source_names:  # a site, which sees no other
         said.append("counts of companies with the same catalogue may hold their events in a sum over others")
-    keys = {one.encode() for customer in customers for one in (customer, customer.rpartition(":")[2])}
-    naming = [file for file in TELLING if _names(home / file, keys)]
-    if naming:
+    if naming := _naming(home, customers):
         said.append(f"{', '.join(naming)} of {home} name them: remove these files where that matters")
     if RunFolder(home).checkpoints.is_dir():
         said.append(f"{RunFolder(home).checkpoints} has the adapters as they were: remove it where no audit needs it")
@@ -126,6 +124,12 @@ def _sums(now: Counted, other: str) -> bool:
     if not private.is_file() or not own or read_item_ids(now.run.adapters / other).catalogue != own:
         return False
     return "others" in str(read_object(private, {"config": dict})["config"].get("sources", ""))
+
+
+def _naming(root: Path, customers: set[str]) -> list[str]:
+    """The files of a run folder that name some of the customers."""
+    keys = {one.encode() for customer in customers for one in (customer, customer.rpartition(":")[2])}
+    return [file for file in TELLING if _names(root / file, keys)]
 
 
 def _names(path: Path, keys: set[bytes]) -> bool:

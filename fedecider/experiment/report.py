@@ -25,7 +25,16 @@ from fedecider.report.tables import (
     number_text,
     variant_labels,
 )
-from fedecider.running.run_folder import PLACES, RunFolder, damage_names, read_metrics, read_object, read_run
+from fedecider.running.run_folder import (
+    PLACES,
+    SITE,
+    SITE_LOGS,
+    RunFolder,
+    damage_names,
+    read_metrics,
+    read_object,
+    read_run,
+)
 
 PAGE_FILE, CARDS_FILE, EXAMPLES_FILE = "report.html", "data_cards.json", "examples.json"
 HIDDEN = (*PLACES, "raw", "faults")
@@ -43,6 +52,9 @@ class RunFiles(NamedTuple):
     record: dict[str, Any]
     metrics: dict[str, Any]
     rounds: list[dict[str, Any]]
+    """None of a site, whose server has them."""
+    logs: list[dict[str, Any]]
+    """What clients logged, round by round: of a site its own client, else ``rounds``."""
     communication: dict[str, Any]
     weights: dict[str, Any]
     cards: dict[str, Any]
@@ -81,14 +93,14 @@ def write_run_page(folder: RunFolder, parts_of: Callable[[RunFiles], Parts]) -> 
         sections = [
             *parts.first,
             _results(files, parts.notes),
-            _convergence(files),
+            *_convergence(files),
             *parts.middle,
             _costs(files),
             *parts.last,
             *_settings(files),
         ]
         clients = ", ".join(name for name in groups(files.metrics) if name != MACRO)
-        chosen = f"round {files.metrics['best_round']} of {len(files.rounds)}, chosen on validation"
+        chosen = f"round {files.metrics['best_round']} of {len(files.logs)}, chosen on validation"
         subtitle = f"{files.metrics['method']} on {clients}; {chosen}"
     title = f"Run {folder.root.resolve().name}"
     config = files.record["config"]
@@ -134,8 +146,9 @@ def read_files(folder: RunFolder) -> RunFiles:
             f"true --output {folder.root} and the settings of the run"
         )
     metrics = read_metrics(folder)
-    with damage_names(folder.rounds):
-        rounds = read_records(folder.rounds)
+    is_site = SITE in record and not folder.rounds.is_file()
+    with damage_names(logged := folder.root / SITE_LOGS if is_site else folder.rounds):
+        logs = read_records(logged)
     others = (
         folder.communication,
         folder.fusion_weights,
@@ -144,7 +157,8 @@ def read_files(folder: RunFolder) -> RunFiles:
         folder.audit,
         folder.selection,
     )
-    return RunFiles(record, metrics, rounds, *(read_object(path) if path.is_file() else {} for path in others))
+    rounds = [] if is_site else logs
+    return RunFiles(record, metrics, rounds, logs, *(read_object(path) if path.is_file() else {} for path in others))
 
 
 def groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -166,6 +180,8 @@ def groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def page_colours(files: RunFiles) -> dict[str, str]:
     """The colour of every entry of the results, and of the method's model variants, which are the first entries."""
     colours = colours_of(list(next(iter(groups(files.metrics).values()))["test"]))
+    if not files.rounds:
+        return colours
     labels = variant_labels(files.metrics["method"], list(_validated(files)[0]["valid"]))
     return {**colours, **{variant: colours[label] for variant, label in labels.items() if label in colours}}
 
@@ -228,7 +244,9 @@ def _validated(files: RunFiles) -> list[dict[str, Any]]:
     return [record for record in files.rounds if record["valid"]]
 
 
-def _convergence(files: RunFiles) -> Section:
+def _convergence(files: RunFiles) -> list[Section]:
+    if not files.rounds:
+        return []
     records, names = _validated(files), [name for name in groups(files.metrics) if name != MACRO]
     rounds = [record["round"] for record in records]
     scores = {
@@ -248,10 +266,12 @@ def _convergence(files: RunFiles) -> Section:
         for number, value in zip(rounds, values, strict=True)
     )
     file = Download("validation.csv", csv_text(["variant", "domain", "round", "ndcg@10"], points))
-    return Section("Convergence", [paragraph], figures=[figure], downloads=[file])
+    return [Section("Convergence", [paragraph], figures=[figure], downloads=[file])]
 
 
 def _costs(files: RunFiles) -> Section:
+    if not files.rounds:
+        return Section("Cost of the whole run", ["The rounds' seconds and bytes are in the folder of the server."])
     rows = [
         [label, *(f"{reduce(r[key] for r in files.rounds):.2f}" for reduce in (median, sum))] for key, label in SECONDS
     ]

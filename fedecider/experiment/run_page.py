@@ -66,7 +66,7 @@ from fedecider.report.tables import (
 )
 from fedecider.report.verdict import joining_rows, without_rows
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, damage_names, read_metrics, read_run
+from fedecider.running.run_folder import SITE, RunFolder, damage_names, read_metrics, read_run
 
 # The hybrids of a run as a section of its page, from its JSON files alone.
 
@@ -93,7 +93,7 @@ def hybrid_section(metrics: Mapping[str, Any], communication: Mapping[str, Any])
             f"{one['num_contexts']:,}",
             f"{one['log_likelihood']:.3f}",
             metrics["hybrid"][name].get("choice", {}).get("weights", "mixture"),
-            *_bytes(communication["hybrid"].get(name)),
+            *_bytes(communication.get("hybrid", {}).get(name)),
         ]
         for name, one in fitted.items()
     ]
@@ -357,8 +357,9 @@ def conclusion_of(folder: RunFolder) -> Conclusion:
 
 def _conclusion(files: RunFiles) -> Conclusion:
     names, alarms = list(files.metrics["domains"]), canary_alarms(files.metrics)
-    cost = cost_of_joining(files.rounds, names, names) if "joining" in files.metrics else None
-    return run_conclusion(files.record, files.metrics, len(files.rounds), alarms, files.cards, cost)
+    everyone = files.record.get(SITE, {}).get("clients", names)
+    cost = cost_of_joining(files.logs, everyone, names) if "joining" in files.metrics else None
+    return run_conclusion(files.record, files.metrics, len(files.logs), alarms, files.cards, cost)
 
 
 def _run(files: RunFiles) -> list[Section]:
@@ -368,7 +369,7 @@ def _run(files: RunFiles) -> list[Section]:
         ("method", files.metrics["method"]),
         *[("backbone", told) for told in [files.metrics.get("backbone")] if told],
         ("domains (clients)", ", ".join(files.metrics["domains"])),
-        ("rounds", f"{len(files.rounds)}, reported is round {files.metrics['best_round']}"),
+        ("rounds", f"{len(files.logs)}, reported is round {files.metrics['best_round']}"),
         ("participation", f"{run['participation']:.0%} of the clients in a round"),
         ("local epochs", f"{taken['local_epochs']} in a round"),
         ("learning rate", f"{taken['learning_rate']:g}"),
@@ -706,6 +707,8 @@ def cached_user_texts(record: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _analyse(folder: RunFolder, domains: Mapping[str, Domain], user_texts: UserTexts, encoder: str) -> list[Section]:
     with damage_is_bad_input(folder):
+        if not read_files(folder).rounds:  # a site knows no other client to compare with
+            return []
         analysis = run_analysis(folder, clients_of(domains), user_texts, encoder)
         write_json(folder.root / ANALYSIS_FILE, analysis)
         return sections_of(analysis, page_colours(read_files(folder)))

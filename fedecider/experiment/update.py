@@ -28,12 +28,13 @@ from fedecider.federation.streams import stream
 from fedecider.models.counts import Contexts, Counts, count_events, without
 from fedecider.models.folders import replace_in_manifest
 from fedecider.models.hybrid import Hybrid, load_hybrid, positions, save_hybrid
-from fedecider.models.item_table import read_item_ids
+from fedecider.models.item_table import lengthen, read_item_ids
 from fedecider.models.lists import HISTORIES_FILE, Histories, build_events, counted_histories, save_histories
 from fedecider.models.source import Place, Source, find_source
 from fedecider.models.versions import add_version, changing, home_of, write_copy
 from fedecider.running.machine import checked_device
 from fedecider.running.run_folder import RunFolder, check_output
+from idgen.tokenizer import load_tokenizer
 
 MOST_TESTED = 500
 """Customers of the test, drawn once."""
@@ -92,6 +93,7 @@ class Updated(NamedTuple):
     events: NewEvents
     num_new_customers: int
     test: Tested
+    num_new_items: int = 0
     trained: Trained | None = None
     version: int = 0
     """Of the run; 0 where another folder, or nothing, was written."""
@@ -154,6 +156,7 @@ def update(
     force: bool = False,
     epochs: int = 0,
     device: str = "cpu",
+    new_items: str = "",
 ) -> Updated:
     """Put a company's new events into its hybrid, and into its adapter where ``epochs`` of them are trained.
 
@@ -164,6 +167,8 @@ def update(
         force: Write even where the updated counts rank the newest events worse than the old ones.
         epochs: Of training over the customers with new events. The adapter is taken where it ranks their held-out
             events better than the old one does (ndcg@10); else the old one stays.
+        new_items: A file of items that came after the training, as for `Recommender.add_items`; those that the
+            catalogue has already are left out. They get IDs by their texts, and their events are counted.
 
     Raises:
         ValueError: the run has no hybrid that counts the company's own events, ``data`` are not those counted, a table
@@ -176,32 +181,35 @@ def update(
         if target.exists():
             raise ValueError(f"got the output {target}, which is there already, expected a new folder")
     now = counted(run, company, data)
-    home, name, num_items = home_of(now.run.root), now.place.domain, len(now.keys)
-    before = now.histories
-    new = new_events(str(events), before, name)
-    if not new.items:
-        raise ValueError(
-            f"got {new.num_rows:,} events of which none is new ({new.num_known:,} are not newer than the customer's "
-            f"last one, {new.num_unknown:,} have items that the catalogue does not have), expected some"
-        )
-    _refuse_repeated(before, new)
-    after, kept = merged(before, new), merged(before, new, without_last=True)
-    asked = _asked(kept, new, name)
-    tested = now.hybrid._replace(counts=now.others.plus(count_events(kept.sequences, num_items)))
-    test = _test(now.hybrid, tested, *asked)
-    found = Updated(None, new, len(after.customers) - len(before.customers), test)
-    if test.is_worse and not force:
-        return found
-    whole = now.hybrid._replace(counts=now.others.plus(count_events(after.sequences, num_items)))
+    home, name, old_hybrid, num_old = home_of(now.run.root), now.place.domain, now.hybrid, len(now.keys)
     with tempfile.TemporaryDirectory() as scratch:
+        if new_items:
+            now, old_hybrid = with_new_items(now, new_items, Path(scratch) / "longer")
+        before, num_items = now.histories, len(now.keys)
+        new = new_events(str(events), before, name)
+        if not new.items:
+            raise ValueError(
+                f"got {new.num_rows:,} events of which none is new ({new.num_known:,} are not newer than the "
+                f"customer's last one, {new.num_unknown:,} have items that the catalogue does not have), expected some"
+            )
+        _refuse_repeated(before, new)
+        after, kept = merged(before, new), merged(before, new, without_last=True)
+        asked = _asked(kept, new, name)
+        tested = now.hybrid._replace(counts=now.others.plus(count_events(kept.sequences, num_items)))
+        test = _test(old_hybrid, tested, *asked)
+        found = Updated(None, new, len(after.customers) - len(before.customers), test, num_items - num_old)
+        if test.is_worse and not force:
+            return found
+        whole = now.hybrid._replace(counts=now.others.plus(count_events(after.sequences, num_items)))
         adapter = Path(scratch) / "adapter"
         trained = _train(now, tested, kept, new, asked, epochs, where, adapter) if epochs else None
 
         def change(folder: RunFolder) -> None:
             put_private(folder, name, whole, now.keys, after)
-            if trained is not None and trained.is_better:
+            taken = adapter if trained is not None and trained.is_better else now.place.adapter
+            if taken in (adapter, Path(scratch) / "longer"):
                 shutil.rmtree(folder.adapters / name)
-                shutil.copytree(adapter, folder.adapters / name)
+                shutil.copytree(taken, folder.adapters / name)
                 replace_in_manifest(folder.root, folder.adapters / name)
 
         found = found._replace(trained=trained)
@@ -212,6 +220,42 @@ def update(
             if find_source(run).run != now.run:
                 raise ValueError(f"got {run}, of which another version came into force meanwhile. Update it again")
             return found._replace(folder=home, version=add_version(home, now.run.root, _in_short(found, name), change))
+
+
+def with_new_items(now: Counted, path: str, folder: Path) -> tuple[Counted, Hybrid]:
+    """A company with the items of a file that its catalogue does not have, which nobody had yet; and the hybrid in
+    which experts that count abstain from them, as before their events were known.
+
+    ``folder``: where the adapter is written with the longer table of items. No weight changes.
+
+    Raises:
+        ValueError: the file cannot be read, an item has no text, the run does not keep what IDs and vectors of later
+            items need, or every ID is one token, of which the backbone would need another row.
+    """
+    from fedecider.models.loaded import add_to, as_new_item, read_new_items  # models are read for new items alone
+
+    table, known = read_item_ids(now.place.adapter), set(now.keys)
+    items = [as_new_item(one) for one in read_new_items(Path(path)) if one.key not in known]
+    if not items:
+        return now, now.hybrid
+    if all(len(tokens) == 1 for tokens in table.token_ids):
+        raise ValueError(
+            f"got {len(items):,} new items for a run whose IDs are one token each, expected one with pretrain.ids "
+            "generator, keywords or semantic: a new token would need a row of the backbone, which all companies share. "
+            "Give --new_items to recommend and serve, which know them by their texts, or federate anew"
+        )
+    longer = add_to(now.place, None, load_tokenizer(now.place.backbone), table, items, now.hybrid)
+    assert longer.hybrid is not None
+    shutil.copytree(now.place.adapter, folder)
+    lengthen(folder, longer.table)
+    keys = list(longer.table.keys)
+    return now._replace(
+        place=now.place._replace(adapter=folder),
+        keys=keys,
+        hybrid=longer.hybrid._replace(num_new=0),
+        histories=now.histories._replace(item_keys=keys),
+        others=now.others.with_items(len(items)),
+    ), longer.hybrid
 
 
 def put_private(folder: RunFolder, name: str, hybrid: Hybrid, keys: Sequence[str], histories: Histories) -> None:
@@ -378,8 +422,10 @@ def in_words(done: Updated, company: str) -> list[str]:
         shown = ", ".join(events.unknown[:3])
         lines.append(
             f"left out: {events.num_unknown:,} events of {len(events.unknown):,} items that the catalogue does not "
-            f"have, such as {shown}; recommend them by their texts: --new_items of recommend and serve"
+            f"have, such as {shown}; with their texts in --new_items they are counted"
         )
+    if done.num_new_items:
+        lines.append(f"{done.num_new_items:,} new items have an ID by their text, and are recommended from now on")
     if test.num_customers:
         lines.append(
             f"the last new event of {test.num_customers:,} customers, hybrid without its model: hit@10 {test.old:.4f} "

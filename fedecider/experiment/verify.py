@@ -23,7 +23,7 @@ from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
-from fedecider.running.run_folder import RunFolder, damage_names, read_metrics
+from fedecider.running.run_folder import SITE, RunFolder, damage_names, only_stage, read_metrics
 from idgen.backbone import load_backbone
 from idgen.ranking import with_prior
 from idgen.samples import Split
@@ -80,9 +80,12 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
     changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
     if changed:
         raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
-    first = stage_run(settings.run)
-    known = domains if first is settings.run else load_data(first)
-    pretrained = pretrain_stage(replace(first, cache=settings.run.cache), known, device)
+    if SITE in record:
+        pretrained = only_stage(Path(settings.run.cache), "pretrain")
+    else:
+        first = stage_run(settings.run)
+        known = domains if first is settings.run else load_data(first)
+        pretrained = pretrain_stage(replace(first, cache=settings.run.cache), known, device)
     tokenizer = load_tokenizer(folder.backbone)
     ids = load_ids(pretrained.folder, domains, settings.run.pretrain, walks_of=())
     found = []

@@ -65,6 +65,13 @@ def read_item_ids(folder: Path) -> ItemTable:
     return table
 
 
+def lengthen(folder: Path, items: ItemTable) -> None:
+    """Put a table with more items into the place of that in ``folder``: a new file, since the old one may be a link."""
+    end_token = json.loads((folder / ITEM_FILE).read_text(encoding="utf-8"))["eos_token_id"]
+    (folder / ITEM_FILE).unlink()
+    write_items(folder, items, end_token)
+
+
 def write_items(folder: Path, items: ItemTable, end_token: int | None) -> None:
     """Write the table beside the weights in ``folder``, whose digest it holds; ``end_token`` closes an ID."""
     entries = {

@@ -44,6 +44,7 @@ from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids
 from idgen.item_ids import ItemIds, Words, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.precision import autocast
+from idgen.prompts import prompt_texts
 from idgen.ranking import catalogue_rows, catalogue_scores, trie_log_probs, with_prior
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
@@ -228,6 +229,21 @@ def add_items(
         writer = _generator(tokenizer, texts) if texts.ids == "generator" else None
         ids = make_item_ids(keys, found, tokenizer, writer, texts.words, taken=items.token_ids)
     return Added(tokenizer, _longer(items, new_items, ids), longer_hybrid)
+
+
+def add_to(
+    place: Place,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    items: ItemTable,
+    new_items: Sequence[NewItem],
+    hybrid: Hybrid | None,
+) -> Added:
+    """`add_items` as the run of ``place`` reads texts; ``model`` is read where every ID is one token."""
+    catalogue, asked = items.catalogue or place.domain, place.inference
+    prompts = prompt_texts(asked.samples.templates, [catalogue])
+    texts = NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words, prompts)
+    return add_items(model, tokenizer, items, catalogue, new_items, texts, hybrid)
 
 
 AGAIN = "Run again, or leave out the new items"

@@ -57,9 +57,8 @@ from fedecider.models.loaded import (
     TEXT_FOLDER,
     Loaded,
     NewItem,
-    NewTexts,
     adapted,
-    add_items,
+    add_to,
     as_new_item,
     check_same_base,
     mix_allowed,
@@ -82,7 +81,6 @@ from fedecider.running.machine import checked_device
 from fedecider.running.run_folder import RunFolder, check_output, damage_names
 from idgen.backbone import cut_table, load_backbone
 from idgen.new_items import append_rows
-from idgen.prompts import prompt_texts
 from idgen.samples import Task
 from idgen.tokenizer import load_tokenizer
 
@@ -574,12 +572,8 @@ class Recommender:
             now, added = self._loaded, [as_new_item(item) for item in new_items]
             if not added:
                 return
-            place = now.place
-            catalogue, asked = now.table.catalogue or place.domain, place.inference
-            prompts = prompt_texts(asked.samples.templates, [catalogue])
-            texts = NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words, prompts)
-            with_them = add_items(now.model, now.tokenizer, now.table, catalogue, added, texts, now.hybrid)
-            ready = ready_to_rank(now.source, place, now.model, *with_them, self._device)
+            with_them = add_to(now.place, now.model, now.tokenizer, now.table, added, now.hybrid)
+            ready = ready_to_rank(now.source, now.place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))
 
     def load_adapter(

@@ -140,6 +140,12 @@ def go_back(home: Path, number: int) -> Versions:
     return read_versions(home)
 
 
+def drop_versions(home: Path) -> None:
+    """What a training anew leaves of updates: nothing; the run as it is trained is in force."""
+    (home / RECORD).unlink(missing_ok=True)
+    shutil.rmtree(home / FOLDER, ignore_errors=True)
+
+
 def remove_gone(home: Path) -> None:
     """Versions that nobody can go back to: the whole folder, of the run as it was trained the private part.
 

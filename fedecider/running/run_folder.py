@@ -132,6 +132,18 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
     return Stage(folder, False)
 
 
+def only_stage(cache: Path, name: str) -> Stage:
+    """The one stage ``name`` in the cache of a project: its key may name folders that this machine does not have.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    found = sorted(cache.glob(f"{name}-*"))
+    if len(found) != 1:
+        raise ValueError(f"got {len(found)} stages {name} in {cache}, expected one: copy the project anew")
+    return Stage(found[0], True)
+
+
 def begun_folder(cache: Path, name: str, inputs: dict[str, Any]) -> Path:
     """Where a build of `cached_stage` may leave what the next build of the same stage goes on with after a kill.
 
@@ -193,6 +205,8 @@ PLACES = ("output", "resume", "cache", "data", "tracker")
 
 SITE_LOGS = "training.jsonl"
 """What a site of a deployment keeps of its training, in its own folder."""
+SITE = "site"
+"""Entry of ``run.json`` that tells the folder of one company at its site from that of a run."""
 
 
 class RunFolder(NamedTuple):
@@ -423,8 +437,8 @@ def read_run(root: Path) -> dict[str, Any]:
     if not path.is_file():
         if RunFolder(root).metrics.is_file() and RunFolder(root).adapters.is_dir():
             raise FileNotFoundError(
-                f"no run in {root} (expected {path}): it is what one site of a deployment has, whose rounds and "
-                "settings are its server's. Its figures are in results.md and metrics.json, recommend and serve read it"
+                f"no run in {root} (expected {path}): an older version wrote it at a site of a deployment, without "
+                "its settings. Its figures are in results.md and metrics.json, recommend and serve read it"
             )
         raise FileNotFoundError(
             f"no run in {root} (expected {path}). Give the folder that scripts/federate.py printed at its end"
@@ -436,6 +450,15 @@ def read_run(root: Path) -> dict[str, Any]:
             f"got a damaged {path} (no settings in config.{wrong[0]}), expected them. Restore it from a copy"
         )
     return record
+
+
+def refuse_site(root: Path, record: Mapping[str, Any]) -> None:
+    """``ValueError`` for the folder of one company at its site, where the rounds of all companies are asked for."""
+    if SITE in record:
+        raise ValueError(
+            f"got {root}, the folder of one company at its site, expected that of a run: the rounds of all companies "
+            "are in the folder of their server"
+        )
 
 
 def read_metrics(folder: RunFolder) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from fedecider.cli.main import main
 from fedecider.data.card import make_card, overlaps
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
@@ -147,6 +148,41 @@ def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
     (said,) = joining_sentences(joining_of_sites({name: server["domains"][name]["test"] for name in NAMES}))
     assert said.startswith("What joining brought: of 100 customers")
     assert all(f"{name} " in said for name in NAMES)
+
+
+def test_a_sites_folder_is_read_and_changed_by_what_reads_and_changes_runs(playground, deployed, tmp_path, capsys):
+    def said(*words):
+        assert main([str(word) for word in words]) == 0, capsys.readouterr().err
+        return " ".join(capsys.readouterr().out.split())
+
+    site = tmp_path / "site"
+    shutil.copytree(deployed / "crime", site)
+    record = read(site / "run.json")
+    assert record["config"]["run"]["domains"] == "crime"
+    assert str(playground / "site-comics") not in (site / "run.json").read_text()
+    (site / "report.html").unlink()
+    assert "report.html" in said("report", "--run", site)
+    assert "What joining brought" in (site / "report.html").read_text()
+    assert "crime" in said("evaluate", "--run", site)
+    domain = load_domains(playground / "site-crime", ["crime"])["crime"]
+    user, keys = domain.clients.users[0], domain.item_keys
+    asked = ["recommend", "--run", site, "--customers", user, "--json", "true"]
+    before = json.loads(said(*asked))
+    new = next(key for key in keys if keys.index(key) not in domain.clients.sequences[0])
+    rows = "".join(f"{user},{one},{time}\n" for one, time in ((new, 4_000_000_000), (keys[3], 4_000_000_001)))
+    (tmp_path / "new.csv").write_text(f"user,item,timestamp\n{rows}")
+    words = ("update", "--run", site, "--events", tmp_path / "new.csv", "--force", "true")
+    assert "version 2 of" in said(*words, "--epochs", 1)
+    after = json.loads(said(*asked))
+    assert [item["key"] for item in after["history"]] == [item["key"] for item in before["history"]] + [new, keys[3]]
+    said("update", "--run", site, "--version", 1)
+    assert main(["audit", "--run", str(site)]) == 2
+    assert "expected that of a run: the rounds of all companies are in the folder of their server" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert json.loads(said(*asked)) == before
+    assert "1 customer and" in said("forget", "--run", site, "--customer", user)
+    assert json.loads(said(*asked))["history"] == []
 
 
 def test_the_server_has_nothing_of_any_user(playground, deployed):

@@ -44,6 +44,7 @@ REASONS = {
     "fedem": PAIRS,
     "gpfedrec": PAIRS,
     "pfedgraph": PAIRS,
+    "fedca": PAIRS,
     "fedecider": "every client trains over the directions of all",
     "lora_sim": PAIRS,
     "fellrec": PAIRS,

@@ -176,7 +176,10 @@ def fedca(federation: Federation, training: EmbeddingTraining, config: FedcaConf
         positions,
         ("mixed", "local"),
         upload_like=upload_like,
-        alone=lambda round, received, upload: {TABLE: upload.tensors[TABLE]},
+        alone=lambda round, received, upload: {
+            TABLE: upload.tensors[TABLE],
+            PERSONAL: torch.ones_like(received[PERSONAL]),
+        },
     )
 
 

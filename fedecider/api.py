@@ -113,7 +113,7 @@ def federate(
 
 
 def load(folder: str | Path) -> Result:
-    """A finished run of any track.
+    """The `Result` of a finished run of any track, read from its folder.
 
     Raises:
         FileNotFoundError: the folder holds no run.
@@ -192,6 +192,7 @@ class Result:
 
     @property
     def method(self) -> str:
+        """The name of the federated method, such as ``fedavg``."""
         return str(self.record["config"]["run"]["method"])
 
     @property

@@ -38,7 +38,9 @@ NUM_DENSE = 20
 """Events a user from which layers may have to learn too. Measured were seven and a hundred (docs/backbones.md): between
 them, a history that fills the model's own (samples.max_history 20)."""
 WIDTHS = {"minilm": 256, "tfidf": 128}
+"""Wider was better up to 256 (docs/backbones.md); vectors of TF-IDF have 128 numbers at most."""
 LONG_S = 3600.0
+"""What takes longer is not begun unasked."""
 FACTOR = 2.0
 """Within which the estimate was in the runs of benchmarks/results/chosen.md."""
 PLACES = ("config", "output", "cache", "resume", "tracker", "events", "items", "columns", "public", "yes")

@@ -337,6 +337,7 @@ class Recommender:
 
     @property
     def domain(self) -> str:
+        """The domain whose adapter is in place."""
         return self._loaded.place.domain
 
     @property
@@ -371,6 +372,7 @@ class Recommender:
 
     @property
     def tokenizer(self) -> Any:
+        """That of the backbone, in which item IDs are written."""
         return self._loaded.tokenizer
 
     @property

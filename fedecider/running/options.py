@@ -37,6 +37,7 @@ CONFIGS = next(
 )
 """Files of settings that come with the package: inside it where it is installed, beside it in a checkout."""
 MAX_CHARACTERS = 100_000
+"""Many times the longest file of settings here; what is longer is something else."""
 MAX_VALUES = 20_000
 """Scalars, lists and blocks, an alias counted as all that it stands for."""
 MAX_DEPTH = 40

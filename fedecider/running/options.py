@@ -545,6 +545,6 @@ def _one_line(text: str, length: int = 1000) -> str:
 def _quiet_libraries() -> None:
     """No bars for loading files of a few megabytes, and no warning that only a library's authors can act on."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers when it is imported
-    if "transformers" in sys.modules:  # importing it takes seconds, and the embedding track does without
+    if "transformers" in sys.modules:  # importing it takes seconds, and the cross-device track does without
         sys.modules["transformers"].utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

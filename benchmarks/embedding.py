@@ -1,4 +1,4 @@
-"""Seconds per round, peak memory and bytes of the embedding track, against the per-user reference loop of the same run.
+"""Seconds per round, peak memory and bytes of the cross-device track, against a run's per-user reference loop.
 
     python benchmarks/embedding.py [--output FILE.md]
 
@@ -211,7 +211,7 @@ def _in_process(case: str, args: argparse.Namespace) -> dict:
 
 
 def _report(results: dict[str, dict], args: argparse.Namespace) -> list[str]:
-    lines = ["# The embedding track: seconds, memory, bytes", "", *heading("embedding.py", args.threads), ""]
+    lines = ["# The cross-device track: seconds, memory, bytes", "", *heading("embedding.py", args.threads), ""]
     lines += [
         "ML-100K (943 clients, 1,682 items) at each paper's settings. `ours` and `per-user loop` are a round's seconds",
         "without validation, medians over the rounds; the ratio is the median of the rounds' own ratios (least to",

@@ -508,7 +508,7 @@ def heading(size: Size, device: torch.device, commit: str) -> list[str]:
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to do, default all")
-    parser.add_argument("--shapes", default="24516-clients,ml-1m", help="of the embedding track; ml-1m needs its data")
+    parser.add_argument("--shapes", default="24516-clients,ml-1m", help="cross-device track; ml-1m needs its data")
     parser.add_argument("--toy", action="store_true", help="tiny sizes, to try the script itself")
     parser.add_argument("--tests", nargs="+", default=[], help="where pytest looks, default: files with gpu tests")
     parser.add_argument("--data", default="", help="folder of prepared domains for the federated run")

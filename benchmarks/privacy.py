@@ -1,4 +1,4 @@
-"""What bounds and noise cost the LLM track: test figures against epsilon, for hidden users and for noised uploads.
+"""What bounds and noise cost the cross-silo track: test figures against epsilon, for hidden users and noised uploads.
 
     python benchmarks/privacy.py --data <prepared> --cache .cache --folder privacy --seeds 0,1,2 \
       [--rows "student;trained"] [--output FILE.md] --set <options>
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--output", default="")
     parser.add_argument("--set", nargs=argparse.REMAINDER, default=[], help="further settings of every row")
     args = parser.parse_args()
-    lines = ["# Privacy of the LLM track", "", *heading("privacy.py", args.threads), ""]
+    lines = ["# Privacy of the cross-silo track", "", *heading("privacy.py", args.threads), ""]
     labels, seeds = args.rows.split(";"), [int(seed) for seed in args.seeds.split(",")]
     found: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
     with start(args.threads) as launch:

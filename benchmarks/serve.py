@@ -143,7 +143,7 @@ def row(level: Level) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--run", required=True, help="a finished run of the LLM track")
+    parser.add_argument("--run", required=True, help="a finished run of the cross-silo track")
     parser.add_argument("--clients", default="1,8,32")
     parser.add_argument("--requests", type=int, default=10_000, help="over all numbers of clients, in equal shares")
     parser.add_argument("--output", default="")

@@ -67,7 +67,7 @@ class Watched(NamedTuple):
 
 
 def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
-    """Attack a finished run of the embedding track.
+    """Attack a finished run of the cross-device track.
 
     Raises:
         FileNotFoundError: there is no run.

@@ -1,4 +1,4 @@
-"""Settings of the embedding track from a command line."""
+"""Settings of the cross-device track from a command line."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ OWN_SHOWN = 10
 
 
 def parse_embedding_settings(description: str, words: Sequence[str], method: str) -> EmbeddingSettings:
-    """Settings of a run of the embedding track; what is not given is what the method's paper sets.
+    """Settings of a run of the cross-device track; what is not given is what the method's paper sets.
 
     Raises:
-        ValueError: an option of the LLM track, or a setting that cannot be.
+        ValueError: an option of the cross-silo track, or a setting that cannot be.
     """
     return parse_settings_and(description, [*words, "--method", method])[0]
 
@@ -47,7 +47,7 @@ def parse_settings_and(description: str, words: Sequence[str], *beside: type) ->
     method = peek(words, "method", EmbeddingRunConfig.method)
     foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
     if foreign:
-        raise ValueError(f"got {foreign[0]} with the method {method} of the embedding track, expected --dataset")
+        raise ValueError(f"got {foreign[0]} with the method {method} of the cross-device track, expected --dataset")
     entry = EMBEDDING_METHODS[method]
     privacy = () if entry.guarantee else (PrivacyConfig,)
     classes = (*beside, EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)

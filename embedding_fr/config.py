@@ -1,4 +1,4 @@
-"""Settings that every method of the embedding track shares; one knob has one name everywhere."""
+"""Settings that every method of the cross-device track shares; one knob has one name everywhere."""
 
 from __future__ import annotations
 

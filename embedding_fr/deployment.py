@@ -1,4 +1,4 @@
-"""What the embedding track gives a deployment: every user is a client, and a site hosts a block of users.
+"""What the cross-device track gives a deployment: every user is a client, and a site hosts a block of users.
 
 ``project.json`` then also has the data set and the item keys; it holds nobody's interactions. A site's own folder has
 ``interactions.json``: its users with the keys of their items, oldest first; they are its clients in ascending order.
@@ -185,8 +185,8 @@ def check_deployable(settings: EmbeddingSettings) -> None:
     if run.secure_sum or entry.needs_everyone(settings.method):
         name = "secure_sum" if run.secure_sum else "secure"
         raise ValueError(
-            f"got {name} true, expected false in a deployment of the embedding track: a site sees the uploads of the "
-            "users it hosts, and the server sees each of them"
+            f"got {name} true, expected false in a deployment of the cross-device track: a site sees the uploads of "
+            "the users it hosts, and the server sees each of them"
         )
     noise = settings.privacy.noise_scale if entry.guarantee is None else settings.method.noise_scale
     if noise and (entry.guarantee is not None or settings.privacy.noise_on == "sum"):

@@ -32,6 +32,7 @@ FORMATS = {"float32": torch.float32, "float64": torch.float64}
 SMALLER_SERVER: tuple[dict[str, Any], ...] = ({"precision": "float32"}, {"precision": "float32", "top_k": 1000})
 """Rounding comes before cutting: float32 changed no hit where it was measured, a cut moved hit@10 by 0.001 to 0.007."""
 MAX_UPLOAD_BYTES = 4 << 30
+"""Of the uploads of a block, which are held at once."""
 SCALE_BITS = 16
 """Scales are multiples of 2^-16, so that sums of them are exact in float64 whatever their order."""
 

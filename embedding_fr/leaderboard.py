@@ -1,4 +1,4 @@
-"""The leaderboard: every method and baseline of the embedding track on one data set, under every protocol.
+"""The leaderboard: every method and baseline of the cross-device track on one data set, under every protocol.
 
 Cells with training negatives from outside the train items serve ``strict`` and ``strict/sampled99`` alike, where both
 are asked for together; their round and their settings are chosen by the validation ndcg@10 in the whole catalogue.

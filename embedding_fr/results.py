@@ -1,4 +1,4 @@
-"""``report.html`` of a run of the embedding track: read from its JSON files alone, so that it can be made again.
+"""``report.html`` of a run of the cross-device track: read from its JSON files alone, so that it can be made again.
 
 Shape legend: R rounds, U users (= clients).
 """
@@ -61,7 +61,7 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, stage, write_seconds
 from fedecider.running.run_folder import RunFolder, damage_names, read_object, read_run
 
-# ``report.html`` of a run of the embedding track: read from its JSON files alone, so that it can be made again.
+# ``report.html`` of a run of the cross-device track: read from its JSON files alone, so that it can be made again.
 
 SIMPLE = ("popularity",)
 """Rows of a run that need no training."""
@@ -70,12 +70,12 @@ SIMPLE = ("popularity",)
 def report(config: Any) -> Path:
     """The page of a finished run, made again (`fedecider.experiment.run_page.ReportConfig`)."""
     if config.data:
-        raise ValueError(f"got --data for {config.run}, a run of the embedding track, expected none: leave it out")
+        raise ValueError(f"got --data for {config.run}, a run of the cross-device track, expected none: leave it out")
     return embedding_run_page(RunFolder(Path(config.run)))
 
 
 def embedding_run_page(folder: RunFolder) -> Path:
-    """Write ``report.html`` into a finished run folder of the embedding track and return its path.
+    """Write ``report.html`` into a finished run folder of the cross-device track and return its path.
 
     Errors as `fedecider.experiment.report.write_run_page`.
     """
@@ -144,7 +144,7 @@ def _groups(metrics: Mapping[str, Any]) -> Section:
     return Section("Groups of users and items", [INTERVALS], tables)
 
 
-# What a finished run of the embedding track leaves behind: metrics with intervals, canary, curve, bytes, seconds.
+# What a finished run of the cross-device track leaves behind: metrics with intervals, canary, curve, bytes, seconds.
 
 MANY_TIES = 0.1
 """Share of neighbouring events at the same time from which on a method that uses order says so."""

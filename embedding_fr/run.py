@@ -1,4 +1,4 @@
-"""A run of the embedding track for the engine: every user of a rating data set is a client."""
+"""A run of the cross-device track for the engine: every user of a rating data set is a client."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def data_words(data: Any, cache: Path) -> list[str]:
     names = list(data) if isinstance(data, Mapping) else sorted(path.name for path in Path(data).iterdir())
     if len(names) != 1:
         raise ValueError(
-            f"got the domains {', '.join(names)} for the embedding track, expected one: every user is a client here"
+            f"got the domains {', '.join(names)} for the cross-device track, expected one: every user is a client here"
         )
     folder = kept_data(data, cache) if isinstance(data, Mapping) else Path(data)
     return [f"--dataset={names[0]}", "--source=prepared", f"--raw={folder}"]

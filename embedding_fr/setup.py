@@ -168,7 +168,7 @@ def _split(own: Tree) -> tuple[Tree, Tree]:
     return mine, {name.removeprefix(KEPT): tensor for name, tensor in own.items() if name.startswith(KEPT)}
 
 
-# What a run of the embedding track starts from, and its rounds: every user of a rating data set is a client.
+# What a run of the cross-device track starts from, and its rounds: every user of a rating data set is a client.
 
 
 @dataclass(frozen=True)

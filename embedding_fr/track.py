@@ -1,10 +1,10 @@
-"""The embedding track, as the engine knows it: every user of a rating data set is a client."""
+"""The cross-device track, as the engine knows it: every user of a rating data set is a client."""
 
 from fedecider.experiment.track import Track
 
 TRACK = Track(
     name="embedding",
-    title="the embedding track",
+    title="the cross-device track",
     description="Every user of a rating data set is a client.",
     built_in=(
         "fedease",

@@ -61,7 +61,7 @@ def federate(
 
     Args:
         data: What `from_events`, `open_prepared` or `sample` gave, or the folder of prepared data; for methods of the
-            embedding track also the name of a rating data set, such as ``ml-100k``. None: the embedded sample.
+            cross-device track also the name of a rating data set, such as ``ml-100k``. None: the embedded sample.
         method: The name of a method, or the entry of one's own (`fedecider.methods.Method` and its like). None: that of
             ``config``, or chosen.
         config: A YAML file of settings, or such settings as a mapping. None: chosen for the data and the machine, with
@@ -113,7 +113,7 @@ def federate(
 
 
 def load(folder: str | Path) -> Result:
-    """A finished run of any track.
+    """The `Result` of a finished run of any track, read from its folder.
 
     Raises:
         FileNotFoundError: the folder holds no run.
@@ -192,6 +192,7 @@ class Result:
 
     @property
     def method(self) -> str:
+        """The name of the federated method, such as ``fedavg``."""
         return str(self.record["config"]["run"]["method"])
 
     @property
@@ -201,7 +202,7 @@ class Result:
 
     @property
     def clients(self) -> list[str]:
-        """Domains or companies; of the embedding track the data set, whose users are scored together."""
+        """Domains or companies; of the cross-device track the data set, whose users are scored together."""
         return [name for name in groups(self.raw) if name != MACRO]
 
     @property

@@ -249,7 +249,10 @@ def keyword_item_ids(
     words: Words = TITLE_WORDS,
     taken: Iterable[Sequence[int]] = (),
 ) -> ItemIds:
-    """Item IDs from the items' own words, without a neural generator, through the same uniqueness rules."""
+    """Item IDs from the items' own words, without a neural generator, through the rules of `assign_item_ids`.
+
+    ``words``: how many an ID has, and whether they are the most telling ones or the title's first. Not in a paper.
+    """
     candidates = keyword_candidates(item_texts, words)
     return assign_item_ids(item_keys, candidates, tokenizer, taken=taken, item_texts=item_texts)
 

@@ -97,6 +97,7 @@ class Trie:
 
     @property
     def device(self) -> torch.device:
+        """Where its tensors lie."""
         return self.token_N.device
 
     def to(self, device: torch.device | str) -> Trie:

@@ -11,7 +11,7 @@ def named(name):
 
 
 def spaces():
-    """What is wrong -> name, range, pattern of the sentence, for the example of the LLM track."""
+    """What is wrong -> name, range, pattern of the sentence, for the example of the cross-silo track."""
     return {
         "unknown name": ("shares", Real(0.1, 0.9), "the space has 'shares', which is no setting"),
         "unknown field": ("share.x", Real(0.1, 0.9), r"the space has 'share\.x', which is no setting"),
@@ -58,7 +58,10 @@ def wrong_settings(llm, embedding):
             ("settings", f"clash {name}"): (entry._replace(config=named(name)), rf"\['{name}'\] of Clashing are names")
             for name, entry in {"clip": embedding, "trials": embedding, "config": llm, "lora_rank": llm}.items()
         },
-        ("settings", "clash of the LLM track"): (llm._replace(config=named("trials")), r"\['trials'\] of Clashing are"),
+        ("settings", "clash of the cross-silo track"): (
+            llm._replace(config=named("trials")),
+            r"\['trials'\] of Clashing are",
+        ),
         **{
             ("space", what): (llm._replace(space={name: one}), pattern)
             for what, (name, one, pattern) in spaces().items()

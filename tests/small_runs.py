@@ -1,4 +1,4 @@
-"""Settings of small runs of the LLM track."""
+"""Settings of small runs of the cross-silo track."""
 
 from pathlib import Path
 

@@ -425,7 +425,7 @@ def test_an_embedding_run_is_not_evaluated_or_recommended_from(copy, capsys):
     del record["config"]["ranking"]
     (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "method", to="fedmf")))
     for script, words in {"evaluate": (), "recommend": ("--domain", "crime", "--history", "x")}.items():
-        refused(capsys, "embedding track", script, "--run", str(copy), *words)
+        refused(capsys, "cross-device track", script, "--run", str(copy), *words)
 
 
 CUT = object()

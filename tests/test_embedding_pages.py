@@ -1,4 +1,4 @@
-"""Verdicts of the embedding track's pages, from hand-written numbers."""
+"""Verdicts of the cross-device track's pages, from hand-written numbers."""
 
 import pytest
 

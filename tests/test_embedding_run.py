@@ -1,4 +1,4 @@
-"""Commands of the embedding track on a small csv: what a run leaves behind, resuming, bad input, the leaderboard."""
+"""Commands of the cross-device track on a small csv: what a run leaves behind, resuming, bad input, the leaderboard."""
 
 import csv
 import os

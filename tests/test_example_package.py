@@ -117,8 +117,8 @@ def test_their_settings_are_shown_as_those_of_built_in_methods(capsys):
 @pytest.mark.usefixtures("installed")
 def test_the_doctor_lists_them():
     found = {one.what: (one.found, one.missing) for one in doctor.examined()}
-    assert found["method interpolated"] == ("fedecider-interpolated 0.1.0, of the LLM track", "")
-    assert found["method fedbias"] == ("fedecider-interpolated 0.1.0, of the embedding track", "")
+    assert found["method interpolated"] == ("fedecider-interpolated 0.1.0, of the cross-silo track", "")
+    assert found["method fedbias"] == ("fedecider-interpolated 0.1.0, of the cross-device track", "")
 
 
 def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard(
@@ -187,7 +187,7 @@ def test_the_documented_file_of_settings_is_read(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def playground(site, tmp_path_factory):
-    """A folder with toy settings and ``run``, a finished run of the LLM track, made by a process of its own."""
+    """A folder with toy settings and ``run``, a finished run of the cross-silo track, made by a process of its own."""
     folder = tmp_path_factory.mktemp("llm")
     (folder / "toy.yaml").write_text(yaml.safe_dump({**test_pipeline.SETTINGS, "num_rounds": 2}))
     command = ("-m", "fedecider.cli.main", *LLM_RUN, "--output", "run")

@@ -134,7 +134,7 @@ def test_one_name_in_both_tracks_is_refused(site, monkeypatch, capsys):
     points = {"mine": "other_fl:METHOD", "fedavg": "other_fl:METHOD"}
     write_package(site, "other-fl", GOOD_EMBEDDING, embedding=points)
     use(monkeypatch, site)
-    message = r"from acme-fl 1\.0 \(the LLM track\) and from other-fl 1\.0 \(the embedding track\)"
+    message = r"from acme-fl 1\.0 \(the cross-silo track\) and from other-fl 1\.0 \(the cross-device track\)"
     for registry in (LLM, EMBEDDING):
         with pytest.raises(ValueError, match=message):
             registry["mine"]

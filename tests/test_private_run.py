@@ -1,4 +1,4 @@
-"""Privacy from the command line of the LLM track: what is promised, where it is printed, and what is refused."""
+"""Privacy from the command line of the cross-silo track: what is promised, where it is printed, and what is refused."""
 
 import json
 import runpy

@@ -247,7 +247,7 @@ def test_two_processes_try_what_one_tries(data, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory):
-    """A folder with small settings of the LLM track and a cache of its stages."""
+    """A folder with small settings of the cross-silo track and a cache of its stages."""
     folder = tmp_path_factory.mktemp("llm")
     content = yaml.safe_load(DEMO.read_text())
     content |= {"num_rounds": 2, "local_epochs": 1, "lora_rank": 2, "domains": "crime,comics"}

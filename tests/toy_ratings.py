@@ -1,4 +1,4 @@
-"""A small csv of the embedding track, and its command."""
+"""A small csv of the cross-device track, and its command."""
 
 import csv
 import importlib.util

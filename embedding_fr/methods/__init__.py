@@ -1,4 +1,4 @@
-"""Federated methods of the embedding track; one file and one line here for each, and those of installed packages."""
+"""Federated methods of the cross-device track; one file and one line here for each, and those of installed packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests for methods of the embedding track that live outside this package: contract, tiny users, slow loops."""
+"""Tests for methods of the cross-device track that live outside this package: contract, tiny users, slow loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny setting of the embedding track: seven clients of unequal size over 14 items."""
+"""A tiny setting of the cross-device track: seven clients of unequal size over 14 items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedecider.federation.state import RunState
 from fedecider.testing.bench import Bench, Ran, alike, differing, require, require_same, updated
 from fedecider.testing.shared_contract import SHARED
 
-# A tiny setting of the embedding track: seven clients of unequal size over 14 items.
+# A tiny setting of the cross-device track: seven clients of unequal size over 14 items.
 
 NUM_ITEMS = 14
 SEQUENCES: Sequence[Sequence[int]] = [
@@ -89,7 +89,7 @@ def run(
     return state, records
 
 
-# What a method of the embedding track owes to the runner beside what both tracks owe.
+# What a method of the cross-device track owes to the runner beside what both tracks owe.
 
 
 class EmbeddingBench(Bench):
@@ -221,7 +221,7 @@ EMBEDDING_CONTRACT: tuple[Callable[[EmbeddingBench], None], ...] = (
 
 
 def bench_of(entry: Any, config: Any = None) -> tuple[EmbeddingBench, Sequence[Callable[[EmbeddingBench], None]]]:
-    """A method of the embedding track over tiny users, and the contract."""
+    """A method of the cross-device track over tiny users, and the contract."""
     return EmbeddingBench(entry, config), EMBEDDING_CONTRACT
 
 

@@ -25,6 +25,7 @@ from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 BLOCK = 512
 """Rows that are worked on at once: large enough for the processor's full speed, a small part of a large square."""
 PROBES = 8
+"""Columns of the inverse that are checked, from the most to the least frequent item."""
 RESIDUAL = 1e-2
 """The largest residual of an inverse that is taken."""
 

@@ -1,4 +1,4 @@
-"""Baselines of other people: functions that stand as rows beside ours in every run of the LLM track.
+"""Baselines of other people: functions that stand as rows beside ours in every run of the cross-silo track.
 
 A package brings them by the entry point group ``fedecider.baselines``; in Python they are handed to
 ``fedecider.federate(baselines={...})``. They see train parts and get histories, so that no held-out item is in reach.

@@ -9,9 +9,9 @@ from fedecider.experiment.attacks import AuditConfig
 from fedecider.experiment.track import track_of_config
 from fedecider.running.options import build_parser, parse, run
 
-DESCRIPTION = """Attack a finished run as the server or another client could. Embedding track: which items did a client
-train on? LLM track: which users did it train on? Writes audit.json into the run folder and prints a table; for the
-page of a run of the LLM track, run scripts/report.py afterwards."""
+DESCRIPTION = """Attack a finished run as the server or another client could. Cross-device track: which items did a
+client train on? Cross-silo track: which users did it train on? Writes audit.json into the run folder and prints a
+table; for the page of a run of the cross-silo track, run scripts/report.py afterwards."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

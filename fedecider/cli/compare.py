@@ -9,8 +9,9 @@ from fedecider.cli.federate import DEFAULT
 from fedecider.experiment.track import Track, track_of
 from fedecider.running.options import build_parser, parse, run
 
-DESCRIPTION = """Methods x seeds x domains of the LLM track in one table, with equal tuning budgets on validation,
-intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several processes may share it."""
+DESCRIPTION = """Methods x seeds x domains of the cross-silo track in one table, with equal tuning budgets on
+validation, intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several
+processes may share it."""
 
 
 def made_table(track: Track, description: str, command: str, words: Sequence[str], common: Sequence[str] = ()) -> None:

@@ -9,7 +9,7 @@ from fedecider.cli.compare import made_table
 from fedecider.experiment.track import track_named
 from fedecider.running.options import run
 
-DESCRIPTION = """Run and rank all methods of the embedding track on one data set, with equal tuning budgets on
+DESCRIPTION = """Run and rank all methods of the cross-device track on one data set, with equal tuning budgets on
 validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""
 
 COMMON = ("help", "config", "dataset", "source", "raw", "output", "methods", "protocol", "seeds", "tune", "num_rounds")

@@ -12,7 +12,7 @@ from fedecider.running.run_folder import check_output, read_run
 
 DESCRIPTION = """Write report.html into the folder of a finished run: a verdict in plain words, examples, results with
 intervals, convergence, analyses, costs, data and settings in one file that needs no network. Examples and analyses are
-those of the LLM track; --data and --encoder are for them."""
+those of the cross-silo track; --data and --encoder are for them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

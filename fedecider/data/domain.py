@@ -87,6 +87,7 @@ class Events(NamedTuple):
 
     @property
     def num_events(self) -> int:
+        """Of all users of the group together."""
         return len(self.arrays().sequences.value_E)
 
     def arrays(self) -> EventArrays:
@@ -114,7 +115,12 @@ NO_EVENTS = Events([], [], None)
 
 @dataclass(frozen=True)
 class Domain:
-    """One product area, ready for training: catalogue, clients' events and public events. Errors: ``ValueError``."""
+    """One product area, ready for training: catalogue, clients' events and public events.
+
+    Raises:
+        ValueError: fewer than two items, keys that are not sorted and unique, an item without a text of one line, a
+            user with too few events or an item outside the catalogue, or one who is both a client's and public.
+    """
 
     name: str
     item_keys: list[str]

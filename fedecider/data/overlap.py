@@ -211,7 +211,9 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
     if overlap.nothing:
         return [f"No two of {', '.join(overlap.names)} share an item: each {hope}."]
     sentences, what = [], "items" if overlap.by == "keys" else "items, by their texts"
-    if len(overlap.names) > FEW and not overlap.apart:
+    if 2 < len(overlap.names) <= FEW and min(pair.item_share for pair in overlap.pairs) == 1.0:
+        sentences.append(f"{_listed(overlap.names, 'and')} share 100 % of {what}: joining can help.")
+    elif len(overlap.names) > FEW and not overlap.apart:
         ends = [_percent(end(pair.item_share for pair in overlap.pairs)) for end in (min, max)]
         between = " to ".join(dict.fromkeys(ends))
         sentences.append(f"{len(overlap.names)} companies share {between} of {what}, pair by pair: joining can help.")

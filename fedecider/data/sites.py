@@ -66,7 +66,13 @@ def publish(
         events: Events of the users that may be seen by everybody, a table as :func:`fedecider.data.from_events` takes.
             None: nobody's may.
         items: One row an item, the whole catalogue.
+        output: The folder to write to. None: nothing is written.
         companies: Who takes part; each is a client of the federation.
+        name: What the catalogue is called.
+        user: The column of customers' keys in ``events``.
+        item: The column of items' keys in both tables.
+        time: The column of times. None: rows of ``events`` are oldest first.
+        texts: Text field (title, brand, ...) -> its column of ``items``. None: columns of these names.
         missing_text: What items without any text are: ``error``, or ``drop`` leaves them and their events out.
         min_length: Users with fewer events are left out.
         max_length: So many newest events of each user are kept; None: all.
@@ -129,6 +135,10 @@ def own_users(
         events: The company's events, a table as :func:`fedecider.data.from_events` takes.
         public: Prepared domains without client users, such as ``public`` in the project of a deployment.
         client: The company's name there, such as ``shop.north``.
+        output: The folder to write to. None: nothing is written.
+        user: The column of customers' keys.
+        item: The column of items' keys.
+        time: The column of times. None: rows are oldest first.
         min_length: Users with fewer events are left out.
         max_length: So many newest events of each user are kept; None: all.
 

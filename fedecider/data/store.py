@@ -46,7 +46,11 @@ def save_domain(domain: Domain, folder: str | Path) -> Path:
 
 
 def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str, Path]:
-    """As ``save_domain`` for several: all are written before the first one is put in place."""
+    """Write every domain to ``folder/<name>``, all of them before the first one is put in place; name -> its folder.
+
+    Raises:
+        ValueError: no mapping of domains, or a place that holds something else than a prepared domain.
+    """
     check_folder(folder)
     if folder is None or not isinstance(domains, Mapping):
         kind = type(domains).__name__

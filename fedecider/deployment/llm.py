@@ -1,4 +1,4 @@
-"""What the LLM track gives a deployment: every domain is a client, and a site of its own.
+"""What the cross-silo track gives a deployment: every domain is a client, and a site of its own.
 
 A project then has ``public/<domain>/`` (prepared domains without client users) and ``cache/`` (stages 1 and 2, and
 vectors of the published item texts).
@@ -112,7 +112,7 @@ def simulated(settings: Settings, sites: str = "") -> Shared:
 
 def _check_sites(sites: str) -> None:
     if sites:
-        raise ValueError(f"got sites {sites}, expected none: every domain of the LLM track is a site")
+        raise ValueError(f"got sites {sites}, expected none: every domain of the cross-silo track is a site")
 
 
 def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:

@@ -76,7 +76,11 @@ def memoriser(
     candidates: dict[str, Tensor] | None = None,
     **ranking: Any,
 ) -> Tensor:
-    """Positions of the memoriser canary: chance under a sound protocol, near the top under a leaking one."""
+    """Positions of the memoriser canary: chance under a sound protocol, near the top under a leaking one.
+
+    Float64 (U,), 0-based, of the held-out items of ``split`` (valid or test); the other arguments are those of
+    `memoriser_scores`, and ``ranking`` those of `fedecider.evaluation.protocols.rank_held_out`.
+    """
     drawn = (num_rounds, num_negatives, random_ties, candidates)
     score = memoriser_scores(sequences, num_items, protocol, generator, *drawn)
     return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates, **ranking)

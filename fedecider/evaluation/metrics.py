@@ -82,7 +82,10 @@ def ranked_share(position_U: Tensor) -> float:
 
 
 def macro_mean(domain_metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Unweighted mean over domains, metric by metric: each domain counts once however many users it has."""
+    """Unweighted mean over domains, metric by metric: each domain counts once however many users it has.
+
+    Raises ``ValueError`` when two domains have other metrics.
+    """
     names = list(next(iter(domain_metrics.values()), {}))
     odd = [domain for domain, found in domain_metrics.items() if set(found) != set(names)]
     if odd:

@@ -3,7 +3,7 @@
 The only home of this rule.
 
 The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
-tables of the embedding track only: its training negatives avoid the held-out items, so that the held-out item is the
+tables of the cross-device track only: its training negatives avoid the held-out items, so that the held-out item is the
 one untrained item that is never a negative, and remembering the negatives is enough to find it. ``isolated99`` is the
 same but for that: none of the 99 other candidates is a negative either, so remembering finds nothing.
 

@@ -14,6 +14,7 @@ import numpy as np
 ROWS_AT_ONCE = 4096
 """Rows that become lists together when all of them are gone through."""
 PIECE = 250_000
+"""Numbers of whole rows that are sorted at once: bounds the memory of it."""
 
 
 class SequenceArray(Sequence[list[int]]):

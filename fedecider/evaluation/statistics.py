@@ -139,7 +139,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Interval(NamedTuple):
-    """A mean with the bounds of its confidence interval."""
+    """A mean with the bounds of its confidence interval, in the unit of the values (a metric: 0 to 1)."""
 
     mean: float
     low: float
@@ -161,6 +161,7 @@ class Comparison(NamedTuple):
     """Mean over standard deviation of the users' differences (Cohen's d for pairs)."""
 
     def distinguishable(self, level: float = 0.05) -> bool:
+        """Whether the difference is more than chance: the corrected p is below ``level``."""
         return self.p_holm < level
 
 
@@ -180,7 +181,14 @@ def bootstrap_means(
 def bootstrap_interval(
     values: Tensor, generator: torch.Generator, num_resamples: int = 2000, level: float = 0.95
 ) -> Interval:
-    """Percentile cluster-bootstrap interval of the mean of ``values`` (S, U), or (U,) for one run."""
+    """Percentile cluster-bootstrap interval of the mean of ``values`` (S, U), or (U,) for one run.
+
+    Users, and seeds where there are several, are drawn with replacement ``num_resamples`` times (`bootstrap_means`);
+    the bounds are the (1 - level) / 2 and (1 + level) / 2 quantiles of the means (Efron, 1979).
+
+    Raises:
+        ValueError: no user, another shape, or NaN.
+    """
     return bootstrap_intervals({"": values}, generator, num_resamples, level)[""]
 
 
@@ -210,7 +218,11 @@ def metric_intervals(
     """Every metric with its interval, per domain and for ``"macro"``: domain -> metric -> interval.
 
     ``positions``: domain -> (S, U) or (U,) positions. The seeds are resampled jointly for all domains, since one run
-    trains all of them.
+    trains all of them. ``persons``: domain -> whose positions these are, where one person is a user of several domains
+    and counts as one.
+
+    Raises:
+        ValueError: no domain, other numbers of seeds in two domains, or positions that are none.
     """
     return table_intervals({"": positions}, generator, cutoffs, num_resamples, level, persons)[""]
 

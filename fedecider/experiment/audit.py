@@ -1,4 +1,4 @@
-"""The models that parties of the LLM track can put together from what they see: uploads, downloads, exported adapters.
+"""The models that parties of the cross-silo track can put together from what they see: uploads, downloads, adapters.
 
 A run folder keeps no uploads: every client's next update, after the selected round, is made from the last checkpoint by
 the method's own functions. The attack (`fedecider.experiment.attacks`) asks a model that a party can put together about
@@ -67,7 +67,7 @@ from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, damage_names, fingerprint
 from idgen.backbone import load_backbone
 
-# The models that parties of the LLM track can put together from what they see: uploads, downloads, exported
+# The models that parties of the cross-silo track can put together from what they see: uploads, downloads, exported
 # adapters.
 
 SCALES = (1.0, 0.25, 0.5, 2.0, 4.0)
@@ -265,7 +265,7 @@ class Asked(NamedTuple):
 
 
 def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
-    """Attack a finished run of the LLM track; needs its ``checkpoints/``, ``adapters/`` and ``backbone/``.
+    """Attack a finished run of the cross-silo track; needs its ``checkpoints/``, ``adapters/`` and ``backbone/``.
 
     Raises:
         FileNotFoundError: there is no run.

@@ -38,7 +38,9 @@ NUM_DENSE = 20
 """Events a user from which layers may have to learn too. Measured were seven and a hundred (docs/backbones.md): between
 them, a history that fills the model's own (samples.max_history 20)."""
 WIDTHS = {"minilm": 256, "tfidf": 128}
+"""Wider was better up to 256 (docs/backbones.md); vectors of TF-IDF have 128 numbers at most."""
 LONG_S = 3600.0
+"""What takes longer is not begun unasked."""
 UNEQUAL = 4.0
 """Times the events of the smallest client from which the largest one would gain nothing from equal weights; measured
 is 33 times."""
@@ -312,22 +314,20 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
     return {
         "lora_targets": targets,
         "num_rounds": rounds,
-        "batch_size": f"{found['local_epochs']} local epochs, as in the configuration",
         "hybrid.kind": f"{hybrid} (docs/hybrid.md)",
     }
 
 
 def _machine(machine: Machine, found: dict[str, Any]) -> dict[str, str]:
-    """Number format and threads."""
+    """Number format and threads; a reason where it is not fp32 and one thread."""
     for block in (found, found["pretrain"]["train"], found["distill"]):
         block["precision"] = "bf16" if machine.bf16_speedup >= PAYS else "fp32"
     found["num_threads"] = threads = num_threads(machine.cores)
-    cores = _number(machine.cores, "core")
-    threaded = f"of {cores}, with which threads wait for each other" if threads == 1 else f"of {cores}"
-    return {
-        "precision": f"products are {in_words(machine.bf16_speedup)} in bf16 on {machine.gpu or 'this processor'}",
-        "num_threads": f"{threaded} (docs/operate.md)",
-    }
+    reasons = {"num_threads": f"of {_number(machine.cores, 'core')} (docs/operate.md)"} if threads > 1 else {}
+    if found["precision"] == "bf16":
+        where = machine.gpu or "this processor"
+        reasons["precision"] = f"products are {in_words(machine.bf16_speedup)} in bf16 on {where}"
+    return reasons
 
 
 def _shown(value: Any) -> str:

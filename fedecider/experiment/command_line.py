@@ -55,7 +55,7 @@ DEMO = CONFIGS / "demo.yaml"
 
 
 def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
-    """Settings of the LLM track; the options of the chosen method join the common ones.
+    """Settings of the cross-silo track; the options of the chosen method join the common ones.
 
     Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded
     sample. A config file may hold settings for one method only, under the method's name; all of them are checked.
@@ -72,7 +72,7 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     method = peek(words, "method", RunConfig.method)
     methods = _method_names()
     if method not in methods:
-        raise ValueError(f"got method {method!r}, expected one of the LLM track: {', '.join(sorted(methods))}")
+        raise ValueError(f"got method {method!r}, expected one of the cross-silo track: {', '.join(sorted(methods))}")
     config, takes_mean = _of_method(method)
     classes = (*beside, RunConfig, LocalTraining, RankingConfig, config)
     options = {field.name for one in classes for field in fields(one)}

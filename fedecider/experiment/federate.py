@@ -1,4 +1,4 @@
-"""A run of the LLM track for the engine: shared base artifacts, rounds over domains, results and export."""
+"""A run of the cross-silo track for the engine: shared base artifacts, rounds over domains, results and export."""
 
 from __future__ import annotations
 

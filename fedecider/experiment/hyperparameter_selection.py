@@ -199,7 +199,7 @@ def _inputs(
     }
 
 
-# Settings that would fill the machine or cannot be run, told before a run of the LLM track writes anything.
+# Settings that would fill the machine or cannot be run, told before a run of the cross-silo track writes anything.
 
 
 def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:

@@ -1,4 +1,4 @@
-"""Tables of the LLM track: runs in processes of their own, rows that stand in every run, SASRec, the page's words.
+"""Tables of the cross-silo track: runs in processes of their own, rows of every run, SASRec, the page's words.
 
 Every run is one call of ``fedecider federate``, in a folder named after the content of its settings and data: a
 finished one is not run again, one that was killed goes on after its last round. SASRec is trained here, once a domain,

@@ -4,7 +4,7 @@ from fedecider.experiment.track import Track
 
 TRACK = Track(
     name="llm",
-    title="the LLM track",
+    title="the cross-silo track",
     description="Every domain is a client; missing stages (pre-training, distillation) are run first and kept.",
     built_in=(
         "fedecider",

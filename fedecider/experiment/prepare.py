@@ -627,7 +627,7 @@ def _model_digest(name: str) -> str:
     return file_digest(Path(name)) if Path(name).is_dir() else name
 
 
-# What a run of the LLM track starts from: settings, data, stages 1 and 2, the student with adapters.
+# What a run of the cross-silo track starts from: settings, data, stages 1 and 2, the student with adapters.
 
 
 class BaseArtifacts(NamedTuple):

@@ -164,7 +164,7 @@ def read_files(folder: RunFolder) -> RunFiles:
 def groups(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Client (``macro`` for the mean over clients) -> split -> entry -> metric -> mean, low, high, of any track.
 
-    In the embedding track, whose users are scored together, the only client is the data set.
+    In the cross-device track, whose users are scored together, the only client is the data set.
     """
     splits = ("test", "valid")
     if "domains" in metrics:

@@ -109,7 +109,7 @@ from idgen.ranking import ranks_all
 from idgen.samples import train_batches
 from idgen.text_vectors import means_alone
 
-# What a run of the LLM track promises about privacy, and the settings with which it would not hold.
+# What a run of the cross-silo track promises about privacy, and the settings with which it would not hold.
 
 SENDS_NOTHING = ("local", "centralised")
 

@@ -76,7 +76,7 @@ from idgen.ranking import catalogue_blocks, eval_users, rank_task, ranks_all
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Split, Task, eval_batches
 
-# The baselines that stand in every run of the LLM track: models without any adapter, counts, item texts, the
+# The baselines that stand in every run of the cross-silo track: models without any adapter, counts, item texts, the
 # canary.
 
 Positions = dict[str, Tensor]

@@ -321,7 +321,7 @@ def _ran(domain: Mapping[str, Any]) -> bool:
 
 
 def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequence[str] = ()) -> Path:
-    """Write ``report.html`` into a finished run folder of the LLM track and return its path.
+    """Write ``report.html`` into a finished run folder of the cross-silo track and return its path.
 
     ``extra`` sections stand after examples, results, convergence and fusion weights, ``warnings`` after those of the
     run itself; errors as `fedecider.experiment.report.write_run_page`, and ``ValueError`` for a run of another track.
@@ -671,7 +671,7 @@ def report(config: ReportConfig) -> Path:
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: the run is not finished or of the embedding track, or the data are not those of the run.
+        ValueError: the run is not finished or of the cross-device track, or the data are not those of the run.
     """
     folder = RunFolder(Path(config.run))
     record = read_files(folder).record

@@ -24,7 +24,7 @@ class Track(NamedTuple):
 
     name: str
     title: str
-    """In sentences: ``the LLM track``."""
+    """In sentences: ``the cross-silo track``."""
     description: str
     """What ``federate --help`` says of its clients, in one sentence."""
     built_in: tuple[str, ...]

@@ -39,6 +39,7 @@ from fedecider.running.run_folder import RunFolder, locked, read_metrics
 WITHOUT = "without"
 """Its place in ``metrics.json``, and in a test the name of what others have without a company."""
 FEWEST = 3
+"""Without one of two companies the other is alone, which every run shows already."""
 
 
 def leave_out(run: str | Path, companies: Sequence[str], launch: Launch, data: str = "") -> dict[str, Any]:

@@ -74,6 +74,7 @@ LARGEST_CLAIM = 10.0
 NUM_PEERS = 256
 """Clients over whom medians are taken, and whose uploads are held for it."""
 LEAST_PEERS = 3
+"""Of fewer clients one can move the median at will."""
 FAR = 30.0
 """Times the norm of everybody else: what is told of an upload where there is no median to bound it by."""
 

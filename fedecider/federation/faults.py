@@ -29,6 +29,7 @@ Kind = UploadKind | MessageKind
 UPLOAD_KINDS, MESSAGE_KINDS = get_args(UploadKind), get_args(MessageKind)
 _KEYS = {"client", "kind", "rounds", "factor"}
 LARGEST_FACTOR = 1e30
+"""An update times it is still finite in float32, which ends at 3.4e38."""
 _OF_ANY_NUMBERS = ("away", "late", "random", "replay", "weight")
 
 

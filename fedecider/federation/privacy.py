@@ -32,6 +32,7 @@ Protect = Callable[[Upload, Download, int, int], Upload]
 Sampling = Literal["fixed", "poisson"]
 
 _ORDER_A = 1.0 + np.logspace(-4.0, 5.0, 20_000)
+"""Renyi orders at which a guarantee is computed; the best of them counts, and every one of them holds."""
 _MOST_WHOLE = 512
 """Largest whole order at which the Poisson-sampled Gaussian is computed."""
 

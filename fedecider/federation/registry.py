@@ -11,16 +11,16 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 LLM_METHODS = "fedecider.methods"
-"""The entry point group of the LLM track."""
+"""The entry point group of the cross-silo track."""
 EMBEDDING_METHODS = "fedecider.embedding_methods"
-"""The entry point group of the embedding track. There is a group for each track, so that the track of a method is
-known before its module is imported: the embedding track starts without the libraries of language models, which take
+"""The entry point group of the cross-device track. There is a group for each track, so that the track of a method is
+known before its module is imported: the cross-device track starts without the libraries of language models, which take
 seconds."""
 ID_METHODS = "fedecider.id_methods"
 """The entry point group of ID-based methods."""
 TRACKS = {
-    LLM_METHODS: "the LLM track",
-    EMBEDDING_METHODS: "the embedding track",
+    LLM_METHODS: "the cross-silo track",
+    EMBEDDING_METHODS: "the cross-device track",
     ID_METHODS: "the track of ID-based methods",
 }
 

@@ -139,6 +139,7 @@ def simulated(
 # The round loop over secure sums: the server gets the mean of those who delivered, and never a single upload.
 
 FRACTION_BITS = 32
+"""Uploads are multiples of 2^-32 in 64-bit numbers: finer than float32 near 1, and sums up to 2^31 fit."""
 WEIGHT = "secure:weight"
 ROW_WEIGHTS = "secure:weights:"
 """What the names of the sums of weights of single rows start with."""

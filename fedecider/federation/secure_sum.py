@@ -54,6 +54,7 @@ from fedecider.federation.streams import stream
 PRIME = 2**256 + 297
 """The smallest prime above 2^256: 32 bytes are a number of its field."""
 SHARE_BYTES = 33
+"""A number of the field can be 2^256 or more: one bit beyond 32 bytes."""
 
 Source = Callable[[int], bytes]
 """How many random bytes -> as many of them: ``secrets.token_bytes``, or a stream of a run's seed in a simulation."""

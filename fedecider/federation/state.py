@@ -92,6 +92,7 @@ FORMAT = 4
 
 _FIELDS = {"round": int, "best_round": int, "best_score": float, "records": str, "fingerprint": str, "format": int}
 _KEPT = 2
+"""The newest, and the one before it in case the newest is damaged."""
 
 
 class RunState(NamedTuple):

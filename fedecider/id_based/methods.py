@@ -1,4 +1,4 @@
-"""Federated methods without a language model over the domains and silos of the LLM track: item IDs alone.
+"""Federated methods without a language model over the domains and silos of the cross-silo track: item IDs alone.
 
 One file and one entry here for each. They run on the rounds, the wire and the protocol of both tracks.
 """

@@ -1,4 +1,4 @@
-"""Federated methods of the LLM track; one file and one entry for each, and those of installed packages.
+"""Federated methods of the cross-silo track; one file and one entry for each, and those of installed packages.
 
 What is named below comes from `fedecider.methods.entries`, which imports the language models, when it is first asked
 for; the settings of methods, in `fedecider.methods.config`, do without.

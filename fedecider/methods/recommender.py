@@ -240,7 +240,7 @@ def _joined(trees: Sequence[Tree]) -> Tree:
     return {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
 
 
-# What every method of the LLM track works with: the adapted model, the domains, and how to train and to rank.
+# What every method of the cross-silo track works with: the adapted model, the domains, and how to train and to rank.
 
 
 CLIP_NORM = 1.0

@@ -40,8 +40,8 @@ def rolora(recommender: ClientModels, config: WeightingConfig) -> FederatedMetho
     B comes first, since A has no gradient while B = 0. Every round is exact: ``sum_i p_i B_i A = (sum_i p_i B_i) A``.
     Up goes the trained factor. Down comes the frozen one, averaged in the round before; the other one the client was
     sent in the round before. A client that missed that round, or whose upload then was not finite, is sent both, and so
-    are all clients of its block (blocks of the LLM track hold one client). Where uploads are bounded all are sent both:
-    the trained factor is bounded around that of the download. Variants: ``local`` (the client's model before the
+    are all clients of its block (cross-silo ones hold one client). Where uploads are bounded all are sent both: the
+    trained factor is bounded around that of the download. Variants: ``local`` (the client's model before the
     upload, reported) and ``global``. Differs from the paper: uniform weights by default; absent clients.
     """
     start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)

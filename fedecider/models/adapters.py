@@ -110,6 +110,7 @@ class FusedLinear(LoraLinear):
     """Whether the gradient of B is that of the rows that were asked for alone, as of ``nn.Embedding``."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """(..., I) -> (..., O); the frozen layer alone where adapters are switched off."""
         if self.disable_adapters or self.merged:
             return super().forward(x, *args, **kwargs)
         base = self.base_layer(x, *args, **kwargs)

@@ -64,4 +64,5 @@ class HybridConfig:
 
     @property
     def source_names(self) -> list[str]:
+        """``sources`` one by one."""
         return [name.strip() for name in self.sources.split(",") if name.strip()]

@@ -112,6 +112,7 @@ FRACTION_BITS = 16
 UNIT = 2.0**-FRACTION_BITS
 """What a stored 1 of ``pair_II`` is worth: 1 / distance is rounded to multiples of it."""
 MAX_PAIRS = 4_000_000
+"""Pairs of events in one sparse sum: about 100 MB of numbers."""
 
 
 class Counts(NamedTuple):

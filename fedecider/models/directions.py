@@ -77,7 +77,7 @@ def normalise(adapters: Tree, *, epsilon: float = EPSILON) -> Directions:
 
 
 def geometric_mean_norm(norm_M: Tensor, epsilon: float = EPSILON) -> float:
-    """Geometric mean of the norms of the trained modules; 1 when none was trained."""
+    """Geometric mean of the norms (M,) of trained modules, those of ``epsilon`` or more; 1 when none was trained."""
     trained = norm_M[norm_M >= epsilon].double()
     return float(trained.log().mean().exp()) if len(trained) else 1.0
 

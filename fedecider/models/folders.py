@@ -22,22 +22,22 @@ from idgen.precision import Quantize
 from idgen.prompts import SampleConfig
 from idgen.ranking_config import RankingConfig
 
-# ``run.json`` of a run of the LLM track.
+# ``run.json`` of a run of the cross-silo track.
 
 
 def read_llm_run(root: Path) -> dict[str, Any]:
-    """``run.json`` with settings of the LLM track.
+    """``run.json`` with settings of the cross-silo track.
 
     Raises:
         FileNotFoundError: ``root`` is not a run folder.
-        ValueError: it holds a run of the embedding track, or its record is damaged.
+        ValueError: it holds a run of the cross-device track, or its record is damaged.
     """
     record = read_run(root)
     if "ranking" not in record["config"]:
         embedding = "training" in record["config"]
-        kind = "of the embedding track" if embedding else "without a language model"
+        kind = "of the cross-device track" if embedding else "without a language model"
         where = "results.md and report.html" if embedding else "results.md"
-        raise ValueError(f"got {root}, a run {kind}, expected one of the LLM track: its results are in {where}")
+        raise ValueError(f"got {root}, a run {kind}, expected one of the cross-silo track: its results are in {where}")
     if not isinstance(record.get("data"), dict):
         raise damaged(RunFolder(root).record, "no block data")
     return record
@@ -89,7 +89,7 @@ def inference_config_of_run(folder: RunFolder, adapter: Path) -> InferenceConfig
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: it is one of the embedding track, or a file is damaged; the message names it.
+        ValueError: it is one of the cross-device track, or a file is damaged; the message names it.
     """
     record = read_llm_run(folder.root)
     with damage_names(folder.record):

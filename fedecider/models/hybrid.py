@@ -47,6 +47,7 @@ from fedecider.running.run_folder import check_tensors, damage_names, read_objec
 
 NUM_STEPS = 300
 SMALLEST = 1e-300
+"""In the place of 0 in a logarithm; float64 ends at 2e-308."""
 NUM_BUCKETS = 3
 """Groups of histories with weights of their own: little, more and well known."""
 BUCKET_PRIOR = 50.0
@@ -193,8 +194,19 @@ def fit_hybrid(
 ) -> Hybrid:
     """The hybrid of a client whose ``counts`` hold its train events, fitted on those of ``contexts``.
 
-    ``model`` must not have been trained on these events, or it would be overrated: fitted with adapters that know
-    them, all weight goes to the model. ``near``: where it is known, of all items.
+    The weights maximise the likelihood of the targets of ``contexts`` by EM (docs/hybrid.md; ours, in no paper).
+
+    Args:
+        counts: Events, and pairs of items near each other.
+        unit_ID: Text vectors of norm 1, a row an item.
+        contexts: Histories with the train event behind each.
+        model: The client's model; None: a hybrid without one. It must not have been trained on these events, or it
+            would be overrated: fitted with adapters that know them, all weight goes to the model.
+        config: What is counted.
+        near: The nearest texts of all items, where they are known already.
+
+    Raises:
+        ValueError: no train event has one before it.
     """
     own = "own" in config.source_names
     near = near or _near(unit_ID, contexts)
@@ -253,6 +265,9 @@ def rank(
 
     Exact on the candidates, which are the whole catalogue, or the model's beams and the `NUM_BEST` best items of the
     hybrid, and enough of both for a list of ``k``.
+
+    Raises:
+        ValueError: there is a model, and the hybrid was fitted without one.
     """
     mixture = hybrid.alone if model is None else hybrid.beside_model
     if mixture is None:
@@ -476,7 +491,8 @@ def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
 
 
 def positions(hybrid: Hybrid, contexts: Contexts, model: ModelScores | None) -> Tensor:
-    """0-based places of the targets, float64; the mean place among equals; `NOT_RANKED` where it is no candidate."""
+    """0-based places of the targets of N contexts, float64 (N,): the mean place among equals, `NOT_RANKED` where a
+    target is no candidate. Raises as `rank`."""
     parts, start = [torch.zeros(0, dtype=torch.float64)], 0
     for ranked in rank(hybrid, contexts, model):
         target_B1 = torch.tensor(contexts.targets[start : start + len(ranked.item_BM)])[:, None]

@@ -111,7 +111,10 @@ GENERATOR_FOLDER = "id_generator"
 
 
 class NewItem(NamedTuple):
+    """An item that came after the training."""
+
     key: str
+    """Unique in the catalogue."""
     title: str
     text: str
     """As the item texts of prepared data: ``title: ...; brand: ...``; letter case and line breaks do not matter."""

@@ -335,6 +335,7 @@ class Recommender:
 
     @property
     def domain(self) -> str:
+        """The domain whose adapter is in place."""
         return self._loaded.place.domain
 
     @property
@@ -369,6 +370,7 @@ class Recommender:
 
     @property
     def tokenizer(self) -> Any:
+        """That of the backbone, in which item IDs are written."""
         return self._loaded.tokenizer
 
     @property

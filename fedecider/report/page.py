@@ -34,7 +34,7 @@ class Term(NamedTuple):
 
 
 TEN_TERMS = (
-    Term("client", "a party with private data: a domain such as crime, or in the embedding track a single user"),
+    Term("client", "a party with private data: a domain such as crime, or in the cross-device track a single user"),
     Term(
         "public pool",
         "users whose events are disclosed; the backbone is trained on them, and none of them is a client's user",
@@ -58,7 +58,11 @@ TEN_TERMS = (
         "how much of each client's direction a client takes; each client learns its own",
         ("fusion weight", "alpha"),
     ),
-    Term("track", "one of two families of methods: the LLM track and the embedding track"),
+    Term(
+        "track",
+        "one of two families of methods: cross-silo, whose clients are companies with many users, and cross-device, "
+        "whose clients are single users",
+    ),
     Term(
         "canary",
         "a scorer that learns nothing; where it scores well, the way of measuring leaks",
@@ -69,7 +73,7 @@ TEN_TERMS = (
 
 TERMS = (
     *TEN_TERMS,
-    Term("domain", "a catalogue with its users and events, such as crime novels; in the LLM track it is a client"),
+    Term("domain", "a catalogue with its users and events, such as crime novels; cross-silo it is a client"),
     Term("catalogue", "all items that can be recommended in a domain"),
     Term("event", "one user taking one item at one time: bought, read, rated", ("event", "train event")),
     Term(

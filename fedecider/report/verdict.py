@@ -21,9 +21,11 @@ Side = Literal["above", "below", "level", "overlap", "unknown"]
 """Of a first row beside a second: ``level`` is tested and not distinguishable, ``overlap`` is not tested, with
 intervals that have a part in common, ``unknown`` has no number."""
 LEVEL = 0.05
+"""A difference whose corrected p is below it is called more than chance."""
 WITHOUT_EXCHANGE, BEFORE_ROUNDS = "the same training without any exchange", "the shared model before the rounds"
 """Words for rows of ``Evidence.without_exchange`` and ``before_rounds``."""
 FEW_SEEDS = 3
+"""With fewer nothing is said of how much runs differ (docs/evaluation.md, rule 2)."""
 DRAWN = 12
 """Clients whose bars still fit a phone side by side."""
 

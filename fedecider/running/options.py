@@ -37,6 +37,7 @@ CONFIGS = next(
 )
 """Files of settings that come with the package: inside it where it is installed, beside it in a checkout."""
 MAX_CHARACTERS = 100_000
+"""Many times the longest file of settings here; what is longer is something else."""
 MAX_VALUES = 20_000
 """Scalars, lists and blocks, an alias counted as all that it stands for."""
 MAX_DEPTH = 40
@@ -544,6 +545,6 @@ def _one_line(text: str, length: int = 1000) -> str:
 def _quiet_libraries() -> None:
     """No bars for loading files of a few megabytes, and no warning that only a library's authors can act on."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers when it is imported
-    if "transformers" in sys.modules:  # importing it takes seconds, and the embedding track does without
+    if "transformers" in sys.modules:  # importing it takes seconds, and the cross-device track does without
         sys.modules["transformers"].utils.logging.disable_progress_bar()
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

@@ -14,6 +14,7 @@ from fedecider.bounds import OneOrMore, Positive, at_least, check
 
 KEY_VARIABLE = "FEDECIDER_API_KEY"
 SHORTEST_KEY = 16
+"""A shorter one could be found by trying."""
 LONGEST_KEY = 512
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 

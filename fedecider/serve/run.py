@@ -31,7 +31,7 @@ def load_recommenders(config: ServeConfig) -> dict[str, Recommender]:
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: it is one of the embedding track, a file is damaged or was changed, or there is no such device.
+        ValueError: it is one of the cross-device track, a file is damaged or was changed, or there is no such device.
     """
     source = find_source(config.run)
     found: dict[str, Recommender] = {}

@@ -1,4 +1,4 @@
-"""A tiny setting of the LLM track: a backbone of a few thousand weights and invented sequences of three domains.
+"""A tiny setting of the cross-silo track: a backbone of a few thousand weights and invented sequences of three domains.
 
 Domains differ in size and taste. Nothing is pre-trained and nothing is read from a file.
 """
@@ -25,7 +25,7 @@ from fedecider.testing.shared_contract import SHARED
 from idgen.backbones.families import family_of, unwrap
 from idgen.ranking_config import RankingConfig
 
-# A tiny setting of the LLM track: a backbone of a few thousand weights and invented sequences of three domains.
+# A tiny setting of the cross-silo track: a backbone of a few thousand weights and invented sequences of three domains.
 
 NAMES = ("crime", "comics", "children")
 SIZES = {"crime": 7, "comics": 5, "children": 9}
@@ -80,7 +80,7 @@ def tiny_models(
     learning_rate: float = 1e-2,
     dropout: float = 0.0,
 ) -> ClientModels:
-    """What a method of the LLM track is built with.
+    """What a method of the cross-silo track is built with.
 
     ``data`` takes the place of the invented data per client, ``base`` that of a T5 model with ``dropout``.
     """
@@ -192,7 +192,7 @@ def positions_of(method: FederatedMethod, state: RunState, variant: str, num_cli
     return evaluate(method, state.round, variant, "valid", state.server, state.local, blocks(num_clients))
 
 
-# What a method of the LLM track owes to the runner beside what both tracks owe.
+# What a method of the cross-silo track owes to the runner beside what both tracks owe.
 
 
 class LlmBench(Bench):
@@ -363,7 +363,7 @@ LLM_CONTRACT: tuple[Callable[[LlmBench], None], ...] = (
 
 
 def bench_of(entry: Any, config: Any = None) -> tuple[LlmBench, Sequence[Callable[[LlmBench], None]]]:
-    """A method of the LLM track over tiny models, and the contract.
+    """A method of the cross-silo track over tiny models, and the contract.
 
     Raises:
         ValueError: the method federates nothing.

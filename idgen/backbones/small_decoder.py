@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 RIDGE = 1e-3
+"""Keeps the fit solvable: the cosines are nearly dependent."""
 
 
 SCALE = 12.0

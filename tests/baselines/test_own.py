@@ -117,7 +117,7 @@ def test_a_run_has_the_row_everywhere(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="got an error from the baseline our rule"):
         fd.federate(config=dict(SETTINGS), output="late", baselines={"our rule": lambda data: 1 / 0})
     assert not (tmp_path / "late").exists()
-    with pytest.raises(ValueError, match="got baselines with fedmf, a method of the embedding track"):
+    with pytest.raises(ValueError, match="got baselines with fedmf, a method of the cross-device track"):
         fd.federate(method="fedmf", baselines={"our rule": bestsellers})
 
 

@@ -1,4 +1,4 @@
-"""Rating data for the embedding track: filters, order, card; small files worked out by hand, then the real counts."""
+"""Rating data for the cross-device track: filters, order, card; small files worked out by hand, then real counts."""
 
 from __future__ import annotations
 

@@ -84,6 +84,10 @@ def test_sentences():
     assert apart.nothing
     assert overlap_sentences(apart, True, False) == ["No two of north, east share an item: each can gain nothing."]
     assert overlap_sentences(overlap_of({"north": NORTH}), True, True) == []
+    three = {name: company(name, NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for name in ("north", "west", "east")}
+    assert overlap_sentences(overlap_of(three), True, True) == [
+        "north, west and east share 100 % of items: joining can help."
+    ]
     six = {f"shop.{n}": company(f"shop.{n}", NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for n in range(6)}
     assert overlap_sentences(overlap_of(six), True, True) == [
         "6 companies share 100 % of items, pair by pair: joining can help."

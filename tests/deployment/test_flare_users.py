@@ -72,11 +72,12 @@ def test_a_project_is_made_from_a_catalogue_and_numbers_of_users(tmp_path):
 
 def test_a_track_that_is_not_deployed_says_which_are(tmp_path):
     message = (
-        "got the track of ID-based methods, which has no deployment, expected the embedding track or the LLM track"
+        "got the track of ID-based methods, which has no deployment, expected the cross-device track or the cross-silo "
+        "track"
     )
     with pytest.raises(ValueError, match=message):
         public_project(["--method", "fedsasrec"], "", tmp_path / "deployment")
-    with pytest.raises(ValueError, match="expected none: every domain of the LLM track is a site"):
+    with pytest.raises(ValueError, match="expected none: every domain of the cross-silo track is a site"):
         public_project(["--method", "fedavg", "--data", str(tmp_path)], "2", tmp_path / "deployment")
     assert not list(tmp_path.iterdir())
 

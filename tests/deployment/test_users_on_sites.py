@@ -1,4 +1,4 @@
-"""The embedding track deployed: a site hosts a block of users, and the figures are those of the simulation."""
+"""The cross-device track deployed: a site hosts a block of users, and the figures are those of the simulation."""
 
 import json
 import re
@@ -398,7 +398,7 @@ def test_noise_of_every_user_is_the_sites_own_and_a_round_is_told_once(tmp_path)
 
 REFUSED = {
     ("fedmf", "--federation false"): "got federation false",
-    ("fedmf", "--secure_sum true"): "got secure_sum true, expected false in a deployment of the embedding track",
+    ("fedmf", "--secure_sum true"): "got secure_sum true, expected false in a deployment of the cross-device track",
     ("fedease", "--secure true"): "got secure true, expected false",
     ("fedease", "--noise_scale 1 --max_items 3"): "got noise on the sum",
     ("fedmf", NOISE + " --noise_on sum"): "got noise on the sum",

@@ -1,4 +1,4 @@
-"""What every method of the embedding track owes to the runner, in every variant: `fedecider.testing` and more."""
+"""What every method of the cross-device track owes to the runner, in every variant: `fedecider.testing` and more."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Methods of the embedding track over secure sums: what they give without, to the resolution of the numbers."""
+"""Methods of the cross-device track over secure sums: what they give without, to the resolution of the numbers."""
 
 import pytest
 import torch

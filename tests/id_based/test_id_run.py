@@ -139,7 +139,7 @@ def test_the_page_is_made_again_and_other_commands_say_that_the_run_is_none_of_t
     assert page.read_bytes() == first
     assert audit.main(["--run", str(tmp_path / "run")]) == 2
     assert "ID-based methods, which has no audit" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="a run without a language model, expected one of the LLM track"):
+    with pytest.raises(ValueError, match="a run without a language model, expected one of the cross-silo track"):
         read_llm_run(tmp_path / "run")
 
 

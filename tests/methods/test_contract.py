@@ -1,4 +1,4 @@
-"""What every method of the LLM track owes to the shared runner: the contract of `fedecider.testing`, and more."""
+"""What every method of the cross-silo track owes to the shared runner: the contract of `fedecider.testing` and more."""
 
 import functools
 import json

@@ -340,7 +340,7 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
         assert "Traceback" not in error
     (folder.root / "run.json").write_text(json.dumps({"config": {"run": {}, "training": {}}, "data": {}}))
     assert call("--run", str(folder.root), "--data", "somewhere") == 2
-    assert "a run of the embedding track, expected none: leave it out" in capsys.readouterr().err
+    assert "a run of the cross-device track, expected none: leave it out" in capsys.readouterr().err
     (folder.root / "run.json").write_text(json.dumps(RECORD))
     write_diverged(folder, "fedavg", "got no usable upload in round 2", [])
     assert call("--run", str(folder.root)) == 2

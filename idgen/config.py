@@ -61,9 +61,9 @@ class SampleConfig:
         num_targets: The number of items of a target: the next one alone, or several that follow it, each written behind
             those before it. What is read of a history then serves more targets.
         item_dropout: The probability that an item of a training history is left out (one always stays).
-        walk_share: The share of all training samples that are catalogue walks, which come on top of the others: a
-            history of items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody
-            is public, an epoch is one walk for each item, whatever the share.
+        walk_share: The share of all training samples that are synthetic histories, on top of the others. Such a one has
+            items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody is public,
+            an epoch is one of them for each item, whatever the share.
     """
 
     templates: TemplateSet = "natural"

@@ -1,4 +1,4 @@
-"""Catalogue walks: histories and targets drawn from published item texts alone, without a single interaction.
+"""Synthetic histories: histories and targets drawn from published item texts alone, without a single interaction.
 
 Shapes: N samples drawn at a time, B samples of a batch, S input tokens, W segments a row has at most, K tasks.
 
@@ -44,7 +44,7 @@ from idgen.segments import NOTHING, PromptParts, Prompts, join, lay_out, make_pa
 from idgen.tokenizer import encode
 from idgen.trie import IGNORED_LABEL, Parents, Trie
 
-# Catalogue walks: histories and targets drawn from published item texts alone, without a single interaction.
+# Synthetic histories: histories and targets drawn from published item texts alone, without a single interaction.
 
 
 class Neighbours(NamedTuple):
@@ -99,11 +99,11 @@ def draw_walks(
     ]
 
 
-# Samples for decoder-only models: rows of item IDs of which many positions are targets, and catalogue walks in
+# Samples for decoder-only models: rows of item IDs of which many positions are targets, and synthetic histories in
 # them.
 
 A_WALK = -1
-"""Stands for a catalogue walk among the events that are targets."""
+"""Stands for a synthetic history among the events that are targets."""
 LONGEST_WALK = 5
 
 
@@ -114,7 +114,7 @@ class Samples(NamedTuple):
     target_N: np.ndarray
     """Segment of the target's item ID."""
     walk_N: np.ndarray
-    """Bool: catalogue walks, waiting to be drawn or there."""
+    """Bool: synthetic histories, waiting to be drawn or there."""
     later_NL: np.ndarray
     """Segments of the items that follow it, which are targets too; ``NOTHING`` behind the last one."""
 
@@ -122,7 +122,7 @@ class Samples(NamedTuple):
 def with_walks(
     samples: Samples, neighbours: Sequence[Neighbours | None], parts: PromptParts, rng: np.random.Generator
 ) -> Samples:
-    """Put catalogue walks into the places that wait for them, each from a task drawn uniformly from the K tasks.
+    """Put synthetic histories into the places that wait for them, each from a task drawn uniformly from the K tasks.
 
     A walk has template 0 and no user. Raises ``ValueError`` where a task has no neighbours.
     """
@@ -218,7 +218,7 @@ class Task(NamedTuple):
     config: SampleConfig
     hold_out: bool
     neighbours: Neighbours | None = None
-    """Items with near texts, for catalogue walks; None where there are none."""
+    """Items with near texts, for synthetic histories; None where there are none."""
 
     def without_users(self, users: Collection[int]) -> Task:
         """The same task with ``users`` (row numbers) left out of training; they are ranked as before."""
@@ -315,7 +315,7 @@ def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerB
 
 def num_samples(tasks: Task | Sequence[Task]) -> int:
     """Training samples of one epoch: every position of the training parts but the first of each user, or every window
-    where all its positions are targets; and the catalogue walks."""
+    where all its positions are targets; and the synthetic histories."""
     tasks = _as_list(tasks)
     return sum(map(len, _epoch(tasks, *merge_tasks(tasks)))) if tasks else 0
 
@@ -499,7 +499,7 @@ def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tup
 
 
 def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Target events of one epoch, and a place of `A_WALK` for every catalogue walk."""
+    """Target events of one epoch, and a place of `A_WALK` for every synthetic history."""
     if config.is_row:
         length_G = parts.segments.length_G
         cost_E = length_G[item_segments(parts, events, np.arange(len(events.item_E)))] + length_G[parts.end_K].max()
@@ -651,7 +651,7 @@ def with_candidates(batch: TokenBatch, candidates: Candidates, generator: torch.
 
 
 def samples_by_user(task: Task) -> list[np.ndarray]:
-    """Target events of one epoch of every user who has any, ascending; catalogue walks are nobody's and left out.
+    """Target events of one epoch of every user who has any, ascending; synthetic histories are nobody's and left out.
 
     Raises:
         ValueError: training samples that cannot be told apart by users, or whose texts depend on several users.

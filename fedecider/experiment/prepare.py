@@ -123,7 +123,7 @@ class DomainIds(NamedTuple):
     """One per client user; None without user wording, and where there are no such users."""
     public: ItemIds | None
     neighbours: Neighbours | None = None
-    """For catalogue walks; None without them."""
+    """For synthetic histories; None without them."""
 
 
 def assign_ids(
@@ -216,7 +216,7 @@ def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, Doma
 def load_ids(
     folder: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
 ) -> dict[str, DomainIds]:
-    """IDs of every domain and union, with neighbours where ``config`` asks for catalogue walks; those of a catalogue
+    """IDs of every domain and union, neighbours too where ``config`` asks for synthetic histories; those of a catalogue
     are worked out once. ``walks_of``: the domains whose walks are drawn, all by default; others go without neighbours.
 
     Raises:
@@ -332,7 +332,7 @@ def public_tasks(
 ) -> list[Task]:
     """Training tasks of the public pools, one per catalogue; every event of a public user may be a target.
 
-    Catalogues without public users have catalogue walks alone.
+    Catalogues without public users have synthetic histories alone.
     """
     _check_tokens(ids, tokenizer)
     return [

@@ -46,13 +46,13 @@ class PretrainConfig:
         id_generator: The folder or hub name of a T5 that writes tags; if empty, a small T5 is trained from scratch on
             the items' keywords.
         samples: How histories become prompts; used in every stage.
-        text_encoder: The encoder of item texts, for the text neighbours in every table, the distances in the report
-            page, and where the backbone starts from texts (embedding_init text) or trains on catalogue walks
-            (walk_share): auto (which is minilm), minilm, tfidf, or a folder or hub name for sentence-transformers.
+        text_encoder: The encoder of item texts: auto (which is minilm), minilm, tfidf, or a folder or hub name for
+            sentence-transformers. Text neighbours, synthetic histories (walk_share), a start from texts (embedding_init
+            text) and the distances in the report are made with it.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
-        alternating_phases: The number of turns of the ID generator, each after one of the backbone of train.epochs
-            epochs, as is the end (IDGenRec, SIGIR 2024: 3 of 10 epochs); 0 leaves the IDs as they are.
+        alternating_phases: The number of turns of the ID generator; 0 leaves the IDs as they are. Each comes after one
+            of the backbone of train.epochs epochs, as is the end (IDGenRec, SIGIR 2024: 3 of 10 epochs).
     """
 
     ids: Literal["generator", "keywords", "semantic", "item"] = "generator"
@@ -146,8 +146,8 @@ class RunConfig:
         participation: The share of the clients that take part in a round.
         lora_rank: The rank of every adapter.
         lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),
-            feed_forward, output (the table of the tokens as it is read at the end) and table (the same, and the
-            embeddings that are tied to it), or the ends of layers' names.
+            feed_forward, output and table, or the ends of layers' names. output is the table of the tokens as it is
+            read at the end; table is the same, and the embeddings that are tied to it.
         hyperparameter_candidates: A list of blocks of other settings for local training, each with lora_targets or
             options such as learning_rate. Before the first round every client trains alone for two rounds as given and
             with each block, each judged by its better round; what ranks the clients' validation items clearly best is
@@ -163,8 +163,8 @@ class RunConfig:
             the median of their norms.
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one; clients
             that drop out of a round are left out of its sum.
-        update_scales: The shares of its update of which every client takes the one that ranks its own validation items
-            best, separated by commas: 0 is the shared student, 1 alone the model as it was trained (paper).
+        update_scales: The shares of its update, separated by commas, of which every client takes the one that ranks its
+            own validation items best. 0 is the shared student, 1 alone the model as it was trained (paper).
         local_row: What every client would have alone: choose trains it beside the rounds, as many and as long, and
             keeps it where validation items like it clearly better (clients without a common item train alone only,
             where adapters are rows of items); show only shows it; off leaves it out.

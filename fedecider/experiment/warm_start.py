@@ -70,7 +70,7 @@ def train_on(
     model = attach_lora(load_backbone(place.backbone, tokenizer, asked.quantize, device), _lora_of(place.adapter))
     load_plain(model, _factors(place.adapter))
     ids = ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
-    samples = replace(asked.samples, walk_share=0.0)  # catalogue walks are for what no customer has shown yet
+    samples = replace(asked.samples, walk_share=0.0)  # synthetic histories are for what no customer has shown yet
     task = catalogue_task(table.catalogue or place.domain, ids, tokenizer, samples)
     unnamed = event_table(sequences, False, np.zeros(len(sequences), bool), samples.user_wording)
     recommender = build_recommender(

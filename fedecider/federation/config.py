@@ -20,7 +20,7 @@ class PrivacyConfig:
             given, or inf, nothing is bounded.
         mechanism: The kind of noise: gaussian with standard deviation noise_scale * clip, or laplace with that scale.
         noise_scale: The size of the noise divided by clip; 0 adds none.
-        delta: The probability in (epsilon, delta) that gaussian noise leaves open, for uploads and for hidden users; it
+        delta: The probability in (epsilon, delta) that gaussian noise leaves open, for uploads and for hidden users. It
             is usually below 1 / clients, and below 1 / users of a client.
         noise_on: Where the noise goes. "upload" gives every single upload the whole noise, so that epsilon holds
             against the server as well; "sum" gives each a share such that the sum over the cohort has it, which

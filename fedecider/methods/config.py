@@ -93,9 +93,9 @@ class FedeciderConfig:
     """Settings of FeDecider and of its ablations.
 
     Args:
-        alpha_init: Where the fusion weights start. auto: directions are as large as the client's own update, and the
-            weights start from what they have in common with it, so that the first broadcast leaves the own update as
-            large as it was. A number: there, for directions of norm 1; 2 is the paper's start.
+        alpha_init: Where the fusion weights start: auto, or a number for directions of norm 1 (paper: 2). With auto
+            directions are as large as the client's own update, and the weights start from what they have in common with
+            it, so that the first broadcast leaves the own update as large as it was.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
             layers; module one per adapted layer.

@@ -48,9 +48,9 @@ class HybridConfig:
     Args:
         kind: The kind of hybrid: none is the paper's system; with mixture the results have two more rows, for the
             hybrid and for the hybrid without a model, and the run folder keeps the hybrid under private/.
-        sources: The events that are counted together, separated by commas: own (the client's train parts), public (the
-            public users of its domain) and others (the sum over other clients with the same catalogue, by a secure
-            sum; nothing where there are none).
+        sources: The events that are counted together, separated by commas: own, public and others. own are the client's
+            train parts, public the public users of its domain, others the sum over other clients with the same
+            catalogue, by a secure sum (nothing where there are none).
     """
 
     kind: Literal["none", "mixture"] = "none"

@@ -103,7 +103,7 @@ def test_a_row_is_scored_from_left_to_right_and_alone(family):
     mask_BW = (torch.arange(6) < length_B[:, None]).long()
     label_BW = token_BW.masked_fill(mask_BW == 0, -100)
     label_BW[:, 0] = -100
-    label_BW[2, 1:4] = -100  # a catalogue walk: its last item alone is a target
+    label_BW[2, 1:4] = -100  # a synthetic history: its last item alone is a target
 
     def logits(tokens, labels=label_BW, mask=mask_BW):
         hidden_RD, target_R = CAUSAL.predictions(

@@ -1,4 +1,4 @@
-"""Samples for decoder-only models: rows of which every item is a target, IDs without an end token, catalogue walks."""
+"""Samples for decoder-only models: rows whose items are all targets, IDs without an end token, synthetic histories."""
 
 import numpy as np
 import pytest

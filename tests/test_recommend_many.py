@@ -205,6 +205,15 @@ def test_new_customers_get_what_is_popular_and_are_told(run, tmp_path, capsys):
     assert "1 of 2 customers have no history here, such as new-1: they count as new" in capsys.readouterr().out
 
 
+def test_histories_of_several_companies_are_no_histories_of_one(run, tmp_path, capsys):
+    """Customer 17 of another company is another person."""
+    rows = [{"user": "17", "item": key, "company": name} for key, name in (("crime-0001", "crime"), ("x", "south"))]
+    pd.DataFrame(rows).to_csv(tmp_path / "orders.csv", index=False)
+    words = ["recommend", "--run", str(run), "--company", "crime", "--customers", "17"]
+    assert main([*words, "--events", str(tmp_path / "orders.csv")]) == 2
+    assert "got events of the company south in" in capsys.readouterr().err
+
+
 BAD = {
     "no file": (["--all"], "got --all without --output"),
     "another kind of file": (["--all", "--output", "x.csv"], "expected a file that ends with .parquet or .jsonl"),

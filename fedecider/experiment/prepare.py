@@ -290,10 +290,7 @@ class Beginning(NamedTuple):
 def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = False) -> Stage:
     """Tokenizer, item IDs and backbone from the public pools; reused when nothing that matters has changed."""
     if config.start_from:
-        raise ValueError(
-            f"got settings with start_from {config.start_from}, expected none: only federate and evaluate know a run "
-            "that starts from another one. Take that one, or a run that began anew"
-        )
+        raise ValueError(f"got start_from {config.start_from}, expected none here: federate alone starts from a run")
     inputs = {
         "pretrain": config.pretrain,
         "seed": config.seed,

@@ -19,7 +19,7 @@ import torch
 from fedecider.bounds import Diverged
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.filtering import compress, order_events
-from fedecider.data.given import Given, needed_column, table_columns
+from fedecider.data.given import Given, needed_column
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.experiment.command_line import recorded_settings
@@ -29,7 +29,14 @@ from fedecider.models.counts import Contexts, Counts, count_events, without
 from fedecider.models.folders import replace_in_manifest
 from fedecider.models.hybrid import Hybrid, load_hybrid, positions, save_hybrid
 from fedecider.models.item_table import lengthen, read_item_ids
-from fedecider.models.lists import HISTORIES_FILE, Histories, build_events, counted_histories, save_histories
+from fedecider.models.lists import (
+    HISTORIES_FILE,
+    Histories,
+    build_events,
+    counted_histories,
+    refuse_others,
+    save_histories,
+)
 from fedecider.models.source import Place, Source, find_source
 from fedecider.models.versions import add_version, changing, home_of, write_copy
 from fedecider.running.machine import checked_device
@@ -276,7 +283,7 @@ def new_events(path: str, before: Histories, company: str) -> NewEvents:
     """The events of a table that can be counted; customers are called as before, ``17`` or ``north:17``."""
     given = Given("events", path, {})
     columns = {what: needed_column(given, what) for what in ("user", "item")}
-    _refuse_others(given, company)
+    refuse_others(given, company)
     raw = build_events(given, columns)
     ordered = order_events(compress(raw, raw.item_E >= 0))
     number_of = {key: number for number, key in enumerate(before.item_keys)}
@@ -307,23 +314,6 @@ def new_events(path: str, before: Histories, company: str) -> NewEvents:
     order = np.argsort(-gone_I, kind="stable")
     unknown = [ordered.items[item] for item in order.tolist() if gone_I[item]]
     return NewEvents(items, last, len(raw.item_E), num_known, int(gone_I.sum()), unknown)
-
-
-def _refuse_others(given: Given, company: str) -> None:
-    """A table that says whose customer each one is has to be of one company: equal keys are two persons in two.
-
-    Raises:
-        ValueError: it is of another company, or of several.
-    """
-    for name in given.column_names:
-        if name.strip().lower() == "company":
-            (values,) = table_columns(given, [name])
-            others = sorted({str(one) for one in values if not f".{company}".endswith(f".{one}")})
-            if others:
-                raise ValueError(
-                    f"got events of the company {others[0]} in {given.table}, expected those of {company} alone: equal "
-                    "customer keys of two companies are two persons. Leave its rows out"
-                )
 
 
 def _refuse_repeated(before: Histories, new: NewEvents) -> None:

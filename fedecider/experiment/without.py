@@ -76,6 +76,11 @@ def leave_out(run: str | Path, companies: Sequence[str], launch: Launch, data: s
 
 
 def _check(settings: Settings, names: list[str], wanted: list[str], root: Path) -> None:
+    if settings.run.start_from:
+        raise ValueError(
+            f"got {root}, which started from the adapters of {settings.run.start_from}, expected a run that started "
+            "anew: its rounds are made again from the student"
+        )
     entry = METHODS[settings.run.method]
     if entry.pooled or settings.run.method == "local":
         raise ValueError(f"got a run of {settings.run.method}, expected a method with which companies join")

@@ -90,6 +90,7 @@ def histories_of(run: str, company: str, data: str = "", events: str = "") -> Hi
     if events:
         given = Given("events", events, {})
         columns = {what: needed_column(given, what) for what in ("user", "item")}
+        refuse_others(given, company)
         raw = build_events(given, columns)
         found = order_events(compress(raw, raw.item_E >= 0))
         return Histories(found.users, found.items, SequenceArray(found.start_U, found.item_E), {}, False)
@@ -150,6 +151,24 @@ def build_events(given: Given, columns: Mapping[str, str]) -> RawEvents:
     usual = {what: their for what in ("time", "quantity") if (their := usual_column(given, what))}
     (table,) = event_tables([given._replace(columns={**columns, **usual})], None).values()
     return table.build()
+
+
+def refuse_others(given: Given, company: str) -> None:
+    """A table that says whose customer each one is has to be of one company: equal keys are two persons in two.
+
+    Raises:
+        ValueError: it is of another company, or of several.
+    """
+    for name in given.column_names:
+        if name.strip().lower() == "company":
+            (values,) = table_columns(given, [name])
+            others = sorted({str(one) for one in values if not f".{company}".endswith(f".{one}")})
+            if others:
+                raise ValueError(
+                    f"got events of the company {others[0]} in {given.table}, expected those of {company} alone: equal "
+                    "customer keys of two companies are two persons. Leave its rows out, or the column where it means "
+                    "something else"
+                )
 
 
 def save_histories(histories: Histories, path: Path) -> None:

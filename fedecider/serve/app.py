@@ -226,8 +226,6 @@ def wrong_field(errors: Sequence[Any]) -> str:
     place = ".".join(str(part) for part in first["loc"][1:])  # the first one is "body" or "query"
     if kind == "json_invalid":
         return "got a body that is no JSON, expected an object such as /openapi.json shows"
-    if isinstance(first.get("input"), bytes):
-        return "got a body that is not sent as JSON, expected the header Content-Type: application/json"
     if kind == "missing":
         return f"got no {place or 'body'}, expected one"
     if kind == "extra_forbidden":
@@ -342,6 +340,10 @@ class Guard:
         if self._rules.key and route not in self._rules.open_routes and not _has_key(headers, self._rules.key):
             detail = "got no API key or a wrong one, expected it in the header X-API-Key or as a Bearer token"
             raise Refused(401, detail, {"www-authenticate": "Bearer"})
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != b"application/json":  # what a page of another site cannot send
+            detail = "got a body that is not sent as JSON, expected the header Content-Type: application/json"
+            raise Refused(422, detail)
 
     async def _bounded(self, receive: Receive) -> Receive:
         """``receive`` with the whole body, once it is here and not too large."""

@@ -3,8 +3,10 @@
 import json
 import logging
 import threading
+from functools import partial
 
 import pytest
+from fastapi import FastAPI
 from serve_toys import MARKUP, TITLES, question, world
 
 from fedecider.models.histories import plain
@@ -386,6 +388,18 @@ def test_items_come_without_a_restart(small):
     ):
         refused(small.client.post("/items", json=body), status, word)
     assert len(small.crime.items) == len(TITLES) + 1
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "text/plain; x=application/json"])
+def test_a_page_of_another_site_adds_nothing_to_a_service_without_a_key(kind, monkeypatch):
+    """A browser sends such a body anywhere without asking first; older versions of the library take it for JSON."""
+    monkeypatch.setattr("fedecider.serve.app.FastAPI", partial(FastAPI, strict_content_type=False))
+    made, body = world(SMALL), {"domain": "crime", "items": [{"key": "a", "title": "A", "text": "a"}]}
+    with made.client:
+        asked = made.client.build_request("POST", "/items", content=json.dumps(body).encode())
+        asked.headers.update({"content-type": kind} if kind else {})
+        refused(made.client.send(asked), 422, "expected the header Content-Type: application/json")
+    assert len(made.crime.items) == len(TITLES)
 
 
 def test_whoever_may_ask_without_a_key_from_elsewhere_adds_nothing():

@@ -112,6 +112,8 @@ def test_the_whole_federation_again(world, monkeypatch, capsys):
     assert main(["audit", "--run", "runs/month"]) == 2
     assert "start_from runs/whole, expected none: only federate and evaluate know" in capsys.readouterr().err
     capsys.readouterr()
+    assert main(["audit", "--run", "runs/month"]) == 2
+    assert "Audit the run that it started from" in capsys.readouterr().err
     for wrong, message in {
         ("--lora_rank", "4"): "with other settings (lora_rank: got 4, expected 2), expected those of that run",
         ("--domains", "crime"): "with other settings (domains: got 'crime', expected 'crime,comics')",

@@ -233,7 +233,7 @@ def page(rows: list[Any], cpu_s: Mapping[str, float], events: pd.DataFrame, foot
         "In the first month all four are the first run. An update counts every event; a federation, the first one and "
         "the one anew, holds out the last two of each customer, from training and from counts. Only training anew "
         "knows items that came later; the others can recommend them by their texts (`--new_items`), which was not done "
-        "here.",
+        "here. MovieLens (latest small) has no months to judge: of 671 users 13 to 20 come back in a year.",
         "",
         "---",
         "",

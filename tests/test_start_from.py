@@ -113,6 +113,8 @@ def test_the_whole_federation_again(world, monkeypatch, capsys):
         assert main([command, "--run", "runs/month"]) == 2
         assert "got runs/month, which started from the adapters of runs/whole" in capsys.readouterr().err
     capsys.readouterr()
+    assert main(["audit", "--run", "runs/month"]) == 2
+    assert "Audit the run that it started from" in capsys.readouterr().err
     for wrong, message in {
         ("--lora_rank", "4"): "with other settings (lora_rank: got 4, expected 2), expected those of that run",
         ("--domains", "crime"): "with other settings (domains: got 'crime', expected 'crime,comics')",

@@ -34,24 +34,27 @@ from fedecider.data.times import Clock, expected, guessed_clock, in_words
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
 USUAL = {
-    "user": "user userid username customer customerid customerno clientid client buyer buyerid member memberid visitor "
-    "visitorid account accountid reviewer reviewerid uid email kunde kundennummer kundennr",
-    "item": "item itemid sku product productid article articleid parentasin asin isbn movie movieid book bookid track "
-    "trackid song songid stockcode businessid gameid newsid lineitemsku artikel artikelnummer artikelnr",
-    "time": "time timestamp ts t date datetime day tdat boughtat orderedat purchasedat createdat eventtime ordertime "
-    "orderdate purchasedate orderedon boughton invoicedate unixreviewtime datum bestelldatum",
+    "user": "user userid username customer customerid customerno clientid client buyer buyerid member memberid "
+    "visitor visitorid account accountid reviewer reviewerid uid email borrower borrowerid "
+    "patron patronid kunde kundennummer kundennr",
+    "item": "item itemid sku product productid article articleid parentasin asin isbn movie movieid book bookid "
+    "track trackid song songid stockcode businessid gameid newsid lineitemsku artikel "
+    "artikelnummer artikelnr",
+    "time": "time timestamp ts t date datetime day tdat boughtat orderedat purchasedat createdat eventtime "
+    "ordertime orderdate purchasedate orderedon boughton invoicedate unixreviewtime eventtimestamp checkout "
+    "checkoutdate loandate datum bestelldatum",
     "quantity": "quantity qty lineitemquantity menge",
 }
 """What columns are called by others, in small letters, without spaces, dots, dashes and underscores."""
 USUAL_TEXTS = {
-    "title": "title lineitemname name label itemname itemtitle productname producttitle prodname appname booktitle "
-    "movietitle gametitle trackname songname headline bezeichnung artikelbezeichnung",
+    "title": "title maintitle fulltitle lineitemname name label itemname itemtitle productname producttitle "
+    "prodname appname booktitle movietitle gametitle trackname songname headline bezeichnung artikelbezeichnung",
     "author": "author authors bookauthor writer artist artistname",
     "brand": "brand brandname manufacturer maker vendor store publisher developer marke hersteller",
     "categories": "categories category categoryname maincategory productcategory producttype producttypename "
     "productgroupname department departmentname subcategory warengruppe kategorie",
     "genres": "genres genre",
-    "keywords": "keywords tags",
+    "keywords": "keywords tags subjects",
     "description": "description desc detaildesc productdescription longdescription abstract summary beschreibung",
     "price": "price unitprice listprice preis einzelpreis",
     "year": "year yearofpublication releaseyear",
@@ -178,7 +181,7 @@ def needed_column(given: Given, what: str) -> str:
         raise ValueError(
             f"got {given.what} with the columns {', '.join(given.column_names)[:300]}, of which none is called as the "
             f"{what} usually is: name yours with {what}='...' (--{what}; in a file without a line of names, all of "
-            "them: header='user,item,...')"
+            f"them: header='user,item,...'){_unpack(given)}"
         )
     return found
 
@@ -218,8 +221,21 @@ def text_columns(
         raise ValueError(
             f"got {given.what} without a column of texts, expected one at least of {', '.join(TEXT_COLUMNS)}: name "
             f"yours with texts={{'title': '...'}}; its columns are {', '.join(given.column_names)[:200]}"
+            f"{_unpack(given)}"
         )
     return chosen
+
+
+def _unpack(given: Given) -> str:
+    """What to do where a column of a file of objects holds lists of objects, such as the items of an order."""
+    nested = given.file.nested if given.file else ""
+    if not nested:
+        return ""
+    others = [name for name in given.column_names if name != nested]
+    return (
+        f". {nested!r} holds lists of objects; make a line of each: pandas.json_normalize([json.loads(line) for line "
+        f"in open(FILE)], {nested!r}, {others}).to_json('lines.jsonl', orient='records', lines=True)"
+    )
 
 
 class Consents:
@@ -489,7 +505,7 @@ def _checked_batches(given: Given, reading: Reading | None = None) -> Iterator[p
     if missing:
         raise ValueError(
             f"got {given.what} with the columns {', '.join(names)[:300]}, expected {missing[0]!r} among them: name "
-            f"your own, such as {next(iter(given.columns))}='...'"
+            f"your own, such as {next(iter(given.columns))}='...'{_unpack(given)}"
         )
     twice = [their for their in given.columns.values() if names.count(their) > 1]
     if twice:

@@ -146,6 +146,13 @@ class TableFile:
         with _text(part, found) as reader:
             return list(reader.schema.names)
 
+    @property
+    def nested(self) -> str:
+        """The column of a file of objects whose values are lists of objects; empty where there is none."""
+        first = self._records(self.parts[0], lambda _: None) if self.kind == JSON else iter(())
+        found = (name for one in islice(first, RECORDS_FOR_NAMES) for name, value in one.items() if _is_nested(value))
+        return next(found, "")
+
     def _form(self, part: Path) -> Found:
         if part not in self._found:
             self._found[part] = self._guessed(part)
@@ -443,6 +450,10 @@ def _clicked(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
     taken = batch.take(pa.array(place, pa.int64()))
     number = batch.schema.get_field_index("item")
     return taken.set_column(number, "item", pa.array(keys, pa.string()))
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 
 def _plain(value: Any) -> str | None:

@@ -34,7 +34,11 @@ TRIED = (
     "%Y/%m/%d %H:%M",
     "%Y/%m/%d %H:%M:%S",
     "%b %d, %Y",
+    "%b %d, %Y %H:%M",
+    "%b %d, %Y %I:%M %p",
+    "%B %d, %Y",
     "%d %b %Y",
+    "%d %b %Y %H:%M",
     "%d/%b/%Y:%H:%M:%S %z",
     "%Y%m%d%H%M%S",
 )

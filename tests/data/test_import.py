@@ -496,3 +496,46 @@ def test_a_nested_dump_is_told_how_to_become_lines(tmp_path, monkeypatch):
     exec(advice, {"pandas": pd, "json": json})
     data = from_events("orders.jsonl", user="customer.id")
     assert data["shop"].clients.num_events == sum(len(one["line_items"]) for one in orders)
+
+
+def test_baskets_in_a_column_are_told_how_to_become_lines(tmp_path, monkeypatch):
+    """As an analytics service exports them; the advice works as it is written."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "event_timestamp": (1_700_000_000 + 60 * row) * 10**6,
+            "user_pseudo_id": f"{row % 3}.7",
+            "items": [
+                {"item_id": f"S{(row + n) % 5}", "item_name": f"Thing {(row + n) % 5}"} for n in range(1 + row % 2)
+            ],
+        }
+        for row in range(12)
+    ]
+    Path("ga4.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="'items' holds lists of objects; make a line of each: pandas") as told:
+        from_events("ga4.jsonl", user="user_pseudo_id", item="item_id")
+    advice = str(told.value).partition("make a line of each: ")[2].replace("FILE", "'ga4.jsonl'")
+    exec(advice, {"pandas": pd, "json": json})
+    data = from_events("lines.jsonl", user="user_pseudo_id", time_format="us")
+    assert data["shop"].clients.num_events == sum(len(row["items"]) for row in rows)
+    assert data["shop"].titles[0].startswith("Thing ")
+
+
+def test_loans_of_a_library_and_orders_with_months_in_words(tmp_path):
+    loans = "".join(
+        f"{b:06d}|{(b + k) % 6:08d}|2024-0{1 + k}-05T10:0{b}:00+01:00\n" for b in range(4) for k in range(5)
+    )
+    (tmp_path / "loans.txt").write_text("borrower|barcode|checkout\n" + loans)
+    titles = "".join(f"{n:08d}\tStories {n}\tWriter {n % 2}\tFiction\n" for n in range(6))
+    (tmp_path / "titles.tsv").write_text("barcode\tMain Title\tAuthor\tSubjects\n" + titles)
+    data = from_events(str(tmp_path / "loans.txt"), str(tmp_path / "titles.tsv"), item="barcode")["shop"]
+    assert data.titles[:2] == ["Stories 0", "Stories 1"]
+    assert "000001" in data.clients.users
+    assert data.clients.timestamps[0][1] > data.clients.timestamps[0][0]
+    orders = "".join(f'c{n % 3}@mail;SKU-{n % 4};"Jan {1 + n}, 2024 9:0{n % 6} PM";Thing {n % 4}\n' for n in range(15))
+    (tmp_path / "orders.csv").write_text("Customer Email;Product SKU;Order Date;Product Name\n" + orders)
+    names = {"user": "Customer Email", "item": "Product SKU"}
+    with pytest.raises(ValueError, match="name its format: time_format='%b %d, %Y %I:%M %p'"):
+        from_events(str(tmp_path / "orders.csv"), **names)
+    found = from_events(str(tmp_path / "orders.csv"), time_format="%b %d, %Y %I:%M %p", **names)["shop"]
+    assert found.clients.num_events == 15

@@ -210,6 +210,38 @@ def requests(draw):
     return "POST", "/recommend", json.dumps(body).encode()
 
 
+ROOM = {
+    "update": {"events": "new.csv", "company": "crime", "force": "true"},
+    "forget": {"customer": "u"},
+    "overlap": {"files": "a.json,b.json"},
+    "without": {"company": "crime"},
+}
+MORE = ["version", "new_items", "output", "data", "device", "company", "events", "customer", "files", "secret_file"]
+
+
+def test_a_hundred_commands_that_change_or_compare(run, tmp_path, capsys, monkeypatch):
+    """A run that a command refused is as it was, but for the lock."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders.csv").write_text("user,item\nu,crime-0001\nu,crime-0002\nv,zzz\n")
+    own = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "figures"))
+    draw, codes = random.Random(3), []
+
+    def content():
+        return {str(path): path.stat().st_mtime_ns for path in own.rglob("*") if path.name != ".lock"}
+
+    for _ in range(100):
+        name = draw.choice(sorted(ROOM))
+        (tmp_path / "new.csv").write_bytes(damaged_table(draw, GOOD.replace(",i", ",crime-000")))
+        options = {"run": str(own), **ROOM[name]} if name != "overlap" else dict(ROOM[name])
+        for _ in range(draw.choice([1, 2])):
+            options[draw.choice([*MORE, *options])] = draw.choice([*ODD, *KEYS, str(tmp_path), "orders.csv", "2", "u"])
+        before = content()
+        code, _ = told(capsys, [name, *(word for pair in options.items() for word in (f"--{pair[0]}", pair[1]))])
+        codes.append(code)
+        assert code == 0 or content() == before, (name, options)
+    assert codes.count(2) >= 50
+
+
 def test_a_hundred_requests(run):
     service = Service(load_recommenders(ServeConfig(run=str(run))), Limits(), Metrics())
     draw, statuses = random.Random(3), []

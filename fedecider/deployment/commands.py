@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from argparse import ArgumentParser
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +31,7 @@ from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.experiment.track import track_of
 from fedecider.report.verdict import joining_of_sites, joining_sentences
 from fedecider.running.launch import start as launched
-from fedecider.running.options import peek
+from fedecider.running.options import HELP_ALL, peek
 from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object, read_run
 
@@ -53,6 +53,8 @@ class _Parser(ArgumentParser):
 
     def __init__(self, command: str, text: str = "", **more: Any) -> None:
         super().__init__(prog=f"deploy.py {command}", description=text, allow_abbrev=False, **more)
+        if self.add_help:  # there is no shorter help, but every other command knows the word
+            self.add_argument(HELP_ALL, action="help", help=SUPPRESS)
 
     def error(self, message: str) -> Any:
         raise ValueError(f"{message}. All options: {self.prog} --help")

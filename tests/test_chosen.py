@@ -163,6 +163,7 @@ def test_the_estimate_grows_with_the_work():
 def test_options_of_a_command_line_as_a_configuration():
     words = ["--data", "x", "--pretrain.train.max_steps=5", "--update_scales", "1", "--output", "runs/x", "--yes=true"]
     assert asked_of(words) == {"data": "x", "pretrain": {"train": {"max_steps": 5}}, "update_scales": "1"}
+    assert asked_of(["--local_row", "off", "--yes", "true"]) == {"local_row": "off"}
 
 
 @pytest.fixture

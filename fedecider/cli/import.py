@@ -25,7 +25,8 @@ class ImportConfig:
     Args:
         events: The tables of events, one row each, before all options or here: orders.csv, or north.csv,south.csv, a
             company each.
-        items: The table of items, one row each; if empty, their texts are in events.
+        items: The table of items, one row each, or one of each company, separated by commas, in the order of events;
+            if empty, their texts are in events.
         company: What the company is called, or several, separated by commas, in the order of their tables; if empty,
             as the files.
         output: The folder to write to; each company becomes a sub-folder.
@@ -52,6 +53,8 @@ class ImportConfig:
         min_rating: Events with a lower rating are dropped. If not given, all are kept.
         k_core: Customers and items with fewer events than this are dropped, until none is left; 0 drops none.
         min_length: Customers with fewer events are dropped; leave-last-out needs 3.
+        catalogue: What keys of items are, such as ean, where companies that are imported one by one sell the same items
+            under the same keys: the same word at each of them.
         keep_split: The folder of an earlier import: who was public there stays public, who was private private.
         seed: The seed of the share of public customers.
         dry_run: If true, the report alone: nothing is written.
@@ -82,6 +85,7 @@ class ImportConfig:
     min_rating: float | None = None
     k_core: int = 0
     min_length: int = 3
+    catalogue: str = ""
     keep_split: str = ""
     seed: int = 0
     dry_run: bool = False
@@ -95,6 +99,7 @@ SAME = (
     "min_rating",
     "k_core",
     "min_length",
+    "catalogue",
     "keep_split",
     "seed",
     "quoting",
@@ -170,9 +175,17 @@ def _tables(config: ImportConfig) -> dict[str, Any]:
             f"got the company {odd[0]!r}, expected letters, digits, '_', '-' and '.' only (it names a folder): name it "
             "with --company"
         )
-    if len(paths) == 1:
+    items = [one.strip() for one in config.items.split(",") if one.strip()]
+    if len(items) > 1 and len(items) != len(paths):
+        raise ValueError(
+            f"got {len(items)} tables of items and {len(paths)} of events, expected one for all, or one "
+            "for each company"
+        )
+    by_company = len(items) > 1 or bool(items and config.catalogue)
+    if len(paths) == 1 and not config.catalogue:
         return {"events": paths[0], "items": config.items or None, "name": names[0]}
-    return {"events": dict(zip(names, paths, strict=True)), "items": config.items or None}
+    things = dict(zip(names, items * (len(names) if len(items) == 1 else 1), strict=True)) if by_company else None
+    return {"events": dict(zip(names, paths, strict=True)), "items": things or config.items or None}
 
 
 def _stem(path: str) -> str:

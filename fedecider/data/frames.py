@@ -30,6 +30,7 @@ from fedecider.data.given import (
     needed_column,
     plain_keys,
     text_columns,
+    time_like_columns,
     usual_column,
 )
 from fedecider.data.import_report import ImportReport, how_keys_differ
@@ -39,6 +40,8 @@ from fedecider.data.silos import share_by
 from fedecider.data.table_files import FileOptions, TableFile
 from fedecider.data.times import checked_clock
 
+NO_TIMES = "none"
+"""In the place of a column of times: there is none."""
 DEFAULTS = {"k_core": 0}
 """Of own data, which are small, everybody with enough events to be split is kept."""
 
@@ -86,7 +89,7 @@ def from_events(
         item: The column of items' keys. None: as for ``user``.
         time: The column of times: Unix seconds, or dates and times (UTC where they name no zone); milliseconds and days
             as numbers (20260131) are known by their size. None: as for ``user``; where there is none, rows are oldest
-            first.
+            first, and a column of another name that holds times is an error, unless this is ``none``.
         rating: The column of ratings, which ``min_rating`` looks at.
         domain: The column, in both tables, that shares them out into several domains. A customer with the same key in
             two of them is one person.
@@ -324,13 +327,21 @@ def _is_by_name(tables: Any) -> bool:
 
 def _with_columns(given: Given, columns: Mapping[str, str | None], notes: list[str]) -> Given:
     """``given`` with the columns that are asked for, and those of users, items and times that have usual names."""
-    found = {what: their for what, their in columns.items() if their}
+    found = {what: their for what, their in columns.items() if their and (what, their) != ("time", NO_TIMES)}
     guessed = {what: needed_column(given, what) for what in ("user", "item") if what not in found}
     if columns["quantity"] is None and (their := usual_column(given, "quantity")):
         guessed["quantity"] = their
     if "time" not in found:
-        if their := usual_column(given, "time"):
+        is_none = columns["time"] == NO_TIMES
+        if not is_none and (their := usual_column(given, "time")):
             guessed["time"] = their
+        elif not is_none and (like := time_like_columns(given, {*found.values(), *guessed.values()})):
+            name, example = next(iter(like.items()))
+            raise ValueError(
+                f"got {given.what} without a column that is called as times usually are, but {name!r} holds times "
+                f"({example}), expected the column's name: time={name!r} (--time), or time={NO_TIMES!r} where it is "
+                "not the time of the event and rows are oldest first"
+            )
         else:
             notes.append(f"{given.what}: no column of times, rows are taken as oldest first")
     if guessed:

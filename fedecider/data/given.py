@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -30,22 +31,29 @@ from fedecider.data.readers.raw import (
     keep_rating,
 )
 from fedecider.data.table_files import TableFile
-from fedecider.data.times import Clock, expected, guessed_clock, in_words
+from fedecider.data.times import Clock, expected, guessed_clock, in_words, is_date
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
 USUAL = {
     "user": "user userid username customer customerid customerno clientid client buyer buyerid member memberid "
-    "visitor visitorid account accountid reviewer reviewerid uid email borrower borrowerid "
+    "visitor visitorid clientuid customeruid account accountid reviewer reviewerid uid email borrower borrowerid "
     "patron patronid kunde kundennummer kundennr",
     "item": "item itemid sku product productid article articleid parentasin asin isbn movie movieid book bookid "
     "track trackid song songid stockcode businessid gameid newsid lineitemsku artikel "
     "artikelnummer artikelnr",
     "time": "time timestamp ts t date datetime day tdat boughtat orderedat purchasedat createdat eventtime "
     "ordertime orderdate purchasedate orderedon boughton invoicedate unixreviewtime eventtimestamp checkout "
-    "checkoutdate loandate datum bestelldatum",
+    "checkoutdate loandate eventdate eventms datum bestelldatum zeitstempel",
     "quantity": "quantity qty lineitemquantity menge",
 }
 """What columns are called by others, in small letters, without spaces, dots, dashes and underscores."""
+BARCODES = {"ean", "gtin", "barcode", "itemean", "itemgtin", "productean", "productgtin"}
+"""Names of columns that are items' keys where no other column is called so."""
+TIME_WORDS = re.compile(r"time|date|stamp|epoch|zeit|datum|(^|_)(at|ts|ms)$", re.IGNORECASE)
+"""In the names of columns whose numbers may be times."""
+YEARS_2000_TO_2040 = (946_684_800, 2_208_988_800)
+NUM_LOOKED_AT = 100
+"""Values by which a column is taken for times."""
 USUAL_TEXTS = {
     "title": "title maintitle fulltitle lineitemname name label itemname itemtitle productname producttitle "
     "prodname appname booktitle movietitle gametitle trackname songname headline bezeichnung artikelbezeichnung",
@@ -161,6 +169,8 @@ def usual_column(given: Given, what: str) -> str | None:
     found = [name for name in given.column_names if _bare(name) in USUAL[what].split()]
     if {"asin", "parentasin"} == set(map(_bare, found)):  # sizes and colours of a product have one parent
         found = [name for name in found if _bare(name) == "parentasin"]
+    if what == "item" and not found:
+        found = [name for name in given.column_names if _bare(name) in BARCODES]
     if len(found) > 1:
         raise ValueError(
             f"got {given.what} with the columns {', '.join(found)}, which could all be the {what}, expected one: name "
@@ -172,6 +182,31 @@ def usual_column(given: Given, what: str) -> str | None:
 def _bare(name: str) -> str:
     """A column's name in small letters, without spaces, dots, dashes and underscores."""
     return re.sub(r"[\s._-]", "", name).lower()
+
+
+def time_like_columns(given: Given, used: Collection[str]) -> dict[str, str]:
+    """Columns outside ``used`` whose first values all are times, whatever they are called -> the first one."""
+    names = [name for name in dict.fromkeys(given.column_names) if name not in used]
+    batch = next(_batches(given._replace(columns=dict(zip(names, names, strict=True))), Reading(skip=True)), None)
+    found = {}
+    for name in names if batch is not None else ():
+        if name in batch.schema.names:
+            values = [one for one in batch.column(name)[:NUM_LOOKED_AT].to_pylist() if not _is_nothing(one)]
+            if values and all(_is_time(one, name) for one in values):
+                found[name] = str(values[0])
+    return found
+
+
+def _is_time(value: Any, name: str) -> bool:
+    if isinstance(value, date):
+        return True
+    first, last = YEARS_2000_TO_2040
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return isinstance(value, str) and is_date(value)
+    seconds = guessed_clock([value]).moment(value)[0] if 0 < number < EXACT else 0
+    return bool(TIME_WORDS.search(name)) and first <= seconds < last
 
 
 def needed_column(given: Given, what: str) -> str:
@@ -283,7 +318,7 @@ def event_tables(
     reading = reading or Reading()
     options, with_order = ReadOptions(min_rating), any("time" in given.columns for given in givens)
     for given in givens:
-        read = 0
+        read, before = 0, sum(table.num_events for table in tables.values())
         for batch in _checked_batches(given, reading):
             if "time" in given.columns and given.clock is None and batch.num_rows:
                 given = given._replace(clock=_guessed_clock(batch, given, reading))
@@ -298,9 +333,9 @@ def event_tables(
         reading.num_rows[given.what] += read
         if not read:
             raise ValueError(f"got no {given.what}, expected one row for each")
-        if reading.num_bad_of(given.what) >= read:
+        if reading.num_bad_of(given.what) and sum(table.num_events for table in tables.values()) == before:
             raise ValueError(
-                f"got {given.what} of which no row can be read, expected some: {reading.first[given.what]}"
+                f"got {given.what} of which no row can be read as an event, expected some: {reading.first[given.what]}"
             )
     return tables
 

@@ -12,8 +12,9 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -138,12 +139,14 @@ class TableFile:
             return list(pyarrow.parquet.read_schema(part).names)
         if self.kind == JSON:
             first = islice(self._records(part, lambda _: None), RECORDS_FOR_NAMES)
-            names = list(dict.fromkeys(name for record in first for name in record))
+            names = list(dict.fromkeys(name for record in first for name in _paths(record)))
+            names = [one for one in names if not any(name.startswith(f"{one}.") for name in names)]
             if not names:
                 next(self._records(part, None), None)  # says what is wrong with its first line
             return names
         found = self._form(part)
-        with _text(part, found) as reader:
+        look = _decoded(_beginning(part), found.encoding).encode()
+        with _text(pa.BufferReader(look), found._replace(encoding="utf-8")) as reader:
             return list(reader.schema.names)
 
     @property
@@ -162,7 +165,7 @@ class TableFile:
         look, given = _beginning(part), self.options
         notes: list[str] = []
         encoding = _encoding(part, self.what, look, given.encoding, notes)
-        text = codecs.getincrementaldecoder(encoding)().decode(look)
+        text = _decoded(look, encoding)
         if not text.strip():
             raise ValueError(f"got the empty file {part} as {self.what}, expected a line of names and one row each")
         lines = text.splitlines()
@@ -198,6 +201,8 @@ class TableFile:
 
         def handle(row: pyarrow.csv.InvalidRow) -> str:
             nonlocal bad
+            if counted.is_over:
+                return "skip"
             bad += 1
             start = " ".join((row.text or "").split())[:80]
             wrong = f"{row.actual_columns} fields, expected {row.expected_columns}: {start!r}"
@@ -206,10 +211,15 @@ class TableFile:
             self.add_bad_row(f"in {part.name}: {wrong}")
             return "skip"
 
-        with _text(part, found, wanted, counted, handle) as reader:
-            for batch in reader:
-                rows += batch.num_rows
-                yield _clicked(batch, wanted) if found.clicks else batch
+        with _text(pa.PythonFile(counted, mode="r"), found, wanted, handle) as reader:
+            try:
+                for batch in reader:
+                    rows += batch.num_rows
+                    yield _clicked(batch, wanted) if found.clicks else batch
+            finally:  # pyarrow reads ahead in a thread, which aborts the process if it is still at it when Python ends
+                counted.is_over = True
+                with suppress(ValueError, OSError, pa.ArrowException):
+                    deque(reader, maxlen=0)
         others = counted.num_lines - rows - bad - (not found.header)
         if others > 0:
             self.notes.append(
@@ -221,7 +231,7 @@ class TableFile:
         records = self._records(part, self.add_bad_row)
         schema = pa.schema([(name, pa.string()) for name in wanted])
         while rows := list(islice(records, ROWS_AT_ONCE)):
-            columns = [[_plain(row.get(name)) for row in rows] for name in wanted]
+            columns = [[_plain(_inside(row, name)) for row in rows] for name in wanted]
             yield pa.RecordBatch.from_arrays([pa.array(one, pa.string()) for one in columns], schema=schema)
 
     def _records(self, part: Path, add_bad_row: Callable[[str], None] | None) -> Iterator[dict[str, Any]]:
@@ -384,13 +394,15 @@ class _Counted(io.RawIOBase):
 
     def __init__(self, file: Any) -> None:
         self._file, self._num_breaks, self._last = file, 0, b"\n"
+        self.is_over = False
+        """Nobody wants more of it: what is left is not read."""
 
     @property
     def num_lines(self) -> int:
         return self._num_breaks + (self._last != b"\n")
 
     def read(self, size: int = -1) -> bytes:
-        piece: bytes = self._file.read(size)
+        piece: bytes = b"" if self.is_over else self._file.read(size)
         if piece:
             self._num_breaks += piece.count(b"\n")
             self._last = piece[-1:]
@@ -404,11 +416,15 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
+def _decoded(look: bytes, encoding: str) -> str:
+    """The beginning of a file, which may end within a character."""
+    return codecs.getincrementaldecoder(encoding)().decode(look)
+
+
 def _text(
-    path: Path,
+    source: Any,
     found: Found,
     wanted: Sequence[str] | None = None,
-    file: Any = None,
     handle: Callable[[pyarrow.csv.InvalidRow], str] | None = None,
 ) -> pyarrow.csv.CSVStreamingReader:
     """A reader of the ``wanted`` columns; None: of the names alone."""
@@ -430,10 +446,9 @@ def _text(
     read = pyarrow.csv.ReadOptions(
         encoding="utf8" if found.encoding.startswith("utf-8") else found.encoding,
         column_names=names,
-        block_size=MAX_LINE_BYTES if wanted is not None else LOOK_BYTES,
+        block_size=MAX_LINE_BYTES,
         use_threads=False,
     )
-    source = pa.PythonFile(file or _binary(path), mode="r")
     return pyarrow.csv.open_csv(source, read_options=read, parse_options=parse, convert_options=convert)
 
 
@@ -454,6 +469,24 @@ def _clicked(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
 
 def _is_nested(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _paths(record: Mapping[str, Any]) -> Iterator[str]:
+    """The names of a record's fields; of an object inside it those of its fields, ``item.title``."""
+    for name, value in record.items():
+        if isinstance(value, dict) and value:
+            yield from (f"{name}.{one}" for one in _paths(value))
+        else:
+            yield name
+
+
+def _inside(record: Mapping[str, Any], name: str) -> Any:
+    """The field of a name of :func:`_paths`; None where it is not there."""
+    if name in record:
+        return record[name]
+    outer, _, rest = name.partition(".")
+    inner = record.get(outer)
+    return _inside(inner, rest) if rest and isinstance(inner, dict) else None
 
 
 def _plain(value: Any) -> str | None:

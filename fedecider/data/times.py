@@ -140,6 +140,17 @@ def expected(value: Any, clock: Clock) -> str:
     return f"{what}; name another format with time_format='...'"
 
 
+def is_date(text: str) -> bool:
+    """Whether a text is a date, in ISO 8601 or in a form that a message suggests; a number is none."""
+    if _NUMBER.fullmatch(text.strip()):
+        return False
+    try:
+        Clock().moment(text)
+    except (ValueError, OverflowError):
+        return any(_fits(text, form) for form in TRIED)
+    return True
+
+
 def _unit(number: int) -> str:
     """The unit, finer than seconds, in which a number is a time from 1973 to 2242; empty where there is none."""
     fitting = (unit for unit, per in PER_SECOND.items() if per > 1 and SINCE_1973 * per <= number < MAX_TIME * per)

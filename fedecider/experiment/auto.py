@@ -496,7 +496,7 @@ def asked_of(words: Sequence[str]) -> dict[str, Any]:
     while place < len(words):
         name, equals, value = words[place].removeprefix("--").partition("=")
         place += 1
-        if not equals and place < len(words):
+        if not equals and place < len(words) and not words[place].startswith("--"):
             value = words[place]
             place += 1
         if name in PLACES:
@@ -505,7 +505,10 @@ def asked_of(words: Sequence[str]) -> dict[str, Any]:
         block = found
         for one in blocks:
             block = block.setdefault(one, {})
-        block[last] = value if not blocks and hints.get(last) is str else yaml.safe_load(value)
+        loaded = yaml.safe_load(value)
+        is_text = not blocks and hints.get(last) is str
+        is_text |= isinstance(loaded, bool) and value not in ("true", "false")  # the option off, which is false in YAML
+        block[last] = value if is_text else loaded
     return found
 
 

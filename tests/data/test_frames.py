@@ -95,7 +95,7 @@ def test_a_column_of_domains_shares_the_tables_out():
 
 
 def test_without_times_the_rows_give_the_order():
-    found = from_events(events(), items(), user="customer", item="sku", **SETTINGS)["shop"]
+    found = from_events(events(), items(), user="customer", item="sku", time="none", **SETTINGS)["shop"]
     users = dict(zip(found.clients.users, found.clients.sequences, strict=True))
     assert users[min(users)] == [(int(min(users)) - 100 + step) % 6 for step in (2, 1, 0)]
     assert found.clients.timestamps is None

@@ -11,7 +11,7 @@ import pytest
 
 from fedecider import from_events
 from fedecider.cli.main import main
-from fedecider.data import open_prepared
+from fedecider.data import open_prepared, table_files
 from fedecider.data.import_report import how_keys_differ
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
@@ -539,3 +539,92 @@ def test_loans_of_a_library_and_orders_with_months_in_words(tmp_path):
         from_events(str(tmp_path / "orders.csv"), **names)
     found = from_events(str(tmp_path / "orders.csv"), time_format="%b %d, %Y %I:%M %p", **names)["shop"]
     assert found.clients.num_events == 15
+
+
+SOLD = [(f"u{user}", f"{user * 3 + step}", 4 - step) for user in range(4) for step in (2, 0, 1)]
+"""User, item and the day of an event; rows are not in the order of the days."""
+
+
+def sold(write):
+    return [write(user, item, day) for user, item, day in SOLD]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("purchased", "{day:02d}/20/2026 08:50 PM"), ("Kaufdatum", "{day}.1.2026"), ("sold_ms", "176{day}800000000")],
+)
+def test_times_under_a_name_of_their_own_are_never_left_out_silently(column, value):
+    rows = sold(lambda user, item, day: {"user": user, "item": item, "title": item, column: value.format(day=day)})
+    with pytest.raises(ValueError, match=f"'{column}' holds times .* expected the column's name: time='{column}'"):
+        from_events(rows)
+    found = from_events(rows, time="none")["shop"]
+    assert found.clients.timestamps is None
+    numbers = [{**row, column: 10_000 + place} for place, row in enumerate(rows)]  # of receipts, say
+    assert from_events(numbers)["shop"].clients.timestamps is None
+
+
+def test_fields_of_an_object_inside_a_line_are_columns(tmp_path):
+    lines = sold(
+        lambda user, item, day: {
+            "customer": {"id": user, "country": None},
+            "item": {"ean": item, "title": f"thing {item}", "seller": {"name": "x"}},
+            "ordered_at": f"2026-01-0{day}",
+        }
+    )
+    (tmp_path / "orders.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    data = from_events(tmp_path / "orders.jsonl")
+    assert "user is column 'customer.id', item is column 'item.ean'" in notes(data)
+    assert "unused columns: customer.country, item.seller.name" in notes(data)
+    found = data["shop"]
+    u0 = found.clients.sequences[found.clients.users.index("u0")]
+    assert [found.item_keys[one] for one in u0] == ["2", "1", "0"]
+    assert found.titles[found.item_keys.index("2")] == "thing 2"
+
+
+def test_a_number_of_ones_own_goes_before_a_barcode():
+    rows = sold(lambda user, item, day: {"user": user, "sku": item, "ean": f"0{item}", "title": item, "time": day})
+    assert "3" in from_events(rows)["shop"].item_keys
+    for row in rows:
+        del row["sku"]
+    assert "03" in from_events(rows)["shop"].item_keys
+
+
+def test_unreadable_times_are_the_reason_although_there_are_returns_too():
+    rows = sold(lambda user, item, day: {"user": user, "item": item, "title": item, "date": f"{day}.1.26", "menge": 1})
+    rows[0]["menge"] = -1
+    with pytest.raises(ValueError, match=r"no row can be read as an event.*got the time '2.1.26' in row 1|row 2"):
+        from_events(rows, bad_rows="skip")
+
+
+def test_companies_that_are_imported_one_by_one_are_matched_by_key(tmp_path, capsys):
+    for name, more in (("north", 0), ("south", 4)):
+        lines = sold(lambda user, item, day, more=more: f"{user},{int(item) + more},2026-01-0{day}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(["user,item,date", *lines]))
+        titles = [f"{key},thing {key} of {name}" for key in range(20)]
+        (tmp_path / f"{name}_items.csv").write_text("\n".join(["item,title", *titles]))
+        files = [str(tmp_path / f"{name}.csv"), "--items", str(tmp_path / f"{name}_items.csv")]
+        assert main(["import", *files, "--catalogue", "ean", "--output", str(tmp_path / "data")]) == 0
+    data = open_prepared(tmp_path / "data")
+    assert {one.catalogue for one in data.values()} == {"ean"}
+    assert data["south"].clients.users[0].startswith("south:")  # u0 of both are two customers
+    items = f"{tmp_path}/north_items.csv,{tmp_path}/south_items.csv"
+    both = [str(tmp_path / "north.csv"), str(tmp_path / "south.csv"), "--items", items]
+    assert main(["import", *both, "--output", str(tmp_path / "both")]) == 0
+    assert {one.catalogue for one in open_prepared(tmp_path / "both").values()} == {"shop"}
+    assert main(["import", *both[:2], "--items", f"{items},x.csv", "--output", str(tmp_path / "none")]) == 2
+    assert "got 3 tables of items and 2 of events" in capsys.readouterr().err
+
+
+def test_a_file_that_is_left_early_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedecider.data.table_files.MAX_LINE_BYTES", 1 << 16)
+    path = tmp_path / "long.csv"
+    path.write_text("user,item,title\n" + "u,i,a title\n" * 400_000 + "a,broken row\n")
+    opened, told = [], []
+    binary = table_files._binary
+    monkeypatch.setattr(table_files, "_binary", lambda path: opened.append(binary(path)) or opened[-1])
+    table = table_files.TableFile(path, "events", add_bad_row=told.append)
+    batches = table.batches(["user"])
+    next(batches)
+    batches.close()
+    assert table.column_names == ["user", "item", "title"]
+    assert (told, opened[-1].closed) == ([], True)

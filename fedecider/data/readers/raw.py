@@ -446,6 +446,11 @@ class EventTable:
         self._order = array("q") if with_order else None
         self.dropped = Dropped()
 
+    @property
+    def num_events(self) -> int:
+        """Events that were added."""
+        return len(self._user)
+
     def add(self, user: str, item: str, time: int = UNKNOWN_TIME, order: int = 0) -> None:
         """Append one event."""
         users, items = self._users, self._items

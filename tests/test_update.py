@@ -286,6 +286,22 @@ def test_customers_of_a_company_are_known_by_their_own_keys(tmp_path, company):
     assert new_events(str(tmp_path / "new.parquet"), plain, company).items == {"17": [0], "18": [0]}
 
 
+def test_a_table_in_a_form_of_its_own_is_read_as_it_was_imported(tmp_path):
+    before = Histories(["17"], ["a", "b"], SequenceArray.of([[0]]), {}, True)
+    path = tmp_path / "neu.csv"
+    rows = ["K\u00e4ufer|Artikelnr|Rechnung|Menge", "17|b|2.1.2026|1", "17|a|1.1.2026|1", "18|b|3.1.2026|-1"]
+    path.write_text("\n".join(rows), encoding="latin-1")
+    how = {"user": "K\u00e4ufer", "time": "Rechnung", "time_format": "%d.%m.%Y", "encoding": "latin-1"}
+    assert new_events(path, before, "shop", how).items == {"17": [0, 1]}
+    with pytest.raises(ValueError, match=r"'Rechnung' holds times .2.1.2026., expected the column's name"):
+        new_events(path, before, "shop", {"user": "K\u00e4ufer", "encoding": "latin-1"})
+    with pytest.raises(ValueError, match="got 'titel' of the columns, expected some of user, item, time"):
+        new_events(path, before, "shop", {"titel": "x"})
+    words = ["--run", str(tmp_path), "--columns", "user=K"]
+    assert main(["update", *words]) == 2
+    assert main(["recommend", *words, "--customers", "17"]) == 2
+
+
 def test_data_of_another_count_are_refused(run, domain, tmp_path, capsys):
     """The same catalogue, and other customers."""
     events = table(month(domain, domain.clients.users[:5], 0, 10), tmp_path / "1.parquet")

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedecider.experiment.track import Track, track_of, tracks
-from fedecider.running.options import HELP_ALL, peek, run
+from fedecider.running.options import HELP_ALL, pairs_of, peek, run
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 DEFAULT = "fedecider"
@@ -24,7 +23,7 @@ class OwnTables:
     Args:
         events: Tables of events, such as north.csv,south.csv: a company each, in place of data.
         items: The table of item texts; if empty, they are in events.
-        columns: The columns' names, user=customer,item=sku, if unusual.
+        columns: The columns' names, user=customer,item=sku, if unusual; with time_format, delimiter, encoding.
         public: The public customers: a column, a file of keys, a share.
         yes: If true, what is chosen may take over an hour.
     """
@@ -115,13 +114,12 @@ def who_is_public(text: str) -> float | str | None:
     return float(text) if text.replace(".", "", 1).isdecimal() else text or None
 
 
-def _columns(text: str) -> dict[str, Any]:
+def _columns(text: str) -> dict[str, str]:
     """``user=customer,item=sku`` as a mapping."""
-    known = ("user", "item", "time", "rating", "domain", "company")
-    found: dict[str, Any] = {}
-    for pair in filter(None, text.split(",")):
-        what, _, column = (part.strip() for part in pair.partition("="))
-        if what not in known or not column:
-            raise ValueError(f"got --columns {text}, expected some of {', '.join(known)}, such as user=customer")
-        found[what] = column
+    from fedecider.data.frames import HOW
+
+    known = ("rating", "domain", "company", *HOW)
+    found = pairs_of(text, "columns", "user=customer,item=sku")
+    if odd := sorted(set(found) - set(known)):
+        raise ValueError(f"got --columns {text} with {odd[0]}, expected some of {', '.join(known)}")
     return found

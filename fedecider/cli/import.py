@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedecider.cli.federate import who_is_public
-from fedecider.running.options import build_parser, parse, run, with_leading
+from fedecider.running.options import build_parser, pairs_of, parse, run, with_leading
 from fedecider.running.run_folder import check_output
 
 DESCRIPTION = (
@@ -133,7 +133,11 @@ def import_tables(config: ImportConfig) -> None:
 
     report = ImportReport()
     options = {name: getattr(config, name) for name in SAME} | {name: getattr(config, name) or None for name in OR_NONE}
-    options |= {"texts": _pairs(config.texts), "public": who_is_public(config.public), "bad_rows": "skip"}
+    options |= {
+        "texts": pairs_of(config.texts, "texts", "title=label,brand=maker") or None,
+        "public": who_is_public(config.public),
+        "bad_rows": "skip",
+    }
     try:
         data = from_events(**_tables(config), **options, report=report)
     finally:
@@ -191,14 +195,3 @@ def _tables(config: ImportConfig) -> dict[str, Any]:
 def _stem(path: str) -> str:
     """The name of a file without its endings."""
     return Path(path).name.partition(".")[0]
-
-
-def _pairs(text: str) -> dict[str, str] | None:
-    """``title=label,brand=maker`` as a mapping; None where there is nothing."""
-    found = {}
-    for pair in filter(None, text.split(",")):
-        what, _, column = (part.strip() for part in pair.partition("="))
-        if not what or not column:
-            raise ValueError(f"got --texts {text}, expected fields and columns, such as title=label,brand=maker")
-        found[what] = column
-    return found or None

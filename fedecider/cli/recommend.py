@@ -15,7 +15,7 @@ from rich.table import Table
 from fedecider.models.histories import Answer, check_k
 from fedecider.models.source import popular_items
 from fedecider.running.machine import checked_device
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.options import build_parser, pairs_of, parse, run
 from fedecider.running.progress import console, log_line
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
@@ -42,6 +42,7 @@ class RecommendConfig:
             popular.
         data: The folder of prepared data with the customers' histories; if empty, that of the run.
         events: A table of events with the customers' histories, in place of data.
+        columns: How events is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
         output: The file of the lists, .parquet or .jsonl: a row for each customer.
         exclude: Items that are not recommended: a table with a column of item keys, or keys separated by " | ".
         candidates: The items that alone may be recommended, as exclude.
@@ -65,6 +66,7 @@ class RecommendConfig:
     customers: str = ""
     data: str = ""
     events: str = ""
+    columns: str = ""
     output: str = ""
     exclude: str = ""
     candidates: str = ""
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.all or config.customers:
             _many(config)
             return
-        beside = [name for name in ("data", "events", "output") if getattr(config, name)]
+        beside = [name for name in ("data", "events", "columns", "output") if getattr(config, name)]
         if beside:
             raise ValueError(f"got --{beside[0]} without customers, expected --all, or --customers K1,K2")
         titles = [title.strip() for title in config.history.split(" | ") if title.strip()]
@@ -150,6 +152,8 @@ def _many(config: RecommendConfig) -> None:
         raise ValueError("got several of --all, --customers and --history, expected one of them")
     if config.all and not config.output:
         raise ValueError("got --all without --output, expected the file of the lists, such as --output lists.parquet")
+    if config.columns and not config.events:
+        raise ValueError("got --columns without --events, expected the table that it is about")
     if config.data and config.events:
         raise ValueError("got --data and --events, expected one of them: where the histories are")
     checked_device(config.device)
@@ -161,7 +165,8 @@ def _many(config: RecommendConfig) -> None:
         check_lists_file(Path(config.output))
     company = find_source(config.run).choose(config.domain or None)
     wanted = None if config.all else [one.strip() for one in config.customers.split(",") if one.strip()]
-    found = histories_of(config.run, company, config.data, config.events)
+    how = pairs_of(config.columns, "columns", "user=customer,item=sku")
+    found = histories_of(config.run, company, config.data, config.events, how)
     pairs: Iterable[tuple[str, list[str]]] = found.of(wanted, company)
     if wanted is not None:
         pairs = known = list(pairs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedecider.bounds import ZeroOrMore, check
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.options import build_parser, pairs_of, parse, run
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
@@ -23,6 +23,7 @@ class UpdateConfig:
     Args:
         run: The run folder whose hybrid is updated.
         events: The table of new events, with columns of customers, items and, better, times.
+        columns: How it is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
         company: The company; may be left out where there is only one.
         epochs: Epochs of training of the company's adapter over the customers with new events; 0 leaves it as it is.
         new_items: A file with items that came after the training, .csv or .jsonl with key, title and text, among them
@@ -36,6 +37,7 @@ class UpdateConfig:
 
     run: str
     events: str = ""
+    columns: str = ""
     company: str = ""
     epochs: ZeroOrMore = 0
     new_items: str = ""
@@ -47,7 +49,8 @@ class UpdateConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        given = [name for name in ("company", "epochs", "new_items", "output", "data", "force") if getattr(self, name)]
+        names = ("columns", "company", "epochs", "new_items", "output", "data", "force")
+        given = [name for name in names if getattr(self, name)]
         if self.events and self.version:
             raise ValueError("got --events and --version, expected one of them: new events, or another version")
         if given and not self.events:
@@ -72,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config.epochs,
             config.device,
             config.new_items,
+            pairs_of(config.columns, "columns", "user=customer,item=sku"),
         )
         for line in in_words(done, config.company or config.run):
             log_line(line)

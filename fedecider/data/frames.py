@@ -178,6 +178,25 @@ def from_events(
     return FederatedData(domains, notes, report)
 
 
+HOW = ("user", "item", "time", "quantity", "order", "time_format", "delimiter", "encoding")
+"""What may be said of a file of events for companies that are known already."""
+
+
+def events_file(path: str | Path, how: Mapping[str, str] | None = None) -> Given:
+    """A file of events with its columns: those of usual names, or as ``how`` says, by the names of `HOW`.
+
+    Raises:
+        ValueError: the file cannot be read, has no such columns, or ``how`` has other names.
+    """
+    how = dict(how or {})
+    if odd := sorted(set(how) - set(HOW)):
+        raise ValueError(f"got {odd[0]!r} of the columns, expected some of {', '.join(HOW)}, such as user=customer")
+    given = _opened(Given("events", path, {}), FileOptions(how.get("delimiter"), how.get("encoding")), [])
+    if form := how.get("time_format"):
+        given = given._replace(clock=checked_clock(form))
+    return _with_columns(given, {name: how.get(name) for name in HOW[:5]}, [])
+
+
 def _names(header: Sequence[str] | str) -> tuple[str, ...]:
     names = [one.strip() for one in (header.split(",") if isinstance(header, str) else header)]
     if any(names) and (len(set(names)) < len(names) or not all(names)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 from fedecider.bounds import Diverged
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.filtering import compress, order_events
-from fedecider.data.given import Given, needed_column
+from fedecider.data.frames import events_file
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.experiment.command_line import recorded_settings
@@ -164,6 +164,7 @@ def update(
     epochs: int = 0,
     device: str = "cpu",
     new_items: str = "",
+    how: Mapping[str, str] | None = None,
 ) -> Updated:
     """Put a company's new events into its hybrid, and into its adapter where ``epochs`` of them are trained.
 
@@ -176,6 +177,7 @@ def update(
             events better than the old one does (ndcg@10); else the old one stays.
         new_items: A file of items that came after the training, as for `Recommender.add_items`; those that the
             catalogue has already are left out. They get IDs by their texts, and their events are counted.
+        how: How the table of events is read: columns, ``time_format`` and the like, as `from_events` takes them.
 
     Raises:
         ValueError: the run has no hybrid that counts the company's own events, ``data`` are not those counted, a table
@@ -193,7 +195,7 @@ def update(
         if new_items:
             now, old_hybrid = with_new_items(now, new_items, Path(scratch) / "longer")
         before, num_items = now.histories, len(now.keys)
-        new = new_events(str(events), before, name)
+        new = new_events(events, before, name, how)
         if not new.items:
             raise ValueError(
                 f"got {new.num_rows:,} events of which none is new ({new.num_known:,} are not newer than the "
@@ -279,12 +281,11 @@ def _in_short(found: Updated, name: str) -> str:
     return f"{num_new:,} new events of {name} in its counts{' and its adapter' if trained else ''}"
 
 
-def new_events(path: str, before: Histories, company: str) -> NewEvents:
+def new_events(path: str | Path, before: Histories, company: str, how: Mapping[str, str] | None = None) -> NewEvents:
     """The events of a table that can be counted; customers are called as before, ``17`` or ``north:17``."""
-    given = Given("events", path, {})
-    columns = {what: needed_column(given, what) for what in ("user", "item")}
+    given = events_file(path, how)
     refuse_others(given, company)
-    raw = build_events(given, columns)
+    raw = build_events(given)
     ordered = order_events(compress(raw, raw.item_E >= 0))
     number_of = {key: number for number, key in enumerate(before.item_keys)}
     number_I = np.array([number_of.get(key, -1) for key in ordered.items], np.int64)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.filtering import compress, order_events
-from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns, usual_column
+from fedecider.data.frames import events_file
+from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns
 from fedecider.data.readers.raw import RawEvents
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
@@ -80,18 +81,21 @@ class Histories(NamedTuple):
         return part(True), part(False)
 
 
-def histories_of(run: str, company: str, data: str = "", events: str = "") -> Histories:
+def histories_of(
+    run: str, company: str, data: str = "", events: str = "", how: Mapping[str, str] | None = None
+) -> Histories:
     """The histories of a company's customers: of a table of ``events``, of prepared ``data``, or of the run's data.
+
+    ``how``: how the table is read (`events_file`).
 
     Raises:
         ValueError: there is none, or it cannot be read.
         FileNotFoundError: there is no such run.
     """
     if events:
-        given = Given("events", events, {})
-        columns = {what: needed_column(given, what) for what in ("user", "item")}
+        given = events_file(events, how)
         refuse_others(given, company)
-        raw = build_events(given, columns)
+        raw = build_events(given)
         found = order_events(compress(raw, raw.item_E >= 0))
         return Histories(found.users, found.items, SequenceArray(found.start_U, found.item_E), {}, False)
     folder = find_source(run).run
@@ -146,10 +150,9 @@ def _histories(domain: Domain, company: str) -> Histories:
     return Histories(users, domain.item_keys, sequences, known, False, len(domain.public.users))
 
 
-def build_events(given: Given, columns: Mapping[str, str]) -> RawEvents:
+def build_events(given: Given) -> RawEvents:
     """The events of a table, with its times where there are some; rows of quantity 0 or less are returns."""
-    usual = {what: their for what in ("time", "quantity") if (their := usual_column(given, what))}
-    (table,) = event_tables([given._replace(columns={**columns, **usual})], None).values()
+    (table,) = event_tables([given], None).values()
     return table.build()
 
 

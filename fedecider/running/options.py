@@ -229,6 +229,17 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 INPUT_ERRORS = (ValueError, OSError, EOFError, ImportError, SafetensorError)
 
 
+def pairs_of(text: str, option: str, example: str) -> dict[str, str]:
+    """``title=label,brand=maker`` as a mapping. ``ValueError`` for what has no such form."""
+    found = {}
+    for pair in filter(None, text.split(",")):
+        what, _, column = (part.strip() for part in pair.partition("="))
+        if not what or not column:
+            raise ValueError(f"got --{option} {text}, expected names and columns, such as {example}")
+        found[what] = column
+    return found
+
+
 def with_leading(argv: Sequence[str] | None, name: str) -> list[str]:
     """The words of a command, those before all options as the option ``name``, separated by commas."""
     words = list(sys.argv[1:] if argv is None else argv)

@@ -96,7 +96,7 @@ def _data_words(track: Track, words: Sequence[str]) -> list[str]:
     tables = {Path(one).stem: one for one in paths}
     if len(tables) < len(paths):
         raise ValueError(f"got --events {given['events']}, expected files of different names: a company is called so")
-    options = {**_columns(given["columns"]), "public": who_is_public(given["public"])}
+    options: dict[str, Any] = {**_columns(given["columns"]), "public": who_is_public(given["public"])}
     if len(paths) == 1:
         data = from_events(paths[0], given["items"] or None, name=Path(paths[0]).stem, **options)
     else:

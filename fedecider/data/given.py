@@ -188,8 +188,10 @@ def time_like_columns(given: Given, used: Collection[str]) -> dict[str, str]:
     """Columns outside ``used`` whose first values all are times, whatever they are called -> the first one."""
     names = [name for name in dict.fromkeys(given.column_names) if name not in used]
     batch = next(_batches(given._replace(columns=dict(zip(names, names, strict=True))), Reading(skip=True)), None)
-    found = {}
-    for name in names if batch is not None else ():
+    found: dict[str, str] = {}
+    if batch is None:
+        return found
+    for name in names:
         if name in batch.schema.names:
             values = [one for one in batch.column(name)[:NUM_LOOKED_AT].to_pylist() if not _is_nothing(one)]
             if values and all(_is_time(one, name) for one in values):

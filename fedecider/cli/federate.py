@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedecider.experiment.track import Track, track_of, tracks
 from fedecider.running.options import HELP_ALL, pairs_of, peek, run

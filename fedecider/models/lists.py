@@ -168,9 +168,9 @@ def refuse_others(given: Given, company: str) -> None:
             others = sorted({str(one) for one in values if not f".{company}".endswith(f".{one}")})
             if others:
                 raise ValueError(
-                    f"got events of the company {others[0]} in {given.table}, expected those of {company} alone: equal "
-                    "customer keys of two companies are two persons. Leave its rows out, or the column where it means "
-                    "something else"
+                    f"got events of the company {others[0]} in {given.paths[0]}, expected those of {company} alone: "
+                    "equal customer keys of two companies are two persons. Leave its rows out, or the column where it "
+                    "means something else"
                 )
 
 

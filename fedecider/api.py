@@ -32,6 +32,7 @@ from fedecider.experiment.engine import Callback, kept_data, run_track
 from fedecider.experiment.report import groups
 from fedecider.experiment.track import Track, track_of, track_of_config, tracks
 from fedecider.federation.record import read_records
+from fedecider.models.versions import in_force
 from fedecider.running.options import peek
 from fedecider.running.progress import quiet
 from fedecider.running.run_folder import RunFolder, read_metrics, read_object, read_run
@@ -315,7 +316,8 @@ class Result:
         return target
 
     def export(self, folder: str | Path, *, published_name: str = "") -> Path:
-        """Write what may be published: backbone, adapters with item IDs and cards, checksums. No history, no counts.
+        """Write what may be published of the version in force: backbone, adapters with item IDs and cards, checksums. No
+        history, no counts.
 
         ``Recommender.from_pretrained(folder, client)`` reads it, and `peft` does. ``published_name``: the name of the
         hub that the folder will have, which its adapters then name as their base.
@@ -327,9 +329,10 @@ class Result:
             raise ValueError(f"got a run of {self._track.title}, expected one that hands adapters over")
         target = _new(folder)
         target.mkdir(parents=True, exist_ok=True)
-        for part in (self.folder.backbone, self.folder.adapters):
+        source = RunFolder(in_force(self.folder.root))
+        for part in (source.backbone, source.adapters):
             shutil.copytree(part, target / part.name)
-        shutil.copyfile(self.folder.root / "handover.json", target / "handover.json")
+        shutil.copyfile(source.root / "handover.json", target / "handover.json")
         if published_name:
             from fedecider.models.recommender import name_base, put_in_front
 

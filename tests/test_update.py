@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import fedecider as fd
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
@@ -260,6 +261,8 @@ def test_the_better_adapter_is_taken(run, domain, tmp_path, monkeypatch):
     assert content(first / "adapters" / "comics") == content(mine / "adapters" / "comics")
     verify_manifest(first, [first / "adapters" / "crime", first / "adapters" / "comics", first / "backbone"])
     Recommender.from_pretrained(mine, "crime")
+    fd.load(mine).export(tmp_path / "new")
+    assert content(tmp_path / "new" / "adapters") == content(first / "adapters"), "what is in force is handed over"
     kept = update(mine, "crime", table(pairs(domain, 21, 30, "b"), tmp_path / "2.parquet"), epochs=1, force=True)
     assert not kept.trained.is_better, "as good is not better"
     assert content(second / "adapters") == content(first / "adapters"), "the last good one stays"

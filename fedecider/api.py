@@ -316,8 +316,8 @@ class Result:
         return target
 
     def export(self, folder: str | Path, *, published_name: str = "") -> Path:
-        """Write what may be published of the version in force: backbone, adapters with item IDs and cards, checksums. No
-        history, no counts.
+        """Write what may be published of the version in force: backbone, adapters with item IDs and cards, checksums.
+        No history, no counts.
 
         ``Recommender.from_pretrained(folder, client)`` reads it, and `peft` does. ``published_name``: the name of the
         hub that the folder will have, which its adapters then name as their base.

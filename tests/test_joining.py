@@ -63,6 +63,8 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     assert unmatched["nothing"]
     assert unmatched["sentences"][:2] == together["sentences"]
     assert "are not matched, and nothing is learnt of them together: north and south." in unmatched["sentences"][2]
+    zeros = {name: company(name, keys) for name, keys in (("north", ["07", "08", "x"]), ("south", ["7", "8", "y"]))}
+    assert "different items: 2 of north and south (07 and 7)." in overlap_data(asked, zeros)["sentences"][1]
     alone = as_trained(asked, apart["nothing"])
     assert (alone.run.method, alone.run.secure_sum, alone.run.privacy.clip) == ("local", False, None)
     assert as_trained(alone, True) == alone

@@ -17,6 +17,7 @@ from fedecider.data.overlap import (
     overlap_of_marks,
     overlap_sentences,
     own_sentence,
+    unlike_marks,
 )
 from fedecider.data.store import load_domains
 from fedecider.federation.record import write_json
@@ -148,6 +149,8 @@ def tell(companies: Mapping[str, Marks], name: str) -> None:
     own = [own_sentence(overlap, name, False, False)] if name else []
     for sentence in own or overlap_sentences(overlap, False, False):
         log_line(sentence)
+    if unlike := unlike_marks(companies):
+        log_line(unlike)
     if overlap.by == "keys" and not overlap.nothing and ways[1].nothing:
         log_line(
             "Keys are common, and no text is: companies may write their own texts about one barcode. But equal numbers "

@@ -34,6 +34,7 @@ from fedecider.data.given import (
     usual_column,
 )
 from fedecider.data.import_report import ImportReport, how_keys_differ
+from fedecider.data.overlap import unlike_keys
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
 from fedecider.data.readers.raw import Catalogue, ItemFields, RawDomain, RawEvents, RawFile, ReadOptions, collect_items
 from fedecider.data.silos import share_by
@@ -158,6 +159,9 @@ def from_events(
         catalogues.update(item_records(one, config.duplicate_items, items is None, reading))
     if sources.companies and not sources.shared and not config.catalogue:
         config = replace(config, catalogue=_matched(name.strip(), catalogues, notes))
+    if sources.companies and not sources.shared:
+        told = unlike_keys({one: [key for key, _ in records] for one, records in catalogues.items()})
+        notes += [told] if told else []
     hints = _compare_keys(raw, catalogues, bool(domain), report)
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:

@@ -10,6 +10,7 @@ from itertools import takewhile
 
 from fedecider.data.domain import UNKNOWN_TIME, Domain, Dropped, once_a_catalogue
 from fedecider.data.given import Reading
+from fedecider.data.overlap import plain_key, without_point, without_zeros
 from fedecider.data.prepare import NOT_CHOSEN
 from fedecider.data.readers.raw import RawEvents
 
@@ -124,24 +125,16 @@ def _ways(ours: Collection[str], theirs: Collection[str]) -> list[tuple[str, Cal
         return next((key[len(one) :] for one in prefixes if one and key.startswith(one)), key)
 
     def all_of_them(key: str) -> str:
-        return _without_zeros(_without_point(without_prefix(key.strip()).casefold()))
+        return plain_key(without_prefix(key.strip()))
 
     return [
         ("spaces around them", str.strip),
         ("letter case", str.casefold),
-        ("leading zeros", _without_zeros),
-        ("a point and a zero at the end", _without_point),
+        ("leading zeros", without_zeros),
+        ("a point and a zero at the end", without_point),
         ("a prefix", without_prefix),
         ("prefix, case or zeros", all_of_them),
     ]
-
-
-def _without_zeros(key: str) -> str:
-    return key.lstrip("0") or "0"
-
-
-def _without_point(key: str) -> str:
-    return re.sub(r"\.0+$", "", key)
 
 
 def _prefix(keys: Collection[str]) -> str:

@@ -24,13 +24,17 @@ from fedecider.evaluation.sequences import SequenceArray
 Way = Literal["keys", "texts"]
 """By what two items are the same one: equal keys (barcodes, ASINs), or equal texts."""
 WAYS: tuple[Way, ...] = ("keys", "texts")
-MARKS_FORMAT = 1
+PLAIN = "plain"
+"""Marks of keys as `plain_key` has them, which tell that two companies write one key in two ways."""
+MARKS_FORMAT = 2
 """Raise it when marks are made in another way: those of two formats have nothing in common."""
 LEAST_SECRET, LEAST_KINDS = 32, 8
 """Bytes of a secret, and different ones among them: files under it show whether a guess is right, so that words and
 short ones are found by trying."""
 _MARK = re.compile("[0-9a-f]{64}")
 _PROOF = b"the secret of fedecider overlap"
+SOME = 0.01
+"""So many of the smaller catalogue's keys must be equal but for how they are written, to be worth a word."""
 FEW = 4
 """So many companies are told of pair by pair; of more the range stands for the pairs."""
 
@@ -72,8 +76,8 @@ class Overlap(NamedTuple):
 class Marks(NamedTuple):
     """The items of a company under a keyed hash: what it may show to whoever does not have the secret."""
 
-    by: Mapping[Way, Sequence[str]]
-    """(I,) marks by keys and by texts, each sorted where they come from a file: an order would tell of a catalogue."""
+    by: Mapping[str, Sequence[str]]
+    """(I,) marks by keys, by texts and by plain keys, each sorted where they come from a file: an order would tell of a catalogue."""
     secret: str
     """HMAC of a text that all know: equal where secrets are, since other secrets have no mark in common."""
     event_I: np.ndarray | None = None
@@ -86,7 +90,8 @@ class Marks(NamedTuple):
 
 def marks_of(domain: Domain, secret: bytes) -> Marks:
     """The company's own marks, which keep its events."""
-    by = {way: item_marks(domain, way, secret) for way in WAYS}
+    by: dict[str, Sequence[str]] = {way: item_marks(domain, way, secret) for way in WAYS}
+    by[PLAIN] = [_hashed(plain_key(key), secret) for key in domain.item_keys]
     return Marks(by, hmac.new(secret, _PROOF, hashlib.sha256).hexdigest(), _counts_of(domain))
 
 
@@ -96,12 +101,19 @@ def marks_from(content: Mapping[str, Any], source: str) -> Marks:
     Raises:
         ValueError: it is something else; the message names ``source``.
     """
-    lists = [content.get(way) for way in WAYS]
+    number = content.get("format")
+    if number != MARKS_FORMAT and isinstance(number, int) and _is_mark(content.get("secret")):
+        raise ValueError(
+            f"got {source} of format {number}, expected {MARKS_FORMAT}: make it again with this version, fedecider "
+            "overlap --output"
+        )
+    shown = (*WAYS, PLAIN)
+    lists = [content.get(way) for way in shown]
     listed = [one for one in lists if isinstance(one, list) and one and all(map(_is_mark, one))]
-    same = len(listed) == len(WAYS) and len({len(one) for one in listed}) == 1
-    if content.get("format") != MARKS_FORMAT or not same or not _is_mark(content.get("secret")):
+    same = len(listed) == len(shown) and len({len(one) for one in listed}) == 1
+    if number != MARKS_FORMAT or not same or not _is_mark(content.get("secret")):
         raise ValueError(f"got {source}, which has no marks of items, expected a file of fedecider overlap --output")
-    return Marks(dict(zip(WAYS, listed, strict=True)), content["secret"])
+    return Marks(dict(zip(shown, listed, strict=True)), content["secret"])
 
 
 def _is_mark(one: object) -> bool:
@@ -138,7 +150,65 @@ def item_marks(domain: Domain, by: Way = "keys", secret: bytes = b"") -> list[st
     named = domain.item_keys if by == "keys" else [" ".join(text.split()).lower() for text in domain.item_texts]
     if not secret:
         return list(named)
-    return [hmac.new(secret, one.encode(), hashlib.sha256).hexdigest() for one in named]
+    return [_hashed(one, secret) for one in named]
+
+
+def _hashed(text: str, secret: bytes) -> str:
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def without_zeros(key: str) -> str:
+    """007 -> 7."""
+    return key.lstrip("0") or "0"
+
+
+def without_point(key: str) -> str:
+    """7.0 -> 7, as a number in a table of texts loses it."""
+    return re.sub(r"\.0+$", "", key)
+
+
+def plain_key(key: str) -> str:
+    """A key without what programs add to it or take away: spaces around it, case, a .0 at the end, leading zeros."""
+    return without_zeros(without_point(key.strip().casefold()))
+
+
+def unlike_keys(keys: Mapping[str, Sequence[str]]) -> str:
+    """What is said of companies that write keys in two ways, such as barcodes without the leading zero; or nothing.
+
+    ``keys``: company -> its keys. Two keys of a company that are equal when plain are different items there.
+    """
+    plain = {}
+    for name, own in keys.items():
+        marks = [plain_key(key) for key in own]
+        plain[name] = {mark: own[place] for mark, place in _places(marks).items()}
+    found = []
+    for first, second in combinations(keys, 2):
+        ours, theirs = plain[first], plain[second]
+        pairs = [(ours[one], theirs[one]) for one in ours.keys() & theirs.keys() if ours[one] != theirs[one]]
+        if pairs and len(pairs) >= SOME * min(len(keys[first]), len(keys[second])):
+            found.append(f"{len(pairs):,} of {first} and {second} ({' and '.join(min(pairs))})")
+    return _unlike(found)
+
+
+def unlike_marks(companies: Mapping[str, Marks]) -> str:
+    """The same of companies that show marks alone."""
+    found = []
+    for first, second in combinations(companies, 2):
+        ours, theirs = companies[first].by, companies[second].by
+        plain, same = (len(common_items(ours[way], theirs[way])) for way in (PLAIN, "keys"))
+        if plain > same and plain - same >= SOME * min(len(ours[PLAIN]), len(theirs[PLAIN])):
+            found.append(f"{plain - same:,} of {first} and {second}")
+    return _unlike(found)
+
+
+def _unlike(found: Sequence[str]) -> str:
+    if not found:
+        return ""
+    more = f", and more of {len(found) - FEW} other pairs" if len(found) > FEW else ""
+    return (
+        "Keys that differ only by leading zeros, letter case, spaces or a .0 at the end are taken for different items: "
+        f"{'; '.join(found[:FEW])}{more}. Where they are the same ones, write them alike in all tables and import again."
+    )
 
 
 def common_items(first: Sequence[str], second: Sequence[str]) -> np.ndarray:

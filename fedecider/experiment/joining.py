@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from fedecider.data.domain import Domain, Events, clients_of
-from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence
+from fedecider.data.domain import Domain, Events, clients_of, once_a_catalogue
+from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence, unlike_keys
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
@@ -111,6 +111,8 @@ def overlap_data(
             f"These items are not matched, and nothing is learnt of them together: {who}. Prepare the data with one "
             "--catalogue, such as ean, where equal keys are the same items."
         )
+    if unlike := unlike_keys({name: domain.item_keys for name, domain in once_a_catalogue(clients).items()}):
+        sentences.append(unlike)
     return {
         "by": overlap.by,
         "nothing": len(clients) > 1 and len(apart) == len(common),

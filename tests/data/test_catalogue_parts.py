@@ -156,6 +156,17 @@ def test_tables_of_companies_lead_there_where_equal_keys_have_the_same_texts():
     assert not whole.titles[2].endswith("new")
 
 
+@pytest.mark.parametrize("catalogue", ["", "ean"])
+def test_keys_of_companies_that_differ_by_a_leading_zero_are_said(catalogue):
+    (north, of_north), (south, of_south) = tables(0), tables(2)
+    for row in (*south, *of_south):
+        row["item"] = f"0{row['item']}"
+    settings = {"catalogue": catalogue} if catalogue else {}
+    data = fedecider.from_events({"north": north, "south": south}, {"north": of_north, "south": of_south}, **settings)
+    (note,) = [note for note in data.notes if "leading zeros" in note]
+    assert "different items: 3 of north and south (2 and 02). Where they are the same ones" in note
+
+
 def test_numbers_of_each_company_own_are_not_matched():
     (north, of_north), (south, of_south) = tables(0), tables(2, words=WORDS[::-1])
     given = {"north": north, "south": south}, {"north": of_north, "south": of_south}

@@ -23,6 +23,8 @@ from fedecider.data.overlap import (
     overlap_of_marks,
     overlap_sentences,
     own_sentence,
+    unlike_keys,
+    unlike_marks,
 )
 from fedecider.data.store import save_domains
 
@@ -138,6 +140,38 @@ def test_files_of_marks_hold_neither_keys_nor_events_nor_an_order():
     )
     with pytest.raises(ValueError, match="got marks of north and of south under two secrets"):
         overlap_of_marks({"north": shown["north"], "south": marks_of(SOUTH, b"another")})
+
+
+def test_keys_without_their_leading_zero_are_said():
+    """Companies that tables of two programs came from; what differs in one company alone says nothing."""
+    west = company("west", ["0401", "0402", "077", "77"], [[0, 1, 2], [1, 0, 3]])
+    south = company("south", ["401", "402.0", "77", "9"], [[0, 1, 2], [1, 0, 3]])
+    keys = {one.name: one.item_keys for one in (west, south, EAST)}
+    told = unlike_keys(keys)
+    assert ": 2 of west and south (0401 and 401). Where they are the same ones, write them alike" in told
+    assert unlike_keys({"north": NORTH.item_keys, "east": EAST.item_keys, "west": keys["west"]}) == ""
+    assert unlike_keys({"a": [f"{key}" for key in range(300)], "b": ["00", *"123456"]})[-100:].endswith("import again.")
+    assert unlike_keys({"a": [f"{key}" for key in range(300)], "b": ["00", *map(str, range(1, 200))]}) == ""  # one
+    shown = {one.name: marks_from(marks_of(one, b"agreed").plain(), one.name) for one in (south, EAST)}
+    west_marks = marks_of(replace(west, item_keys=["0401", "0402", "77", "x"]), b"agreed")
+    assert ": 2 of west and south. Where" in unlike_marks({"west": west_marks, **shown})
+    assert unlike_marks(shown) == ""
+
+
+def test_marks_of_an_older_format_are_to_be_made_again():
+    old = {**marks_of(NORTH, b"agreed").plain(), "format": 1}
+    with pytest.raises(ValueError, match=r"got north.json of format 1, expected 2: make it again"):
+        marks_from(old, "north.json")
+
+
+def test_overlap_says_that_keys_are_written_in_two_ways(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.txt").write_bytes(SECRET)
+    for name, keys in (("north", ["01", "02"]), ("south", ["1", "2"])):
+        save_domains({name: company(name, keys, [[0, 1, 0], [1, 0, 1]])}, name)
+        assert main(["overlap", "--data", name, "--secret_file", "secret.txt", "--output", f"{name}.json"]) == 0
+    assert main(["overlap", "north.json", "south.json"]) == 0
+    assert "different items: 2 of north and south. Where" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_companies_compare_files_before_they_show_a_key(tmp_path, monkeypatch, capsys):

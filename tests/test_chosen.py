@@ -191,6 +191,17 @@ def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, caps
     assert "expected at most an hour" in capsys.readouterr().err
 
 
+def test_an_output_that_holds_a_run_is_refused_before_anything_is_measured(prepared, monkeypatch, capsys):
+    monkeypatch.setattr("fedecider.experiment.auto.load_domains", None)
+    Path("there").mkdir()
+    Path("there/run.json").write_text("{}")
+    assert main(["federate", "--data", "data", "--output", "there"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: there holds a run already. Choose another --output")
+    assert printed.out == ""
+    assert chosen_settings(["--data=data", "--output=there", "--resume=True"]) == {}
+
+
 def test_nothing_is_chosen_where_somebody_chose(prepared):
     said = []
     assert chosen_settings([], log=said.append) == {}

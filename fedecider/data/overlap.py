@@ -77,7 +77,8 @@ class Marks(NamedTuple):
     """The items of a company under a keyed hash: what it may show to whoever does not have the secret."""
 
     by: Mapping[str, Sequence[str]]
-    """(I,) marks by keys, by texts and by plain keys, each sorted where they come from a file: an order would tell of a catalogue."""
+    """(I,) marks by keys, by texts and by plain keys, each sorted where they come from a file: an order would tell of a
+    catalogue."""
     secret: str
     """HMAC of a text that all know: equal where secrets are, since other secrets have no mark in common."""
     event_I: np.ndarray | None = None
@@ -207,7 +208,8 @@ def _unlike(found: Sequence[str]) -> str:
     more = f", and more of {len(found) - FEW} other pairs" if len(found) > FEW else ""
     return (
         "Keys that differ only by leading zeros, letter case, spaces or a .0 at the end are taken for different items: "
-        f"{'; '.join(found[:FEW])}{more}. Where they are the same ones, write them alike in all tables and import again."
+        f"{'; '.join(found[:FEW])}{more}. Where they are the same ones, write them alike in all tables and import "
+        "again."
     )
 
 

@@ -98,7 +98,8 @@ def load_domains(folder: str | Path, names: Iterable[str] | None = None) -> dict
     if missing or not wanted:
         raise ValueError(
             f"no prepared data for {missing or 'any domain'} in {root}; found {found}. "
-            f"Run: python scripts/prepare_data.py --domains {','.join(missing) or 'NAME'} --output {root} (see --help)"
+            f"Own tables: fedecider import EVENTS --output {root}; public data: python scripts/prepare_data.py "
+            f"--domains {','.join(missing) or 'NAME'} --output {root} (see --help)"
         )
     domains = {name: _read(root / name) for name in wanted}
     check_public_disjoint(domains)

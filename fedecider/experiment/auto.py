@@ -26,7 +26,7 @@ from fedecider.experiment.settings import RunConfig
 from fedecider.running.machine import available_bytes
 from fedecider.running.options import load_yaml, peek
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder
+from fedecider.running.run_folder import RunFolder, check_new
 from idgen.precision import PAYS, bf16_speedup, in_words
 
 COMPANIES = Path("configs/companies.yaml")
@@ -447,14 +447,16 @@ def chosen_settings(
     estimate are told. A run that goes on has what was chosen when it began.
 
     Raises:
-        ValueError: it would take over an hour on this machine, and ``allow_long`` is false.
+        ValueError: the output holds a run, or it would take over an hour on this machine, and ``allow_long`` is false.
     """
-    start, is_resumed = peek(words, "start_from"), peek(words, "resume") == "true"
+    start, is_resumed = peek(words, "start_from"), peek(words, "resume").lower() in ("true", "yes")
     if not (peek(words, "data") or start) or peek(words, "config") or any(word in ("-h", "--help") for word in words):
         return {}
     if is_resumed:
         kept = RunFolder(Path(peek(words, "output"))).chosen
         return load_yaml(kept) if kept.is_file() else {}
+    if output := peek(words, "output"):
+        check_new(Path(output))  # before anything is read or measured
     if start:
         from fedecider.experiment.federate import settings_of  # the models, which --help does without
 

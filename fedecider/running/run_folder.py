@@ -370,8 +370,7 @@ def _busy(root: Path) -> str:
 def _check_content(folder: RunFolder, record: dict[str, Any], resume: bool) -> None:
     root = folder.root
     if not resume:
-        if folder.record.exists():
-            raise ValueError(f"{root} holds a run already. Choose another --output, or go on with it: --resume true")
+        check_new(root)
         return
     previous = read_run(root)
     with damage_names(folder.record):
@@ -389,6 +388,12 @@ def _check_content(folder: RunFolder, record: dict[str, Any], resume: bool) -> N
         )
     for sentence in other_code(previous, record):
         print(f"warning: {root} is gone on with under {sentence}", file=sys.stderr)
+
+
+def check_new(root: Path) -> None:
+    """``ValueError`` where ``root`` holds a run."""
+    if RunFolder(root).record.exists():
+        raise ValueError(f"{root} holds a run already. Choose another --output, or go on with it: --resume true")
 
 
 def other_code(previous: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:

@@ -78,7 +78,9 @@ def test_loads_with_datasets(tmp_path):
 
 
 def test_missing_and_damaged(tmp_path):
-    with pytest.raises(ValueError, match=r"no prepared data for \['comics'\].*found \[\].*prepare_data\.py"):
+    with pytest.raises(
+        ValueError, match=r"no prepared data for \['comics'\].*found \[\].* import EVENTS .*prepare_data\.py"
+    ):
         load_domains(tmp_path, ["comics"])
     save_domain(small_domain(), tmp_path)
     with pytest.raises(ValueError, match=r"no prepared data for \['comics'\].*found \['games'\]"):

@@ -479,7 +479,7 @@ def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone
     Path("later.jsonl").write_text("".join(json.dumps(item._asdict()) + "\n" for item in LATER))
     words = ("--run", str(run), "--domain", "crime", "--new_items", "later.jsonl", "--k", "3")
     assert main("recommend", *words, "--history", "First") == 0
-    assert "Next for a reader in crime" in capsys.readouterr().out
+    assert "Next for a customer in crime" in capsys.readouterr().out
     if ids != "semantic":
         reports = metrics["domains"]
         assert {one["item_ids"]["own_word_share"] for one in reports.values()} == {1.0}

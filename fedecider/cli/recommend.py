@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if config.json:
             print(json.dumps({"domain": domain, **answer.to_dict()}, ensure_ascii=False))
         else:
-            _show(answer, f"Like {answer.history[0].title}" if config.similar else f"Next for a reader in {domain}")
+            _show(answer, f"Like {answer.history[0].title}" if config.similar else f"Next for a customer in {domain}")
 
     return run(work)
 

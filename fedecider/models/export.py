@@ -110,7 +110,11 @@ from transformers import {auto}
 folder, *history = sys.argv[1:] or [".", {examples}]
 items = json.load(open(f"{{folder}}/item_ids.json", encoding="utf-8"))["items"].values()
 titles = {{tuple(item["tokens"]): item["title"] for item in items}}  # item ID -> title
-seen = [next(tokens for tokens, title in titles.items() if title == wanted) for wanted in history]
+seen = [
+    next((tokens for tokens, title in titles.items() if title == wanted), None)
+    or sys.exit(f"got the title {{wanted!r}}, expected one as item_ids.json has it")
+    for wanted in history
+]
 model = {auto}.from_pretrained({base}, use_safetensors=True, trust_remote_code=False)
 model = PeftModel.from_pretrained(model, folder).eval()
 '''

@@ -184,6 +184,14 @@ def test_the_program_takes_its_own_titles_and_folder_without_arguments(monkeypat
     assert not set(TITLES[:2]) & {line.split("\t")[1] for line in printed.splitlines()}
 
 
+def test_the_program_says_which_title_it_does_not_know(tmp_path, monkeypatch):
+    adapter = export("t5", PROMPT)
+    (tmp_path / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["next_items.py", str(adapter), TITLES[0], "Nobody's"])
+    with pytest.raises(SystemExit, match=r"^got the title \"Nobody's\", expected one as item_ids.json has it$"):
+        runpy.run_path(str(tmp_path / "next_items.py"))
+
+
 def test_the_card_says_prompt_weights_shares_and_metrics():
     text = model_card(CARD, LOCAL_BACKBONE, ("It's", 'a "title"'))
     assert text.startswith('---\nlibrary_name: peft\nbase_model: "../../backbone"\n')

@@ -344,7 +344,7 @@ def test_a_method_with_a_bound_of_its_own_says_what_it_guarantees(data, tmp_path
         (["--method", "fedxy"], "got method 'fedxy', expected one of"),
         (["--method", "fedmf", "--dataset", "ml-7"], "got dataset 'ml-7'"),
         (["--method", "fedmf", "--domains", "crime"], "got domains with the method fedmf"),
-        (["--method", "local", "--dataset", "ml-100k"], "got --dataset, expected the name of an option"),
+        (["--method", "local", "--dataset", "ml-100k"], "no option of this command is called --dataset"),
         (["--method", "fedmf", "--participation", "0"], "the cohort of a round may not be empty"),
         (["--method", "fedmf", "--clip", "0", "--noise_scale", "1"], "got clip 0.0, expected above 0 or null"),
         (["--method", "fedmf", "--noise_scale", "1"], "without a clip"),

@@ -343,7 +343,9 @@ def _check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
         if not option.startswith("--") or not name:
             continue
         if name not in options and not _inside_a_value(name, options):
-            raise ValueError(f"got {option}, expected {_known(name, options, '--')}. All options: {HELP_ALL}")
+            nearest = _nearest(name, options)
+            hint = f"; the nearest is --{nearest}" if nearest else ""
+            raise ValueError(f"no option of this command is called {option}{hint}. All options: {HELP_ALL}")
         text = (value if equals else following).lstrip()
         if text.startswith(("{", "[{")):
             content = _parsed(text, f"the value of {option}")
@@ -361,7 +363,9 @@ def check_names(parser: ArgumentParser, content: Any, source: str, prefix: str =
     for name, value in content.items() if isinstance(content, dict) else ():
         full = f"{prefix}{name}"
         if full not in options and not _inside_a_value(full, options):
-            raise ValueError(f"got {full} in {source}, expected {_known(full, options)}. All options: {HELP_ALL}")
+            nearest = _nearest(full, options)
+            hint = f"; the nearest is {nearest}" if nearest else ""
+            raise ValueError(f"got {full} in {source}, expected the name of an option{hint}. All options: {HELP_ALL}")
         if any(one.startswith(f"{full}.") for one in options):
             check_names(parser, value, source, f"{full}.")
 
@@ -383,14 +387,15 @@ def _around(name: str) -> Iterator[str]:
         yield name
 
 
-def _known(name: str, options: Set[str], mark: str = "") -> str:
-    """What to give for ``name``: the nearest option of the same block, else of all, else one so called elsewhere."""
+def _nearest(name: str, options: Set[str]) -> str:
+    """What ``name`` may mean: the nearest option of the same block, else of all, else one so called elsewhere; or
+    nothing."""
     block, _, last = name.rpartition(".")
     in_block = {one.rpartition(".")[2]: one for one in options if one.rpartition(".")[0] == block}
     found = [in_block[one] for one in get_close_matches(last, in_block, 1, 0.7)]
     found = found or get_close_matches(name, sorted(options), 1, 0.8)
     found = found or sorted(one for one in options if one.rpartition(".")[2] == last)
-    return f"the name of an option; the nearest is {mark}{found[0]}" if found else "the name of an option"
+    return found[0] if found else ""
 
 
 def check_config(path: Path, *config_classes: type) -> None:

@@ -137,7 +137,7 @@ def test_what_a_site_has_recommends_and_serves_and_says_where_its_figures_are(ru
     for command in ("report", "evaluate"):
         assert main([command, "--run", str(parts)]) == 2
         error = capsys.readouterr().err
-        assert "what one site of a deployment has" in error
+        assert "an older version wrote it at a site of a deployment" in error
         assert "results.md and metrics.json, recommend and serve read it" in error
 
 

@@ -276,23 +276,24 @@ def checked_events(domains: Mapping[str, Domain], unit_of: Mapping[str, np.ndarr
     ``most_sold``: share of train events on the item with most of them. ``likeness``, by how much texts of items that
     customers take one after the other are more alike (cosine) than those of the same items drawn anew, with its
     ``error``: numbers that mean other items, and events by chance, have none. ``usual``: the median of that at the
-    other clients of its catalogue, where there are two at least, else at the public users; it and ``likeness`` are left
-    out where it cannot be known. Each client is looked at by itself, so that nothing is sent for it.
+    other clients of its catalogue, of which there must be two; at a site, which sees no other client, that of the
+    public users, who may be other people. Without it ``likeness`` is left out too. Each client is looked at by itself,
+    so that nothing is sent for it.
     """
     every = {name: _likeness(name, domain.clients, unit_of[name]) for name, domain in domains.items()}
     found: dict[str, dict[str, Any]] = {}
     for name, domain in domains.items():
         item_E = _train_events(domain.clients).value_E
         found[name] = {"most_sold": float(np.bincount(item_E).max() / len(item_E))} if len(item_E) else {}
+        least = LEAST_PEERS - 1
         others = [
             one[0]
             for other, one in every.items()
             if one is not None and other != name and domains[other].catalogue == domain.catalogue
         ]
-        if len(others) < LEAST_PEERS - 1:
-            public = _likeness(name, domain.public, unit_of[name])
-            others = [] if public is None else [public[0]]
-        if others and (own := every[name]) is not None:
+        if len(domains) == 1 and (public := _likeness(name, domain.public, unit_of[name])) is not None:
+            others, least = [public[0]], 1
+        if len(others) >= least and (own := every[name]) is not None:
             found[name] |= {"likeness": own[0], "error": own[1], "usual": median(others)}
     return found
 

@@ -111,9 +111,11 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
     chosen = settings("--privacy.clip", "0.5", "--privacy.noise_scale", "1", "--num_rounds", "3")
     recommender = toy_recommender(NAMES)
     monkeypatch.setattr(llm, "own_domain", lambda *given: None)
-    nothing = SimpleNamespace(everyone={})
+    nothing = SimpleNamespace(everyone={}, domains={})
     monkeypatch.setattr(llm, "party", lambda *given: llm.Party(recommender, build("fedavg", recommender), nothing))
     monkeypatch.setattr(llm, "overlap_data", lambda *given: {"sentences": []})
+    monkeypatch.setattr(llm, "encoded_texts", lambda *given: dict.fromkeys(NAMES, torch.ones(1, 1)))
+    monkeypatch.setattr(llm, "checked_events", lambda *given: {})
     hosts = {name: [client] for client, name in enumerate(NAMES)}
     project = Project(tmp_path, TRACK, chosen, hosts, "abc")
     launch = type("Launch", (), {"device": torch.device("cpu")})

@@ -11,6 +11,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from safetensors.torch import load_file
+from slow import fast_where
 
 import fedecider as fd
 from fedecider.cli.main import main
@@ -319,3 +320,47 @@ def test_data_of_another_count_are_refused(run, domain, tmp_path, capsys):
     assert main([*words, "--data", str(tmp_path / "same"), "--force", "true"]) == 0
     assert main([*words, "--data", str(tmp_path / "same")]) == 2
     assert "leave --data out" in capsys.readouterr().err
+
+
+DAMAGED = {
+    "missing": lambda content: None,
+    "empty": lambda content: b"",
+    "half": lambda content: content[: len(content) // 2],
+    "garbled": lambda content: bytes(one ^ 85 if place % 97 == 0 else one for place, one in enumerate(content)),
+}
+FILES = [
+    "run.json",
+    "handover.json",
+    "private/crime/hybrid.json",
+    "private/crime/hybrid.safetensors",
+    "adapters/crime/adapter_model.safetensors",
+    "adapters/crime/adapter_config.json",
+    "adapters/crime/item_ids.json",
+    "backbone/config.json",
+    "backbone/model.safetensors",
+]
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize("name", fast_where(["run.json", "private/crime/hybrid.safetensors"], FILES))
+def test_a_damaged_file_stops_every_command_and_nothing_is_written(run, domain, tmp_path, capsys, name, kind):
+    mine = own(run, tmp_path)
+    events = table(month(domain, domain.clients.users[:5], 0, 10), tmp_path / "1.parquet")
+    damaged = DAMAGED[kind]((mine / name).read_bytes())
+    (mine / name).unlink()
+    if damaged is not None:
+        (mine / name).write_bytes(damaged)
+    before = content(mine)
+    lists = tmp_path / "lists.parquet"
+    for command, words in {
+        "update": ["--events", events, "--force", "true"],
+        "forget": ["--customer", domain.clients.users[0]],
+        "recommend": ["--all", "--output", lists],
+    }.items():
+        assert main([command, "--run", str(mine), "--company", "crime", *map(str, words)]) == 2, command
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert error.count("\n") == 1
+        assert content(mine) == before
+        assert not (mine / "versions.json").exists()
+        assert not lists.exists()

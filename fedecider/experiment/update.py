@@ -129,7 +129,12 @@ def counted(run: str | Path, company: str | None, data: str = "") -> Counted:
     source = find_source(run)
     name = source.choose(company)
     place = source.place(name)
-    if source.run is None or place.hybrid is None:
+    if source.run is None:
+        raise ValueError(
+            f"got {run} without run.json, expected the folder of a run, or what a site of a deployment has: what was "
+            "handed over alone has no counts"
+        )
+    if place.hybrid is None:
         raise ValueError(f"got {run} without a hybrid of {name}, expected one in private/{name}: counts are updated")
     keys = list(read_item_ids(place.adapter).keys)
     hybrid = load_hybrid(place.hybrid, keys)

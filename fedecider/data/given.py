@@ -202,13 +202,17 @@ def time_like_columns(given: Given, used: Collection[str]) -> dict[str, str]:
 def _is_time(value: Any, name: str) -> bool:
     if isinstance(value, date):
         return True
-    first, last = YEARS_2000_TO_2040
     try:
         number = float(value)
     except (TypeError, ValueError):
         return isinstance(value, str) and is_date(value)
-    seconds = guessed_clock([value]).moment(value)[0] if 0 < number < EXACT else 0
-    return bool(TIME_WORDS.search(name)) and first <= seconds < last
+    if isinstance(value, bool) or not TIME_WORDS.search(name) or not 0 < number < EXACT:
+        return False
+    first, last = YEARS_2000_TO_2040
+    try:
+        return first <= guessed_clock([value]).moment(value)[0] < last
+    except (TypeError, ValueError, OverflowError):  # 1e9, 1_000: numbers that no clock is written with
+        return False
 
 
 def needed_column(given: Given, what: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
@@ -131,6 +132,21 @@ def test_events_within_a_second_are_in_order(written):
     assert len({time for times in found.clients.timestamps for time in times}) == 1  # whole seconds
 
 
+@pytest.mark.parametrize(
+    "value",
+    [True, False, Decimal("1.5"), "1e9", "1_600_000_000", "nan", 1e300, "", None, b"x", [1]],
+)
+def test_other_columns_may_hold_anything(value):
+    """Columns that nobody named are looked at, so that one of times is not passed over."""
+    untimed = [{name: row[name] for name in row if name != "when"} for row in events()]
+    rows = pa.Table.from_pylist([{**row, "gift": value, "gift_time": value} for row in untimed])
+    found = from_events(rows, items(), user="customer", item="sku", **SETTINGS)["shop"]
+    assert (
+        found.content_hash()
+        == from_events(untimed, items(), user="customer", item="sku", **SETTINGS)["shop"].content_hash()
+    )
+
+
 def test_days_are_times():
     rows = [{**row, "when": (START + timedelta(days=number)).date()} for number, row in enumerate(events())]
     found = from_events(rows, items(), **NAMES, **SETTINGS)["shop"]
@@ -223,6 +239,13 @@ BAD = {
     ),
     "an item that is None": ([{**events()[0], "sku": None}], items(), {}, "got no item in row 1 of the events"),
     "a fraction as user": (GAPS.assign(customer=GAPS.customer + 0.5), items(), {}, "got the user 100.5 in row 1"),
+    "one column as user and as item": (
+        events(),
+        items(),
+        {"user": "sku"},
+        "got the column 'sku' of the events as user",
+    ),
+    "a truth as time": ([{**row, "when": True} for row in events()], items(), {}, "got the time True in row 1"),
     "a truth as item": ([{**row, "sku": True} for row in events()], items(), {}, "got the item True in row 1"),
     "no time": (
         [*events()[:3], {**events()[3], "when": None}],

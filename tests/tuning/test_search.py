@@ -97,25 +97,32 @@ def test_the_start_comes_first_then_the_candidates_then_draws():
         assert all(value != value_of(Blocks(), name) for name, value in setting.items())
 
 
-def test_where_trials_are_shorter_the_chosen_setting_runs_with_every_seed():
+def test_where_trials_are_shorter_the_best_three_run_in_full_and_the_best_of_these_is_taken():
     asked = []
+    in_full = {5: 0.3, 1: 0.9, 4: 0.5}  # the second best trial is the best run
 
     def cell(kind: str, setting: dict, seed: int) -> Cell:
         asked.append((kind, setting, seed))
-        return Cell({"toy": score(setting)}, dict)
+        if kind == "run" and setting["depth"] == 4:
+            raise ValueError("diverged")
+        return Cell({"toy": in_full[setting["depth"]] if kind == "run" else setting["depth"] % 5 + 0.1}, dict)
 
     def row(short: bool):
         asked.clear()
         run, trial = ((lambda setting, seed, kind=kind: cell(kind, setting, seed)) for kind in ("run", "trial"))
-        search = Search({}, {}, ({}, {"depth": 5}, {"depth": 1}), 0)
+        search = Search({}, {}, tuple({"depth": depth} for depth in (5, 1, 10, 4)), 0)
         given = trial if short else None
-        return fill([Entry("toy", "toy", "federated", ["strict"], run, search, 3, trial=given)], 2)[0]
+        return fill([Entry("toy", "toy", "federated", ["strict"], run, search, 4, trial=given)], 2)[0]
 
-    assert len(row(True).cells) == 2
-    assert asked[:3] == [("trial", one, 0) for one in ({}, {"depth": 5}, {"depth": 1})]
-    assert asked[3:] == [("run", {"depth": 5}, 0), ("run", {"depth": 5}, 1)]
-    assert len(row(False).cells) == 2
-    assert asked[3:] == [("run", {"depth": 5}, 1)], "the trial is the run of seed 0"
+    in_full[10] = 0.2
+    found = row(True)
+    assert [one for one in asked if one[0] == "trial"] == [("trial", {"depth": depth}, 0) for depth in (5, 1, 10, 4)]
+    ran = [(setting["depth"], seed) for kind, setting, seed in asked if kind == "run"]
+    assert ran == [(5, 0), (1, 0), (4, 0), (1, 1)], "of equal trials the earlier; a run that fails is not taken"
+    assert found.setting == {"depth": 1}
+    assert len(found.cells) == 2
+    assert row(False).setting == {"depth": 1}
+    assert [(one[1]["depth"], one[2]) for one in asked] == [(5, 0), (1, 0), (10, 0), (4, 0), (1, 1)], "no run twice"
 
 
 def test_proposals_depend_on_seed_and_trials_alone():

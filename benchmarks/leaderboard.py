@@ -63,8 +63,8 @@ class PageConfig:
     seeds: OneOrMore = 3
     tune: OneOrMore = 20
     trial_rounds: ZeroOrMore = 10
-    num_rounds: OneOrMore = 60
-    patience: ZeroOrMore = 10
+    num_rounds: OneOrMore = 80
+    patience: ZeroOrMore = 15
     settings: str = ""
     published_seeds: ZeroOrMore = 1
     published_rounds: OneOrMore = 60
@@ -165,7 +165,9 @@ def _said(page: PageConfig) -> str:
     else:
         chosen = f"the best of at most {page.tune} settings on validation items"
         chosen += (
-            f" (trials of at most {page.trial_rounds} rounds, the best three in full)" if page.trial_rounds else ""
+            f" (trials of {page.trial_rounds} rounds; named ones and the best three in full)"
+            if page.trial_rounds
+            else ""
         )
     text = (
         f"`strict` and `strict/sampled99`: {page.seeds} seeds, {chosen}, at most {page.num_rounds} rounds, stopped "

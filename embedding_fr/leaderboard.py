@@ -66,8 +66,9 @@ class LeaderboardConfig:
             protocols paper and isolated99 nothing is tuned.
         settings: A file of settings by row, such as the settings.yaml that a table writes. Rows that it names are not
             searched: they run with these, but under paper and isolated99. If empty, every row is searched.
-        trial_rounds: The largest number of rounds of a federated trial; the best three then run for num_rounds, and the
-            best of these is taken. 0 gives trials num_rounds, and the best of them is not run again.
+        trial_rounds: The largest number of rounds of a federated trial. The settings of the grid and the best three of
+            the drawn ones then run for num_rounds, and the best of these is taken. 0 gives trials num_rounds, and the
+            best of them is not run again.
         num_rounds: The largest number of rounds of a federated method.
         patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under
             the protocols paper and isolated99, which report the last round, all rounds are run.
@@ -161,7 +162,7 @@ class Line(NamedTuple):
         return self.group[0] if self.as_published else "strict"
 
     def settings(self, asked: Asked, protocol: str, setting: Setting, seed: int) -> EmbeddingSettings:
-        patience = 0 if self.as_published else asked.config.patience
+        patience = 0 if self.as_published else min(asked.config.patience, asked.config.num_rounds)
         return run_settings(asked.config, asked.data, self.method, protocol, setting, seed, patience)
 
 

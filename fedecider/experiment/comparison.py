@@ -99,8 +99,8 @@ class Entry(NamedTuple):
     said: Callable[[Setting], str] = setting_text
     """A setting in words."""
     trial: Callable[[Setting, int], Cell] | None = None
-    """A shorter run, by which :data:`FINALISTS` settings are chosen; None where a trial is the run itself, which is not
-    made again."""
+    """A shorter run, by which :data:`FINALISTS` of the drawn settings are chosen; None where a trial is the run itself,
+    which is not made again."""
 
 
 class Row(NamedTuple):
@@ -242,7 +242,8 @@ def guest_of(track: Track) -> Callable[[str, Shared], Entry] | None:
 
 
 FINALISTS = 3
-"""Settings whose shorter trials were best, which run in full with seed 0: few rounds prefer what learns fast."""
+"""Drawn settings whose shorter trials were best, which run in full with seed 0, as do all that are known ahead: few
+rounds prefer what learns fast, and published settings may be slow."""
 
 # The engine: settings with seed 0 wave by wave, then the other seeds of those that were chosen.
 
@@ -265,8 +266,8 @@ def make(plan: Plan) -> Table:
 
 def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     """Run what is missing: of every entry the settings that are known ahead, all at once; then drawn ones, one an entry
-    at a time, so that a draw knows those before; where trials were shorter, the best of them in full
-    (:data:`FINALISTS`); then the other seeds of the best one, the earlier one on ties.
+    at a time, so that a draw knows those before; where trials were shorter, those known ahead and the
+    best of the drawn ones in full (:data:`FINALISTS`); then the other seeds of the best one, the earlier one on ties.
 
     What fails is said: a setting drops out of the choice, a seed its entry, since the others are worth having.
     """
@@ -297,7 +298,7 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     for place, entry in enumerate(entries):
         if entry.trial:
             final[place] = [one._replace(valid=None) for one in tried[place]]
-            ahead += [(place, number) for number in _best_numbers(tried[place], FINALISTS)]
+            ahead += [(place, number) for number in _finalists(tried[place], len(entry.search.firsts))]
     found = _played(
         [(entries[place].run, entries[place], tried[place][number].setting, 0) for place, number in ahead], jobs
     )
@@ -324,10 +325,11 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     return rows
 
 
-def _best_numbers(tried: Sequence[Tried], num: int) -> list[int]:
-    """Which trials have the highest validation figures, at most ``num``, in the order of the trials."""
-    done = [number for number, one in enumerate(tried) if one.valid is not None]
-    return sorted(sorted(done, key=lambda number: -(tried[number].valid or 0.0))[:num])
+def _finalists(tried: Sequence[Tried], known: int) -> list[int]:
+    """The numbers of the trials that run in full: the first ``known`` ones, and the best :data:`FINALISTS` others."""
+    drawn = [number for number in range(known, len(tried)) if tried[number].valid is not None]
+    best = sorted(drawn, key=lambda number: -(tried[number].valid or 0.0))[:FINALISTS]
+    return [*range(min(known, len(tried))), *sorted(best)]
 
 
 Run = tuple[Callable[[Setting, int], Cell], Entry, Setting, int]

@@ -97,32 +97,37 @@ def test_the_start_comes_first_then_the_candidates_then_draws():
         assert all(value != value_of(Blocks(), name) for name, value in setting.items())
 
 
-def test_where_trials_are_shorter_the_best_three_run_in_full_and_the_best_of_these_is_taken():
+def test_where_trials_are_shorter_known_settings_and_the_best_three_drawn_run_in_full():
     asked = []
-    in_full = {5: 0.3, 1: 0.9, 4: 0.5}  # the second best trial is the best run
 
     def cell(kind: str, setting: dict, seed: int) -> Cell:
         asked.append((kind, setting, seed))
-        if kind == "run" and setting["depth"] == 4:
+        if kind == "run" and setting == {"kind": "b"}:
             raise ValueError("diverged")
-        return Cell({"toy": in_full[setting["depth"]] if kind == "run" else setting["depth"] % 5 + 0.1}, dict)
+        valid = score(setting)
+        return Cell({"toy": 1.0 - valid if kind == "run" else valid}, dict)  # in full the order turns round
 
     def row(short: bool):
         asked.clear()
         run, trial = ((lambda setting, seed, kind=kind: cell(kind, setting, seed)) for kind in ("run", "trial"))
-        search = Search({}, {}, tuple({"depth": depth} for depth in (5, 1, 10, 4)), 0)
         given = trial if short else None
-        return fill([Entry("toy", "toy", "federated", ["strict"], run, search, 4, trial=given)], 2)[0]
+        search = search_of(Blocks(), SPACE, GRID, 0)
+        return fill([Entry("toy", "toy", "federated", ["strict"], run, search, 9, trial=given)], 2)[0]
 
-    in_full[10] = 0.2
     found = row(True)
-    assert [one for one in asked if one[0] == "trial"] == [("trial", {"depth": depth}, 0) for depth in (5, 1, 10, 4)]
-    ran = [(setting["depth"], seed) for kind, setting, seed in asked if kind == "run"]
-    assert ran == [(5, 0), (1, 0), (4, 0), (1, 1)], "of equal trials the earlier; a run that fails is not taken"
-    assert found.setting == {"depth": 1}
+    trials = [setting for kind, setting, _ in asked if kind == "trial"]
+    runs = [(setting, seed) for kind, setting, seed in asked if kind == "run"]
+    known, drawn = trials[:3], trials[3:]
+    assert len(trials) == 9
+    best = sorted(drawn, key=score, reverse=True)[:3]
+    assert [one for one, _ in runs[:6]] == [*known, *(one for one in drawn if one in best)]
+    taken = min((one for one, _ in runs[:6] if one != {"kind": "b"}), key=score)
+    assert found.setting == taken, "by the run in full; what failed there is not taken"
+    assert runs[6:] == [(taken, 1)], "seed 0 is there"
     assert len(found.cells) == 2
-    assert row(False).setting == {"depth": 1}
-    assert [(one[1]["depth"], one[2]) for one in asked] == [(5, 0), (1, 0), (10, 0), (4, 0), (1, 1)], "no run twice"
+    row(False)
+    runs = [(str(setting), seed) for _, setting, seed in asked]
+    assert len(runs) == len(set(runs)) == 10, "a trial is the run of seed 0"
 
 
 def test_proposals_depend_on_seed_and_trials_alone():

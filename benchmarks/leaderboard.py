@@ -164,11 +164,8 @@ def _said(page: PageConfig) -> str:
         chosen = f"settings of {Path(page.settings).name}"
     else:
         chosen = f"the best of at most {page.tune} settings on validation items"
-        chosen += (
-            f" (trials of {page.trial_rounds} rounds; named ones and the best three in full)"
-            if page.trial_rounds
-            else ""
-        )
+        if page.trial_rounds:
+            chosen += f" (trials of {page.trial_rounds} rounds; named ones and the best three in full)"
     text = (
         f"`strict` and `strict/sampled99`: {page.seeds} seeds, {chosen}, at most {page.num_rounds} rounds, stopped "
         f"after {page.patience} without a better validation score."

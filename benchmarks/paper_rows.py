@@ -148,7 +148,7 @@ GEL_SAID = (
 TABLES: dict[tuple[str, str], Table] = {
     ("fedem", "table 2"): Table(
         (
-            Line("FedMF with SR", "fedem", {"merging": "SR", "aggregation": "mean"}, FEDMF_SR, MORE_EPOCHS),
+            Line("FedMF with SR", "fedmf", {}, FEDMF_SR, MORE_EPOCHS),
             Line(
                 "FedSim with SR",
                 "fedem",

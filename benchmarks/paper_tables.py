@@ -6,7 +6,8 @@
 Under the protocol ``paper``, which leaks: the figures say whether an implementation does what its paper's does, not how
 well a method recommends. The last round, seed 0, settings of the papers. `--list` names what there is; the rows are
 those of :mod:`paper_rows`. A row is made once, whichever tables it stands in; a table's section holds of each row what
-was made with the most rounds, and of one that was only tried (2 rounds) what it would take.
+was made with the most rounds, of others the minutes that
+they would take, where a row of the method was tried (2 rounds).
 
 Shape legend: N clients, C clients of a block, I items, D dims, V drawn clients.
 """
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from leak import ByProtocol, Found, kept
@@ -118,15 +120,26 @@ def settings_of(data: InteractionsConfig, line: Line, rounds: int) -> EmbeddingS
     return settings._replace(run=every, privacy=PrivacyConfig(**line.privacy))
 
 
+class Row(NamedTuple):
+    """A line and what is kept of it."""
+
+    line: Line
+    found: Found | None = None
+    rounds: int = 0
+    round_s: float | None = None
+    """CPU seconds, of the dearest row of the method where this one was never made."""
+
+
 def place_of(
     interactions: Interactions, data: InteractionsConfig, line: Line, work: Path
-) -> tuple[str, dict[str, Any]]:
-    """Where a row is kept but for its rounds, and what decides it: everything but its name."""
+) -> tuple[Path, dict[str, Any]]:
+    """Where a row is kept but for its rounds, and what decides it: everything but its label."""
     record = settings_of(data, line, 1).as_record()
     record.pop("data")
     inputs = {**record, "data": interactions.content_hash(), "subset": line.subset and line.subset._asdict()}
     key = content_key(inputs)
-    return str(work / f"{line.method.replace('/', '-')}-{key}"), {"key": key, "setting": dict(line.setting)}
+    name = f"{data.dataset}.{line.method.replace('/', '-')}.{key}"
+    return work / name, {"key": key, "setting": dict(line.setting), "privacy": dict(line.privacy)}
 
 
 def made_row(interactions: Interactions, data: InteractionsConfig, line: Line, rounds: int, work: Path) -> Found:
@@ -137,20 +150,20 @@ def made_row(interactions: Interactions, data: InteractionsConfig, line: Line, r
         part = part_of(interactions, line.subset) if line.subset else interactions
         return trained(part, settings_of(data, line, rounds))
 
-    return kept(Path(f"{place}-{rounds}.json"), {**inputs, "rounds": rounds}, made)
+    return kept(Path(f"{place}.{rounds}.json"), {**inputs, "rounds": rounds}, made)
 
 
-def best_row(
-    interactions: Interactions, data: InteractionsConfig, line: Line, rounds: int, work: Path
-) -> tuple[Line, Found, int] | tuple[Line, None, int]:
-    """The row with the most rounds up to ``rounds`` that is kept, and how many these are."""
+def best_row(interactions: Interactions, data: InteractionsConfig, line: Line, rounds: int, work: Path) -> Row:
+    """What is kept of a line with the most rounds up to ``rounds``."""
     place, _ = place_of(interactions, data, line, work)
-    kept_rounds = [int(file.stem.rsplit("-", 1)[1]) for file in work.glob(f"{Path(place).name}-*.json")]
-    most = max((one for one in kept_rounds if one <= rounds), default=0)
-    if not most:
-        return line, None, 0
-    before = read_json(Path(f"{place}-{most}.json"))
-    return line, Found(before["metrics"], before["seconds"]), most
+    files = {int(file.suffixes[-2][1:]): file for file in work.glob(f"{place.name}.*.json")}
+    most = max((one for one in files if one <= rounds), default=0)
+    if most:
+        before = read_json(files[most])
+        return Row(line, Found(before["metrics"], before["seconds"]), most, before["metrics"]["cost"].get("round_s"))
+    alike = [] if line.subset else work.glob(f"{place.name.rsplit('.', 1)[0]}.*.json")
+    costs = [read_json(file)["metrics"]["cost"].get("round_s", 0.0) for file in alike]
+    return Row(line, round_s=max(costs, default=None))
 
 
 def trained(interactions: Interactions, settings: EmbeddingSettings) -> ByProtocol:
@@ -159,7 +172,8 @@ def trained(interactions: Interactions, settings: EmbeddingSettings) -> ByProtoc
     state = train(settings, setup, on_round=lambda record: times.append(time.process_time()))
     position_U = user_positions(setup, state, setup.method.variants[0], "test", last=True)
     figures = {**mean_metrics(position_U, (10,)), **behind(settings, setup, state)}
-    return {PROTOCOL: figures, "cost": {"round_s": (times[-1] - times[0]) / max(1, len(times) - 1)}}
+    cost = {"round_s": (times[-1] - times[0]) / (len(times) - 1)} if len(times) > 1 else {}
+    return {PROTOCOL: figures, "cost": cost}
 
 
 def part_of(interactions: Interactions, subset: Subset) -> Interactions:
@@ -273,9 +287,7 @@ def spread_of_weights(settings: EmbeddingSettings, setup: Setup, state: RunState
 # The page.
 
 
-def page(
-    table: Table, rows: Sequence[tuple[Line, Found | None, int]], rounds: int, dataset: str = "ml-100k"
-) -> list[str]:
+def page(table: Table, rows: Sequence[Row], rounds: int, dataset: str = "ml-100k") -> list[str]:
     """The section without its heading and foot."""
     column = table.data.index(dataset) if dataset in table.data else None
     printed_says = "" if table.data else " Read off the figure: no value is given."
@@ -286,17 +298,17 @@ def page(
         f"| row | printed | here | rounds | gap of {table.shows[0]} | cause of a gap over 10 % |",
         "|---|---:|---:|---:|---:|---|",
     ]
-    for line, one, made in rows:
-        printed = line.printed[column] if column is not None and column < len(line.printed) else ()
+    for row in rows:
+        line, printed = row.line, row.line.printed[column] if column is not None and row.line.printed else ()
         cells = [line.label, numbers(printed) or "-"]
-        if one is None or made <= TRIED:
-            cost = f", about {one.metrics['cost']['round_s'] * rounds / 60:.0f} CPU minutes" if one else ""
+        if row.found is None or row.rounds <= TRIED < rounds:
+            cost = "" if row.round_s is None else f", about {math.ceil(row.round_s * rounds / 60)} CPU minutes"
             body.append(f"| {' | '.join([*cells, f'not run{cost}', str(rounds), '', ''])} |")
             continue
-        figures = [one.metrics[PROTOCOL][name] for name in table.shows]
+        figures = [row.found.metrics[PROTOCOL][name] for name in table.shows]
         gap = figures[0] / printed[0] - 1.0 if printed else 0.0
-        cause = cause_of(line, dataset, made) if abs(gap) > LARGE else ""
-        cells += [numbers(figures), str(made), f"{gap:+.0%}" if printed else "", cause]
+        cause = cause_of(line, dataset, row.rounds) if abs(gap) > LARGE else ""
+        cells += [numbers(figures), str(row.rounds), f"{gap:+.0%}" if printed else "", cause]
         body.append(f"| {' | '.join(cells)} |")
     return body
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from leak import Found
 from paper_rows import TABLES, Line, Subset, Table, laplace
+from paper_tables import Row
 
 from fedecider.data.interactions import Interactions, InteractionsConfig
 
@@ -101,8 +102,10 @@ def test_a_gap_over_ten_per_cent_has_its_cause_beside_it():
     ]
 
     def section(hits, rounds=100, dataset="ml-100k"):
-        found = [Found({"paper": {"hit@10": hit, "ndcg@10": 0.31}, "cost": {"round_s": 6.0}}, 1.0) for hit in hits]
-        return paper_tables.page(table, [(*one, rounds) for one in zip(lines, found, strict=True)], 100, dataset)[4:]
+        found = [Found({"paper": {"hit@10": hit, "ndcg@10": 0.31}, "cost": {}}, 1.0) for hit in hits]
+        return paper_tables.page(
+            table, [Row(*one, rounds, 6.0) for one in zip(lines, found, strict=True)], 100, dataset
+        )[4:]
 
     assert section((0.54, 0.56)) == [
         "| a | 0.500 / 0.300 | 0.540 / 0.310 | 100 | +8% |  |",
@@ -114,14 +117,12 @@ def test_a_gap_over_ten_per_cent_has_its_cause_beside_it():
     assert other[1] == "| b | 0.400 / 0.200 | 0.500 / 0.310 | 100 | +25% | not known |"
     assert section((0.4, 0.5), dataset="lastfm-2k")[0] == "| a | - | 0.400 / 0.310 | 100 |  |  |"
     assert section((0.4, 0.4), rounds=2)[0] == "| a | 0.500 / 0.300 | not run, about 10 CPU minutes | 100 |  |  |"
-    assert paper_tables.page(table, [(lines[0], None, 0)], 100)[4].endswith("| not run | 100 |  |  |")
+    assert paper_tables.page(table, [Row(lines[0])], 100)[4].endswith("| not run | 100 |  |  |")
 
 
 def test_a_figure_says_that_its_values_are_not_given():
     table = Table((Line("a", "fedmf"),), says="A curve.")
-    assert paper_tables.page(table, [(table.lines[0], None, 0)], 9)[1] == (
-        "A curve. Read off the figure: no value is given."
-    )
+    assert paper_tables.page(table, [Row(table.lines[0])], 9)[1] == ("A curve. Read off the figure: no value is given.")
 
 
 def test_the_command_writes_a_section_of_what_is_kept(toy, tmp_path, monkeypatch, capsys):
@@ -134,7 +135,7 @@ def test_the_command_writes_a_section_of_what_is_kept(toy, tmp_path, monkeypatch
     paper_tables.main()
     text = page.read_text()
     assert "## FedEM, table 2, ml-100k" in text
-    assert "| fedmf | 0.500 / 0.200 | not run | 3 |  |  |" in text
+    assert "| fedmf | 0.500 / 0.200 | not run | 3 |  |  |" in text  # no row of FedMF was tried
     assert "| fedncf | 0.500 / 0.200 | 0." in text
     assert "Command: `python benchmarks/paper_tables.py --paper fedem --table 2 --dataset ml-100k --rounds 3`" in text
 

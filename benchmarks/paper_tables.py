@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     if args.list:
-        print("\n".join([*(f"--paper {paper} --{name}" for paper, name in TABLES), LEFT_OUT]))
+        print("\n".join([*known_tables(args.rounds, args.work), LEFT_OUT]))
         return
     name = f"figure {args.figure}" if args.figure and not args.table else f"table {args.table}"
     if (args.paper, name) not in TABLES:
@@ -92,6 +92,24 @@ def main() -> None:
     body = [*page(table, rows, args.rounds, data.dataset), "", "; ".join(line.removeprefix("- ") for line in foot)]
     put_section(args.output, f"{NAMES[args.paper]}, {name}, {data.dataset}", "\n".join(body))
     print("\n".join(body))
+
+
+def known_tables(rounds: int, work: Path) -> list[str]:
+    """The command of each table; where rows are kept, how many of them, and what the others take."""
+    commands = {key: f"--paper {key[0]} --{key[1]}" for key in TABLES}
+    if not work.is_dir():
+        return list(commands.values())
+    usual = InteractionsConfig()
+    interactions = load_interactions(usual)
+    for key, table in TABLES.items():
+        if table.default == usual.dataset:
+            rows = [best_row(interactions, usual, line, rounds, work) for line in table.lines]
+            missing = [row for row in rows if row.rounds <= TRIED]
+            commands[key] += f": {len(rows) - len(missing)} of {len(rows)} rows are kept"
+            costs = [row.round_s for row in missing if row.round_s is not None]
+            if costs and len(costs) == len(missing):
+                commands[key] += f", the others take at most about {math.ceil(sum(costs) * rounds / 60)} CPU minutes"
+    return list(commands.values())
 
 
 def chosen_rows(text: str, table: Table) -> Sequence[Line]:
@@ -302,7 +320,7 @@ def page(table: Table, rows: Sequence[Row], rounds: int, dataset: str = "ml-100k
         line, printed = row.line, row.line.printed[column] if column is not None and row.line.printed else ()
         cells = [line.label, numbers(printed) or "-"]
         if row.found is None or row.rounds <= TRIED < rounds:
-            cost = "" if row.round_s is None else f", about {math.ceil(row.round_s * rounds / 60)} CPU minutes"
+            cost = "" if row.round_s is None else f", at most about {math.ceil(row.round_s * rounds / 60)} CPU minutes"
             body.append(f"| {' | '.join([*cells, f'not run{cost}', str(rounds), '', ''])} |")
             continue
         figures = [row.found.metrics[PROTOCOL][name] for name in table.shows]

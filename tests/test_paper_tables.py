@@ -116,7 +116,9 @@ def test_a_gap_over_ten_per_cent_has_its_cause_beside_it():
     other = section((0.4, 0.5), dataset="ml-1m")  # what is known is of ML-100K
     assert other[1] == "| b | 0.400 / 0.200 | 0.500 / 0.310 | 100 | +25% | not known |"
     assert section((0.4, 0.5), dataset="lastfm-2k")[0] == "| a | - | 0.400 / 0.310 | 100 |  |  |"
-    assert section((0.4, 0.4), rounds=2)[0] == "| a | 0.500 / 0.300 | not run, about 10 CPU minutes | 100 |  |  |"
+    assert (
+        section((0.4, 0.4), rounds=2)[0] == "| a | 0.500 / 0.300 | not run, at most about 10 CPU minutes | 100 |  |  |"
+    )
     assert paper_tables.page(table, [Row(lines[0])], 100)[4].endswith("| not run | 100 |  |  |")
 
 
@@ -154,3 +156,17 @@ def test_what_is_not_there_is_told(words, message, monkeypatch):
     monkeypatch.setattr("sys.argv", ["paper_tables.py", *words])
     with pytest.raises(ValueError, match=message):
         paper_tables.main()
+
+
+def test_the_list_says_how_many_rows_are_kept_and_what_the_others_take(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr(paper_tables, "load_interactions", lambda config: toy)
+    lines = tuple(Line(str(rank), "pfedclr", {**SMALL, "rank": rank}) for rank in (1, 2, 3))
+    monkeypatch.setattr(paper_tables, "TABLES", {("fedem", "table 2"): Table(lines)})
+    assert paper_tables.known_tables(3, tmp_path / "none") == ["--paper fedem --table 2"]
+    tmp_path.joinpath("rows").mkdir()
+    assert paper_tables.known_tables(3, tmp_path / "rows") == ["--paper fedem --table 2: 0 of 3 rows are kept"]
+    made(toy, tmp_path / "rows", lines[0], rounds=3)
+    made(toy, tmp_path / "rows", lines[1], rounds=2)  # tried
+    assert paper_tables.known_tables(3, tmp_path / "rows") == [
+        "--paper fedem --table 2: 1 of 3 rows are kept, the others take at most about 1 CPU minutes"
+    ]

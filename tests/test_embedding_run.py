@@ -16,6 +16,7 @@ from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
 from embedding_fr import leaderboard as board
+from embedding_fr.commands import settings_of_run
 from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
@@ -292,6 +293,16 @@ def test_federation_off_uploads_nothing(data, tmp_path):
     metrics = read_json(tmp_path / "run" / "metrics.json")
     assert metrics["bytes"]["up"] == 0
     assert metrics["privacy"] == "nothing leaves a client"
+
+
+def test_noise_without_a_bound_runs_with_a_warning_and_can_be_read_again(data, tmp_path, capsys):
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 1, "--mechanism", "laplace", "--noise_scale", 0.5]
+    assert federate(*words, "--noise_without_clip", "true", "--output", tmp_path / "run") == 0
+    warning = "WARNING, laplace noise of size 0.5 without a bound guarantees nothing"
+    assert warning in capsys.readouterr().err  # before the first round
+    assert warning in (tmp_path / "run" / "results.md").read_text()
+    assert read_json(tmp_path / "run" / "metrics.json")["privacy"].startswith("no guarantee: WARNING")
+    assert settings_of_run(tmp_path / "run").privacy.noise_without_clip
 
 
 SHARED_NOISE = ("--clip", 1, "--noise_scale", 4, "--noise_on", "sum")

@@ -7,6 +7,7 @@ Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 import sys
@@ -238,6 +239,18 @@ def pairs_of(text: str, option: str, example: str) -> dict[str, str]:
             raise ValueError(f"got --{option} {text}, expected names and columns, such as {example}")
         found[what] = column
     return found
+
+
+def keys_of(text: str, option: str) -> list[str]:
+    """``17,"Smith, J"`` as a list, as a line of a CSV file is read. ``ValueError`` where quotes do not close."""
+    try:
+        (keys,) = csv.reader([text], skipinitialspace=True, strict=True) if text.strip() else ((),)
+    except (csv.Error, ValueError) as error:
+        raise ValueError(
+            f"got --{option} {text!r:.100} ({error}), expected keys separated by commas, on one line; one with a comma "
+            """stands in quotes, such as '"Smith, J",17'"""
+        ) from error
+    return [key.strip() for key in keys if key.strip()]
 
 
 def with_leading(argv: Sequence[str] | None, name: str) -> list[str]:

@@ -118,7 +118,9 @@ def test_a_key_with_a_comma_stands_in_quotes(run, domain, tmp_path, capsys):
     update(run, "crime", tmp_path / "new.parquet", force=True)
     words = ["forget", "--run", str(run), "--company", "crime", "--customer"]
     assert main([*words, '"Smith, J", "17']) == 2
-    assert "expected keys separated by commas, on one line; one with a comma stands in quotes" in capsys.readouterr().err
+    assert (
+        "expected keys separated by commas, on one line; one with a comma stands in quotes" in capsys.readouterr().err
+    )
     assert main([*words, '"Smith, J", 17']) == 0
     left = pyarrow.parquet.read_table(run / "versions" / "3" / "private" / "crime" / "histories.parquet").to_pylist()
     assert {row["customer"] for row in left} == {*domain.clients.users, "Smith"}

@@ -244,7 +244,7 @@ def pairs_of(text: str, option: str, example: str) -> dict[str, str]:
 def keys_of(text: str, option: str) -> list[str]:
     """``17,"Smith, J"`` as a list, as a line of a CSV file is read. ``ValueError`` where quotes do not close."""
     try:
-        (keys,) = csv.reader([text], skipinitialspace=True, strict=True) if text.strip() else ((),)
+        (keys,) = csv.reader([text], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError) as error:
         raise ValueError(
             f"got --{option} {text!r:.100} ({error}), expected keys separated by commas, on one line; one with a comma "

@@ -462,8 +462,8 @@ def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dic
 def _heading(asked: Asked, table: Table) -> list[str]:
     one, config = asked.interactions, asked.config
     trials = (
-        f"; of federated ones after trials of at most {config.trial_rounds} rounds the named settings and the best three "
-        "drawn ones in full"
+        f"; of federated ones after trials of at most {config.trial_rounds} rounds the named settings and the best "
+        "three drawn ones in full"
         if config.trial_rounds
         else ""
     )

@@ -562,9 +562,7 @@ def test_trials_of_fewer_rounds_choose_what_runs_them_all(data, tmp_path, capsys
     assert leaderboard(*words, "--protocol", "strict", "--output", tmp_path / "board") == 0
     cells = [read_json(path) for path in (tmp_path / "board" / "cells").glob("fedmf-*/inputs.json")]
     counts = sorted((one["setting"]["num_rounds"], one["seed"]) for one in cells)
-    assert counts == [(1, 0)] * 3 + [(3, 0)] * 3 + [(3, 1)], (
-        "named settings run in full, the chosen one with both seeds"
-    )
+    assert counts == [(1, 0)] * 3 + [(3, 0)] * 3 + [(3, 1)], "named ones run in full, the chosen one with both seeds"
     assert len(list((tmp_path / "board" / "cells").glob("ease-*"))) == 3 + 1, "no rounds, so no second run of seed 0"
     text = (tmp_path / "board" / "leaderboard.md").read_text()
     assert "(whole catalogue, seed 0; of federated ones after trials of at most 1 rounds the named settings" in text

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Setting
+from fedecider.bounds import Setting, is_out_of_memory
 from fedecider.data.domain import Domain
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import Comparison as PairedTest
@@ -234,6 +234,8 @@ class TrackRows(NamedTuple):
     """Instances of ``configs`` -> the plan."""
     guest: Callable[[str, Shared], Entry] | None = None
     """(method, shared) -> its row in a table of another track over prepared domains."""
+    texts: Callable[[], dict[str, str]] = dict
+    """Help texts of options that depend on what is installed."""
 
 
 def guest_of(track: Track) -> Callable[[str, Shared], Entry] | None:
@@ -350,8 +352,13 @@ def _played(asked: Sequence[Run], jobs: int) -> list[Cell | None]:
         try:
             return run(setting, seed)
         except ValueError as error:  # such as a run that diverged
-            log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {error}")
-            return None
+            problem = str(error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = f"out of memory ({error}): fewer items or users take less"
+        log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {' '.join(problem.split())}")
+        return None
 
     if jobs == 1:
         return [play(one) for one in asked]

@@ -39,7 +39,6 @@ from embedding_fr.methods.pfedrec import (
     code_item_rate,
     linear_gradients,
     linear_kernel,
-    linear_logits,
     linear_model,
 )
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
@@ -257,6 +256,7 @@ def new_item_scores(server: Tree, own: Tree, attribute_JF: Tensor) -> Tensor:
     from the source of the run's attributes.
     """
     row_JD = rows_of(server, attribute_JF)
-    logits = ncf_logits if "user" in own else linear_logits
     with torch.no_grad():
-        return logits({**own, TABLE: row_JD.expand(len(next(iter(own.values()))), *row_JD.shape)}, None)
+        if "user" in own:
+            return ncf_logits({**own, TABLE: row_JD.expand(len(own["user"]), *row_JD.shape)}, None)
+        return own["scorer.0.weight"][:, :, 0] @ row_JD.T + own["scorer.0.bias"]

@@ -145,6 +145,7 @@ def rounds(method: FederatedMethod, blocks: Sequence[Block], num_rounds: int) ->
                 download = method.broadcast(number, server, block.clients)
                 upload, new, _ = method.client_update(number, download, own, block)
                 for name, value in new.items():
+                    assert isinstance(value, Tensor), "its clients keep no table"
                     local[name][block.clients] = value
                 yield upload
 

@@ -199,6 +199,11 @@ def check_deployable(settings: EmbeddingSettings) -> None:
             "got noise on the sum, expected noise on each upload in a deployment, or none: its server sees every "
             "single upload, and knows the seed"
         )
+    if settings.privacy.noise_without_clip:
+        raise ValueError(
+            f"got noise_without_clip with noise_scale {noise} in a deployment, expected a bound: noise without "
+            "one guarantees nothing; set clip instead"
+        )
     if get_protocol(run.protocol).num_sampled is not None:
         raise ValueError(
             f"got protocol {run.protocol}, expected one that ranks the whole catalogue in a deployment, such as "

@@ -79,8 +79,10 @@ def _prepare(
     resumed: RunFolder | None,
 ) -> Rounds:
     setup = set_up(settings, interactions, launch.device)
-    privacy_text(settings, interactions.num_users)  # what cannot be accounted for is told before the first round
     log = to_stderr if launch.is_main else lambda text: None
+    privacy = privacy_text(settings, interactions.num_users)  # what cannot be accounted for is told first
+    if settings.privacy.noise_without_clip:
+        log(f"privacy: {privacy}")
     check_server_memory(settings.run.method, settings.method, interactions.num_items, log)
 
     def finish(state: RunState, folder: RunFolder) -> None:

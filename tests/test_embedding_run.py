@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from slow import fast_where
 from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
 from embedding_fr import leaderboard as board
+from embedding_fr.commands import settings_of_run
 from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
@@ -293,6 +295,16 @@ def test_federation_off_uploads_nothing(data, tmp_path):
     assert metrics["privacy"] == "nothing leaves a client"
 
 
+def test_noise_without_a_bound_runs_with_a_warning_and_can_be_read_again(data, tmp_path, capsys):
+    words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 1, "--mechanism", "laplace", "--noise_scale", 0.5]
+    assert federate(*words, "--noise_without_clip", "true", "--output", tmp_path / "run") == 0
+    warning = "WARNING, laplace noise of size 0.5 without a bound guarantees nothing"
+    assert warning in capsys.readouterr().err  # before the first round
+    assert warning in (tmp_path / "run" / "results.md").read_text()
+    assert read_json(tmp_path / "run" / "metrics.json")["privacy"].startswith("no guarantee: WARNING")
+    assert settings_of_run(tmp_path / "run").privacy.noise_without_clip
+
+
 SHARED_NOISE = ("--clip", 1, "--noise_scale", 4, "--noise_on", "sum")
 
 
@@ -431,6 +443,47 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
     assert made_again
     assert all(line.startswith("fedmf") for line in made_again)
+
+
+def test_settings_of_one_table_are_those_of_another(data, tmp_path, capsys):
+    words = [*data, "--num_rounds", 2, "--seeds", 1, "--methods", "popularity,fedmf"]
+    assert leaderboard(*words, "--tune", 2, "--output", tmp_path / "first") == 0
+    file = tmp_path / "first" / "settings.yaml"
+    chosen = yaml.safe_load(file.read_text())
+    assert set(chosen) == {"popularity", "fedmf"}
+    file.write_text(
+        yaml.safe_dump({**chosen, "fedmf": {"local_epochs": 3, "embedding_size": 5}, "ease": {}}, sort_keys=False)
+    )
+    capsys.readouterr()
+    assert leaderboard(*words, "--tune", 9, "--settings", file, "--output", tmp_path / "second") == 0
+    assert capsys.readouterr().out.count("fedmf {'local_epochs': 3, 'embedding_size': 5}") == 1, "nothing was searched"
+    text = (tmp_path / "second" / "leaderboard.md").read_text()
+    assert "; those of popularity, fedmf from settings.yaml" in text
+    assert str(tmp_path) not in text
+    assert "local_epochs 3" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("- fedmf", "expected rows with their settings"),
+        ("fedmf: 3", "expected rows with their settings"),
+        ("fedmf: {local_epochs: 0}", "local_epochs"),
+        ("fedmf: {local_epochs: some}", "local_epochs"),
+        ("fedmf: {rank: 3}", "rank"),
+        ("ease: {regularisation: -1}", "regularisation"),
+        ("fedmm: {}", "got settings of fedmm"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(data, tmp_path, capsys, content, said):
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    words = [*data, "--methods", "fedmf,ease", "--settings", file, "--output", tmp_path / "board"]
+    assert leaderboard(*words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "board").exists()
 
 
 def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(data, tmp_path, monkeypatch, capsys):

@@ -1,12 +1,10 @@
-"""The leak in one table and the tables of papers, on a few users and in a few rounds: what each column is made of."""
+"""The leak in one table, on a few users and in a few rounds: what each column is made of."""
 
 import leak
-import paper_tables
 import pytest
 import torch
 
-from embedding_fr.leaderboard import LeaderboardConfig, run_settings
-from fedecider.data.interactions import Interactions, InteractionsConfig
+from fedecider.data.interactions import Interactions
 
 
 @pytest.fixture(scope="module")
@@ -68,31 +66,3 @@ def test_a_row_is_made_once_and_again_where_its_settings_change(tmp_path, monkey
     assert len(made) == 1
     leak.table(toy, [row], 6, tmp_path)
     assert len(made) == 2
-
-
-def test_a_gap_over_ten_per_cent_has_its_cause_beside_it():
-    lines = [paper_tables.Line(name, 0.5, 0.3, "fedmf", cause=cause) for name, cause in (("a", ""), ("b", "rates"))]
-    found = [leak.Found({"paper": {"hit@10": hit, "ndcg@10": 0.31}}, 1.0) for hit in (0.54, 0.56)]
-    assert paper_tables.page(lines, found, 7)[4:] == [
-        "| a | 0.500 / 0.300 | 0.540 / 0.310 | +8% |  |",
-        "| b | 0.500 / 0.300 | 0.560 / 0.310 | +12% | rates |",
-    ]
-    unknown = paper_tables.page(lines[:1], [leak.Found({"paper": {"hit@10": 0.4, "ndcg@10": 0.1}}, 1.0)], 7)[4]
-    assert unknown.endswith("| -20% | not known |")
-
-
-@pytest.mark.parametrize("key", paper_tables.TABLES, ids="-".join)
-def test_every_row_of_a_papers_table_can_be_set_up(key):
-    labels = [line.label for line in paper_tables.TABLES[key]]
-    assert len(set(labels)) == len(labels)
-    config, data = LeaderboardConfig(), InteractionsConfig()
-    settings = [
-        run_settings(config, data, line.method, "paper", line.setting, 0, 0) for line in paper_tables.TABLES[key]
-    ]
-    assert len({(one.run.method, repr(one.training), repr(one.method)) for one in settings}) == len(settings)
-
-
-def test_a_table_of_nobody_names_the_known_ones(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["paper_tables.py", "--paper", "fedem", "--table", "9"])
-    with pytest.raises(ValueError, match="'fedem' with table '9', expected one of fedem 2, fedem 3, pfedclr 2"):
-        paper_tables.main()

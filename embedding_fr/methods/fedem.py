@@ -138,6 +138,7 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
     passes of an epoch go through the same mini-batches. Noise on uploads (equation 36) is that of
     :mod:`fedecider.federation.privacy`, and Q_l stays without it. The sensitivity of Lemma 5, 2 p_u eta Z, is that of
     one SGD step with clipped gradients; after ten epochs of Adam it bounds nothing, so the upload is clipped instead.
+    Tables 4 and 7 name a noise strength and no bound: ``noise_without_clip``, laplace, which guarantees nothing.
     """
     merging = config.local_merging
     if merging and config.variant == "code":

@@ -217,8 +217,9 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
 
     Differs from the paper: it prints the distance with two signs, the one of Eq. 3 (tables apart) holds; it names no
     learning rate and no theta; D starts at zero (the paper does not say); it scores with the client's C before
-    averaging (``keep_uploaded``), while its code takes the averaged one. Differs from the public code: clients do not
-    stop early when their loss stalls.
+    averaging (``keep_uploaded``), while its code takes the averaged one; its noise falls on the bounded gradient of C
+    in every step, ours (``clip``, ``noise_scale``) on the bounded upload once a round. Differs from the public code:
+    clients do not stop early when their loss stalls.
 
     Raises:
         ValueError: training diverged, with the client, the round and the tensor.

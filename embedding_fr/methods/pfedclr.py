@@ -94,7 +94,9 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
     buffer, which is what algorithm 1 returns; ``global``: the table of the next download and the buffer.
 
     Differs from the paper: the start of B_u has ``init_std`` (the paper gives none); both steps share the round's
-    negatives; af is not spelled out there, it is read as the additive personal table of the methods it stands for.
+    negatives; af is not spelled out there, it is read as the additive personal table of the methods it stands for. Its
+    Laplace noise (Tables 3, 8, 9) has a strength and no bound: ``noise_without_clip``; the sensitivity 2 p_u eta C
+    that it names is that of one clipped SGD step, not of ten epochs of Adam, so no epsilon follows from it here.
     """
     stages = _stages(config)
     beta = training.learning_rate if config.buffer_learning_rate is None else config.buffer_learning_rate

@@ -26,6 +26,8 @@ class PrivacyConfig:
             against the server as well; "sum" gives each a share such that the sum over the cohort has it, which
             protects the sum only: add secure aggregation, or trust the server. A mean must then weigh all clients
             alike.
+        noise_without_clip: If true, the noise has the size noise_scale and nothing is bounded, as some papers do it.
+            That guarantees nothing; simulations of the cross-device track alone take it.
     """
 
     clip: PositiveOrInfinite | None = None
@@ -33,10 +35,16 @@ class PrivacyConfig:
     noise_scale: NotNegative = 0.0
     delta: Annotated[float, above(0, below=1)] = 1e-5
     noise_on: Literal["upload", "sum"] = "upload"
+    noise_without_clip: bool = False
 
     def __post_init__(self) -> None:
         check(self)
-        if self.noise_scale > 0.0 and not self.clips:
+        if self.noise_without_clip and (self.clips or self.noise_scale == 0.0 or self.noise_on == "sum"):
+            raise ValueError(
+                f"got noise_without_clip with clip {self.clip}, noise_scale {self.noise_scale} and noise_on "
+                f"{self.noise_on}, expected no clip, a noise_scale above 0 and upload"
+            )
+        if self.noise_scale > 0.0 and not self.clips and not self.noise_without_clip:
             raise ValueError(
                 f"got noise_scale {self.noise_scale} without a clip, expected both: noise hides nothing unless one "
                 "client's contribution is bounded; set clip"
@@ -47,3 +55,8 @@ class PrivacyConfig:
     @property
     def clips(self) -> bool:
         return self.clip is not None and self.clip < math.inf
+
+    @property
+    def noise_size(self) -> float:
+        """Standard deviation of gaussian noise, scale of laplace."""
+        return self.noise_scale * (self.clip if self.clip is not None and self.clips else 1.0)

@@ -51,7 +51,7 @@ def protect_upload(
     stay so under a clip alone. Noise falls on every row, touched or not, so the tables become dense
     (:func:`fedecider.federation.wire.dense`) and nothing travels encoded any more.
     """
-    if not config.clips:
+    if not (config.clips or config.noise_without_clip):
         return upload
     if config.noise_scale > 0.0:
         upload = dense(upload, download)._replace(payload={})
@@ -99,14 +99,16 @@ def protect(
     named in ``rows`` (C, R, -1 pads) holds those rows of its reference only; of one named in ``marks`` (C, I) only
     marked rows exist, the others are zero before and after. Draws are those of ``stream(seed, "privacy", round, client,
     tensor name)``, so they do not depend on the block; with ``seed`` None they come from the operating system.
-    With no clip (and so no noise), and for clients inside the bound, every bit is kept.
+    With no clip (and so no noise), and for clients inside the bound, every bit is kept. With
+    ``noise_without_clip`` there is the noise alone, as papers add it: ``x + n``, n of size ``noise_scale``, which
+    guarantees nothing.
     Source: Abadi et al. 2016 (clip, noise), McMahan et al. 2018 (per client). A non-finite upload stays non-finite.
 
     Raises:
         ValueError: an integer tensor (quantise after the noise), rows with noise, a share of noise without cohort size.
     """
     rows, marks, reference = rows or {}, marks or {}, reference or {}
-    if not config.clips:
+    if not (config.clips or config.noise_without_clip):
         return tensors
     if config.noise_scale > 0.0 and rows:
         raise ValueError(f"got tables by rows {sorted(rows)} and noise, expected whole tables: see protect_upload")
@@ -200,6 +202,11 @@ def privacy_report(
     config: PrivacyConfig, num_rounds: int, participation: float = 1.0, sampling: Sampling = "fixed"
 ) -> str:
     """One line that says what is guaranteed, against whom, and when nothing is."""
+    if config.noise_without_clip:
+        return (
+            f"no guarantee: WARNING, {config.mechanism} noise of size {config.noise_size:g} without a bound "
+            "guarantees nothing, whatever its size: what one client sends may be larger than any noise"
+        )
     missing = [name for name, on in (("clip", config.clips), ("noise", config.noise_scale > 0.0)) if not on]
     if missing:
         return f"no guarantee: {' and '.join(missing)} missing (a guarantee needs both)"
@@ -227,7 +234,8 @@ def _clip_factors(update: Tree, rows: Tree, config: PrivacyConfig) -> Tensor:
             size = size.masked_fill((rows[name] < 0).view(*rows[name].shape, *[1] * (size.dim() - 2)), 0.0)
         total_C = total_C + size.reshape(len(size), -1).sum(1).cpu()
     norm_C = torch.as_tensor(total_C, dtype=torch.float64) ** (1.0 / order)
-    assert config.clip is not None
+    if config.clip is None:
+        return torch.ones_like(norm_C)
     return (config.clip / norm_C).clamp(max=1.0)
 
 
@@ -250,9 +258,8 @@ def secret_uniform(shape: Sequence[int]) -> Tensor:
 
 def _noise(like: Tensor, config: PrivacyConfig, generator: torch.Generator | None) -> Tensor:
     """Noise of the shape of ``like`` for one upload, float32 or float64, on the CPU."""
-    assert config.clip is not None
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    scale = config.noise_scale * config.clip
+    scale = config.noise_size
     if config.mechanism == "gaussian":
         return scale * normal_draws(like.shape, generator, dtype)
     first, second = (_exponential_draws(like.shape, generator, dtype) for _ in range(2))

@@ -402,6 +402,7 @@ REFUSED = {
     ("fedease", "--secure true"): "got secure true, expected false",
     ("fedease", "--noise_scale 1 --max_items 3"): "got noise on the sum",
     ("fedmf", NOISE + " --noise_on sum"): "got noise on the sum",
+    ("fedmf", "--noise_without_clip true --noise_scale 1"): "got noise_without_clip with noise_scale 1.0",
     ("fedmf", "--protocol strict/sampled99"): "expected one that ranks the whole catalogue",
     ("fedmf", "--faults scenario.yaml"): "got faults scenario.yaml",
     ("fedmf", "--tracker tensorboard"): "got tracker tensorboard",

@@ -158,6 +158,9 @@ def test_a_non_finite_client_stays_so_and_leaves_the_others_alone():
         ({"clip": math.nan}, "clip nan"),
         ({"noise_scale": 1.0}, "without a clip"),
         ({"noise_scale": 1.0, "clip": math.inf}, "without a clip"),
+        ({"noise_without_clip": True}, "noise_without_clip with clip None, noise_scale 0.0"),
+        ({"noise_without_clip": True, "noise_scale": 1.0, "clip": 2.0}, "noise_without_clip with clip 2.0"),
+        ({"noise_without_clip": True, "noise_scale": 1.0, "noise_on": "sum"}, "noise_on sum, expected no clip"),
         ({"clip": 1.0, "noise_scale": -1.0}, "noise_scale -1.0"),
         ({"delta": 0.0}, "delta"),
         ({"mechanism": "uniform"}, "mechanism"),
@@ -168,6 +171,18 @@ def test_a_non_finite_client_stays_so_and_leaves_the_others_alone():
 def test_bad_settings_are_told(settings, message):
     with pytest.raises(ValueError, match=message):
         PrivacyConfig(**settings)
+
+
+def test_noise_without_a_bound_is_the_upload_plus_laplace_and_guarantees_nothing():
+    config = PrivacyConfig(noise_scale=0.3, mechanism="laplace", noise_without_clip=True)
+    large = {"table": torch.full((1, 50_000), 1000.0)}  # any clip would move it
+    noise = (protect(large, torch.tensor([3]), config, 0, 1)["table"][0] - 1000.0).double()
+    assert stats.kstest(noise.numpy(), stats.laplace(0, 0.3).cdf).pvalue > 1e-4
+    assert stats.kstest(noise.numpy(), stats.laplace(0, 0.33).cdf).pvalue < 1e-4
+    whole = protect_upload(Upload(CLIENTS, torch.ones(3), tensors()), Download({}), config, 0, 1)
+    assert all(bool((whole.tensors[name] != tensor).all()) for name, tensor in tensors().items())
+    assert epsilon(config, 1) == math.inf
+    assert privacy_report(config, 1).startswith("no guarantee: WARNING, laplace noise of size 0.3 without a bound")
 
 
 def test_integers_and_rows_with_noise_are_refused():

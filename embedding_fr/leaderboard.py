@@ -36,7 +36,7 @@ from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.record import read_json, write_json
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import CANARY, COMPARED
-from fedecider.running.options import from_plain
+from fedecider.running.options import from_plain, load_yaml
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import as_plain, cached_stage, check_output
 
@@ -64,8 +64,11 @@ class LeaderboardConfig:
         tune: The number of settings of each method that are tried on validation with seed 0: those of its grid, then
             drawn ones (docs/compare.md); 1 takes the first one, which for a federated method is the paper's. Under the
             protocols paper and isolated99 nothing is tuned.
-        trial_rounds: The largest number of rounds of a federated trial; the setting that is chosen then runs for
-            num_rounds. 0 gives trials num_rounds, and the best of them is not run again.
+        settings: A file of settings by row, such as the settings.yaml that a table writes. Rows that it names are not
+            searched: they run with these, but under paper and isolated99. If empty, every row is searched.
+        trial_rounds: The largest number of rounds of a federated trial. The settings of the grid and the best three of
+            the drawn ones then run for num_rounds, and the best of these is taken. 0 gives trials num_rounds, and the
+            best of them is not run again.
         num_rounds: The largest number of rounds of a federated method.
         patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under
             the protocols paper and isolated99, which report the last round, all rounds are run.
@@ -79,6 +82,7 @@ class LeaderboardConfig:
     protocol: str = "strict,strict/sampled99"
     seeds: OneOrMore = 3
     tune: OneOrMore = 3
+    settings: str = ""
     trial_rounds: ZeroOrMore = 0
     num_rounds: OneOrMore = 100
     patience: ZeroOrMore = 15
@@ -137,6 +141,8 @@ class Asked(NamedTuple):
     data: InteractionsConfig
     interactions: Interactions
     root: Path
+    given: Mapping[str, Setting] = {}
+    """Row -> settings from ``config.settings``."""
 
 
 class Line(NamedTuple):
@@ -156,7 +162,7 @@ class Line(NamedTuple):
         return self.group[0] if self.as_published else "strict"
 
     def settings(self, asked: Asked, protocol: str, setting: Setting, seed: int) -> EmbeddingSettings:
-        patience = 0 if self.as_published else asked.config.patience
+        patience = 0 if self.as_published else min(asked.config.patience, asked.config.num_rounds)
         return run_settings(asked.config, asked.data, self.method, protocol, setting, seed, patience)
 
 
@@ -170,11 +176,13 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
         torch.set_num_threads(config.num_threads)
     if config.output:
         check_output(Path(config.output))
+    given = _given(config, data)
     interactions = load_interactions(data)
     sequences, num_items = interactions.sequences, interactions.num_items
     for name in config.protocol_names:
         build_population(sequences, num_items, get_protocol(name), seed=0)
-    asked = Asked(config, data, interactions, Path(config.output or f"runs/leaderboard-{interactions.name}"))
+    root = Path(config.output or f"runs/leaderboard-{interactions.name}")
+    asked = Asked(config, data, interactions, root, given)
     groups = protocol_groups(config.protocol_names)
     chance = {
         name: {interactions.name: chance_hit(sequences, num_items, "test", get_protocol(name))}
@@ -195,6 +203,35 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
     )
 
 
+def _given(config: LeaderboardConfig, data: InteractionsConfig) -> dict[str, Setting]:
+    """Row -> settings of the file ``config.settings``, of the rows that are asked for.
+
+    Raises:
+        ValueError: the file cannot be read or names other rows than there are; a row has no such settings.
+    """
+    if not config.settings:
+        return {}
+    content = load_yaml(Path(config.settings))
+    if not isinstance(content, dict) or not all(isinstance(setting, dict) for setting in content.values()):
+        raise ValueError(
+            f"got {config.settings}, expected rows with their settings, such as fedmf: {{local_epochs: 1}}"
+        )
+    if unknown := [str(name) for name in content if kind_of(str(name)) is None]:
+        raise ValueError(
+            f"got settings of {', '.join(unknown)} in {config.settings}, expected rows of the leaderboard: "
+            + ", ".join(all_methods())
+        )
+    for name in set(config.method_names) & set(content):
+        try:
+            if name in BASELINES:
+                from_plain(BASELINES[name].config, content[name])
+            else:
+                run_settings(config, data, name, "strict", content[name], 0, 0)
+        except ValueError as error:
+            raise ValueError(f"{config.settings}, {name}: {error}") from error
+    return {name: content[name] for name in config.method_names if name in content}
+
+
 def protocol_groups(names: Sequence[str]) -> list[list[str]]:
     """Protocols that share their training, and with it their runs: those whose negatives come from the same pool."""
     groups: dict[tuple, list[str]] = {}
@@ -210,6 +247,8 @@ def _entry(asked: Asked, line: Line) -> Entry:
     method, kind = line.method, kind_of(line.method) or "central"
     if line.as_published and kind != "central":
         search = ONE_SETTING  # the paper's
+    elif method in asked.given:
+        search, budget = Search({}, {}, (asked.given[method],), 0), 1
     run, name = partial(_cell, asked, line), method.removesuffix(LOCAL)
     trial = None
     if asked.config.trial_rounds and budget > 1 and kind != "central":
@@ -417,12 +456,17 @@ def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dic
 
 def _heading(asked: Asked, table: Table) -> list[str]:
     one, config = asked.interactions, asked.config
-    trials = f", federated ones after at most {config.trial_rounds} rounds" if config.trial_rounds else ""
+    trials = (
+        f", federated ones the best of three in full after trials of at most {config.trial_rounds} rounds"
+        if config.trial_rounds
+        else ""
+    )
+    named = f"; those of {', '.join(asked.given)} from {Path(config.settings).name}" if asked.given else ""
     stopped = f", stopped after {config.patience} without a better validation score (not under paper or isolated99)"
     return [
         f"Data: {one.name}, {one.num_users:,} users, {one.num_items:,} items, {one.num_events:,} events",
-        f"Settings: the best of at most {config.tune} by validation ndcg@10 (whole catalogue, seed 0{trials}), under "
-        f"paper and isolated99 those of the papers; federated runs of at most {config.num_rounds} rounds"
+        f"Settings: the best of at most {config.tune} by validation ndcg@10 (whole catalogue, seed 0{trials})"
+        f"{named}; under paper and isolated99 those of the papers; federated runs of at most {config.num_rounds} rounds"
         + (stopped if config.patience else ""),
         "Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
         "papers' methods begin with their papers' settings",

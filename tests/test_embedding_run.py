@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from slow import fast_where
 from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
@@ -442,6 +443,47 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
     assert made_again
     assert all(line.startswith("fedmf") for line in made_again)
+
+
+def test_settings_of_one_table_are_those_of_another(data, tmp_path, capsys):
+    words = [*data, "--num_rounds", 2, "--seeds", 1, "--methods", "popularity,fedmf"]
+    assert leaderboard(*words, "--tune", 2, "--output", tmp_path / "first") == 0
+    file = tmp_path / "first" / "settings.yaml"
+    chosen = yaml.safe_load(file.read_text())
+    assert set(chosen) == {"popularity", "fedmf"}
+    file.write_text(
+        yaml.safe_dump({**chosen, "fedmf": {"local_epochs": 3, "embedding_size": 5}, "ease": {}}, sort_keys=False)
+    )
+    capsys.readouterr()
+    assert leaderboard(*words, "--tune", 9, "--settings", file, "--output", tmp_path / "second") == 0
+    assert capsys.readouterr().out.count("fedmf {'local_epochs': 3, 'embedding_size': 5}") == 1, "nothing was searched"
+    text = (tmp_path / "second" / "leaderboard.md").read_text()
+    assert "; those of popularity, fedmf from settings.yaml" in text
+    assert str(tmp_path) not in text
+    assert "local_epochs 3" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("- fedmf", "expected rows with their settings"),
+        ("fedmf: 3", "expected rows with their settings"),
+        ("fedmf: {local_epochs: 0}", "local_epochs"),
+        ("fedmf: {local_epochs: some}", "local_epochs"),
+        ("fedmf: {rank: 3}", "rank"),
+        ("ease: {regularisation: -1}", "regularisation"),
+        ("fedmm: {}", "got settings of fedmm"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(data, tmp_path, capsys, content, said):
+    file = tmp_path / "settings.yaml"
+    file.write_text(content)
+    words = [*data, "--methods", "fedmf,ease", "--settings", file, "--output", tmp_path / "board"]
+    assert leaderboard(*words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "board").exists()
 
 
 def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(data, tmp_path, monkeypatch, capsys):

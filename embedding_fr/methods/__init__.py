@@ -242,6 +242,7 @@ BUILT_IN: dict[str, Method] = {
         needs_server=fedrecgel.needs_server,
         equal_weights=lambda config: config.variant == "code",
         code=fedrecgel.CODE,
+        code_space=fedrecgel.CODE_SPACE,
         item_tables=fedrecgel.ITEM_TABLES,
     ),
     "fedfast": Method(

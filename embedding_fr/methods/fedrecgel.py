@@ -142,14 +142,22 @@ GRID: tuple[dict[str, Any], ...] = (
     {"init_std": 0.1, "local_epochs": 2},
     {"init_std": 0.1, "learning_rate": 0.03},
 )
+_RADII: Space = {
+    "private_radius": Real(0.005, 0.5, log=True),
+    "shared_radius": Real(0.005, 0.5, log=True),
+}
 SPACE: Space = {
     **TRAINING_SPACE,
     "local_epochs": Whole(1, 3),
-    "private_radius": Real(0.005, 0.5, log=True),
-    "shared_radius": Real(0.005, 0.5, log=True),
+    **_RADII,
     "item_learning_rate": OneOf((0.0, 0.001, 0.01, 0.1)),
+}
+CODE_SPACE: Space = {
+    **{name: TRAINING_SPACE[name] for name in ("learning_rate", "init_std")},
+    **_RADII,
     "server_learning_rate": Real(1e-4, 2.0, log=True),
 }
+"""A client takes one step a round, and its table none."""
 
 
 def fedrecgel(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> FederatedMethod:

@@ -34,7 +34,7 @@ def made_table(track: Track, description: str, command: str, words: Sequence[str
 
 def public_words(words: Sequence[str]) -> str:
     """The command without the places of this machine."""
-    private = ("--output", "--raw", "--cache")
+    private = ("--output", "--raw", "--cache", "--settings")
     kept = [word for before, word in zip(("", *words), words, strict=False) if before not in private]
     return " ".join(word for word in kept if word.partition("=")[0] not in private)
 

@@ -99,7 +99,8 @@ class Entry(NamedTuple):
     said: Callable[[Setting], str] = setting_text
     """A setting in words."""
     trial: Callable[[Setting, int], Cell] | None = None
-    """A shorter run by which settings are chosen; None where a trial is the run itself, which is not made again."""
+    """A shorter run, by which :data:`FINALISTS` of the drawn settings are chosen; None where a trial is the run itself,
+    which is not made again."""
 
 
 class Row(NamedTuple):
@@ -240,6 +241,10 @@ def guest_of(track: Track) -> Callable[[str, Shared], Entry] | None:
     return track.part("comparison").guest if track.comparison else None
 
 
+FINALISTS = 3
+"""Drawn settings whose shorter trials were best, which run in full with seed 0, as do all that are known ahead: few
+rounds prefer what learns fast, and published settings may be slow."""
+
 # The engine: settings with seed 0 wave by wave, then the other seeds of those that were chosen.
 
 
@@ -261,8 +266,8 @@ def make(plan: Plan) -> Table:
 
 def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     """Run what is missing: of every entry the settings that are known ahead, all at once; then drawn ones, one an entry
-    at a time, so that a draw knows those before; then the other seeds of the best one, the earlier one on ties, and
-    seed 0 as well where trials were shorter.
+    at a time, so that a draw knows those before; where trials were shorter, those known ahead and the
+    best of the drawn ones in full (:data:`FINALISTS`); then the other seeds of the best one, the earlier one on ties.
 
     What fails is said: a setting drops out of the choice, a seed its entry, since the others are worth having.
     """
@@ -288,18 +293,28 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
         for (place, setting), cell in zip(wave, found, strict=True):
             tried[place].append(Tried(setting, None if cell is None else cell.valid[entries[place].label]))
             first[place].append(cell)
-    best = [best_of(one) for one in tried]
+    final = [list(one) for one in tried]
+    ahead: list[tuple[int, int]] = []
+    for place, entry in enumerate(entries):
+        if entry.trial:
+            final[place] = [one._replace(valid=None) for one in tried[place]]
+            ahead += [(place, number) for number in _finalists(tried[place], len(entry.search.firsts))]
+    found = _played(
+        [(entries[place].run, entries[place], tried[place][number].setting, 0) for place, number in ahead], jobs
+    )
+    for (place, number), cell in zip(ahead, found, strict=True):
+        first[place][number] = cell
+        valid = None if cell is None else cell.valid[entries[place].label]
+        final[place][number] = final[place][number]._replace(valid=valid)
+    best = [best_of(one) for one in final]
     chosen = [(place, tried[place][number].setting) for place, number in enumerate(best) if number is not None]
     asked = [
-        (entries[place].run, entries[place], setting, seed)
-        for place, setting in chosen
-        for seed in range(0 if entries[place].trial else 1, seeds)
+        (entries[place].run, entries[place], setting, seed) for place, setting in chosen for seed in range(1, seeds)
     ]
     others = iter(_played(asked, jobs))
     rows = []
     for place, setting in chosen:
-        made = [] if entries[place].trial else [first[place][best[place]]]  # type: ignore[index]
-        cells = [*made, *(next(others) for _ in range(len(made), seeds))]
+        cells = [first[place][best[place]], *(next(others) for _ in range(1, seeds))]  # type: ignore[index]
         whole = [cell for cell in cells if cell is not None]
         if len(whole) == seeds:
             rows.append(Row(entries[place], setting, tried[place], whole))
@@ -308,6 +323,13 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
         if id(entry) not in left:
             log_line(f"left out: {entry.label} ({', '.join(entry.protocols)})")
     return rows
+
+
+def _finalists(tried: Sequence[Tried], known: int) -> list[int]:
+    """The numbers of the trials that run in full: the first ``known`` ones, and the best :data:`FINALISTS` others."""
+    drawn = [number for number in range(known, len(tried)) if tried[number].valid is not None]
+    best = sorted(drawn, key=lambda number: -(tried[number].valid or 0.0))[:FINALISTS]
+    return [*range(min(known, len(tried))), *sorted(best)]
 
 
 Run = tuple[Callable[[Setting, int], Cell], Entry, Setting, int]

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import yaml
+
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol, stamp
@@ -57,6 +59,9 @@ def write_table(table: Table, heading: Sequence[str] = ()) -> list[Path]:
     write_text(paths["md"], _markdown(title, _sections(table, heading, marks=True)))
     write_text(paths["csv"], _csv(table))
     write_json(paths["json"], _data(table))
+    if searched := {row.entry.label: as_plain(row.setting) for row in table.rows if row.entry.budget > 1}:
+        paths["yaml"] = plan.root / "settings.yaml"
+        write_text(paths["yaml"], yaml.safe_dump(searched, sort_keys=False, width=120))
     write_text(paths["tex"], "\n".join(latex_table(results.rows) for results in table.results.values() if results.rows))
     write_per_user(plan.root / "per_user.parquet", _records(table))
     subtitle = f"{', '.join(table.results)}; {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"

@@ -97,25 +97,37 @@ def test_the_start_comes_first_then_the_candidates_then_draws():
         assert all(value != value_of(Blocks(), name) for name, value in setting.items())
 
 
-def test_where_trials_are_shorter_the_chosen_setting_runs_with_every_seed():
+def test_where_trials_are_shorter_known_settings_and_the_best_three_drawn_run_in_full():
     asked = []
 
     def cell(kind: str, setting: dict, seed: int) -> Cell:
         asked.append((kind, setting, seed))
-        return Cell({"toy": score(setting)}, dict)
+        if kind == "run" and setting == {"kind": "b"}:
+            raise ValueError("diverged")
+        valid = score(setting)
+        return Cell({"toy": 1.0 - valid if kind == "run" else valid}, dict)  # in full the order turns round
 
     def row(short: bool):
         asked.clear()
         run, trial = ((lambda setting, seed, kind=kind: cell(kind, setting, seed)) for kind in ("run", "trial"))
-        search = Search({}, {}, ({}, {"depth": 5}, {"depth": 1}), 0)
         given = trial if short else None
-        return fill([Entry("toy", "toy", "federated", ["strict"], run, search, 3, trial=given)], 2)[0]
+        search = search_of(Blocks(), SPACE, GRID, 0)
+        return fill([Entry("toy", "toy", "federated", ["strict"], run, search, 9, trial=given)], 2)[0]
 
-    assert len(row(True).cells) == 2
-    assert asked[:3] == [("trial", one, 0) for one in ({}, {"depth": 5}, {"depth": 1})]
-    assert asked[3:] == [("run", {"depth": 5}, 0), ("run", {"depth": 5}, 1)]
-    assert len(row(False).cells) == 2
-    assert asked[3:] == [("run", {"depth": 5}, 1)], "the trial is the run of seed 0"
+    found = row(True)
+    trials = [setting for kind, setting, _ in asked if kind == "trial"]
+    runs = [(setting, seed) for kind, setting, seed in asked if kind == "run"]
+    known, drawn = trials[:3], trials[3:]
+    assert len(trials) == 9
+    best = sorted(drawn, key=score, reverse=True)[:3]
+    assert [one for one, _ in runs[:6]] == [*known, *(one for one in drawn if one in best)]
+    taken = min((one for one, _ in runs[:6] if one != {"kind": "b"}), key=score)
+    assert found.setting == taken, "by the run in full; what failed there is not taken"
+    assert runs[6:] == [(taken, 1)], "seed 0 is there"
+    assert len(found.cells) == 2
+    row(False)
+    runs = [(str(setting), seed) for _, setting, seed in asked]
+    assert len(runs) == len(set(runs)) == 10, "a trial is the run of seed 0"
 
 
 def test_proposals_depend_on_seed_and_trials_alone():

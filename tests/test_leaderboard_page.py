@@ -1,0 +1,61 @@
+"""The page of the leaderboard on a few users: where each column comes from, and settings that are written and read."""
+
+import leaderboard
+import pytest
+import yaml
+
+from fedecider.federation.record import read_json
+
+ROUNDS = ("--num_rounds", "3", "--patience", "2", "--trial_rounds", "1", "--seeds", "2", "--published_rounds", "4")
+ROWS = "popularity,memoriser,ease,fedmf"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("page")
+    raw = root / "raw"
+    raw.mkdir()
+    rows = [f"u{user},i{(17 * user + 31 * place) % 300:03d}" for user in range(30) for place in range(10)]
+    (raw / "toy.csv").write_text("\n".join(["user,item", *rows, *(f"x,i{item:03d}" for item in range(0, 300, 20))]))
+    where = ["--work", root / "work", "--output", root / "page.md", "--chosen", root / "chosen", "--source", "csv"]
+    words = [str(word) for word in (*where, "--dataset", "toy", "--raw", raw, "--methods", ROWS, *ROUNDS)]
+    leaderboard.main([*words, "--tune", "4"])
+    return root, words
+
+
+def lines_of(root):
+    lines = (root / "page.md").read_text().splitlines()
+    return lines, {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in lines if "| " in line}
+
+
+def test_every_column_is_that_of_its_protocol(made):
+    root, _ = made
+    lines, rows = lines_of(root)
+    assert lines[2].startswith("## toy: ")
+    header = rows["row"]
+    assert header[-4:] == ["`strict/sampled99`", "`paper`", "`isolated99`", "`paper`, best test round"]
+    assert {len(rows[name]) for name in ROWS.split(",") if name != "ease"} == {len(header)}
+    strict = {(one["row"], one["protocol"]): one for one in read_json(root / "work/toy/leaderboard.json")["rows"]}
+    paper = {
+        (one["row"], one["protocol"]): one for one in read_json(root / "work/toy-published/leaderboard.json")["rows"]
+    }
+    value = strict["fedmf", "strict"]["values"]["macro"]["ndcg@10"]["mean"]
+    assert rows["fedmf"][3].startswith(f"{value:.3f} [")
+    for place, protocol in ((-3, "paper"), (-2, "isolated99")):
+        metrics = paper["fedmf", protocol]["values"]["macro"]
+        assert rows["fedmf"][place] == f"{metrics['hit@10']['mean']:.3f} / {metrics['ndcg@10']['mean']:.3f}"
+    best = float(rows["fedmf"][-1].split(" / ")[1].strip(" |"))
+    assert best >= float(rows["fedmf"][-3].split(" / ")[1])
+    assert "ease" not in {name for name, _ in paper}, "papers' protocols are for federated rows"
+
+
+def test_the_chosen_settings_make_the_table_again_without_a_search(made):
+    root, words = made
+    before, rows = lines_of(root)
+    file = root / "chosen" / "toy.yaml"
+    assert set(yaml.safe_load(file.read_text())) == set(ROWS.split(","))
+    leaderboard.main([*words, "--settings", str(file)])
+    after, again = lines_of(root)
+    assert again["fedmf"] == rows["fedmf"]
+    assert "settings of toy.yaml" in "\n".join(after)
+    assert len(before) == len(after), "the section is replaced"

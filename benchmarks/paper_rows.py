@@ -306,7 +306,8 @@ TABLES: dict[tuple[str, str], Table] = {
             Line(f"beta {beta}", "pfedclr", {"buffer_learning_rate": beta} if beta != 0.01 else {})
             for beta in (0.1, 0.01, 0.001, 0.0001, 0.0)
         ),
-        says="The rate of the buffer: best at 0.01, worse above and below; 0 is said to be FedMF.",
+        says="The rate of the buffer: best at 0.01, worse above and below; 0 is said to be FedMF. "
+        "Here it is not: p is trained last, on the own table.",
     ),
     ("fedrap", "table 1"): Table(
         (

@@ -22,7 +22,7 @@ from torch import Tensor
 from embedding_fr.attributes import attribute_digest, has_attributes
 from embedding_fr.blocks import build_population
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import METHODS, space_of
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
@@ -97,8 +97,14 @@ class LeaderboardConfig:
         unknown = [name for name in self.method_names if kind_of(name) is None]
         if unknown or not self.method_names:
             raise ValueError(
-                f"got methods {unknown or self.methods!r}, expected all or some of {', '.join(all_methods())}, or "
-                "NAME/local of a federated one"
+                f"got methods {unknown or self.methods!r}, expected all or some of {', '.join(all_methods())}, or of a "
+                "federated one NAME/local (not where a server makes the model) or NAME/code (where the public code "
+                "differs from the paper)"
+            )
+        if self.trial_rounds > self.num_rounds:
+            raise ValueError(
+                f"got trial_rounds {self.trial_rounds} with num_rounds {self.num_rounds}, expected at most as many, or "
+                "0 for as many"
             )
         for name in self.protocol_names:
             get_protocol(name)
@@ -108,7 +114,7 @@ class LeaderboardConfig:
     @property
     def method_names(self) -> list[str]:
         given = [name.strip() for name in self.methods.split(",") if name.strip()]
-        return all_methods() if self.methods == "all" else list(dict.fromkeys(given))
+        return list(dict.fromkeys(one for name in given for one in (all_methods() if name == "all" else [name])))
 
     @property
     def protocol_names(self) -> list[str]:
@@ -154,7 +160,7 @@ class Line(NamedTuple):
 
     @property
     def as_published(self) -> bool:
-        """Whether it is done as the papers do: their settings, all rounds, and the last one reported."""
+        """Whether nothing is chosen: the papers' settings, all rounds, and the last one reported."""
         return get_protocol(self.group[0]).selection == "last"
 
     @property
@@ -275,8 +281,7 @@ def _search(asked: Asked, line: Line) -> Search:
     entry = METHODS[method.removesuffix(LOCAL).removesuffix(CODE)]
     code = method.endswith(CODE)
     grid = [one for one in entry.grid if (one.get("variant") == "code") == code]
-    space = entry.code_space or entry.space if code else entry.space
-    return search_of(line.settings(asked, line.group[0], {}, 0), space, grid, 0)
+    return search_of(line.settings(asked, line.group[0], {}, 0), space_of(entry, code), grid, 0)
 
 
 def _said(method: str, setting: Setting) -> str:
@@ -467,22 +472,35 @@ def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dic
 def _heading(asked: Asked, table: Table) -> list[str]:
     one, config = asked.interactions, asked.config
     trials = (
-        f", federated ones the best of three in full after trials of at most {config.trial_rounds} rounds"
+        f"; of federated ones after trials of at most {config.trial_rounds} rounds the named settings and the best "
+        "three drawn ones in full"
         if config.trial_rounds
         else ""
     )
     named = f"; those of {', '.join(asked.given)} from {Path(config.settings).name}" if asked.given else ""
-    stopped = f", stopped after {config.patience} without a better validation score (not under paper or isolated99)"
+    stopped = f", stopped after {config.patience} without a better validation score" if config.patience else ""
+    last = [name for name in config.protocol_names if get_protocol(name).selection == "last"]
+    untuned = f"; under {' and '.join(last)} the settings of the papers or public codes, and all rounds" if last else ""
     return [
-        f"Data: {one.name}, {one.num_users:,} users, {one.num_items:,} items, {one.num_events:,} events",
-        f"Settings: the best of at most {config.tune} by validation ndcg@10 (whole catalogue, seed 0{trials})"
-        f"{named}; under paper and isolated99 those of the papers; federated runs of at most {config.num_rounds} rounds"
-        + (stopped if config.patience else ""),
+        f"Data: {one.name}, {one.num_users:,} users, {one.num_items:,} items, {one.num_events:,} events; order of a "
+        f"user's events, the last of which is the test item: {one.card['order']}",
+        f"Settings: the best of at most {config.tune} by validation ndcg@10 (whole catalogue, seed 0{trials}){named}; "
+        f"federated runs of at most {config.num_rounds} rounds{stopped}{untuned}",
         "Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
         "papers' methods begin with their papers' settings",
         "Against the best: paired permutation test over users on ndcg@10, Holm over all pairs, the canary apart",
     ]
 
 
-TABLE = TrackRows((LeaderboardConfig, InteractionsConfig), plan)
+def _texts() -> dict[str, str]:
+    """Help texts that name what is installed."""
+    code = [f"{name}{CODE}" for name in METHODS if not METHODS.problem(name) and METHODS[name].code]
+    return {
+        "methods": "The names of methods and baselines, separated by commas. NAME/local is a method with federation "
+        f"off, NAME/code does what the authors' public code does. all: {', '.join(all_methods())}. Besides: "
+        f"{', '.join(code)}."
+    }
+
+
+TABLE = TrackRows((LeaderboardConfig, InteractionsConfig), plan, texts=_texts)
 """The track's part in tables."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedding_fr.methods import METHODS
+from embedding_fr.methods import METHODS, space_of
 from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import (
     EmbeddingSettings,
@@ -60,7 +60,8 @@ def tunable(settings: EmbeddingSettings, launch: Launch) -> Tunable:
     """Trials are runs on the same data."""
     entry = METHODS[settings.run.method]
     interactions = load_interactions(settings.data, log=to_stderr if launch.is_main else lambda text: None)
-    return Tunable(entry.space, entry.grid, partial(experiment_on, interactions), file_settings)
+    space = space_of(entry, getattr(settings.method, "variant", "") == "code")
+    return Tunable(space, entry.grid, partial(experiment_on, interactions), file_settings)
 
 
 def file_settings(settings: EmbeddingSettings) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The memory of a server's step against what is available, before the first round.
+"""A run of the cross-device track from its settings to its rounds: checks of memory and of settings that exclude each
+other, methods with federation off, blocks of clients.
 
 Shape legend: N clients of the run, C clients of a block or of a part of the run, U users (= clients).
 """
@@ -408,15 +409,20 @@ def check_shared_noise(settings: EmbeddingSettings, method: FederatedMethod) -> 
 def _check_memory(
     settings: EmbeddingSettings, population: Population, client_bytes: Callable[[int], int], device: torch.device
 ) -> None:
-    """A typo should not end in the allocator: an item table, the user embeddings, the best round's copy of both, and
-    the largest client, who is alone in its block at best."""
-    tables = 8 * settings.training.embedding_size * (population.num_items + population.num_clients)
-    needed = tables + client_bytes(int(population.num_train_N.max())) + _held_bytes(settings, population)
-    if METHODS[settings.run.method].negatives and needed > device_bytes(device):  # the others have no embeddings
+    """A typo should not end in the allocator: an item table, the user embeddings, the best round's copy of both, the
+    largest client, who is alone in its block at best, and what the server holds for each client."""
+    num_items, num_clients, entry = population.num_items, population.num_clients, METHODS[settings.run.method]
+    tables = 8 * settings.training.embedding_size * (num_items + num_clients)
+    each = entry.server_tables(settings.method) if settings.run.federation else 0
+    server = 4 * each * settings.training.embedding_size * num_items * num_clients
+    needed = tables + client_bytes(int(population.num_train_N.max())) + server + _held_bytes(settings, population)
+    if entry.negatives and needed > device_bytes(device):  # the others have no embeddings
         given = {name: getattr(settings.training, name) for name in ("embedding_size", "local_epochs", "num_negatives")}
+        what = ", ".join(f"{name} {value}" for name, value in given.items())
+        held = f"; {server / 1e9:,.1f} GB are {each} item tables of every client at the server" if server else ""
         raise ValueError(
-            f"got settings that take {needed / 1e9:,.1f} GB ({', '.join(f'{n} {v}' for n, v in given.items())}), "
-            f"expected at most the {device_bytes(device) / 1e9:,.1f} GB of this machine"
+            f"got settings that take {needed / 1e9:,.1f} GB ({what}, {num_clients:,} users, {num_items:,} items{held})"
+            f", expected at most the {device_bytes(device) / 1e9:,.1f} GB of this machine"
         )
 
 

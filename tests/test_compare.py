@@ -20,7 +20,7 @@ import yaml
 
 from fedecider.evaluation.statistics import Interval
 from fedecider.experiment import llm_comparison as planning
-from fedecider.experiment.comparison import fill, make
+from fedecider.experiment.comparison import Cell, Entry, fill, make
 from fedecider.experiment.comparison_page import latex_table
 from fedecider.experiment.llm_comparison import CompareConfig, plan
 from fedecider.report.tables import ResultRow
@@ -208,6 +208,25 @@ def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playgrou
     more = fill(plan(replace(config, tune=6)).entries, 1)
     assert {row.entry.label: len(row.tried) for row in more} == {"fedprox": 6, "local": 6, "mine": 1}
     assert more[1].tried[:5] == found["local"].tried
+
+
+def test_a_row_that_does_not_fit_into_the_memory_is_left_out_and_an_error_of_ours_is_not(capsys):
+    def entry(label, error):
+        def run(setting, seed):
+            if error:
+                raise error
+            return Cell({label: 0.1}, dict)
+
+        return Entry(label, label, "central", ["strict"], run)
+
+    large = RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    entries = [entry("fits", None), entry("large", large), entry("huge", MemoryError("Unable to allocate 27 GiB"))]
+    assert [row.entry.label for row in fill(entries, 2)] == ["fits"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "huge, default, seed 0: failed: out of memory (Unable to allocate 27 GiB): fewer items or users" in said
+    assert "left out: large (strict)" in said
+    with pytest.raises(RuntimeError, match="a shape"):
+        fill([entry("wrong", RuntimeError("a shape"))], 1)
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """Commands of the cross-device track on a small csv: what a run leaves behind, resuming, bad input, the leaderboard."""
 
 import csv
+import dataclasses
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,14 +18,15 @@ from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
 from embedding_fr import leaderboard as board
-from embedding_fr.commands import settings_of_run
+from embedding_fr.commands import parse_embedding_settings, settings_of_run
 from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
 from embedding_fr.methods import BUILT_IN as METHODS
-from embedding_fr.setup import EmbeddingRunConfig, eval_users
+from embedding_fr.run import tunable
+from embedding_fr.setup import EmbeddingRunConfig, eval_users, set_up
 from fedecider.baselines import BASELINES
-from fedecider.data.interactions import InteractionsConfig
+from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
@@ -503,7 +506,8 @@ def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(d
     assert "left out: ease (paper)" in out
     text = (tmp_path / "board" / "leaderboard.md").read_text()
     assert text.count("Left out, since a run failed: ease.") == 2
-    assert "at most 3 rounds\n" in text, "patience 0 stops nothing"
+    assert "at most 3 rounds; under paper the settings of the papers or public codes, and all rounds\n" in text
+    assert "the last of which is the test item: time, ties in file order" in text
     assert "**" not in text.partition("Protocol paper")[2]
     content = read_json(tmp_path / "board" / "leaderboard.json")
     assert {name: one["missing"] for name, one in content["protocols"].items()} == {
@@ -532,6 +536,11 @@ def test_the_best_test_round_stands_beside_the_last_one(ratings, tmp_path):
         last = row["values"]["macro"]["ndcg@10"]["mean"]
         assert row["ndcg@10, best test round"] >= max(last, row["ndcg@10, best round"]) - 1e-9
         assert "ndcg@10, best test round" not in rows["mf", protocol], "no rounds"
+    with (tmp_path / "board" / "leaderboard.csv").open() as file:
+        lines = {(line["row"], line["protocol"]): line for line in csv.DictReader(file)}
+    for (label, protocol), line in lines.items():
+        best = rows[label, protocol].get("hit@10, best test round")
+        assert line["hit@10, best test round"] == ("" if best is None else str(best))
     hit = {protocol: rows["memoriser", protocol]["values"]["macro"]["hit@10"]["mean"] for _, protocol in rows}
     assert hit["isolated99"] < 0.3 < hit["paper"], "remembering negatives finds nothing where no candidate is one"
 
@@ -552,12 +561,14 @@ def test_trials_of_fewer_rounds_choose_what_runs_them_all(data, tmp_path, capsys
     words = ["--methods", "fedmf,ease", *data, "--num_rounds", 3, "--trial_rounds", 1, "--seeds", 2, "--tune", 3]
     assert leaderboard(*words, "--protocol", "strict", "--output", tmp_path / "board") == 0
     cells = [read_json(path) for path in (tmp_path / "board" / "cells").glob("fedmf-*/inputs.json")]
-    assert sorted((one["setting"]["num_rounds"], one["seed"]) for one in cells) == [(1, 0)] * 3 + [(3, 0), (3, 1)]
-    rates = [one["setting"]["local_epochs"] for one in cells if one["setting"]["num_rounds"] == 3]
-    assert len(set(rates)) == 1, "the chosen setting, with both seeds"
+    counts = sorted((one["setting"]["num_rounds"], one["seed"]) for one in cells)
+    assert counts == [(1, 0)] * 3 + [(3, 0)] * 3 + [(3, 1)], "named ones run in full, the chosen one with both seeds"
     assert len(list((tmp_path / "board" / "cells").glob("ease-*"))) == 3 + 1, "no rounds, so no second run of seed 0"
     text = (tmp_path / "board" / "leaderboard.md").read_text()
-    assert "the best of at most 3 by validation ndcg@10 (whole catalogue, seed 0, federated ones after" in text
+    assert "(whole catalogue, seed 0; of federated ones after trials of at most 1 rounds the named settings" in text
+    assert "under paper" not in text, "which was not asked for"
+    assert leaderboard(*words, "--trial_rounds", "4") == 2
+    assert "got trial_rounds 4 with num_rounds 3, expected at most as many" in capsys.readouterr().err
 
 
 def test_a_search_around_the_public_code_has_ranges_of_its_own(data):
@@ -570,6 +581,10 @@ def test_a_search_around_the_public_code_has_ranges_of_its_own(data):
     assert not any("variant" in one for one in paper.firsts)
     assert not paper.space["item_learning_rate"].holds(200.0)
     assert code.space["item_learning_rate"].holds(200.0)
+    for variant, space in (("paper", paper.space), ("code", code.space)):
+        words = ["--method", "fedrap", "--variant", variant, *map(str, data)]
+        settings = parse_embedding_settings("", words, "fedrap")
+        assert tunable(settings, SimpleNamespace(is_main=False)).space == space
 
 
 def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):
@@ -628,3 +643,22 @@ def test_names_and_groups_of_the_leaderboard(capsys):
     assert kind_of("ease/local") is None
     assert leaderboard("--methods", "fedmf,nothing") == 2
     assert "['nothing']" in capsys.readouterr().err
+    assert LeaderboardConfig(methods="all,fedrap/code").method_names == [*all_methods(), "fedrap/code"]
+    with pytest.raises(SystemExit):
+        leaderboard("--help")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"all: {', '.join(all_methods())}. Besides: " in said
+    assert "fedrap/code" in said
+
+
+@pytest.mark.parametrize("name", ["gpfedrec", "fedem", "fedca", "pfedgraph"])
+def test_tables_of_every_client_at_the_server_are_told_before_they_are_made(name, data, monkeypatch):
+    """70 users x 130 items x 16 dims x 4 bytes, twice: 1.2 MB, and less than 0.6 MB for all else."""
+    settings = parse_embedding_settings("", ["--method", name, *map(str, data)], name)
+    interactions = load_interactions(settings.data)
+    set_up(settings, interactions, torch.device("cpu"))
+    monkeypatch.setattr("embedding_fr.setup.device_bytes", lambda device: 600_000)
+    with pytest.raises(ValueError, match="2 item tables of every client at the server"):
+        set_up(settings, interactions, torch.device("cpu"))
+    alone = settings._replace(run=dataclasses.replace(settings.run, federation=False))
+    set_up(alone, interactions, torch.device("cpu"))

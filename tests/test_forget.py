@@ -14,6 +14,7 @@ from fedecider.experiment.update import update
 from fedecider.models.counts import count_events, without
 from fedecider.models.hybrid import load_hybrid
 from fedecider.models.recommender import Recommender
+from fedecider.models.versions import read_versions
 
 pytestmark = pytest.mark.whole
 
@@ -91,6 +92,38 @@ def test_who_is_in_another_version_alone_is_forgotten_too(run, domain, tmp_path)
     assert forget(run, "crime", ["new"]).num_events == 0
     assert same(counts(run / "versions" / "3", domain), before)
     assert not (run / "versions" / "2").exists()
+
+
+def test_a_version_that_is_not_in_force_is_not_forgotten_from(run, domain, tmp_path, capsys):
+    """What later versions have counted would go with it."""
+    last = max(max(times) for times in domain.clients.timestamps)
+    for number in (1, 2):
+        rows = [{"user": f"new-{number}", "item": domain.item_keys[number], "time": last + number}]
+        pd.DataFrame(rows).to_parquet(tmp_path / "new.parquet")
+        update(run, "crime", tmp_path / "new.parquet", force=True)
+    words = ["forget", "--company", "crime", "--customer", domain.clients.users[3], "--run"]
+    assert main([*words, str(run / "versions" / "2")]) == 2
+    said = capsys.readouterr().err
+    assert "versions/2, a version that is not in force, expected the run" in said
+    assert f"go back first: fedecider update --run {run} --version 2" in said
+    assert read_versions(run).there == [1, 2, 3]
+    assert main([*words, str(run / "versions" / "3")]) == 0
+    assert read_versions(run).there == [4]
+
+
+def test_a_key_with_a_comma_stands_in_quotes(run, domain, tmp_path, capsys):
+    last = max(max(times) for times in domain.clients.timestamps)
+    rows = [{"user": key, "item": domain.item_keys[3], "time": last + 5} for key in ("Smith, J", "Smith", "17")]
+    pd.DataFrame(rows).to_parquet(tmp_path / "new.parquet")
+    update(run, "crime", tmp_path / "new.parquet", force=True)
+    words = ["forget", "--run", str(run), "--company", "crime", "--customer"]
+    assert main([*words, '"Smith, J", "17']) == 2
+    assert (
+        "expected keys separated by commas, on one line; one with a comma stands in quotes" in capsys.readouterr().err
+    )
+    assert main([*words, '"Smith, J", 17']) == 0
+    left = pyarrow.parquet.read_table(run / "versions" / "3" / "private" / "crime" / "histories.parquet").to_pylist()
+    assert {row["customer"] for row in left} == {*domain.clients.users, "Smith"}
 
 
 @pytest.mark.parametrize(

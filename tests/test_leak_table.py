@@ -16,8 +16,8 @@ def found():
     rows = (
         leak.Row("canary", "memoriser"),
         leak.Row("popularity", "popularity"),
-        leak.Row("fedmf", "fedmf", "0.4 / 0.2", setting={"local_epochs": 1, "learning_rate": 1e-9}),
-        leak.Row("pfedrec", "pfedrec/code", chosen="fedmf", setting={"local_epochs": 1, "learning_rate": 1e-9}),
+        leak.Row("fedmf", "fedmf", "0.4 / 0.2"),
+        leak.Row("pfedrec", "pfedrec/code", strict="pfedrec"),
     )
     torch.set_num_threads(1)
     return dict(zip(("canary", "popularity", "fedmf", "pfedrec"), leak.table(toy, rows, 60), strict=True))
@@ -40,20 +40,41 @@ def test_the_three_sampled_columns_rank_the_same_candidates(found):
     assert popularity["paper"] == popularity["isolated99"] == popularity["strict/sampled99"] > popularity["strict"]
 
 
-def test_strict_has_the_chosen_variant_and_setting(found):
-    """Both rows have one untrained FedMF under strict, and two different methods under the papers' protocol."""
-    fedmf, other = found["fedmf"][1].metrics, found["pfedrec"][1].metrics
-    assert fedmf["strict"] == other["strict"]
-    assert fedmf["strict/sampled99"] == other["strict/sampled99"]
-    assert fedmf["paper"] != other["paper"]
+PAGE = """# Leaderboard
+
+## other: 3 users
+
+| row | kind | strict hit@10 | strict ndcg@10 | against the best | `strict/sampled99` |
+|---|---|---:|---:|---|---:|
+| fedmf | federated | 0.900 [0.8, 1.0] | 0.800 [0.7, 0.9] | best | 0.950 / 0.900 |
+
+## ml-100k: 943 users
+
+| row | kind | strict hit@10 | strict ndcg@10 | against the best | `strict/sampled99` | `paper` |
+|---|---|---:|---:|---|---:|---:|
+| pfedrec | federated | 0.100 [0.0, 0.2] | 0.050 [0.0, 0.1] | best | 0.500 / 0.250 | - |
+| fedmf | federated | 0.090 [0.0, 0.2] | 0.040 [0.0, 0.1] | below | 0.400 / 0.200 | - |
+"""
+
+
+def test_strict_figures_are_those_of_the_leaderboards_section(found, tmp_path):
+    page = tmp_path / "page.md"
+    with pytest.raises(ValueError, match="expected the leaderboard there"):
+        leak.strict_figures(page)
+    page.write_text(PAGE)
+    strict = leak.strict_figures(page)
+    assert strict == {"pfedrec": ("0.500 / 0.250", "0.100 / 0.050"), "fedmf": ("0.400 / 0.200", "0.090 / 0.040")}
+    lines = {line.split(" | ")[0].strip("| "): line for line in leak.page(list(found.values()), strict, 60)}
+    assert lines["fedmf"].endswith(" | 0.400 / 0.200 | 0.090 / 0.040 |")
+    assert lines["pfedrec"].endswith(" | 0.500 / 0.250 | 0.100 / 0.050 (pfedrec) |"), "the variant that is named"
 
 
 def test_the_section_has_a_line_for_each_method(found):
-    lines = leak.page(list(found.values()), 60)
+    lines = leak.page(list(found.values()), {}, 60)
     assert lines[2] == "| method | published | `paper` | `isolated99` | `strict/sampled99` | `strict` |"
     assert lines[6].startswith("| fedmf | 0.4 / 0.2 | ")
     assert lines[8:] == ["", "Not run: " + ", ".join(row.title for row in leak.ROWS if row.title != "popularity") + "."]
-    assert "after 60 rounds" in lines[0]
+    assert "the last of 60 rounds" in lines[0]
 
 
 def test_a_row_is_made_once_and_again_where_its_settings_change(tmp_path, monkeypatch):

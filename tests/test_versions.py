@@ -140,6 +140,19 @@ def test_a_kill_in_going_back_leaves_one_of_both(run, tmp_path):
     assert counts(run) == OLD
 
 
+def test_companies_may_be_called_as_folders_of_a_run(run):
+    """Their folders are copied; the run's own of that name are not."""
+    names = ("private/versions", "private/checkpoints", "adapters/versions", "adapters/checkpoints")
+    for name in (*names, "checkpoints", "backbone/.x.tmp"):
+        (run / name).mkdir(parents=True)
+        (run / name / "file").write_text(name)
+    add(run, NEW)
+    copy = run / "versions" / "2"
+    assert [(copy / name / "file").read_text() for name in names] == [*names]
+    assert not (copy / "checkpoints").exists()
+    assert not (copy / "backbone" / ".x.tmp").exists()
+
+
 def test_what_cannot_be_removed_is_told(run, monkeypatch):
     def busy(path, **options):
         if not options:

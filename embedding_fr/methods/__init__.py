@@ -76,6 +76,9 @@ class Method(NamedTuple):
     num_rows: of a table in its upload, its train items, or all items where uploads are made whole."""
     server_bytes: Callable[[int, Any], int] | None = None
     """num_items, config -> peak memory of the server's step on a CPU, checked before the first round."""
+    server_tables: Callable[[Any], int] = none
+    """config -> tables of one row per item that the server holds for each client at its peak (GPFedRec: the uploads, in
+    whose place it makes the next ones, and those of absent clients)."""
     smaller_server: tuple[dict[str, Any], ...] = ()
     """Settings with which that step takes less, the smallest change first; what a run that does not fit is told."""
     negatives: bool = True
@@ -109,6 +112,15 @@ class Method(NamedTuple):
     """Settings that make the method do what its authors' public code does, where that differs from the paper."""
     code_space: Space = {}  # noqa: RUF012 (never written to)
     """What a search around these draws from, where ranges of the paper's variant do not suit."""
+
+
+def two(config: Any) -> int:
+    return 2
+
+
+def space_of(entry: Method, code: bool) -> Space:
+    """What a search draws from around the settings of the paper, or of the public code."""
+    return entry.code_space or entry.space if code else entry.space
 
 
 BUILT_IN: dict[str, Method] = {
@@ -221,12 +233,22 @@ BUILT_IN: dict[str, Method] = {
         gpfedrec.GRID,
         gpfedrec.SPACE,
         passing_tables=4,
+        server_tables=two,
         code=gpfedrec.CODE,
     ),
     "fedem": Method(
-        fedem.FedemConfig, fedem.fedem, fedem.DEFAULTS, fedem.GRID, fedem.SPACE, passing_tables=3, code=fedem.CODE
+        fedem.FedemConfig,
+        fedem.fedem,
+        fedem.DEFAULTS,
+        fedem.GRID,
+        fedem.SPACE,
+        passing_tables=3,
+        server_tables=lambda config: 2 if config.aggregation == "similarity" else 0,
+        code=fedem.CODE,
     ),
-    "fedca": Method(fedca.FedcaConfig, fedca.fedca, fedca.DEFAULTS, fedca.GRID, fedca.SPACE, passing_tables=4),
+    "fedca": Method(
+        fedca.FedcaConfig, fedca.fedca, fedca.DEFAULTS, fedca.GRID, fedca.SPACE, passing_tables=4, server_tables=two
+    ),
     "pfedgraph": Method(
         pfedgraph.PfedgraphConfig,
         pfedgraph.pfedgraph,
@@ -235,6 +257,7 @@ BUILT_IN: dict[str, Method] = {
         pfedgraph.SPACE,
         further_tables=pfedgraph.whole_tables,
         passing_tables=6,
+        server_tables=two,
         code=pfedgraph.CODE,
     ),
     "fedrecgel": Method(

@@ -1,4 +1,4 @@
-"""How sparse a table is, and what it weighs on the wire when its zeros are not sent.
+"""FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024), and what its sparse table weighs on the wire.
 
 The common table C travels and is averaged; the personal table D and the user side stay with the client.
 

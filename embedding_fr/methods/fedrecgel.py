@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation (Foret et al., 2021) of any method: a wrapper of its gradients.
+"""FedRecGEL: sharpness-aware minimisation on both sides of the split (Yu et al., 2026), and its wrapper of gradients.
 
 Shape legend: A active clients of a step, B examples, N clients of the run, C clients of a block, I items, D dims, R
 touched rows.

@@ -17,7 +17,8 @@ processes may share it."""
 def made_table(track: Track, description: str, command: str, words: Sequence[str], common: Sequence[str] = ()) -> None:
     """Make the table of a track that a command line describes, and write its files."""
     part = track.part("comparison")
-    planned = part.plan(*parse(build_parser(description, *part.configs, common=common), words, *part.configs))
+    parser = build_parser(description, *part.configs, common=common, texts=part.texts())
+    planned = part.plan(*parse(parser, words, *part.configs))
 
     from fedecider.experiment.comparison import make  # after the options: --help does without
     from fedecider.experiment.comparison_page import write_table

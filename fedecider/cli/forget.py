@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.options import build_parser, keys_of, parse, run
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
@@ -20,7 +20,8 @@ class ForgetConfig:
 
     Args:
         run: The run folder.
-        customer: The customer's key; several are separated by commas.
+        customer: The customer's key; several are separated by commas. A key with a comma stands in quotes:
+            '"Smith, J",17'.
         company: The company; may be left out where there is only one.
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
     """
@@ -36,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (config,) = parse(build_parser(DESCRIPTION, ForgetConfig), argv, ForgetConfig)
         from fedecider.experiment.forget import forget, in_words  # after the options: --help does without
 
-        customers = [one.strip() for one in config.customer.split(",") if one.strip()]
-        done = forget(config.run, config.company or None, customers, config.data)
+        done = forget(config.run, config.company or None, keys_of(config.customer, "customer"), config.data)
         for line in in_words(done, config.company or config.run):
             log_line(line)
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedecider.models.histories import Answer, check_k
 from fedecider.models.source import popular_items
 from fedecider.running.machine import checked_device
-from fedecider.running.options import build_parser, pairs_of, parse, run
+from fedecider.running.options import build_parser, keys_of, pairs_of, parse, run
 from fedecider.running.progress import console, log_line
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
@@ -39,7 +39,7 @@ class RecommendConfig:
             recommended by their texts alone, and may stand in the history.
         all: If true, a list for every customer of the company, written to output.
         customers: Customers by their keys, separated by commas, in place of a history; who has none gets what is
-            popular.
+            popular. A key with a comma stands in quotes: '"Smith, J",17'.
         data: The folder of prepared data with the customers' histories; if empty, that of the run.
         events: A table of events with the customers' histories, in place of data.
         columns: How events is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
@@ -164,7 +164,7 @@ def _many(config: RecommendConfig) -> None:
     if config.output:
         check_lists_file(Path(config.output))
     company = find_source(config.run).choose(config.domain or None)
-    wanted = None if config.all else [one.strip() for one in config.customers.split(",") if one.strip()]
+    wanted = None if config.all else keys_of(config.customers, "customers")
     how = pairs_of(config.columns, "columns", "user=customer,item=sku")
     found = histories_of(config.run, company, config.data, config.events, how)
     pairs: Iterable[tuple[str, list[str]]] = found.of(wanted, company)

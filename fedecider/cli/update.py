@@ -70,12 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             config.company or None,
             config.events,
             config.output,
-            config.data,
-            config.force,
-            config.epochs,
-            config.device,
-            config.new_items,
-            pairs_of(config.columns, "columns", "user=customer,item=sku"),
+            data=config.data,
+            force=config.force,
+            epochs=config.epochs,
+            device=config.device,
+            new_items=config.new_items,
+            how=pairs_of(config.columns, "columns", "user=customer,item=sku"),
         )
         for line in in_words(done, config.company or config.run):
             log_line(line)

@@ -199,6 +199,7 @@ def _check_data_set(config: InteractionsConfig) -> None:
 
 DESCRIPTION_CHARS = 500
 """Of an item's description, as in prepared data unless told otherwise."""
+FILE_ORDER = "file order"
 TOO_FEW = "below min_user_events or min_item_events"
 REPEATS = "repeats"
 TOO_SHORT = f"fewer than {MIN_EVENTS} items"
@@ -266,7 +267,9 @@ def load_interactions(config: InteractionsConfig, log: Log = to_stderr) -> Inter
     Errors: ``ValueError`` for a missing folder or file, too many bad lines, fewer than two users or items.
     """
     data = _from_prepared(config) if config.source == PREPARED else _from_files(config, log)
-    log(f"{data.name}: {Size(data.num_users, data.num_items, data.num_events)}; {Dropped(data.card['dropped'])}")
+    size, order = Size(data.num_users, data.num_items, data.num_events), data.card["order"]
+    untimed = ": no times, so a user's last row is the test item" if order == FILE_ORDER else ""
+    log(f"{data.name}: {size}; order of a user's events: {order}{untimed}; {Dropped(data.card['dropped'])}")
     return data
 
 
@@ -386,11 +389,14 @@ def _order(events: RawEvents) -> str:
     """What decides which event of a user is the last one."""
     if events.order_E is not None and not finer_than_seconds(events):
         return "the source's own order"
-    return "time, ties in file order" if bool((events.time_E != UNKNOWN_TIME).any()) else "file order"
+    return "time, ties in file order" if bool((events.time_E != UNKNOWN_TIME).any()) else FILE_ORDER
 
 
 def _folder(config: InteractionsConfig, plan: DataSet) -> Path:
     folder = Path(config.raw) if config.raw else data_root() / plan.folder
+    if config.raw and folder.is_file():
+        own = f"--source {config.source or 'csv'} --raw {folder.parent} --dataset {folder.name.partition('.')[0]}"
+        raise ValueError(f"got raw {folder}, a file; expected its folder; of a table of your own {own}")
     if not folder.is_dir():
         raise ValueError(
             f"data set {config.dataset!r}: there is no folder {folder}; expected its files in it. "

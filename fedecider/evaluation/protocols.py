@@ -80,7 +80,8 @@ class Protocol:
     drop_seen: bool = True
     """Items that the user already had are no candidates."""
     selection: Literal["best_valid", "last"] = "best_valid"
-    """Which round is reported; with "last", as published, the best validation round is reported beside it."""
+    """Which round is reported; with "last" the best validation round is reported beside it. Public codes report the
+    round that is best on test items, which no protocol here does."""
     leaks: bool = False
 
 

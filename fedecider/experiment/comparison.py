@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Setting
+from fedecider.bounds import Setting, is_out_of_memory
 from fedecider.data.domain import Domain
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import Comparison as PairedTest
@@ -234,6 +234,8 @@ class TrackRows(NamedTuple):
     """Instances of ``configs`` -> the plan."""
     guest: Callable[[str, Shared], Entry] | None = None
     """(method, shared) -> its row in a table of another track over prepared domains."""
+    texts: Callable[[], dict[str, str]] = dict
+    """Help texts of options that depend on what is installed."""
 
 
 def guest_of(track: Track) -> Callable[[str, Shared], Entry] | None:
@@ -269,7 +271,8 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     at a time, so that a draw knows those before; where trials were shorter, those known ahead and the
     best of the drawn ones in full (:data:`FINALISTS`); then the other seeds of the best one, the earlier one on ties.
 
-    What fails is said: a setting drops out of the choice, a seed its entry, since the others are worth having.
+    What fails is said. A setting that fails with any seed is not taken, and the next best follows; an entry without one
+    is left out, since the others are worth having.
     """
     tried: list[list[Tried]] = [[] for _ in entries]
     first: list[list[Cell | None]] = [[] for _ in entries]
@@ -306,23 +309,28 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
         first[place][number] = cell
         valid = None if cell is None else cell.valid[entries[place].label]
         final[place][number] = final[place][number]._replace(valid=valid)
-    best = [best_of(one) for one in final]
-    chosen = [(place, tried[place][number].setting) for place, number in enumerate(best) if number is not None]
-    asked = [
-        (entries[place].run, entries[place], setting, seed) for place, setting in chosen for seed in range(1, seeds)
-    ]
-    others = iter(_played(asked, jobs))
-    rows = []
-    for place, setting in chosen:
-        cells = [first[place][best[place]], *(next(others) for _ in range(1, seeds))]  # type: ignore[index]
-        whole = [cell for cell in cells if cell is not None]
-        if len(whole) == seeds:
-            rows.append(Row(entries[place], setting, tried[place], whole))
-    left = {id(row.entry) for row in rows}
-    for entry in entries:
-        if id(entry) not in left:
+    rows: dict[int, Row] = {}
+    waiting = set(range(len(entries)))
+    while waiting:
+        bests = [(place, best_of(final[place])) for place in sorted(waiting)]
+        best = {place: number for place, number in bests if number is not None}
+        asked = [
+            (entries[place].run, entries[place], tried[place][number].setting, seed)
+            for place, number in best.items()
+            for seed in range(1, seeds)
+        ]
+        others = iter(_played(asked, jobs))
+        for place, number in best.items():
+            cells = [first[place][number], *(next(others) for _ in range(1, seeds))]
+            whole = [cell for cell in cells if cell is not None]
+            if len(whole) == seeds:
+                rows[place] = Row(entries[place], tried[place][number].setting, tried[place], whole)
+            final[place][number] = final[place][number]._replace(valid=None)  # where a seed failed, the next best one
+        waiting = set(best) - set(rows)
+    for place, entry in enumerate(entries):
+        if place not in rows:
             log_line(f"left out: {entry.label} ({', '.join(entry.protocols)})")
-    return rows
+    return [rows[place] for place in sorted(rows)]
 
 
 def _finalists(tried: Sequence[Tried], known: int) -> list[int]:
@@ -344,8 +352,13 @@ def _played(asked: Sequence[Run], jobs: int) -> list[Cell | None]:
         try:
             return run(setting, seed)
         except ValueError as error:  # such as a run that diverged
-            log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {error}")
-            return None
+            problem = str(error)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = f"out of memory ({error}): fewer items or users take less"
+        log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {' '.join(problem.split())}")
+        return None
 
     if jobs == 1:
         return [play(one) for one in asked]

@@ -37,9 +37,9 @@ SETTING_HEADER = ("row", "method", "kind", "protocols", "setting", "tried on val
 COST_HEADER = ("up, KB", "down, KB", "best round", "last round", "first within 1 % of the best")
 DIFFERENCE_HEADER = ("row", "beside", "metric", "row minus beside", "Holm p", "effect size")
 COST_NOTE = (
-    "Bytes: means over clients and rounds of the serialised messages. Seconds: other runs may have been going on "
-    "beside; FDLoRA's search of its fusion is not among them."
+    "Bytes: means over clients and rounds of the serialised messages. Seconds: other runs may have been going on beside"
 )
+NOT_IN_SECONDS = {"fdlora": "FDLoRA's search of its fusion is not among them"}
 TEST_NOTE = (
     "Paired permutation tests over users, Holm-corrected over all comparisons of the table. Effect size: mean over "
     "standard deviation of the users' differences."
@@ -196,7 +196,8 @@ def _sections(table: Table, heading: Sequence[str], marks: bool = False) -> list
         tables = [PageTable(header, _cost_cells(of), name if several else "") for name, of in costs.items()]
         lines = ([name, label, *cost] for name, of in costs.items() for label, cost in of.items())
         download = Download("costs.csv", csv_text(["protocol", "row", *Cost._fields], lines))
-        sections.append(Section("What it costs", [COST_NOTE], tables, downloads=[download]))
+        left = [text for name, text in NOT_IN_SECONDS.items() if any(row.entry.method == name for row in table.rows)]
+        sections.append(Section("What it costs", [f"{'; '.join([COST_NOTE, *left])}."], tables, downloads=[download]))
     cells = []
     for row in table.rows:
         entry = row.entry
@@ -339,12 +340,15 @@ def _facts(table: Table, protocol: str, row: ResultRow) -> dict[str, Any]:
 def _csv(table: Table, only: str = "") -> str:
     """A line for each row, protocol and domain, unrounded."""
     lines: list[dict[str, Any]] = []
-    for protocol, results in table.results.items():
-        for row in results.rows if only in ("", protocol) else ():
+    shown = {protocol: one for protocol, one in table.results.items() if only in ("", protocol)}
+    further = dict.fromkeys(name for one in shown.values() for columns in one.further.values() for name in columns)
+    for protocol, results in shown.items():
+        for row in results.rows:
+            others = {name: results.further.get(row.label, {}).get(name) for name in further}
             for domain in shown_domains([row]):
                 intervals = row.values[domain].items()
                 values = {f"{name}{end}": part for name, one in intervals for end, part in zip(ENDS, one, strict=True)}
-                lines.append({**_facts(table, protocol, row), "domain": domain, **values})
+                lines.append({**_facts(table, protocol, row), "domain": domain, **values, **others})
     return csv_text(list(lines[0]), (line.values() for line in lines))  # type: ignore[misc]
 
 

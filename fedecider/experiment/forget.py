@@ -15,7 +15,7 @@ from fedecider.models.counts import count_events, without
 from fedecider.models.hybrid import SETTINGS_FILE
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
-from fedecider.models.versions import add_version, changing, folder_of, home_of, read_versions
+from fedecider.models.versions import add_version, changing, folder_of, home_of, in_force, read_versions
 from fedecider.running.run_folder import RunFolder, read_object, read_run
 
 TELLING = ("examples.json", "report.html", "per_user.parquet")
@@ -44,14 +44,20 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
 
     Raises:
-        ValueError: a customer whom the company does not have, nobody would be left, or as
-            `fedecider.experiment.update.update`.
+        ValueError: a customer whom the company does not have, nobody would be left, ``run`` is a version that is not in
+            force, or as `fedecider.experiment.update.update`.
         FileNotFoundError: there is no such run or company.
     """
     now = counted(run, company, data)
     home, name = home_of(now.run.root), now.place.domain
     with changing(home):
         now = counted(run, company, data)  # nobody else changes it from here on
+        if now.run.root != in_force(home):
+            raise ValueError(
+                f"got {run}, a version that is not in force, expected the run {home}: what later versions have counted "
+                f"would be lost. If that is meant, go back first: fedecider update --run {home} --version "
+                f"{now.run.root.name}"
+            )
         left = _called(now, home, customers)
         gone, stay = now.histories.split(left)
         if not stay.customers:

@@ -164,6 +164,7 @@ def update(
     company: str | None,
     events: str | Path,
     output: str | Path = "",
+    *,
     data: str = "",
     force: bool = False,
     epochs: int = 0,

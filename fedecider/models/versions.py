@@ -20,7 +20,9 @@ from fedecider.federation.record import read_object, write_json
 from fedecider.running.run_folder import RunFolder, damage_names, locked
 
 FOLDER, RECORD = "versions", "versions.json"
-NOT_COPIED = (".lock", "checkpoints", FOLDER, RECORD, ".*.tmp")
+SCRATCH = ".*.tmp"
+NOT_COPIED = (".lock", "checkpoints", FOLDER, RECORD, SCRATCH)
+"""Of the run itself: a company may be called ``versions`` or ``checkpoints``."""
 
 
 class Versions(NamedTuple):
@@ -175,11 +177,16 @@ def write_copy(run: Path, target: Path, change: Callable[[RunFolder], Any]) -> N
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        shutil.copytree(run, scratch, ignore=shutil.ignore_patterns(*NOT_COPIED), copy_function=_linked)
+        shutil.copytree(run, scratch, ignore=_left_out(run), copy_function=_linked)
         change(RunFolder(scratch))
         os.replace(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _left_out(run: Path) -> Callable[[str, list[str]], set[str]]:
+    of_run, below = shutil.ignore_patterns(*NOT_COPIED), shutil.ignore_patterns(SCRATCH)
+    return lambda folder, names: (of_run if Path(folder) == run else below)(folder, names)
 
 
 def _linked(source: str, target: str) -> None:

@@ -615,11 +615,17 @@ def _sign(test: Mapping[str, Any]) -> int:
     return 0 if test["p_holm"] >= LEVEL else 1 if test["difference"]["mean"] > 0 else -1
 
 
+ROUNDING = 1e-9
+"""Of 100 customers: what is smaller is no difference."""
+
+
 def _more(test: Mapping[str, Any]) -> str:
-    """``1.3 more [+0.4, +2.2] (more than chance)``; p stands in the table of the page and in ``metrics.json``."""
+    """``1.3 more [+0.4, +2.2] (more than chance)``, or ``no more and no fewer`` where nothing differs; p stands in the
+    table of the page and in ``metrics.json``."""
     mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
     which, chance = ("fewer" if mean < 0 else "more"), ("more than chance" if _sign(test) else "which may be chance")
-    return f"{abs(mean):.1f} {which} [{low:+.1f}, {high:+.1f}] ({chance})"
+    many = f"{abs(mean):.1f} {which}" if abs(mean) > ROUNDING else "no more and no fewer"
+    return many if max(abs(mean), abs(low), abs(high)) <= ROUNDING else f"{many} [{low:+.1f}, {high:+.1f}] ({chance})"
 
 
 def _count(names: Sequence[str], total: int) -> str:

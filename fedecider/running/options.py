@@ -7,6 +7,7 @@ Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 import sys
@@ -238,6 +239,18 @@ def pairs_of(text: str, option: str, example: str) -> dict[str, str]:
             raise ValueError(f"got --{option} {text}, expected names and columns, such as {example}")
         found[what] = column
     return found
+
+
+def keys_of(text: str, option: str) -> list[str]:
+    """``17,"Smith, J"`` as a list, as a line of a CSV file is read. ``ValueError`` where quotes do not close."""
+    try:
+        (keys,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError) as error:
+        raise ValueError(
+            f"got --{option} {text!r:.100} ({error}), expected keys separated by commas, on one line; one with a comma "
+            """stands in quotes, such as '"Smith, J",17'"""
+        ) from error
+    return [key.strip() for key in keys if key.strip()]
 
 
 def with_leading(argv: Sequence[str] | None, name: str) -> list[str]:
@@ -548,8 +561,9 @@ def _of_system(error: OSError) -> str:
 
 def _out_of_memory(text: str) -> str:
     return (
-        f"out of memory ({_one_line(text, 200)}), expected work that fits. Lower batch_size; of a language model also "
-        "pretrain.train.batch_size, pretrain.samples.max_source_tokens, eval_batch_size or num_beams"
+        f"out of memory ({_one_line(text, 200)}), expected work that fits. Take fewer items or users, or lower "
+        "batch_size or embedding_size; of a language model also pretrain.train.batch_size, "
+        "pretrain.samples.max_source_tokens, eval_batch_size or num_beams"
     )
 
 

@@ -155,12 +155,20 @@ def test_known_data_set_below_the_data_root(write, tmp_path, monkeypatch):
     assert data.users == ["filmtrust-1", "filmtrust-2"]
     assert list(map(len, data.sequences)) == [10, 12]
     assert data.item_keys == sorted(map(str, range(12)))
-    with_all = load_interactions(InteractionsConfig("filmtrust", min_user_events=5))
+    said = []
+    with_all = load_interactions(InteractionsConfig("filmtrust", min_user_events=5), said.append)
+    assert "order of a user's events: file order: no times, so a user's last row is the test item; left out" in said[-1]
     assert with_all.num_users == 3
     # raw says where its files are, instead of the data root.
     monkeypatch.setenv("FEDECIDER_DATA", str(tmp_path / "nowhere"))
     again = load_interactions(InteractionsConfig("filmtrust", raw=str(tmp_path / "filmtrust")))
     assert again.content_hash() == data.content_hash()
+    given = str(tmp_path / "filmtrust" / "ratings.txt")
+    with pytest.raises(
+        ValueError,
+        match=r"ratings.txt, a file; expected its folder; .* --source csv --raw .*filmtrust --dataset ratings$",
+    ):
+        load_interactions(InteractionsConfig("filmtrust", raw=given))
     expected = r"'filmtrust': there is no folder .*nowhere.*Fetch ratings\.txt of https://.*Set FEDECIDER_DATA .*--raw"
     with pytest.raises(ValueError, match=expected):
         load_interactions(InteractionsConfig("filmtrust"))

@@ -372,6 +372,16 @@ def test_sites_of_a_deployment_say_the_same_of_themselves():
     )
 
 
+def test_what_differs_in_nothing_is_no_more_by_chance():
+    level = {"mean": 0.0, "low": 0.0, "high": 0.0}
+    tests = [{**joined_by("north", 0.0, 1.0), "difference": level}, joined_by("macro", 0.0, 1.0)]
+    said = joining_sentences({**JOINING, "clients": {"north": JOINING["clients"]["north"]}, "tests": tests})
+    assert said[0].startswith(
+        "What joining brought: of 100 customers no more and no fewer [-1.0, +2.0] (which may be chance) find their"
+    )
+    assert said[1] == "Client by client: north no more and no fewer."
+
+
 def test_chance_is_judged_over_all_sites():
     """Forty sites, one of which has by itself a p of 0.02: that is what chance gives to one of fifty."""
     told = {

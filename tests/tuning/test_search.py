@@ -130,6 +130,23 @@ def test_where_trials_are_shorter_known_settings_and_the_best_three_drawn_run_in
     assert len(runs) == len(set(runs)) == 10, "a trial is the run of seed 0"
 
 
+def test_a_setting_that_fails_with_another_seed_gives_way_to_the_next_best():
+    asked = []
+
+    def run(setting, seed):
+        asked.append((setting.get("depth", 0), seed))
+        if setting.get("depth", 0) in (5, 4) and seed:
+            raise ValueError("diverged")
+        return Cell({"toy": setting.get("depth", 0) / 10}, dict)
+
+    search = Search({}, {}, ({}, {"depth": 5}, {"depth": 4}, {"depth": 1}), 0)
+    (row,) = fill([Entry("toy", "toy", "federated", ["strict"], run, search, 4)], 2)
+    assert row.setting == {"depth": 1}
+    assert asked == [(0, 0), (5, 0), (4, 0), (1, 0), (5, 1), (4, 1), (1, 1)]
+    only = Search({}, {}, ({"depth": 5},), 0)
+    assert fill([Entry("toy", "toy", "federated", ["strict"], run, only, 1)], 2) == [], "none is left"
+
+
 def test_proposals_depend_on_seed_and_trials_alone():
     whole = play(16)
     search = search_of(Blocks(), SPACE, GRID, 0)

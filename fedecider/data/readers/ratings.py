@@ -356,13 +356,16 @@ def read_csv_columns(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
             raise ValueError("no user or no item")
         rating = finite_number(row[columns.rating], "rating") if columns.rating else None
         # By way of a float, for the many tables that write whole seconds as 881250949.0.
-        time, order = moment(finite_number(row[columns.time], "time")) if columns.time else (UNKNOWN_TIME, 0)
+        time, order = moment(_seconds(row[columns.time])) if columns.time else (UNKNOWN_TIME, 0)
         return user, item, rating, time, order
 
     file = options.file(path)
     delimiter = "\t" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ","
     named = [name for name in columns if name]
-    expected = "the columns that the settings name (user, item, and where wanted rating and time)"
+    expected = (
+        "the columns that the settings name, between commas (.csv) or tabs (.tsv). Give --user_column and "
+        "--item_column, and where wanted --rating_column and --time_column"
+    )
     table = EventTable(with_order=bool(columns.time))
     for user, item, rating, time, order in read_csv(file, named, parse, delimiter, expected=expected):
         if rating is None or keep_rating(rating, options):
@@ -370,3 +373,11 @@ def read_csv_columns(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
         else:
             table.skip(BELOW_RATING)
     return RawDomain(table.build(), no_texts, [file])
+
+
+def _seconds(text: str) -> float:
+    """``ValueError`` for a date in words."""
+    try:
+        return finite_number(text, "time")
+    except ValueError as error:
+        raise ValueError(f"time is {text!r}, expected Unix seconds, such as 1617235200") from error

@@ -145,7 +145,7 @@ class Row(NamedTuple):
     found: Found | None = None
     rounds: int = 0
     round_s: float | None = None
-    """CPU seconds, of the dearest row of the method where this one was never made."""
+    """CPU seconds; where this row was never made those of the method's dearest, with noise or without as this one."""
 
 
 def place_of(
@@ -180,7 +180,8 @@ def best_row(interactions: Interactions, data: InteractionsConfig, line: Line, r
         before = read_json(files[most])
         return Row(line, Found(before["metrics"], before["seconds"]), most, before["metrics"]["cost"].get("round_s"))
     alike = [] if line.subset else work.glob(f"{place.name.rsplit('.', 1)[0]}.*.json")
-    costs = [read_json(file)["metrics"]["cost"].get("round_s", 0.0) for file in alike]
+    ones = [one for one in map(read_json, alike) if bool(one["inputs"]["privacy"]) == bool(line.privacy)]
+    costs = [one["metrics"]["cost"].get("round_s", 0.0) for one in ones]
     return Row(line, round_s=max(costs, default=None))
 
 

@@ -85,7 +85,7 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
             "sum alone says what is seen of that mean"
         )
     interactions = load_interactions(settings.data)
-    faults, hashes = faults_and_hashes(settings.run, interactions)
+    faults, hashes = faults_and_hashes(settings, interactions)
     if record["data"].get(interactions.name) != hashes[interactions.name]:
         raise ValueError(f"got other data than those of {root}, expected the same. Give the run's folder with --data")
     if record["data"] != hashes:

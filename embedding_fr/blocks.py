@@ -31,6 +31,8 @@ class Federation(NamedTuple):
     device: torch.device
     table_bytes: int = 1 << 62
     """Budget for personal tables: larger ones are kept in memory-mapped files."""
+    attribute_IA: Tensor | None = None
+    """(I, A) what the server knows of the items, for methods that ask for it (`embedding_fr.methods.Method`)."""
 
 
 class UserData(NamedTuple):

@@ -182,6 +182,11 @@ def check_deployable(settings: EmbeddingSettings) -> None:
     check_run(run)
     if not run.federation:
         raise ValueError("got federation false, expected true in a deployment: nothing would leave a site")
+    if entry.attributes:
+        raise ValueError(
+            f"got method {run.method}, expected one without attributes of items in a deployment: a project is shared "
+            "with the sites, who must not see them, so this one runs in simulation only"
+        )
     if run.secure_sum or entry.needs_everyone(settings.method):
         name = "secure_sum" if run.secure_sum else "secure"
         raise ValueError(

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from embedding_fr.attributes import attribute_digest, has_attributes
 from embedding_fr.blocks import build_population
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS, space_of
@@ -198,7 +199,7 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
     return Plan(
         "leaderboard",
         asked.root,
-        [_entry(asked, Line(method, group)) for method in config.method_names for group in groups],
+        [_entry(asked, Line(method, group)) for method in _rows(config, interactions) for group in groups],
         config.protocol_names,
         {interactions.name: interactions.users},
         config.seeds,
@@ -207,6 +208,13 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
         writes=not config.only_cells,
         words=Words(partial(_heading, asked), chance, users, SIMPLE),
     )
+
+
+def _rows(config: LeaderboardConfig, interactions: Interactions) -> list[str]:
+    """The methods of the table; ``all`` leaves out those that need attributes where the items have none."""
+    if config.methods != "all" or has_attributes(interactions):
+        return config.method_names
+    return [name for name in config.method_names if name not in METHODS or not METHODS[name].attributes]
 
 
 def _given(config: LeaderboardConfig, data: InteractionsConfig) -> dict[str, Setting]:
@@ -342,6 +350,8 @@ def _resolved(asked: Asked, line: Line, setting: Setting, seed: int) -> dict[str
     whole = line.settings(asked, line.group[0], setting, seed)
     run = {name: getattr(whole.run, name) for name in ("num_rounds", "patience", "participation", "federation")}
     values = {**run, **as_plain(whole.training), "method": as_plain(whole.method)}
+    if METHODS[whole.run.method].attributes:
+        values["attributes"] = attribute_digest(asked.interactions, whole.method)
     return {"setting": values, **METHODS.as_record(whole.run.method)}
 
 

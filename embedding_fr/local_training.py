@@ -324,6 +324,12 @@ class Kernel(NamedTuple):
         return compilable(params[self.tables[0]])
 
 
+def pull_to(goal_CRD: Tensor | None = None, pull: float = 0.0) -> tuple[np.ndarray, float]:
+    """Constants of a kernel that adds ``pull (q_i - goal_i)`` to the gradient of every row, or of one that does not."""
+    goal = torch.empty(0, 0, 0) if goal_CRD is None else goal_CRD
+    return goal.numpy(), float(pull)
+
+
 def compilable(tensor: Tensor) -> bool:
     """Whether compiled functions take it: on the CPU, in one of the types they are compiled for."""
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)

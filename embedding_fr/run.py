@@ -51,7 +51,7 @@ def load(settings: EmbeddingSettings, launch: Launch) -> Experiment:
 
 def experiment_on(interactions: Interactions, settings: EmbeddingSettings) -> Experiment:
     """A run on these data."""
-    faults, hashes = faults_and_hashes(settings.run, interactions)
+    faults, hashes = faults_and_hashes(settings, interactions)
     prepare = partial(_prepare, settings, interactions, faults)
     return Experiment(settings, hashes, [interactions.name], prepare, {"card": interactions.card})
 

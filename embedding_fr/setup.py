@@ -15,6 +15,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from embedding_fr.attributes import attribute_digest, item_attributes
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_packer, build_population
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
@@ -286,6 +287,8 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     federation = Federation(
         interactions.num_users, interactions.num_items, run.seed, chosen, device, table_bytes(run, device)
     )
+    if METHODS[run.method].attributes:
+        federation = federation._replace(attribute_IA=item_attributes(interactions, settings.method))
     method = build_method(settings, federation)
     check_shared_noise(settings, method)
     gathering = ONE_BY_ONE
@@ -298,13 +301,17 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     return Setup(method, population, blocks, pack, pack(users) if users else blocks, federation, gathering)
 
 
-def faults_and_hashes(run: EmbeddingRunConfig, interactions: Interactions) -> tuple[list[Fault], dict[str, str]]:
-    """The faults of the run's scenario, and the hashes of all that it reads: its data and, where there are some, these.
+def faults_and_hashes(settings: EmbeddingSettings, interactions: Interactions) -> tuple[list[Fault], dict[str, str]]:
+    """The faults of the run's scenario, and the hashes of all that it reads: its data and, where there are some, these,
+    and attributes of the items.
 
     Raises:
-        ValueError: the file of the scenario cannot be read, or is none for these users.
+        ValueError: the file of the scenario cannot be read, or is none for these users; the method needs attributes and
+            there are none.
     """
-    hashes = {interactions.name: interactions.content_hash()}
+    run, hashes = settings.run, {interactions.name: interactions.content_hash()}
+    if METHODS[run.method].attributes:
+        hashes["attributes"] = attribute_digest(interactions, settings.method)
     if not run.faults:
         return [], hashes
     faults = read_faults(load_yaml(Path(run.faults)), interactions.users, run.faults)

@@ -26,6 +26,7 @@ TRACK = Track(
         "cofedrec",
         "perfedrec",
         "feddae",
+        "ifedrec",
         "fedmf_em",
         "fedncf_em",
         "pfedrec_em",

@@ -267,8 +267,11 @@ def outer(gradient_P, slope_R, vector_D):
 
 
 @compiled_training
-def train_linear(table_CRD, scorer_CP, schedule):
-    """Score ``q_i . w``, or with P = D + 1 numbers ``q_i . w + b``. -> (C,) mean loss over the last epoch."""
+def train_linear(table_CRD, scorer_CP, goal_CRD, pull, schedule):
+    """Score ``q_i . w``, or with P = D + 1 numbers ``q_i . w + b``. -> (C,) mean loss over the last epoch.
+
+    Every row's gradient has ``pull (q_i - goal_i)`` added; without rows ``goal_CRD`` says that there is no such term.
+    """
     num_clients, _, dims = table_CRD.shape
     number, biased = table_CRD.dtype.type, scorer_CP.shape[1] > dims
     loss_C = np.zeros(num_clients, table_CRD.dtype)
@@ -280,6 +283,8 @@ def train_linear(table_CRD, scorer_CP, schedule):
         num_rows = schedule.place_CB[client, :count].max() + 1
         table, scorer = table_CRD[client, :num_rows], scorer_CP[client]
         flat, slope = table.reshape(num_rows * dims), np.empty(num_rows, table.dtype)
+        pulled, strength = goal_CRD.shape[1] > 0, number(pull)
+        goal = goal_CRD[client, :num_rows].reshape(num_rows * dims) if pulled else flat
         table_work, scorer_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, len(scorer)), table.dtype)
         steps, num_epochs = 0, schedule.order_CEB.shape[1]
         for epoch in range(num_epochs):
@@ -302,6 +307,10 @@ def train_linear(table_CRD, scorer_CP, schedule):
                     if steps_table:
                         row_sums(slope, row, logit, now)
                         outer(table_work[GRADIENT], slope, scorer[:dims])
+                        if pulled:
+                            gradient = table_work[GRADIENT]
+                            for i in range(len(flat)):
+                                gradient[i] += strength * (flat[i] - goal[i])
                         step(schedule, schedule.rate_T[0], steps, flat, table_work)
                     if steps_scorer:
                         step(schedule, schedule.rate_T[1], steps, scorer, scorer_work)

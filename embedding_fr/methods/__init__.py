@@ -25,6 +25,7 @@ from embedding_fr.methods import (
     fedrap,
     fedrecgel,
     gpfedrec,
+    ifedrec,
     perfedrec,
     pfedclr,
     pfedgraph,
@@ -100,6 +101,9 @@ class Method(NamedTuple):
     """Whether a paper sets the defaults; the methods of this project have none."""
     plug_in: bool = False
     """Whether it is another method with a part put in, and so no row of its own among ``all``."""
+    attributes: bool = False
+    """Whether its server holds attributes of the items (:mod:`embedding_fr.attributes`); its settings then have
+    ``attributes`` and ``text_encoder``."""
     uses_order: bool = False
     """Whether the order of a client's train items enters what is trained."""
     item_tables: tuple[str, ...] = ("item_table",)
@@ -306,6 +310,15 @@ BUILT_IN: dict[str, Method] = {
         negatives=False,
         equal_weights=always,
         item_tables=(feddae.TABLE,),
+    ),
+    "ifedrec": Method(
+        ifedrec.IfedrecConfig,
+        ifedrec.ifedrec,
+        ifedrec.DEFAULTS,
+        ifedrec.GRID,
+        ifedrec.SPACE,
+        equal_weights=always,
+        attributes=True,
     ),
     "fedmf_em": Method(
         Merging, plug_ins.fedmf_em, fedmf.DEFAULTS, plug_ins.GRID, plug_ins.SPACE, passing_tables=3, plug_in=True

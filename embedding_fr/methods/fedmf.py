@@ -8,7 +8,7 @@ from typing import Literal
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import Kernel, Optimiser, dot_gradients, dot_logits
+from embedding_fr.local_training import Kernel, Optimiser, dot_gradients, dot_logits, pull_to
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod
@@ -62,7 +62,7 @@ def dot_kernel() -> Kernel:
     """The compiled local training of user embedding and item table under their inner products."""
     from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
 
-    return Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
+    return Kernel(train_linear, dot_gradients, ("item_table",), (("user",),), pull_to())
 
 
 def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:

@@ -16,7 +16,7 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import ExampleBatch, Gradients, Kernel, Objective, Optimiser, add_rows, take
+from embedding_fr.local_training import ExampleBatch, Gradients, Kernel, Objective, Optimiser, add_rows, pull_to, take
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
@@ -94,13 +94,12 @@ def ncf_kernel(
     from embedding_fr.compiled.network import train_mlp  # Numba: half a second that only training needs
 
     sizes = np.array([2 * training.embedding_size, *layer_sizes(hidden_sizes), 1])
-    goal = torch.empty(0, 0, 0) if goal_CRD is None else goal_CRD
     return Kernel(
         train=train_mlp,
         gradients=gradients,
         tables=("item_table",),
         vectors=(("user",), tuple(name for name in model.shared if name != "item_table")),
-        constants=(sizes, goal.numpy(), float(pull), float(private_radius), float(shared_radius)),
+        constants=(sizes, *pull_to(goal_CRD, pull), float(private_radius), float(shared_radius)),
         regularised=goal_CRD is not None,
     )
 

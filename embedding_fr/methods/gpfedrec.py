@@ -106,16 +106,16 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
     """
     model = ncf_model(federation, training, config.hidden_sizes)
     scorer = {name: tensor for name, tensor in model.shared.items() if name != "item_table"}
-    optimiser = _sgd(federation, training, [*scorer, "user"])
+    optimiser = plain_sgd(federation, training, [*scorer, "user"])
     weight = landing_weight(config.graph_weight, federation, training, optimiser.learning_rate["item_table"])
     num_numbers = federation.num_items * training.embedding_size
 
     def init() -> tuple[Tree, Tree]:
         table_ID = model.shared["item_table"]
-        server = {"item_table": table_ID, "graph_table": _repeated(table_ID, federation.num_clients)}
+        server = {"item_table": table_ID, "graph_table": repeated(table_ID, federation.num_clients)}
         return server, {
             **model.private,
-            **{name: _repeated(one, federation.num_clients) for name, one in scorer.items()},
+            **{name: repeated(one, federation.num_clients) for name, one in scorer.items()},
         }
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
@@ -220,12 +220,14 @@ def landing_weight(graph_weight: float, federation: Federation, training: Embedd
     return min(graph_weight, federation.num_items * training.embedding_size / (2.0 * item_rate))
 
 
-def _sgd(federation: Federation, training: EmbeddingTraining, names: list[str]) -> Optimiser:
+def plain_sgd(federation: Federation, training: EmbeddingTraining, names: list[str]) -> Optimiser:
+    """SGD with the public code's rates: those of user embedding and table make up for the mean over many clients."""
     rate = training.learning_rate
     item_rate = training.item_learning_rate or code_item_rate(federation, training) - rate
     rates = {**dict.fromkeys(names, rate), "user": rate * ITEM_FACTOR - rate, "item_table": item_rate}
     return Optimiser("sgd", rates, training.weight_decay)
 
 
-def _repeated(tensor: Tensor, num_clients: int) -> Tensor:
+def repeated(tensor: Tensor, num_clients: int) -> Tensor:
+    """(N, ...) a copy for each client."""
     return tensor.expand(num_clients, *tensor.shape).clone()

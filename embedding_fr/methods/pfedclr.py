@@ -27,6 +27,7 @@ from embedding_fr.local_training import (
     dot_gradients,
     dot_logits,
     inner_products,
+    pull_to,
     received,
     received_rows,
     round_examples,
@@ -218,7 +219,7 @@ def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
     # Numba takes half a second that only training needs
     from embedding_fr.compiled.training import train_linear, train_low_rank
 
-    dot = Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
+    dot = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),), pull_to())
     low_rank = Kernel(
         train=train_low_rank,
         gradients=low_rank_gradients,

@@ -16,10 +16,12 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import (
     ExampleBatch,
+    Gradients,
     Kernel,
     Objective,
     Optimiser,
     inner_products,
+    pull_to,
     row_slopes,
     take,
     weighted_sum,
@@ -29,6 +31,8 @@ from embedding_fr.tables import normal, with_personal_variant
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree
 
+IN_TURN = (("scorer.0.weight", "scorer.0.bias"), ("item_table",))
+"""What takes a step one after the other, on every mini-batch."""
 ITEM_FACTOR = 80
 """The public code multiplies the learning rate of item tables by the number of items and by this."""
 
@@ -71,8 +75,6 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
     the score function: uniform in +-1/sqrt(D), alike for all). Adam in ``paper`` is our choice: with one rate for
     everything SGD barely moves a table whose changes are averaged over all clients.
     """
-    from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
-
     optimiser = Optimiser(
         "adam" if config.variant == "paper" else "sgd",
         {
@@ -82,7 +84,6 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
         },
         training.weight_decay,
     )
-    groups = (("scorer.0.weight", "scorer.0.bias"), ("item_table",))
     model = linear_model(federation, training)
     method = averaged(
         "pfedrec",
@@ -90,16 +91,10 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
         federation,
         training,
         optimiser=optimiser,
-        groups=groups,
+        groups=IN_TURN,
         uniform=True,
         gradients=linear_gradients,
-        kernel=Kernel(
-            train=train_linear,
-            gradients=linear_gradients,
-            tables=("item_table",),
-            vectors=(groups[0],),
-            alternates=True,
-        ),
+        kernel=linear_kernel(linear_gradients),
     )
     return with_personal_variant(method, federation)
 
@@ -112,6 +107,15 @@ def linear_model(federation: Federation, training: EmbeddingTraining) -> Model:
         private={name: tensor.expand(federation.num_clients, *tensor.shape) for name, tensor in scorer.items()},
         logits=linear_logits,
     )
+
+
+def linear_kernel(gradients: Gradients, goal_CRD: Tensor | None = None, pull: float = 0.0) -> Kernel:
+    """The compiled local training of :func:`linear_model`, if asked with ``pull (q_i - goal_i)`` added to the gradient
+    of every row."""
+    from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
+
+    constants = pull_to(goal_CRD, pull)
+    return Kernel(train_linear, gradients, ("item_table",), IN_TURN[:1], constants, alternates=True)
 
 
 def linear_logits(params: Tree, item: Tensor | None) -> Tensor:

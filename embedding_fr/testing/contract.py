@@ -53,7 +53,9 @@ def tiny_federation(
     protocol: Protocol = STRICT, num_clients: int = 7, num_items: int = NUM_ITEMS, seed: int = 0
 ) -> Federation:
     """What a method may know of the run."""
-    return Federation(num_clients, num_items, seed, protocol, torch.device("cpu"))
+    item_I = torch.arange(num_items, dtype=torch.float64)
+    attribute_IA = torch.stack([item_I % 2, item_I / num_items, (item_I * 2.4).sin()], 1)
+    return Federation(num_clients, num_items, seed, protocol, torch.device("cpu"), attribute_IA=attribute_IA)
 
 
 def tiny_training(entry: Method, **changes: Any) -> EmbeddingTraining:

@@ -31,6 +31,7 @@ from embedding_fr.methods.fedncf import FedncfConfig
 from embedding_fr.methods.fedrap import FedrapConfig, FedrapRound, fedrap_round
 from embedding_fr.methods.fedrecgel import FedrecgelConfig
 from embedding_fr.methods.gpfedrec import GpfedrecConfig
+from embedding_fr.methods.ifedrec import IfedrecConfig
 from embedding_fr.methods.perfedrec import PerfedrecConfig
 from embedding_fr.methods.pfedclr import PfedclrConfig
 from embedding_fr.methods.pfedgraph import PfedgraphConfig
@@ -727,6 +728,73 @@ def feddae(federation: Federation, training: EmbeddingTraining, config: FeddaeCo
     return Reference(client, server)
 
 
+# IFedRec, one user at a time: whole tables, losses as they are written, one optimiser of torch at the server.
+
+
+def ifedrec(federation: Federation, training: EmbeddingTraining, config: IfedrecConfig) -> Reference:
+    """Score ``w_u . q_i + b_u`` or ``mlp([p_u, q_i])``, all of it personal; the table is averaged, and a network from
+    attributes learns it."""
+    assert federation.attribute_IA is not None
+    attribute_IA, linear = federation.attribute_IA.to(torch.get_default_dtype()), config.backbone == "pfedrec"
+    item_rate = training.item_learning_rate or training.learning_rate * (80 * federation.num_items - (not linear))
+    largest = federation.num_items * training.embedding_size / (2.0 * item_rate)
+    at_server: list[tuple[Tree, torch.optim.Adam]] = []
+
+    def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
+        theta = parameters({**own, "item_table": received["item_table"]})
+        table = theta["item_table"]
+
+        def loss(item_B: Tensor, label_B: Tensor) -> Tensor:
+            scorer = {name: tensor for name, tensor in theta.items() if name.startswith("scorer")}
+            if linear:
+                logit_B = (table[item_B] @ theta["scorer.0.weight"])[:, 0] + theta["scorer.0.bias"]
+            else:
+                logit_B = ncf_scores(scorer, theta["user"], table[item_B])
+            pull = min(config.alignment_weight, largest) * mse_loss(table, received["attribute_table"])
+            return bce(logit_B, label_B) + pull
+
+        rates = {"user": training.learning_rate * 79, "item_table": item_rate}
+        groups = [{"params": [one], "lr": rates.get(name, training.learning_rate)} for name, one in theta.items()]
+        in_turn = [groups[:-1], groups[-1:]] if linear else [groups]
+        optimisers = [torch.optim.SGD(some, weight_decay=training.weight_decay) for some in in_turn]
+        for epoch in range(training.local_epochs):
+            for item_B, label_B in user.batches(epoch):
+                for optimiser in optimisers:
+                    for tensor in theta.values():
+                        tensor.grad = None
+                    step(optimiser, loss(item_B, label_B))
+        return {"item_table": table}, {name: theta[name] for name in own}
+
+    def server(
+        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
+    ) -> Tree:
+        table_ID = mean_of(server, uploads, [1.0] * len(uploads))["item_table"]
+        if not at_server:
+            names = [name for name in server if name.startswith("network") and name.endswith(("weight", "bias"))]
+            theta = parameters({name: server[name] for name in names})
+            at_server.append((theta, torch.optim.Adam(theta.values(), lr=config.server_learning_rate)))
+        theta, optimiser = at_server[0]
+
+        def outputs() -> Tensor:
+            value, num_layers = attribute_IA, len(theta) // 2
+            for layer in range(num_layers):
+                value = value @ theta[f"network.{layer}.weight"] + theta[f"network.{layer}.bias"]
+                value = value.clamp(min=0.0) if layer < num_layers - 1 else value.tanh()
+            return value
+
+        for _ in range(config.server_epochs):
+            step(optimiser, mse_loss(outputs(), table_ID))
+        after = {"item_table": table_ID, "attribute_table": outputs().detach()}
+        for name, tensor in theta.items():
+            state = optimiser.state[tensor]
+            after[name] = tensor.detach().clone()
+            after[f"{name}.mean"], after[f"{name}.square"] = state["exp_avg"][None], state["exp_avg_sq"][None]
+            after[f"{name}.steps"] = state["step"][None].to(tensor)
+        return after
+
+    return Reference(client, server)
+
+
 # pFedGraph, one user at a time: weights pair by pair, the likeness to the mix by autograd.
 
 
@@ -1185,6 +1253,7 @@ REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]]
     "cofedrec": cofedrec,
     "perfedrec": perfedrec,
     "feddae": feddae,
+    "ifedrec": ifedrec,
     "fedmf_em": fedmf_em,
     "fedncf_em": fedncf_em,
     "pfedrec_em": pfedrec_em,

@@ -30,12 +30,14 @@ from fedecider.data.domain import (
 from fedecider.data.filtering import Sequences, compress, filter_core, first_occurrences, k_core, order_events, take
 from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
 from fedecider.data.readers.raw import (
+    DEFAULT_TEXT_FIELDS,
     Columns,
     Log,
     RawEvents,
     describe_bad_lines,
     display_title,
     finer_than_seconds,
+    item_text,
     to_stderr,
 )
 from fedecider.data.store import file_sha256, load_domains
@@ -195,6 +197,8 @@ def _check_data_set(config: InteractionsConfig) -> None:
         raise ValueError(f"got source {config.source!r} without raw; expected the folder of the files. Give --raw.")
 
 
+DESCRIPTION_CHARS = 500
+"""Of an item's description, as in prepared data unless told otherwise."""
 FILE_ORDER = "file order"
 TOO_FEW = "below min_user_events or min_item_events"
 REPEATS = "repeats"
@@ -218,6 +222,8 @@ class Interactions:
     """Unix seconds of each event (``UNKNOWN_TIME`` where not known), or None when no time at all is known."""
     card: dict[str, Any]
     """Counts, ties in time, what was dropped and why, checksums."""
+    texts: Sequence[str] = ()
+    """What is known of each item, as ``title: ...; genres: ...``; empty where nothing is, or for all items at once."""
 
     def __post_init__(self) -> None:
         events = Events(self.users, self.sequences, self.timestamps).arrays()
@@ -243,7 +249,7 @@ class Interactions:
         return len(SequenceArray.of(self.sequences).value_E)
 
     def content_hash(self) -> str:
-        """Hexadecimal SHA-256 over everything that can influence a result (all but titles and card)."""
+        """Hexadecimal SHA-256 over everything that can influence a result of embeddings (not titles, texts, card)."""
         digest = hashlib.sha256()
         update_json(digest, (self.name, self.users, self.item_keys, self.sequences, self.timestamps))
         return digest.hexdigest()
@@ -293,10 +299,11 @@ def _from_files(config: InteractionsConfig, log: Log) -> Interactions:
     used = np.unique(sequences.item_E)
     fields = raw.read_catalogue(frozenset(sequences.items[i] for i in used.tolist())).items
     titles = {key: display_title(one) for key, one in fields.items()}
+    texts = {key: item_text(one, DEFAULT_TEXT_FIELDS, DESCRIPTION_CHARS) for key, one in fields.items()}
     dropped = raw.dropped().include(steps).plain()  # now, for the file of titles may have bad lines, too
     card = {"order": _order(raw.events), "dropped": dropped, "raw": _raw_card(raw, before)}
     card["settings"] = _settings(config, plan, min_user, min_item)
-    return _interactions(config.dataset, sequences, used, titles, card)
+    return _interactions(config.dataset, sequences, used, titles, texts, card)
 
 
 def _from_prepared(config: InteractionsConfig) -> Interactions:
@@ -322,8 +329,8 @@ def _from_prepared(config: InteractionsConfig) -> Interactions:
         "raw": {"files": files, **before._asdict(), "bad_lines": bad_lines},
         "settings": {"source": PREPARED, "content_hash": domain.content_hash()},
     }
-    titles = dict(zip(domain.item_keys, domain.titles, strict=True))
-    return _interactions(config.dataset, sequences, np.arange(len(domain.item_keys)), titles, card)
+    titles, texts = (dict(zip(domain.item_keys, told, strict=True)) for told in (domain.titles, domain.item_texts))
+    return _interactions(config.dataset, sequences, np.arange(len(domain.item_keys)), titles, texts, card)
 
 
 def _count_once(sequences: Sequences, dropped: Dropped, size: Size) -> Sequences:
@@ -335,7 +342,12 @@ def _count_once(sequences: Sequences, dropped: Dropped, size: Size) -> Sequences
 
 
 def _interactions(
-    name: str, sequences: Sequences, used: np.ndarray, titles: Mapping[str, str], card: dict[str, Any]
+    name: str,
+    sequences: Sequences,
+    used: np.ndarray,
+    titles: Mapping[str, str],
+    texts: Mapping[str, str],
+    card: dict[str, Any],
 ) -> Interactions:
     """Number the ``used`` items by sorted key and cut the events into users; the card gets its counts."""
     order = sorted(used.tolist(), key=sequences.items.__getitem__)
@@ -352,7 +364,8 @@ def _interactions(
     counts = {"name": name, "items": len(keys), "titled_items": sum(map(bool, titled))}
     counts |= {"density": users.num_events / max(1, len(users.users) * len(keys))}
     whole = {**counts, **describe(users), **card}
-    return Interactions(name, users.users, keys, titled, users.sequences, users.timestamps, whole)
+    told = [texts.get(key, "") for key in keys]
+    return Interactions(name, users.users, keys, titled, users.sequences, users.timestamps, whole, told)
 
 
 def _raw_card(raw: RawDomain, size: Size) -> dict[str, Any]:
@@ -400,8 +413,11 @@ def _check(data: Interactions, events: EventArrays) -> None:
             f"{where}: {len(data.users)} user(s) and {len(data.item_keys)} item(s) are left; expected at least 2 of "
             "each. Lower min_user_events, min_item_events or implicit_threshold, or give more raw data."
         )
-    if any(a >= b for a, b in pairwise(data.item_keys)) or len(data.titles) != len(data.item_keys):
+    num_items = len(data.item_keys)
+    if any(a >= b for a, b in pairwise(data.item_keys)) or len(data.titles) != num_items:
         raise ValueError(f"{where}: expected sorted, different item keys and one title for each.")
+    if data.texts and len(data.texts) != num_items:
+        raise ValueError(f"{where}: {len(data.texts)} texts for {num_items} items; expected one for each, or none.")
     if len(set(data.users)) < len(data.users) or len(data.users) != len(data.sequences):
         raise ValueError(f"{where}: expected different users and one sequence for each.")
     short_U = (events.sequences.length_U < MIN_EVENTS) | (events.sequences.num_repeats_U > 0)

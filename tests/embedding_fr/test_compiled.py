@@ -11,7 +11,15 @@ from embedding_fr import local_training
 from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
 from embedding_fr.compiled.training import COLUMN, order_keys, to_slopes, train_linear
-from embedding_fr.local_training import Kernel, Optimiser, dot_gradients, draw_examples, round_examples, shuffled
+from embedding_fr.local_training import (
+    Kernel,
+    Optimiser,
+    dot_gradients,
+    draw_examples,
+    pull_to,
+    round_examples,
+    shuffled,
+)
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedrecgel import sharpness_aware
 
@@ -122,7 +130,7 @@ def test_a_cpu_takes_the_compiled_code_unless_it_is_off(name, monkeypatch):
 def test_a_kernel_is_not_taken_for_what_it_does_not_say():
     federation, training = toy_federation(), toy_training("fedmf")
     model = mf_model(federation, training)
-    kernel = Kernel(train=train_linear, gradients=dot_gradients, tables=("item_table",), vectors=(("user",),))
+    kernel = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),), pull_to())
     optimiser = Optimiser("adam", {"user": 0.1, "item_table": 0.1})
     common = {"optimiser": optimiser, "kernel": kernel}
     sharp = averaged("sharp", model, federation, training, gradients=sharpness_aware({("user",): 0.1}), **common)

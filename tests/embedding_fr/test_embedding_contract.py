@@ -82,6 +82,11 @@ VARIANTS: dict[str, list[dict]] = {
         {"variant": "code", "num_clusters": 2},
     ],
     "feddae": [{"num_layers": 1, "dropout": 0.0}, {"num_layers": 2, "kl_weight": 0.0, "dropout": 0.3}],
+    "ifedrec": [
+        {"alignment_weight": 0.3, "attribute_layers": "5", "server_epochs": 3},
+        {"backbone": "fedncf", "hidden_sizes": "6", "alignment_weight": 0.05},
+        {"backbone": "fedncf", "hidden_sizes": "", "alignment_weight": 0.0},
+    ],
     "fedmf_em": [{"scheme": "DM"}, {"scheme": "SM", "rho": 0.3}],
     "fedncf_em": [{"scheme": "DM", "adapter_learning_rate": 0.1}],
     "pfedrec_em": [{"scheme": "SM"}],
@@ -89,7 +94,7 @@ VARIANTS: dict[str, list[dict]] = {
     "fedrap_em": [{"scheme": "DM"}],
 }
 CASES = [(name, variant) for name in METHODS for variant in ({}, *VARIANTS.get(name, []))]
-COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "fedca", "pfedgraph", "fedrap", "fedem", "fedrecgel")
+COMPILED = ("fedmf", "fedncf", "pfedrec", "pfedclr", "fedca", "pfedgraph", "fedrap", "fedem", "fedrecgel", "ifedrec")
 """Methods with compiled local training."""
 WRAPPED = ("fedncf_em", "pfedrec_em", "gpfedrec_em", "fedrap_em")
 """Methods of others within FedEM's server; fedmf_em stands for them in the fast contract."""
@@ -180,6 +185,7 @@ CHECKERBOARD_CONFIG: dict[str, dict] = {
     "fedca": {"own_share": 0.0, "mixed_share": 1.0},
     "fedrap": {"tables": "common"},  # so does the personal table
     "cofedrec": {"num_categories": 2},  # the two kinds of items
+    "ifedrec": {"server_epochs": 20},  # twelve steps of the network teach it nothing
     # An adapter that learns keeps the own table, whose training loss is the lower one: nothing is shared.
     "fedem": {"merging": "SM", "rho": 0.9},
     **{name: {"scheme": "SM", "rho": 0.9} for name, method in METHODS.items() if method.plug_in},

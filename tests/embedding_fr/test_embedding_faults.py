@@ -147,7 +147,7 @@ def test_more_numbers_than_a_quantile_takes():
 def test_which_methods_take_a_mean(name):
     method = toy_method(name)
     takes = name in {"fedmf", "fedncf", "pfedrec", "pfedclr", "fedrap", "fedrecgel", "fedcia", "fedcia_fitted", "colr"}
-    takes |= name in {"feddae", "fedmf_em", "fedncf_em", "pfedrec_em", "fedrap_em"}
+    takes |= name in {"feddae", "ifedrec", "fedmf_em", "fedncf_em", "pfedrec_em", "fedrap_em"}
     assert method.takes_mean == takes
     if not takes:
         with pytest.raises(ValueError, match="takes no mean over clients"):

@@ -9,7 +9,8 @@ from fedecider.federation.secure_rounds import SecureSums, securely_summed_round
 
 
 @pytest.mark.parametrize(
-    "name", ["colr", "fedcia", "fedmf", "fedncf", "pfedrec", "fedrap", "fedrecgel", "pfedclr", "fedmf_em", "feddae"]
+    "name",
+    ["colr", "fedcia", "fedmf", "fedncf", "pfedrec", "fedrap", "fedrecgel", "pfedclr", "fedmf_em", "feddae", "ifedrec"],
 )
 def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
     method = toy_method(name)

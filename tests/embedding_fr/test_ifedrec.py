@@ -1,0 +1,200 @@
+"""IFedRec: moves and gradients by hand, new items by their attributes, what the server keeps, where attributes come
+from."""
+
+import math
+from types import SimpleNamespace
+
+import cold_items
+import pytest
+import torch
+from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
+
+from embedding_fr.attributes import attribute_digest, chosen_texts, item_attributes
+from embedding_fr.blocks import make_block
+from embedding_fr.commands import parse_embedding_settings
+from embedding_fr.deployment import check_deployable
+from embedding_fr.leaderboard import LeaderboardConfig, _rows
+from embedding_fr.methods.ifedrec import BY_ATTRIBUTES, TABLE, IfedrecConfig, network_gradients, new_item_scores
+from embedding_fr.methods.pfedrec import code_item_rate
+from embedding_fr.run import experiment_on
+from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
+from fedecider.federation.wire import dense
+
+ITEMS = [f"item-{number:02}" for number in range(NUM_ITEMS)]
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def data_with(texts):
+    return Interactions("toy", [f"p{n}" for n in range(7)], ITEMS, [""] * len(ITEMS), SEQUENCES, None, {}, texts)
+
+
+@pytest.mark.parametrize("backbone", ["pfedrec", "fedncf"])
+def test_rows_without_examples_close_the_gap_step_by_step(backbone):
+    """One client alone: its untouched rows end at r + (1 - rate)^steps (q - r), which nobody sent."""
+    training = toy_training("ifedrec", num_negatives=1, item_learning_rate=2.0)
+    method = toy_method("ifedrec", training=training, backbone=backbone, alignment_weight=3.0)
+    (server, local), block = method.init(), make_block(toy_population(), [0])
+    own = {name: tensor[block.clients] for name, tensor in local.items()}
+    upload, _, _ = method.client_update(1, method.broadcast(1, server, block.clients), own, block)
+    after = method.server_aggregate(1, server, iter([upload]))
+    untouched = sorted(set(range(len(ITEMS))) - set(upload.rows[TABLE][0].tolist()))
+    left = (1.0 - 2.0 * 2.0 * 3.0 / (14 * 4)) ** 4  # 10 examples in batches of 5, twice
+    goal, gap = server[BY_ATTRIBUTES][untouched], (server[TABLE] - server[BY_ATTRIBUTES])[untouched]
+    assert 0 < len(untouched) < len(ITEMS)
+    assert torch.allclose(after[TABLE][untouched], goal + left * gap)
+    whole = dense(upload, method.broadcast(1, server, block.clients)).tensors[TABLE][0]
+    assert torch.equal(whole[untouched], server[TABLE][untouched])
+
+
+def test_the_network_s_gradient():
+    """tanh(0.5 * 2 - 0.25) = t against (t, 1): 2 (t - q) (1 - t^2) a over two items and one dim."""
+    params = {"network.0.weight": torch.tensor([[[0.5]]]), "network.0.bias": torch.tensor([[-0.25]])}
+    found = network_gradients(params, torch.tensor([[2.0], [0.5]]), torch.tensor([[0.1], [0.3]]))
+    one, other = math.tanh(0.75), 0.0
+    slopes = (one - 0.1) * (1 - one**2), (other - 0.3) * 1.0
+    assert float(found["network.0.weight"]) == pytest.approx(slopes[0] * 2.0 + slopes[1] * 0.5)
+    assert float(found["network.0.bias"]) == pytest.approx(sum(slopes))
+
+
+def test_without_alignment_clients_train_as_the_public_code_of_pfedrec():
+    training = toy_training("ifedrec")
+    plain, _ = run(toy_method("pfedrec", training=training, variant="code"))
+    state, _ = run(toy_method("ifedrec", training=training, alignment_weight=0.0))
+    assert torch.allclose(state.server[TABLE], plain.server[TABLE], atol=1e-9)
+    assert torch.allclose(state.local["scorer.0.weight"], plain.local["scorer.0.weight"], atol=1e-9)
+
+
+def test_a_pull_beyond_its_goal_lands_on_it():
+    federation, training = toy_federation(), toy_training("ifedrec")
+    landing = federation.num_items * training.embedding_size / (2.0 * code_item_rate(federation, training))
+    states = [run(toy_method("ifedrec", alignment_weight=weight))[0] for weight in (landing, 50.0 * landing)]
+    assert torch.allclose(states[0].server[TABLE], states[1].server[TABLE])
+
+
+@pytest.mark.parametrize("backbone", ["pfedrec", "fedncf"])
+def test_new_items_are_scored_as_old_ones_with_their_attributes(backbone):
+    federation = toy_federation()
+    method = toy_method("ifedrec", federation, backbone=backbone, hidden_sizes="5", server_epochs=5)
+    state, _ = run(method)
+    block = make_block(toy_population(), [2, 5])
+    own = {name: tensor[block.clients] for name, tensor in state.local.items()}
+    score_CI = new_item_scores(state.server, own, federation.attribute_IA)
+    of_all = method.positions("attributes", method.broadcast(4, state.server, block.clients), own, block, "valid")
+    for score_I, items, place in zip(score_CI, (SEQUENCES[2], SEQUENCES[5]), of_all, strict=True):
+        score_I[items[:-2]] = -torch.inf
+        assert float(place) == float((score_I > score_I[items[-2]]).sum())
+    assert not torch.equal(score_CI, new_item_scores(state.server, own, federation.attribute_IA.flip(0)))
+
+
+def test_who_likes_odd_items_gets_new_odd_ones_first():
+    liked = [[item for item in range(12) if item % 2 == user % 2] for user in range(24)]
+    federation = toy_federation(num_clients=24, num_items=12)
+    method = toy_method("ifedrec", federation, toy_training("ifedrec", embedding_size=8), server_epochs=20)
+    state, _ = run(method, toy_population(sequences=liked, num_items=12), 12, block_clients=8)
+    new_JA = torch.tensor([[0.0, 0.3, 0.5], [1.0, 0.4, -0.5], [0.0, 0.9, 0.1], [1.0, 0.7, 0.2]])
+    for user, score_J in enumerate(new_item_scores(state.server, state.local, new_JA)):
+        assert set(score_J.topk(2).indices.tolist()) == ({1, 3} if user % 2 else {0, 2})
+
+
+def test_attributes_stay_at_the_server():
+    federation = toy_federation()
+    method = toy_method("ifedrec", federation)
+    server, _ = method.init()
+    down = method.broadcast(1, server, torch.arange(7))
+    assert set(down.shared) == {TABLE, BY_ATTRIBUTES}
+    assert not down.per_client
+    with pytest.raises(ValueError, match="got a federation without attributes"):
+        toy_method("ifedrec", federation._replace(attribute_IA=None))
+
+
+TEXTS = [f"title: film {n}; genres: {'crime, drama' if n % 2 else 'comedy'}" for n in range(14)]
+
+
+def test_fields_that_describe_an_item():
+    data = data_with(TEXTS)
+    assert chosen_texts(data)[:2] == ["comedy", "crime, drama"]
+    assert chosen_texts(data, "genres, title")[1] == "crime, drama film 1"
+    assert chosen_texts(data_with([text.partition(";")[0] for text in TEXTS]))[3] == "film 3"
+    assert chosen_texts(data_with(["", "plain words", *[""] * 12]))[1] == "plain words"
+    found = item_attributes(data, IfedrecConfig())
+    assert torch.allclose(found @ found.T, (torch.arange(14)[:, None] % 2 == torch.arange(14) % 2).double())
+    assert attribute_digest(data, IfedrecConfig()) != attribute_digest(data, IfedrecConfig(attributes="title"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "attributes", "message"),
+    [
+        ([], "", "got data set 'toy' whose items have no texts"),
+        ([""] * 14, "", "got data set 'toy' whose items have no texts"),
+        (TEXTS, "genre", r"got attributes 'genre', expected fields .*\(title, genres\)"),
+        (TEXTS, "none.csv", "expected a csv file: there is none"),
+    ],
+)
+def test_what_describes_nothing_is_told_before_the_run(texts, attributes, message):
+    words = f"--dataset toy --source csv --raw raw --method ifedrec --attributes={attributes}".split()
+    with pytest.raises(ValueError, match=message):
+        experiment_on(data_with(texts), parse_embedding_settings("", words, "ifedrec"))
+
+
+def test_attributes_of_a_file(tmp_path):
+    path = tmp_path / "items.csv"
+    config = IfedrecConfig(attributes=str(path))
+    path.write_text("item,x,y\n" + "".join(f"{key},{n},-0.5\n" for n, key in reversed(list(enumerate(ITEMS)))))
+    assert item_attributes(data_with([]), config)[[0, 13]].tolist() == [[0.0, -0.5], [13.0, -0.5]]
+    whole = path.read_text()
+    for content, message in (
+        (whole.replace("item-05,", "other,"), "got no line for item 'item-05' .*1 of 14"),
+        (whole.replace(",5,", ",red,"), "could not convert"),
+        (whole.replace(",5,", ",nan,"), "not finite"),
+        ("", "got no line for item"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            item_attributes(data_with([]), config)
+
+
+def test_tables_of_all_methods_leave_it_out_where_items_have_no_texts():
+    config = LeaderboardConfig(methods="all")
+    assert set(_rows(config, data_with(TEXTS))) - set(_rows(config, data_with([]))) == {"ifedrec"}
+    assert _rows(LeaderboardConfig(methods="ifedrec"), data_with([])) == ["ifedrec"]
+
+
+def test_a_deployment_would_show_the_attributes_to_the_sites():
+    words = ["--dataset", "toy", "--source", "csv", "--raw", "raw", "--method", "ifedrec"]
+    with pytest.raises(ValueError, match="got method ifedrec, expected one without attributes of items"):
+        check_deployable(parse_embedding_settings("", words, "ifedrec"))
+
+
+@pytest.mark.data
+def test_genres_of_movielens():
+    data = load_interactions(InteractionsConfig(), log=lambda text: None)
+    texts = dict(zip(data.titles, chosen_texts(data), strict=True))
+    assert texts["Toy Story (1995)"] == "animation, children's, comedy"
+
+
+# The benchmark of new items.
+
+
+def test_figures_by_hand():
+    """Items 0 and 2 of four wanted, places 1 and 3 of 20 asked for; a user without new items is not asked."""
+    score = torch.tensor([[0.9, 0.5, 0.4, 0.1], [0.0, 0.0, 0.0, 0.0]])
+    recall, precision, ndcg = cold_items.figures(score, [[0, 2], []])
+    assert (recall, precision) == (1.0, 2 / 20)
+    assert ndcg == pytest.approx((1.0 + 1.0 / 2.0) / (1.0 + 1.0 / math.log2(3)))
+
+
+def test_no_event_of_a_new_item_is_left_to_train(monkeypatch):
+    texts = [f"genres: kind{n}" for n in range(14)]
+    monkeypatch.setattr(cold_items, "load_interactions", lambda config: data_with(texts))
+    cold = cold_items.withheld(SimpleNamespace(), 0)
+    assert {part: len(one) for part, one in cold.attributes.items()} == {"train": 10, "valid": 1, "test": 3}
+    kept = sum(len(items) for part in (cold.train, *cold.new.values()) for items in part)
+    assert kept == sum(map(len, SEQUENCES))
+    everything = torch.cat(list(cold.attributes.values())).double()
+    assert torch.allclose(everything @ everything.T, torch.eye(14), atol=1e-6)  # each item in one part

@@ -109,8 +109,10 @@ class Row(NamedTuple):
     entry: Entry
     setting: Setting
     tried: Sequence[Tried]
-    """With seed 0."""
+    """With seed 0, in full: what the choice was made of."""
     cells: Sequence[Cell]
+    trials: Sequence[Tried] = ()
+    """Shorter runs, where the entry has them: the best of these ran in full."""
 
     @property
     def labels(self) -> list[str]:
@@ -309,6 +311,10 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
         first[place][number] = cell
         valid = None if cell is None else cell.valid[entries[place].label]
         final[place][number] = final[place][number]._replace(valid=valid)
+    judged = [
+        [final[place][number] for number in range(len(final[place])) if (place, number) in ahead or not entry.trial]
+        for place, entry in enumerate(entries)
+    ]
     rows: dict[int, Row] = {}
     waiting = set(range(len(entries)))
     while waiting:
@@ -324,7 +330,8 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
             cells = [first[place][number], *(next(others) for _ in range(1, seeds))]
             whole = [cell for cell in cells if cell is not None]
             if len(whole) == seeds:
-                rows[place] = Row(entries[place], tried[place][number].setting, tried[place], whole)
+                trials = tried[place] if entries[place].trial else ()
+                rows[place] = Row(entries[place], tried[place][number].setting, judged[place], whole, trials)
             final[place][number] = final[place][number]._replace(valid=None)  # where a seed failed, the next best one
         waiting = set(best) - set(rows)
     for place, entry in enumerate(entries):

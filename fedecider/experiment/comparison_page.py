@@ -376,7 +376,11 @@ def _data(table: Table) -> dict[str, Any]:
             "protocols": list(row.entry.protocols),
             "setting": row.entry.said(row.setting),
             "options": as_plain(row.setting),
-            "tried": [{"options": as_plain(one.setting), "valid": one.valid} for one in row.tried],
+            **{
+                name: [{"options": as_plain(one.setting), "valid": one.valid} for one in found]
+                for name, found in (("tried", row.tried), ("trials", row.trials))
+                if found
+            },
             "runs": [{"seed": seed, "folder": cell.folder.name} for seed, cell in enumerate(row.cells)],
         }
         for row in table.rows

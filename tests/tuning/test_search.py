@@ -124,6 +124,10 @@ def test_where_trials_are_shorter_known_settings_and_the_best_three_drawn_run_in
     taken = min((one for one, _ in runs[:6] if one != {"kind": "b"}), key=score)
     assert found.setting == taken, "by the run in full; what failed there is not taken"
     assert runs[6:] == [(taken, 1)], "seed 0 is there"
+    assert [one.setting for one in found.trials] == trials
+    assert [one.valid for one in found.trials] == [score(one) for one in trials]
+    shown = {str(one.setting): one.valid for one in found.tried}
+    assert shown == {str(one): None if one == {"kind": "b"} else 1.0 - score(one) for one, _ in runs[:6]}
     assert len(found.cells) == 2
     row(False)
     runs = [(str(setting), seed) for _, setting, seed in asked]

@@ -92,7 +92,10 @@ def test_tables_that_do_not_fit_into_the_machine_are_refused(federate, tmp_path,
     monkeypatch.setattr(setup, "device_bytes", lambda device: 30_000_000)
     code, printed, left = federate("--method", "fedmf", *data, "--embedding_size", 65536)
     assert (code, left) == (2, ["toy.csv"])
-    assert "(embedding_size 65536, local_epochs 10, num_negatives 4), expected at most the 0.0 GB" in printed
+    assert (
+        "(embedding_size 65536, local_epochs 10, num_negatives 4, 9 users, 20 items), expected at most the 0.0 GB"
+        in printed
+    )
     assert federate("--method", "fedmf", *data, "--embedding_size", 8, "--num_rounds", 1)[0] == 0
 
 

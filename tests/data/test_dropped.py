@@ -173,7 +173,8 @@ def test_loading_tells_what_is_left(write, tmp_path, capsys):
     told = []
     load_interactions(config, told.append)
     assert told == [
-        "shop: 2 users, 3 items, 6 events; left out: unreadable lines (1 line); "
+        "shop: 2 users, 3 items, 6 events; order of a user's events: file order: no times, so a user's last row is the "
+        "test item; left out: unreadable lines (1 line); "
         "below min_user_events or min_item_events (1 user, 1 event); repeats (1 event)"
     ]
     load_interactions(config)

@@ -98,6 +98,7 @@ def test_item_tables_are_those_tensors_whose_rows_are_items(name, own, elsewhere
         return method.server_aggregate(round, server, iter(kept))
 
     bench.run(method._replace(server_aggregate=server_aggregate), 1)
+    found.discard("attribute_table")  # of IFedRec's server: what its network makes, which no client uploads
     assert found == set(tables)
 
 

@@ -75,7 +75,7 @@ def test_rows_give_what_whole_tables_give(monkeypatch):
     monkeypatch.setattr(RowAdamW, "__init__", lambda self, groups, **rest: plain(self, without_first(groups), **rest))
     dense = trained(output_lr_multiplier=5.0)
     for name, one in by_rows.items():
-        torch.testing.assert_close(one, dense[name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one, dense[name], rtol=1e-4, atol=3e-6)
 
 
 @pytest.mark.parametrize("name", ["local", "fedecider", "fedavg", "fedprox"])

@@ -147,15 +147,17 @@ def section(page: PageConfig, found: Mapping[str, Any], beside: Mapping[str, Any
         ]
         cells += [_best_test_round(by_protocol["paper"].get(name))] if beside else []
         lines.append(f"| {' | '.join(cells)} |")
+    missing = sorted(
+        {name for one in (found, beside) if one for part in one["protocols"].values() for name in part["missing"]}
+    )
+    lines += ["", f"Left out, since a run failed: {', '.join(missing)}."] if missing else []
+    if page.settings:
+        return lines
     settings = [
         f"`{one['row']}` {one['setting']}"
         for one in found["settings"]
         if "strict" in one["protocols"] and one["options"]
     ]
-    missing = sorted(
-        {name for one in (found, beside) if one for part in one["protocols"].values() for name in part["missing"]}
-    )
-    lines += ["", f"Left out, since a run failed: {', '.join(missing)}."] if missing else []
     return [*lines, "", f"Chosen under `strict`: {'; '.join(settings)}. All others: the first setting."]
 
 

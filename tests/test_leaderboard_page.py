@@ -58,4 +58,6 @@ def test_the_chosen_settings_make_the_table_again_without_a_search(made):
     after, again = lines_of(root)
     assert again["fedmf"] == rows["fedmf"]
     assert "settings of toy.yaml" in "\n".join(after)
-    assert len(before) == len(after), "the section is replaced"
+    assert [line.startswith("## ") for line in after].count(True) == 1, "the section is replaced"
+    chosen = [sum(line.startswith("Chosen under `strict`: ") for line in lines) for lines in (before, after)]
+    assert chosen == [1, 0]

@@ -623,9 +623,11 @@ def _more(test: Mapping[str, Any]) -> str:
     """``1.3 more [+0.4, +2.2] (more than chance)``, or ``no more and no fewer`` where nothing differs; p stands in the
     table of the page and in ``metrics.json``."""
     mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
-    which, chance = ("fewer" if mean < 0 else "more"), ("more than chance" if _sign(test) else "which may be chance")
-    many = f"{abs(mean):.1f} {which}" if abs(mean) > ROUNDING else "no more and no fewer"
-    return many if max(abs(mean), abs(low), abs(high)) <= ROUNDING else f"{many} [{low:+.1f}, {high:+.1f}] ({chance})"
+    interval = f" [{low:+.1f}, {high:+.1f}]" if max(abs(low), abs(high)) > ROUNDING else ""
+    if abs(mean) <= ROUNDING:
+        return f"no more and no fewer{interval}"
+    chance = "more than chance" if _sign(test) else "which may be chance"
+    return f"{abs(mean):.1f} {'fewer' if mean < 0 else 'more'}{interval} ({chance})"
 
 
 def _count(names: Sequence[str], total: int) -> str:

@@ -376,9 +376,7 @@ def test_what_differs_in_nothing_is_no_more_by_chance():
     level = {"mean": 0.0, "low": 0.0, "high": 0.0}
     tests = [{**joined_by("north", 0.0, 1.0), "difference": level}, joined_by("macro", 0.0, 1.0)]
     said = joining_sentences({**JOINING, "clients": {"north": JOINING["clients"]["north"]}, "tests": tests})
-    assert said[0].startswith(
-        "What joining brought: of 100 customers no more and no fewer [-1.0, +2.0] (which may be chance) find their"
-    )
+    assert said[0].startswith("What joining brought: of 100 customers no more and no fewer [-1.0, +2.0] find their")
     assert said[1] == "Client by client: north no more and no fewer."
 
 

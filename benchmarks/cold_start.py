@@ -31,14 +31,14 @@ from provenance import heading, write_lines
 from torch import Tensor
 
 from fedecider.baselines.counts import text_neighbour_scores, train_counts
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import Beginning, Settings, begin, client_tasks
 from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS, get_protocol, rank_held_out
 from fedecider.evaluation.statistics import PerDomain
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import Beginning, Settings, begin, client_tasks
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.loaded import NewItem

@@ -21,11 +21,11 @@ from typing import Any, get_args, get_type_hints
 import provenance
 import torch
 
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import Stage, begin, client_tasks, load_data, load_ids, pretrain_stage
+from fedecider.cross_silo.settings import PretrainConfig, Settings
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import Stage, begin, client_tasks, load_data, load_ids, pretrain_stage
-from fedecider.experiment.settings import PretrainConfig, Settings
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import stream
 from fedecider.running.options import run

@@ -40,18 +40,10 @@ from safetensors.torch import load_file
 
 import fedecider
 from fedecider.api import option_words
-from fedecider.data.card import make_card
-from fedecider.data.domain import Domain, Events, is_part, numbers_in
-from fedecider.data.encoders import unit_vectors
-from fedecider.data.silos import share_by, share_out
-from fedecider.data.store import load_domains
-from fedecider.evaluation.metrics import MACRO, user_metrics
-from fedecider.evaluation.protocols import MIN_EVENTS
-from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.engine import train
-from fedecider.experiment.federate import check_federation, prepare_rounds, rounds_of, shared_out
-from fedecider.experiment.joining import (
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.entries import ItemTexts, item_texts_of, silent
+from fedecider.cross_silo.federate import check_federation, prepare_rounds, rounds_of, shared_out
+from fedecider.cross_silo.joining import (
     System,
     as_trained,
     checked_events,
@@ -63,7 +55,7 @@ from fedecider.experiment.joining import (
     system_of,
     trains_alone,
 )
-from fedecider.experiment.prepare import (
+from fedecider.cross_silo.prepare import (
     ITEM_VECTORS,
     BaseArtifacts,
     DomainIds,
@@ -73,9 +65,17 @@ from fedecider.experiment.prepare import (
     load_reported,
     pretrain_stage,
 )
-from fedecider.experiment.results import Ended, added_by
-from fedecider.experiment.rows import ItemTexts, item_texts_of, silent
-from fedecider.experiment.settings import Settings
+from fedecider.cross_silo.results import Ended, added_by
+from fedecider.cross_silo.settings import Settings
+from fedecider.data.card import make_card
+from fedecider.data.domain import Domain, Events, is_part, numbers_in
+from fedecider.data.encoders import unit_vectors
+from fedecider.data.silos import share_by, share_out
+from fedecider.data.store import load_domains
+from fedecider.engine.run import train
+from fedecider.evaluation.metrics import MACRO, user_metrics
+from fedecider.evaluation.protocols import MIN_EVENTS
+from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods.config import UserPrivacy
@@ -95,7 +95,7 @@ PAGE = HERE / "results" / "joining.md"
 OLDER = "## Older measurements"
 CONFIG = HERE.parent / "configs" / "companies.yaml"
 SETTINGS: dict[str, Any] = {
-    # what is chosen for such data where nobody chose (fedecider.experiment.auto), in fewer rounds
+    # what is chosen for such data where nobody chose (fedecider.cross_silo.auto), in fewer rounds
     "hyperparameter_candidates": [],
     "num_rounds": 6,
     "local_epochs": 2,
@@ -515,7 +515,7 @@ class Measured(NamedTuple):
 
 
 def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
-    """The same choices on validation items as in `fedecider.experiment.results`, without rules, pages and files."""
+    """The same choices on validation items as in `fedecider.cross_silo.results`, without rules, pages and files."""
     settings, method, _, recommender, artifacts, state, *_ = ended
     names = list(artifacts.domains)
     shares = chosen_shares(settings, method, recommender, state, names)

@@ -22,9 +22,9 @@ from speed import put_section
 
 from embedding_fr.leaderboard import LeaderboardConfig, kind_of, plan
 from fedecider.bounds import OneOrMore, ZeroOrMore, check
+from fedecider.comparison.compare import Plan, make
+from fedecider.comparison.page import write_table
 from fedecider.data.interactions import InteractionsConfig, load_interactions
-from fedecider.experiment.comparison import Plan, make
-from fedecider.experiment.comparison_page import write_table
 from fedecider.federation.record import read_json, write_text
 from fedecider.report.tables import CANARY
 from fedecider.running.options import build_parser, parse, run

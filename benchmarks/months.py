@@ -38,7 +38,7 @@ from provenance import heading
 
 import fedecider
 from fedecider.data.frames import from_events
-from fedecider.experiment.update import update
+from fedecider.lifecycle.update import update
 from fedecider.models.recommender import Recommender
 from fedecider.running.options import run
 

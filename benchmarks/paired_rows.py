@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 from provenance import heading
 
+from fedecider.comparison.compare import Shared, fill, positions_of
+from fedecider.cross_silo.comparison import SASREC, SASREC_TEXT, sasrec
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, table_intervals
-from fedecider.experiment.comparison import Shared, fill, positions_of
-from fedecider.experiment.llm_comparison import SASREC, SASREC_TEXT, sasrec
 from fedecider.federation.streams import stream
 from fedecider.running.options import run
 

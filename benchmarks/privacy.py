@@ -22,11 +22,11 @@ import torch
 from provenance import heading
 from torch import Tensor
 
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_student, make_recommender
+from fedecider.cross_silo.results import check_privacy, privacy_data
 from fedecider.evaluation.metrics import MACRO, metrics_per_client
 from fedecider.evaluation.statistics import compare_table, metric_intervals
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_student, make_recommender
-from fedecider.experiment.results import check_privacy, privacy_data
 from fedecider.federation.method import Block
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import read_json, write_json

@@ -41,6 +41,10 @@ import fedecider
 from fedecider.api import option_words, prepared_words
 from fedecider.baselines.counts import TEXT_AND_COUNTS, heuristic_positions, text_votes
 from fedecider.bounds import Diverged
+from fedecider.cross_silo.command_line import parse_settings, recorded_settings
+from fedecider.cross_silo.entries import rank_mixtures
+from fedecider.cross_silo.prepare import distill_stage, load_data, load_ids, pretrain_stage
+from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import nearest_texts, unit_vectors
@@ -49,10 +53,6 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import catalogue_positions, mean_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protocol, history
 from fedecider.evaluation.statistics import compare_table, holm, verdict
-from fedecider.experiment.command_line import parse_settings, recorded_settings
-from fedecider.experiment.prepare import distill_stage, load_data, load_ids, pretrain_stage
-from fedecider.experiment.rows import rank_mixtures
-from fedecider.experiment.settings import Settings
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.models.export import load_adapter
@@ -122,7 +122,7 @@ COMPANIES = Base(
     HERE.parent / "configs" / "companies.yaml",
     {
         "hybrid.kind": "none",
-        # what is chosen for such data where nobody chose (fedecider.experiment.auto)
+        # what is chosen for such data where nobody chose (fedecider.cross_silo.auto)
         "hyperparameter_candidates": [],
         "num_rounds": 10,
         "output_lr_multiplier": 60.0,

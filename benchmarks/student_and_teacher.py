@@ -20,13 +20,13 @@ import numpy as np
 from provenance import heading, write_lines
 from torch import Tensor
 
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.entries import STUDENT, TEACHER, zero_shot
+from fedecider.cross_silo.federate import prepare_rounds, rounds_of
+from fedecider.cross_silo.prepare import build_base_artifacts, chosen_shares, load_reported, make_recommender
+from fedecider.cross_silo.settings import Settings
+from fedecider.engine.run import train
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.engine import train
-from fedecider.experiment.federate import prepare_rounds, rounds_of
-from fedecider.experiment.prepare import build_base_artifacts, chosen_shares, load_reported, make_recommender
-from fedecider.experiment.rows import STUDENT, TEACHER, zero_shot
-from fedecider.experiment.settings import Settings
 from fedecider.running.launch import start
 from fedecider.running.options import run
 

@@ -25,12 +25,12 @@ from public_bar import BUDGETS, T5, companies, shown, task_of
 
 import fedecider
 from fedecider.api import option_words, prepared_words
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import begin, distill_stage, kept_step, load_ids, pretrain_stage
+from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import begin, distill_stage, kept_step, load_ids, pretrain_stage
-from fedecider.experiment.settings import Settings
 from fedecider.federation.record import read_json, write_json
 from fedecider.running.options import run
 from idgen.backbone import load_backbone

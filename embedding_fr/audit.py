@@ -21,10 +21,7 @@ from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedease import parties
 from embedding_fr.setup import EmbeddingSettings, Setup, faults_and_hashes, set_up, train
-from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.evaluation.protocols import train_part
-from fedecider.evaluation.statistics import Interval, bootstrap_interval
-from fedecider.experiment.attacks import (
+from fedecider.audit.attacks import (
     ATTACKS,
     AuditConfig,
     AuditRow,
@@ -36,6 +33,9 @@ from fedecider.experiment.attacks import (
     finished,
     move_scores,
 )
+from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.evaluation.protocols import train_part
+from fedecider.evaluation.statistics import Interval, bootstrap_interval
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.faults import Fault
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload

@@ -27,11 +27,11 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, tr
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.bounds import NotNegative, OneOrMore, Setting, Threads, ZeroOrMore, check
+from fedecider.comparison.compare import Cell, Course, Entry, Plan, Positions, Table, TrackRows, Words
+from fedecider.comparison.tuning import ONE_SETTING, Search, search_of, setting_text
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
-from fedecider.experiment.comparison import Cell, Course, Entry, Plan, Positions, Table, TrackRows, Words
-from fedecider.experiment.tuning import ONE_SETTING, Search, search_of, setting_text
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.record import read_json, write_json

@@ -15,11 +15,11 @@ from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingSettings, Setup, user_positions
 from fedecider.baselines.counts import popularity
 from fedecider.data.interactions import Interactions
+from fedecider.engine.page import Parts, RunFiles, write_run_page
 from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, few_candidates, get_protocol
 from fedecider.evaluation.statistics import Comparison, compare_table
-from fedecider.experiment.report import Parts, RunFiles, write_run_page
 from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import privacy_report
 from fedecider.federation.record import (
@@ -68,7 +68,7 @@ SIMPLE = ("popularity",)
 
 
 def report(config: Any) -> Path:
-    """The page of a finished run, made again (`fedecider.experiment.run_page.ReportConfig`)."""
+    """The page of a finished run, made again (`fedecider.engine.page.ReportConfig`)."""
     if config.data:
         raise ValueError(f"got --data for {config.run}, a run of the cross-device track, expected none: leave it out")
     return embedding_run_page(RunFolder(Path(config.run)))
@@ -77,7 +77,7 @@ def report(config: Any) -> Path:
 def embedding_run_page(folder: RunFolder) -> Path:
     """Write ``report.html`` into a finished run folder of the cross-device track and return its path.
 
-    Errors as `fedecider.experiment.report.write_run_page`.
+    Errors as `fedecider.engine.page.write_run_page`.
     """
 
     def parts(files: RunFiles) -> Parts:

@@ -16,10 +16,10 @@ from embedding_fr.setup import (
     rounds_of,
     set_up,
 )
+from fedecider.comparison.tuning import Tunable
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.readers.raw import to_stderr
-from fedecider.experiment.engine import Experiment, Rounds, kept_data
-from fedecider.experiment.tuning import Tunable
+from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.federation.faults import Fault
 from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch

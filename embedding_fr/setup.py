@@ -22,10 +22,10 @@ from embedding_fr.methods import METHODS
 from embedding_fr.tables import personal_rows, personal_table
 from fedecider.bounds import NotNegative, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions, InteractionsConfig
+from fedecider.engine.run import Rounds
+from fedecider.engine.run import train as train_rounds
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.experiment.engine import Rounds
-from fedecider.experiment.engine import train as train_rounds
 from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload

@@ -1,6 +1,6 @@
 """The cross-device track, as the engine knows it: every user of a rating data set is a client."""
 
-from fedecider.experiment.track import Track
+from fedecider.engine.track import Track
 
 TRACK = Track(
     name="embedding",

@@ -20,7 +20,7 @@ _PLACES = {
     "compare": "fedecider.api",
     "load": "fedecider.api",
     "Result": "fedecider.api",
-    "EarlyStopping": "fedecider.experiment.engine",
+    "EarlyStopping": "fedecider.engine.run",
     "Recommender": "fedecider.models.recommender",
 }
 """Public name -> module."""

@@ -27,10 +27,10 @@ from typing import Any
 
 from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
+from fedecider.engine.page import groups
+from fedecider.engine.run import Callback, kept_data, run_track
+from fedecider.engine.track import Track, track_of, track_of_config, tracks
 from fedecider.evaluation.metrics import MACRO
-from fedecider.experiment.engine import Callback, kept_data, run_track
-from fedecider.experiment.report import groups
-from fedecider.experiment.track import Track, track_of, track_of_config, tracks
 from fedecider.federation.record import read_records
 from fedecider.models.versions import in_force
 from fedecider.running.options import peek
@@ -70,7 +70,7 @@ def federate(
         output: The run folder. None: a temporary one, gone with the result; `Result.save` keeps it.
         resume: If true, a run that stopped in ``output`` goes on; where there is none yet, it begins.
         allow_long: If true, what was chosen may take over an hour on this machine; it is refused otherwise.
-        callbacks: Called after every round with a `fedecider.experiment.engine.Round`, in every process; what is true
+        callbacks: Called after every round with a `fedecider.engine.run.Round`, in every process; what is true
             ends the run after that round. They are asked in their order.
         baselines: Rows of one's own beside ours, for cross-silo methods: label -> a function of
             `fedecider.baselines.own.TrainData` that gives a function from histories to scores.
@@ -141,12 +141,12 @@ def compare(
         settings: As for `federate`, the same for all methods.
 
     Returns:
-        `fedecider.experiment.comparison.Comparison`, whose ``table`` is a frame.
+        `fedecider.comparison.compare.Comparison`, whose ``table`` is a frame.
 
     Raises:
         ValueError: as `federate`; a method named twice; or no seed.
     """
-    from fedecider.experiment.comparison import compare_runs
+    from fedecider.comparison.compare import compare_runs
 
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     labels = [one if isinstance(one, str) else _name_of(one) for one in methods]
@@ -297,7 +297,7 @@ class Result:
         """The page of the run in one HTML file; returns ``path``, or where it lies in the run folder."""
         page = self.folder.root / "report.html"
         if not page.is_file():
-            from fedecider.experiment.run_page import ReportConfig
+            from fedecider.engine.page import ReportConfig
 
             page = self._track.part("page")(ReportConfig(run=str(self.folder.root)))
         if path is None:

@@ -143,7 +143,7 @@ def test_early_stopping_counts_rounds_without_a_gain():
 
 
 def _round(number):
-    from fedecider.experiment.engine import Round
+    from fedecider.engine.run import Round
 
     class State:
         best_round = 2

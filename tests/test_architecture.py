@@ -21,6 +21,8 @@ BASE = {BOUNDS, "fedecider.federation", "fedecider.data", "fedecider.evaluation"
 SHARED = {*BASE, "fedecider.running", "fedecider.baselines", "fedecider.report"}
 """What knows no track and no engine."""
 MODELS = {"fedecider.models", "fedecider.methods", "idgen", "distill"}
+ENGINE = {"fedecider.engine", "fedecider.comparison", "fedecider.audit"}
+"""What runs, compares and attacks methods of any track."""
 # room -> other rooms that it may import
 ALLOWED = {
     BOUNDS: set(),
@@ -34,22 +36,28 @@ ALLOWED = {
     "distill": {BOUNDS, "idgen"},
     "fedecider.models": {"fedecider.running", "idgen", *BASE},
     "fedecider.methods": {"fedecider.models", "idgen", *BASE},
-    "fedecider.experiment": {*SHARED, *MODELS},
-    "fedecider.id_based": {*SHARED, "fedecider.experiment"},
-    "fedecider.testing": {*SHARED, *MODELS, "fedecider.experiment", "fedecider.id_based"},
-    "fedecider.deployment": {*SHARED, *MODELS, "fedecider.experiment"},
+    "fedecider.audit": SHARED,
+    "fedecider.engine": {*SHARED, "fedecider.models"},
+    "fedecider.comparison": {*SHARED, "fedecider.engine"},
+    "fedecider.cross_silo": {*SHARED, *MODELS, *ENGINE},
+    "fedecider.lifecycle": {*SHARED, *MODELS, "fedecider.engine", "fedecider.cross_silo"},
+    "fedecider.id_based": {*SHARED, *ENGINE},
+    "fedecider.testing": {*SHARED, *MODELS, *ENGINE, "fedecider.cross_silo", "fedecider.id_based"},
+    "fedecider.deployment": {*SHARED, *MODELS, *ENGINE, "fedecider.cross_silo", "fedecider.lifecycle"},
     "fedecider.serve": {BOUNDS, "fedecider.running", "fedecider.report", "fedecider.models"},
-    "fedecider.api": {*SHARED, *MODELS, "fedecider.experiment"},
+    "fedecider.api": {*SHARED, *MODELS, *ENGINE},
     "fedecider.cli": {
         *SHARED,
         *MODELS,
-        "fedecider.experiment",
+        *ENGINE,
+        "fedecider.cross_silo",
+        "fedecider.lifecycle",
         "fedecider.deployment",
         "fedecider.serve",
         "fedecider.api",
     },
-    "embedding_fr": {*SHARED, "fedecider.experiment", "fedecider.deployment"},
-    "embedding_fr.testing": {*SHARED, "fedecider.experiment", "fedecider.testing", "embedding_fr"},
+    "embedding_fr": {*SHARED, *ENGINE, "fedecider.deployment"},
+    "embedding_fr.testing": {*SHARED, *ENGINE, "fedecider.testing", "embedding_fr"},
 }
 FROM_DATA = {
     BOUNDS,

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from embedding_fr import audit
-from fedecider.experiment.attacks import AuditConfig, epsilon_of
+from fedecider.audit.attacks import AuditConfig, epsilon_of
 from fedecider.federation.streams import stream
 
 pytestmark = pytest.mark.whole
@@ -183,7 +183,7 @@ def playground(tmp_path_factory):
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as half:
-        half.setattr("fedecider.experiment.prepare.CALIBRATION_SHARE", 0.5)
+        half.setattr("fedecider.cross_silo.prepare.CALIBRATION_SHARE", 0.5)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             assert script("federate", "--config", "toy.yaml", "--output", "runs/audited") == 0

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from slow import fast_where, slow
 from transformers import AutoModelForSeq2SeqLM
 
+from fedecider.cross_silo import prepare as setup
+from fedecider.cross_silo import results
+from fedecider.cross_silo.comparison import cell_of
 from fedecider.data.store import file_sha256
-from fedecider.experiment import prepare as setup
-from fedecider.experiment import results
-from fedecider.experiment.llm_comparison import cell_of
 from fedecider.federation.state import write_sums
 from fedecider.models.folders import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.models.recommender import Recommender
@@ -115,7 +115,7 @@ def refused(capsys, expected: str, script: str, *words: str) -> str:
 @pytest.fixture
 def _no_work(monkeypatch):
     """Whatever is refused here must be refused before a stage is built."""
-    import fedecider.experiment.verify  # noqa: F401 (else it would take the name from below, and keep it)
+    import fedecider.lifecycle.evaluate  # noqa: F401 (else it would take the name from below, and keep it)
 
     def build(*arguments, **options):
         raise AssertionError("work has begun")
@@ -350,7 +350,7 @@ def test_layers_are_known_before_the_backbone_is_there(inside):
 
 
 def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, capsys, monkeypatch):
-    monkeypatch.setattr("fedecider.experiment.prepare.train_id_generator", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("fedecider.cross_silo.prepare.train_id_generator", lambda *_: pytest.fail("work has begun"))
     words = ("--pretrain.ids", "generator", "--pretrain.backbone.name_or_path", "./gone")
     before = files(inside / ".cache")
     refused(capsys, "./gone", "pretrain", "--config", "tiny.yaml", *words)

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from slow import slow
 from test_silos_run import CPU, DECODER, REPOSITORY, SENTENCES, WHOLE, main, rows
 
+from fedecider.cross_silo import prepare
+from fedecider.cross_silo.prepare import load_ids
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import NO_EVENTS, by_catalogue, numbers_in
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
-from fedecider.experiment import prepare
-from fedecider.experiment.prepare import load_ids
-from fedecider.experiment.settings import RunConfig
 from fedecider.methods.recommender import TABLE, rows_of_clients
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora
 from fedecider.models.item_table import read_item_ids

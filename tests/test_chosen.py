@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from fedecider.cli.main import main
+from fedecider.cross_silo.auto import DataFacts, Machine, asked_of, choose, chosen_settings, facts_of
+from fedecider.cross_silo.command_line import parse_settings
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.experiment.auto import DataFacts, Machine, asked_of, choose, chosen_settings, facts_of
-from fedecider.experiment.command_line import parse_settings
 from fedecider.federation.record import read_json
 
 CPU = Machine(2, 16.0, "", 0.0, "minilm", 0.1, 60e9)
@@ -181,7 +181,7 @@ def test_facts_of_the_sample():
 
 
 def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, capsys):
-    monkeypatch.setattr("fedecider.experiment.auto.this_machine", lambda: CPU._replace(flops=1e6))
+    monkeypatch.setattr("fedecider.cross_silo.auto.this_machine", lambda: CPU._replace(flops=1e6))
     said = []
     with pytest.raises(ValueError, match=r"got data that take about .* hours.*--yes true"):
         chosen_settings(["--data=data"], log=said.append)
@@ -192,7 +192,7 @@ def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, caps
 
 
 def test_an_output_that_holds_a_run_is_refused_before_anything_is_measured(prepared, monkeypatch, capsys):
-    monkeypatch.setattr("fedecider.experiment.auto.load_domains", None)
+    monkeypatch.setattr("fedecider.cross_silo.auto.load_domains", None)
     Path("there").mkdir()
     Path("there/run.json").write_text("{}")
     assert main(["federate", "--data", "data", "--output", "there"]) == 2

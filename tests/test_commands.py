@@ -9,8 +9,8 @@ import pytest
 
 from fedecider.cli import completion, doctor
 from fedecider.cli.main import COMMANDS, main
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.run_page import ReportConfig
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.engine.page import ReportConfig
 from fedecider.running.options import CONFIGS, PACKAGE, build_parser, settings_file
 
 pytestmark = pytest.mark.whole

@@ -18,11 +18,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from fedecider.comparison.compare import Cell, Entry, fill, make
+from fedecider.comparison.page import latex_table
+from fedecider.cross_silo import comparison as planning
+from fedecider.cross_silo.comparison import CompareConfig, plan
 from fedecider.evaluation.statistics import Interval
-from fedecider.experiment import llm_comparison as planning
-from fedecider.experiment.comparison import Cell, Entry, fill, make
-from fedecider.experiment.comparison_page import latex_table
-from fedecider.experiment.llm_comparison import CompareConfig, plan
 from fedecider.report.tables import ResultRow
 
 pytestmark = pytest.mark.whole

@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
+from fedecider.comparison.compare import Entry, Plan, Row, Table, collect, fill
+from fedecider.comparison.page import chosen_row, evidence, write_table
+from fedecider.comparison.tuning import Search
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.comparison import Asked, CompareConfig, cell_of, plan, words_of
 from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.comparison import Entry, Plan, Row, Table, collect, fill
-from fedecider.experiment.comparison_page import chosen_row, evidence, write_table
-from fedecider.experiment.llm_comparison import Asked, CompareConfig, cell_of, plan, words_of
-from fedecider.experiment.tuning import Search
 from fedecider.methods import METHODS
 from fedecider.running.run_folder import RunFolder
 

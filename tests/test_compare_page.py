@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fedecider.baselines.counts import UNTRAINED
+from fedecider.comparison.compare import Cell, Cost, Entry, Plan, Results, Row, Table, Words
+from fedecider.comparison.page import chosen_row, comparison_conclusion, evidence, write_table
+from fedecider.comparison.tuning import Tried
+from fedecider.cross_silo.comparison import SASREC, CompareConfig, _examples
+from fedecider.cross_silo.entries import STUDENT
 from fedecider.evaluation.statistics import Comparison, Interval
-from fedecider.experiment.comparison import Cell, Cost, Entry, Plan, Results, Row, Table, Words
-from fedecider.experiment.comparison_page import chosen_row, comparison_conclusion, evidence, write_table
-from fedecider.experiment.llm_comparison import SASREC, CompareConfig, _examples
-from fedecider.experiment.rows import STUDENT
-from fedecider.experiment.tuning import Tried
 from fedecider.report.tables import ResultRow
 from fedecider.report.verdict import conclusion
 

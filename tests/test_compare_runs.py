@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
+from fedecider.comparison.compare import compare_runs
 from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.experiment.comparison import compare_runs
 
 USERS = {"north": [f"n{user}" for user in range(40)], "south": ["n0", *(f"s{user}" for user in range(9))]}
 

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from slow import fast_where, slow
 
+from fedecider.cross_silo import comparison as plan
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.comparison import CompareConfig
 from fedecider.data.prepare import PrepareConfig
-from fedecider.experiment import llm_comparison as plan
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.llm_comparison import CompareConfig
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.running.options import build_parser, load_yaml, parse
 

@@ -141,7 +141,7 @@ def test_a_stopped_run_goes_on_to_the_same_metrics(playground, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedecider.experiment.engine.round_logger", lambda launch, num_rounds: stop)
+        patch.setattr("fedecider.engine.run.round_logger", lambda launch, num_rounds: stop)
         assert main("federate", *words) == 130
     assert not (killed / "metrics.json").exists()
     assert (killed / "checkpoints" / "round_00001").is_dir()

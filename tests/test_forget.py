@@ -9,8 +9,8 @@ import pytest
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.protocols import train_part
-from fedecider.experiment.forget import forget
-from fedecider.experiment.update import update
+from fedecider.lifecycle.forget import forget
+from fedecider.lifecycle.update import update
 from fedecider.models.counts import count_events, without
 from fedecider.models.hybrid import load_hybrid
 from fedecider.models.recommender import Recommender

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from slow import slow
 
+from fedecider.cross_silo.prepare import client_tasks, distill_stage, load_ids, pretrain_stage
+from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.metrics import metrics_per_client
-from fedecider.experiment.prepare import client_tasks, distill_stage, load_ids, pretrain_stage
-from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import RoundSettings, run_rounds
 from fedecider.methods import BUILT_IN as METHODS

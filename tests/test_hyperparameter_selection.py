@@ -12,12 +12,12 @@ from small_runs import decoder_settings
 
 from fedecider.cli.main import main
 from fedecider.cli.tune import main as tune
+from fedecider.cross_silo import hyperparameter_selection
+from fedecider.cross_silo.command_line import parse_settings, recorded_settings
+from fedecider.cross_silo.results import check_privacy
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.deployment.llm import check_deployable
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.experiment import hyperparameter_selection
-from fedecider.experiment.command_line import parse_settings, recorded_settings
-from fedecider.experiment.results import check_privacy
-from fedecider.experiment.settings import RunConfig
 from fedecider.federation.record import read_json, read_records
 
 pytestmark = pytest.mark.whole

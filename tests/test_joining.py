@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedecider.data.domain import NO_EVENTS, Domain, Events
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.joining import (
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.joining import (
     System,
     as_trained,
     check_common,
@@ -21,6 +20,7 @@ from fedecider.experiment.joining import (
     taken,
     trains_alone,
 )
+from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.report.analyses import cost_of_joining
 from fedecider.report.verdict import joining_sentences, odd_sentences, of_one_item, unlike_ones
 

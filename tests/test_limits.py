@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from embedding_fr import setup
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.hyperparameter_selection import check_limits
+from fedecider.cross_silo.prepare import load_data, pretrain_stage
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.hyperparameter_selection import check_limits
-from fedecider.experiment.prepare import load_data, pretrain_stage
 from fedecider.running import machine as memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]

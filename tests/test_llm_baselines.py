@@ -15,17 +15,17 @@ from fedecider.baselines.counts import (
     text_and_count_scores,
     text_neighbour_scores,
 )
+from fedecider.comparison.compare import Positions, Shared, fill, positions_of
+from fedecider.cross_silo import comparison
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
+from fedecider.cross_silo.entries import STUDENT, TEACHER, counting_positions, item_texts_of
+from fedecider.cross_silo.prepare import BaseArtifacts
+from fedecider.cross_silo.results import printed_rows
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.evaluation.protocols import rank_held_out
 from fedecider.evaluation.statistics import Interval
-from fedecider.experiment import llm_comparison as comparison
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.comparison import Positions, Shared, fill, positions_of
-from fedecider.experiment.llm_comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
-from fedecider.experiment.prepare import BaseArtifacts
-from fedecider.experiment.results import printed_rows
-from fedecider.experiment.rows import STUDENT, TEACHER, counting_positions, item_texts_of
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import CANARY, ResultRow, shown_domains
 from fedecider.running.run_folder import Stage

@@ -159,7 +159,7 @@ BY_SCRIPT = {"an encoder": "pretrain", "a .gguf file": "federate", "a larger tok
 def test_a_script_tells_it_before_the_work(case, script, inside, capsys, monkeypatch):
     change, expected = REFUSED[case]
     change(inside / "decoder")
-    monkeypatch.setattr("fedecider.experiment.prepare.make_item_ids", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("fedecider.cross_silo.prepare.make_item_ids", lambda *_: pytest.fail("work has begun"))
     error = refused(capsys, script)
     assert all(words in error for words in expected)
 
@@ -174,7 +174,7 @@ def test_a_gguf_file_by_its_name(inside):
 
 def test_a_context_without_room_for_the_longest_id_is_told_before_the_training(inside, capsys, monkeypatch):
     config_says(max_position_embeddings=97)(inside / "decoder")
-    monkeypatch.setattr("fedecider.experiment.prepare.train_backbone", lambda *_: pytest.fail("training has begun"))
+    monkeypatch.setattr("fedecider.cross_silo.prepare.train_backbone", lambda *_: pytest.fail("training has begun"))
     error = refused(capsys, "pretrain")
     assert "got max_source_tokens 96" in error
     assert "reads 97 tokens" in error
@@ -227,7 +227,7 @@ def test_a_full_memory_is_one_line_with_the_settings_to_lower(case, inside, caps
     assert expected in message
     if case != "an accelerator":
         return
-    monkeypatch.setattr("fedecider.experiment.prepare.train_backbone", fails(error))
+    monkeypatch.setattr("fedecider.cross_silo.prepare.train_backbone", fails(error))
     message = refused(capsys, "pretrain")
     for name in ("batch_size", "pretrain.samples.max_source_tokens", "eval_batch_size", "num_beams"):
         assert name in message

@@ -17,13 +17,13 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedecider.cli.main import main as command
+from fedecider.cross_silo import prepare as setup
+from fedecider.cross_silo.settings import PretrainConfig
 from fedecider.data import encoders
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS, train_part
-from fedecider.experiment import prepare as setup
-from fedecider.experiment.settings import PretrainConfig
 from fedecider.models import item_texts
 from fedecider.models import loaded as new_items
 from fedecider.models.folders import write_manifest

@@ -10,11 +10,11 @@ import torch
 import yaml
 
 from fedecider.cli.main import main as command
+from fedecider.cross_silo import prepare
+from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.experiment import prepare
-from fedecider.experiment.settings import PretrainConfig, RunConfig
 from idgen.backbone import BackboneConfig
 from idgen.prompts import SampleConfig
 from idgen.samples import num_samples, train_batches

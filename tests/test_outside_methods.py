@@ -9,7 +9,7 @@ from slow import fast_where
 from embedding_fr.methods import METHODS as EMBEDDING
 from fedecider.cli import doctor, federate
 from fedecider.cli.main import main
-from fedecider.experiment.command_line import parse_settings
+from fedecider.cross_silo.command_line import parse_settings
 from fedecider.methods import BUILT_IN
 from fedecider.methods import METHODS as LLM
 from fedecider.running.options import CONFIGS

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedecider.comparison.compare import Cell, Entry
 from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.experiment.comparison import Cell, Entry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

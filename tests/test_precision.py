@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedecider.experiment import command_line as commands
-from fedecider.experiment.command_line import parse_settings
+from fedecider.cross_silo import command_line as commands
+from fedecider.cross_silo.command_line import parse_settings
 from idgen import precision
 from idgen.precision import autocast, bf16_speedup, fastest
 

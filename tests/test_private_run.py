@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from fedecider.experiment import results as privacy
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.results import check_privacy, check_shared_noise, privacy_data, privacy_notes
+from fedecider.cross_silo import results as privacy
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.results import check_privacy, check_shared_noise, privacy_data, privacy_notes
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fedecider.api import option_words
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import begin
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domain
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import begin
 from idgen.ranking import rank_task
 
 TINY = {

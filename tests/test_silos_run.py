@@ -17,6 +17,11 @@ from slow import slow
 from fedecider.api import load
 from fedecider.baselines.counts import popularity
 from fedecider.cli.main import main as command
+from fedecider.cross_silo import joining, prepare
+from fedecider.cross_silo.command_line import recorded_settings
+from fedecider.cross_silo.prepare import load_data, load_ids
+from fedecider.cross_silo.settings import PretrainConfig, RunConfig
+from fedecider.cross_silo.without import joint_positions
 from fedecider.data.card import make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Events, clients_of
 from fedecider.data.sample import sample_domains
@@ -25,11 +30,6 @@ from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.experiment import joining, prepare
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.prepare import load_data, load_ids
-from fedecider.experiment.settings import PretrainConfig, RunConfig
-from fedecider.experiment.without import joint_positions
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender, rows_of_clients
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from fedecider.cross_silo import prepare
+from fedecider.cross_silo.prepare import distill_stage, pretrain_stage
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
-from fedecider.experiment import prepare
-from fedecider.experiment.prepare import distill_stage, pretrain_stage
-from fedecider.experiment.settings import RunConfig
 from fedecider.running.run_folder import Stage
 
 DOMAINS = sample_domains(["crime", "comics"], 0)

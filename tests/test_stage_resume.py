@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from distill.train import DistillConfig
+from fedecider.cross_silo import prepare
+from fedecider.cross_silo.prepare import distill_stage, kept_step, pretrain_stage
+from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
-from fedecider.experiment import prepare
-from fedecider.experiment.prepare import distill_stage, kept_step, pretrain_stage
-from fedecider.experiment.settings import PretrainConfig, RunConfig
 from fedecider.federation.state import SUMS_FILE
 from idgen import backbone, training
 from idgen import training as checkpoints

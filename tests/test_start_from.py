@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedecider.cli.main import main
+from fedecider.cross_silo.continued import going_on, on_catalogue
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.experiment.continued import going_on, on_catalogue
 from fedecider.federation.method import Download, FederatedMethod
 from fedecider.federation.state import RunState
 from fedecider.models.item_table import read_item_ids

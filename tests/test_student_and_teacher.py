@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedecider.cross_silo import entries as baselines
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.entries import STUDENT, TEACHER, zero_shot
+from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.sample import sample_domains
-from fedecider.experiment import rows as baselines
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import BaseArtifacts
-from fedecider.experiment.rows import STUDENT, TEACHER, zero_shot
 from fedecider.running.run_folder import Stage
 
 REPOSITORY = Path(__file__).resolve().parents[1]

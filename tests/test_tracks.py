@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from fedecider.experiment.track import Track, all_method_names, track_of, tracks
+from fedecider.engine.track import Track, all_method_names, track_of, tracks
 from fedecider.testing import bench_of
 
 PARTS = [(track, part) for track in tracks() for part in Track._fields[6:] if getattr(track, part)]
 PROGRAM = """
 import sys
-from fedecider.experiment.track import all_method_names, track_of
+from fedecider.engine.track import all_method_names, track_of
 assert {track_of(name).name for name in all_method_names()} == {"llm", "id", "embedding"}
 print(*{"torch", "transformers", "numba", "pandas"} & set(sys.modules))
 """

@@ -15,8 +15,8 @@ from embedding_fr import run as embedding_tune
 from embedding_fr.commands import parse_embedding_settings
 from embedding_fr.methods import BUILT_IN as METHODS
 from fedecider.cli.tune import main
-from fedecider.experiment import federate as llm_tune
-from fedecider.experiment.command_line import parse_settings
+from fedecider.cross_silo import federate as llm_tune
+from fedecider.cross_silo.command_line import parse_settings
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.running.options import CONFIGS
 

@@ -15,13 +15,13 @@ from slow import fast_where
 
 import fedecider as fd
 from fedecider.cli.main import main
+from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment import update as updating
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.update import in_words, new_events, update
-from fedecider.experiment.warm_start import Scores, ranked_by, train_on
+from fedecider.lifecycle import update as updating
+from fedecider.lifecycle.update import in_words, new_events, update
+from fedecider.lifecycle.warm_start import Scores, ranked_by, train_on
 from fedecider.models.counts import count_events
 from fedecider.models.folders import verify_manifest
 from fedecider.models.hybrid import load_hybrid, save_hybrid, sides_of

@@ -69,8 +69,8 @@ def everybody(data: str) -> Domain:
 
 def train_ours(folder: Path, cache: str) -> None:
     """From item texts: pre-training and distillation, which count, then one epoch after the other as a client's."""
-    from fedecider.experiment.command_line import parse_settings
-    from fedecider.experiment.prepare import build_base_artifacts, make_recommender
+    from fedecider.cross_silo.command_line import parse_settings
+    from fedecider.cross_silo.prepare import build_base_artifacts, make_recommender
     from fedecider.methods.local_training import train_locally
     from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain
     from fedecider.running.launch import start

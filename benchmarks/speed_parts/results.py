@@ -41,7 +41,7 @@ sys.exit(code)
 """
 """Runs ``federate`` with a clock around the rounds and the results."""
 HERE = (
-    "fedecider.experiment.results",
+    "fedecider.cross_silo.results",
     "fedecider.cli.federate",
     "benchmarks/configs/amazon_decoder.yaml",
     "hyperparameter_candidates",

@@ -87,9 +87,9 @@ def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
     folder = Path(work) / "sampled" / f"{domain}-{seed}-{KINDS[kind]}"
     if (folder / "found.json").is_file():
         return json.loads((folder / "found.json").read_text())
+    from fedecider.cross_silo.command_line import parse_settings
+    from fedecider.cross_silo.prepare import build_base_artifacts, make_recommender
     from fedecider.evaluation.metrics import user_metrics
-    from fedecider.experiment.command_line import parse_settings
-    from fedecider.experiment.prepare import build_base_artifacts, make_recommender
     from fedecider.methods.local_training import train_locally
     from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain
     from fedecider.running.launch import start
@@ -245,11 +245,11 @@ def drawn_vectors(texts: Sequence[str], on_step: Any = None) -> torch.Tensor:
 
 
 def two_shops(work: str) -> dict[str, Any]:
+    from fedecider.cross_silo.command_line import parse_settings
+    from fedecider.cross_silo.federate import prepare_rounds, rounds_of
+    from fedecider.cross_silo.prepare import build_base_artifacts
     from fedecider.data.encoders import Encoder
-    from fedecider.experiment.command_line import parse_settings
-    from fedecider.experiment.engine import train
-    from fedecider.experiment.federate import prepare_rounds, rounds_of
-    from fedecider.experiment.prepare import build_base_artifacts
+    from fedecider.engine.run import train
     from fedecider.models import item_texts
     from fedecider.running.launch import start
 

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, heuristic_positions, text_votes
+from fedecider.cross_silo.entries import HYBRID_ROW, client_counts, hybrid_contexts
 from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT
-from fedecider.experiment.rows import HYBRID_ROW, client_counts, hybrid_contexts
 from fedecider.models.counts import held_out_contexts
 from fedecider.models.hybrid import HybridConfig, block_positions, fit_hybrid
 from fedecider.models.item_texts import encoded_texts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedecider.experiment.attacks import AuditConfig
-from fedecider.experiment.track import track_of_config
+from fedecider.audit.attacks import AuditConfig
+from fedecider.engine.track import track_of_config
 from fedecider.running.options import build_parser, parse, run
 
 DESCRIPTION = """Attack a finished run as the server or another client could. Cross-device track: which items did a
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def audit(config: AuditConfig) -> None:
-    from fedecider.experiment.attacks import (  # after the options: --help does without
+    from fedecider.audit.attacks import (  # after the options: --help does without
         finished,
         outcome_table,
         write_outcome,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fedecider.cli.federate import DEFAULT
-from fedecider.experiment.track import Track, track_of
+from fedecider.engine.track import Track, track_of
 from fedecider.running.options import build_parser, parse, run
 
 DESCRIPTION = """Methods x seeds x domains of the cross-silo track in one table, with equal tuning budgets on
@@ -20,8 +20,8 @@ def made_table(track: Track, description: str, command: str, words: Sequence[str
     parser = build_parser(description, *part.configs, common=common, texts=part.texts())
     planned = part.plan(*parse(parser, words, *part.configs))
 
-    from fedecider.experiment.comparison import make  # after the options: --help does without
-    from fedecider.experiment.comparison_page import write_table
+    from fedecider.comparison.compare import make  # after the options: --help does without
+    from fedecider.comparison.page import write_table
     from fedecider.running.run_folder import git_commit, locked
 
     table = make(planned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from fedecider.experiment.track import taken_name
+from fedecider.engine.track import taken_name
 from fedecider.running.options import peek, run
 
 COMMANDS = {

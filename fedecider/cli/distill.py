@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import build_base_artifacts
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import build_base_artifacts
 from fedecider.running.launch import start
 from fedecider.running.options import run
 

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from rich.markup import escape
 from rich.table import Table
 
-from fedecider.experiment.track import taken_name, tracks
+from fedecider.engine.track import taken_name, tracks
 from fedecider.running.options import run
 
 DESCRIPTION = "Say what is installed, which devices and data are there, what is missing and how to get it."

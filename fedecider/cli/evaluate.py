@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.verify import EvaluateConfig, verify
+from fedecider.cross_silo.command_line import recorded_settings
+from fedecider.lifecycle.evaluate import EvaluateConfig, verify
 from fedecider.running.launch import start
 from fedecider.running.options import build_parser, parse, run
 from fedecider.running.progress import console

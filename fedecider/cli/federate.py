@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedecider.experiment.track import Track, track_of, tracks
+from fedecider.engine.track import Track, track_of, tracks
 from fedecider.running.options import HELP_ALL, pairs_of, peek, run
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             track.part("parse")(describe(track), words, OwnTables)
 
         from fedecider.api import config_file
-        from fedecider.experiment.engine import run_track
+        from fedecider.engine.run import run_track
 
         full = [*_data_words(track, words), *words]
         chosen = track.part("choose")(full, peek(words, "yes") == "true") if track.choose else {}

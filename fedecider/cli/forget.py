@@ -35,7 +35,7 @@ class ForgetConfig:
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(build_parser(DESCRIPTION, ForgetConfig), argv, ForgetConfig)
-        from fedecider.experiment.forget import forget, in_words  # after the options: --help does without
+        from fedecider.lifecycle.forget import forget, in_words  # after the options: --help does without
 
         done = forget(config.run, config.company or None, keys_of(config.customer, "customer"), config.data)
         for line in in_words(done, config.company or config.run):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fedecider.cli.compare import made_table
-from fedecider.experiment.track import track_named
+from fedecider.engine.track import track_named
 from fedecider.running.options import run
 
 DESCRIPTION = """Run and rank all methods of the cross-device track on one data set, with equal tuning budgets on

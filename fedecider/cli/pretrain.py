@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.prepare import load_data, pretrain_stage
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import load_data, pretrain_stage
 from fedecider.running.launch import start
 from fedecider.running.options import run
 from fedecider.running.progress import console

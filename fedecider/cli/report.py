@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedecider.experiment.run_page import ReportConfig
-from fedecider.experiment.track import track_of_config
+from fedecider.engine.page import ReportConfig
+from fedecider.engine.track import track_of_config
 from fedecider.running.options import build_parser, parse, run
 from fedecider.running.run_folder import check_output, read_run
 

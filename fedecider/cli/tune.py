@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from fedecider.cli.federate import chosen_track
-from fedecider.experiment.tuning import TuneConfig, tune
+from fedecider.comparison.tuning import TuneConfig, tune
 from fedecider.running.options import run
 
 DESCRIPTION = """Search the settings of a method on validation items; the test items are not looked at. Options are

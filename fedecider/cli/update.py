@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not config.events:
             _versions(config)
             return
-        from fedecider.experiment.update import in_words, update  # after the options: --help does without
+        from fedecider.lifecycle.update import in_words, update  # after the options: --help does without
 
         done = update(
             config.run,

@@ -37,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         (config,) = parse(build_parser(DESCRIPTION, WithoutConfig), argv, WithoutConfig)
         record = read_run(Path(config.run))["config"]["run"]
         check_output(Path(config.run))
-        from fedecider.experiment.run_page import ReportConfig, report  # after the options: --help does without
-        from fedecider.experiment.without import leave_out
+        from fedecider.cross_silo.page import report  # after the options: --help does without
+        from fedecider.cross_silo.without import leave_out
+        from fedecider.engine.page import ReportConfig
         from fedecider.report.verdict import without_sentences
         from fedecider.running.launch import start
 

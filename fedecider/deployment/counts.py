@@ -26,11 +26,11 @@ import scipy
 import torch
 from torch import Tensor
 
+from fedecider.cross_silo.entries import catalogue_groups, own_counts
+from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Channel, Message, pack, unpack
 from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
-from fedecider.experiment.prepare import BaseArtifacts
-from fedecider.experiment.rows import catalogue_groups, own_counts
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors

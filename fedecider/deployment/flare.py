@@ -41,7 +41,7 @@ from fedecider.deployment.faults import Answer
 from fedecider.deployment.messages import Message, pack
 from fedecider.deployment.project import PartyFile, party_file, read_project, site_names
 from fedecider.deployment.run import answer_of, make_site, serve
-from fedecider.experiment.track import GROUP
+from fedecider.engine.track import GROUP
 from fedecider.federation.record import upload_notes, write_json
 from fedecider.running.launch import round_text, start
 from fedecider.running.run_folder import RunFolder

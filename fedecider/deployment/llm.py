@@ -13,20 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedecider.data.domain import Domain
-from fedecider.data.encoders import chosen_encoder, unit_vectors
-from fedecider.data.store import load_domains, save_domains
-from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
-from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
-from fedecider.deployment.secure import SiteSums
-from fedecider.deployment.server import Plan
-from fedecider.deployment.site import Site, one_client
-from fedecider.evaluation.metrics import mean_metrics
-from fedecider.experiment.command_line import settings_from_plain
-from fedecider.experiment.federate import carries_update
-from fedecider.experiment.hyperparameter_selection import check_sizes, check_uploads
-from fedecider.experiment.joining import check_common, checked_events, overlap_data, trains_alone
-from fedecider.experiment.prepare import (
+from fedecider.cross_silo.command_line import settings_from_plain
+from fedecider.cross_silo.entries import KEPT
+from fedecider.cross_silo.federate import carries_update
+from fedecider.cross_silo.hyperparameter_selection import check_sizes, check_uploads
+from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
+from fedecider.cross_silo.page import finish_report
+from fedecider.cross_silo.prepare import (
     BaseArtifacts,
     Settings,
     check_targets,
@@ -37,7 +30,7 @@ from fedecider.experiment.prepare import (
     pretrain_stage,
     without_users,
 )
-from fedecider.experiment.results import (
+from fedecider.cross_silo.results import (
     Ended,
     check_privacy,
     log_joining,
@@ -46,8 +39,15 @@ from fedecider.experiment.results import (
     write_models,
     write_table,
 )
-from fedecider.experiment.rows import KEPT
-from fedecider.experiment.run_page import finish_report
+from fedecider.data.domain import Domain
+from fedecider.data.encoders import chosen_encoder, unit_vectors
+from fedecider.data.store import load_domains, save_domains
+from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
+from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
+from fedecider.deployment.secure import SiteSums
+from fedecider.deployment.server import Plan
+from fedecider.deployment.site import Site, one_client
+from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod

@@ -22,8 +22,8 @@ from fedecider.bounds import check
 from fedecider.deployment.messages import DeploymentConfig
 from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site
+from fedecider.engine.track import Track, track_of_config
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.experiment.track import Track, track_of_config
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState, check_sums, write_sums
 from fedecider.running.launch import Launch

@@ -69,7 +69,7 @@ def serve(
                 names=project.client_names,
             )
         except Diverged as error:
-            from fedecider.experiment.report import write_diverged  # pages are for the end of a run
+            from fedecider.engine.page import write_diverged  # pages are for the end of a run
 
             write_diverged(folder, plan.method.name, str(error), project.client_names)
             raise

@@ -16,16 +16,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedecider.bounds import OneOrMore, Participation, Seed, Setting, Threads, ZeroOrMore, check
+from fedecider.comparison.compare import Cell, Course, Entry, Shared, TrackRows, course_of
+from fedecider.comparison.tuning import Tunable, search_of
 from fedecider.data.domain import Domain, clients_of, once_a_catalogue
 from fedecider.data.store import load_domains
+from fedecider.engine.page import Parts, write_run_page
+from fedecider.engine.run import Experiment, Rounds, train
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
-from fedecider.experiment.comparison import Cell, Course, Entry, Shared, TrackRows, course_of
-from fedecider.experiment.engine import Experiment, Rounds, train
-from fedecider.experiment.report import Parts, write_run_page
-from fedecider.experiment.tuning import Tunable, search_of
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import (
@@ -156,7 +156,7 @@ def recorded_settings(run: Path, data: str = "") -> IdSettings:
 
 
 def page(config: Any) -> Path:
-    """The page of a finished run, made again (`fedecider.experiment.run_page.ReportConfig`)."""
+    """The page of a finished run, made again (`fedecider.engine.page.ReportConfig`)."""
     return write_run_page(RunFolder(Path(config.run)), lambda files: Parts())
 
 

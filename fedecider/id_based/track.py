@@ -1,6 +1,6 @@
 """The track of methods over domains with item IDs alone, as the engine knows it."""
 
-from fedecider.experiment.track import Track
+from fedecider.engine.track import Track
 
 TRACK = Track(
     name="id",

@@ -67,7 +67,7 @@ class InferenceConfig(NamedTuple):
     alpha: Mapping[str, float]
     """Fusion weight of the client for every domain, the mean over layers; empty for methods without."""
     facts: Mapping[str, Any] = {}
-    """Facts of the run for the model card (`fedecider.experiment.results`)."""
+    """Facts of the run for the model card (`fedecider.cross_silo.results`)."""
 
     @property
     def words(self) -> Any:

@@ -443,7 +443,7 @@ MOSTLY = 0.5
 
 def unlike_ones(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Clients whose items in a row have texts clearly (three standard errors) less than half as much alike beyond
-    chance as usual. ``events``: `fedecider.experiment.joining.checked_events`."""
+    chance as usual. ``events``: `fedecider.cross_silo.joining.checked_events`."""
     known = {name: one for name, one in events.items() if "likeness" in one}
     return [name for name, one in known.items() if one["likeness"] + 3 * one["error"] < 0.5 * one["usual"]]
 
@@ -454,7 +454,7 @@ def of_one_item(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def odd_sentences(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A warning for each client whose events may be wrong, from `fedecider.experiment.joining.checked_events`."""
+    """A warning for each client whose events may be wrong, from `fedecider.cross_silo.joining.checked_events`."""
     unlike = [
         f"Warning: items that customers of {name} take one after the other have texts that are alike by "
         f"{events[name]['likeness']:+.2f} beyond chance, where {events[name]['usual']:+.2f} is usual. Its item numbers "

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedecider.experiment.track import Track, all_method_names, track_of, tracks
+from fedecider.engine.track import Track, all_method_names, track_of, tracks
 from fedecider.testing.bench import Bench, Entry
 from fedecider.testing.shared_contract import QUICK
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.experiment.settings import RunConfig
 from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
 from fedecider.federation.state import RunState

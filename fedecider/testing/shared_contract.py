@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedecider.bounds import OneOf, Range, Real, Setting, Whole
-from fedecider.experiment.tuning import TuneConfig, value_of, with_setting
+from fedecider.comparison.tuning import TuneConfig, value_of, with_setting
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.registry import RESERVED
 from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of

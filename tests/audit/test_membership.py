@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedecider.experiment.attacks import Scored, auc, joined, questions_about, user_scores
+from fedecider.audit.attacks import Scored, auc, joined, questions_about, user_scores
 
 
 def test_questions_are_of_the_train_part_only():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedecider.experiment.attacks import ATTACKS, Scored, against_mean, along_main_direction, auc, move_scores
+from fedecider.audit.attacks import ATTACKS, Scored, against_mean, along_main_direction, auc, move_scores
 
 NUM_CLIENTS, NUM_ITEMS, SIZE = 12, 120, 6
 

@@ -11,10 +11,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import toy_recommender
 
+from fedecider.cross_silo.audit import SCALES, Sent, _notes, another, away_from_run, scaled, views_of, without_own
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.experiment.audit import SCALES, Sent, _notes, another, away_from_run, scaled, views_of, without_own
 from fedecider.models.adapters import adapter_shapes, initial_adapters
 from fedecider.models.directions import update_norms
 from fedecider.running.run_folder import RunFolder

@@ -11,10 +11,10 @@ from small_runs import decoder_settings
 import fedecider as fd
 from fedecider.baselines.counts import POPULARITY, popularity
 from fedecider.baselines.own import check_own, lent, own_baselines, own_positions
+from fedecider.comparison.compare import Shared
+from fedecider.cross_silo.comparison import CompareConfig, own_baseline
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.protocols import STRICT, get_protocol
-from fedecider.experiment.comparison import Shared
-from fedecider.experiment.llm_comparison import CompareConfig, own_baseline
 
 pytestmark = pytest.mark.whole
 

@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hybrid"))
 from hybrid_toys import NUM_ITEMS
 from test_sources import SHOPS, same, shop
 
+from fedecider.cross_silo.entries import client_counts, own_counts
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts, what_sites_learn
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
-from fedecider.experiment.rows import client_counts, own_counts
-from fedecider.experiment.settings import RunConfig
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.models import counts as others
 from fedecider.models.counts import no_counts, shared_items

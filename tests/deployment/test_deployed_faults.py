@@ -10,13 +10,13 @@ from slow import fast_where
 from test_deployed import MOST, NAMES, build, changed, deployed, exchange_with, same, site_of
 from toy_recommender import run, toy_recommender
 
+from fedecider.cross_silo.federate import carries_update
+from fedecider.cross_silo.track import TRACK
 from fedecider.deployment.faults import faulty
 from fedecider.deployment.messages import Channel, DeploymentConfig
 from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.run import answer_of
 from fedecider.deployment.server import Plan, run_deployed
-from fedecider.experiment.federate import carries_update
-from fedecider.experiment.llm_track import TRACK
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds

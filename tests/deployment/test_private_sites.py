@@ -7,13 +7,13 @@ import torch
 from test_deployed import MOST, NAMES, build, deployed, own_recommender, same, site_of
 from toy_recommender import run, toy_recommender
 
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.track import TRACK
 from fedecider.deployment import llm
 from fedecider.deployment import site as site_module
 from fedecider.deployment.messages import pack, unpack
 from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.run import make_site
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.llm_track import TRACK
 from fedecider.federation.privacy import PrivacyConfig, protector
 
 pytestmark = pytest.mark.whole

@@ -11,6 +11,9 @@ import torch
 import yaml
 
 from fedecider.cli.main import main
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.prepare import without_users
+from fedecider.cross_silo.track import TRACK
 from fedecider.data.card import make_card, overlaps
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
@@ -21,9 +24,6 @@ from fedecider.deployment.llm import party, public
 from fedecider.deployment.messages import DeploymentConfig, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.llm_track import TRACK
-from fedecider.experiment.prepare import without_users
 from fedecider.federation.state import write_sums
 from fedecider.report.verdict import DIFFERENCE, joining_of_sites, joining_sentences
 from fedecider.running.launch import start

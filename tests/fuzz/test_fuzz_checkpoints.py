@@ -8,8 +8,8 @@ from fuzzing import PATHS, VALUES, damaged, fixed, told, with_other_value
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedecider.cross_silo.command_line import parse_settings
 from fedecider.deployment.project import read_project, site_names
-from fedecider.experiment.command_line import parse_settings
 from fedecider.federation.state import RunState, check_sums, load_state, save_state, write_sums
 from fedecider.models.folders import verify_manifest, write_manifest
 from fedecider.models.loaded import read_new_items

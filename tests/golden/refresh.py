@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 GOLDEN, PAGE = REPOSITORY / "tests" / "golden" / "federate_options.txt", REPOSITORY / "docs" / "settings.md"
 METHODS = {"fedecider": ("--data", "x"), "fedmf": (), "fedsasrec": ()}
 """One method of every track -> words without which a configuration would change defaults."""
-PARSES = ("fedecider.experiment.command_line", "embedding_fr.commands", "fedecider.id_based.run")
+PARSES = ("fedecider.cross_silo.command_line", "embedding_fr.commands", "fedecider.id_based.run")
 HEAD = """# Settings of `fedecider federate`
 
 Every option, with what it is without a configuration file and in one sentence; `fedecider federate --help_all` says

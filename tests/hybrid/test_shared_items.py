@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import scipy
 
+from fedecider.cross_silo.entries import catalogue_groups, client_counts, own_counts
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.deployment.counts import what_sites_learn
-from fedecider.experiment.rows import catalogue_groups, client_counts, own_counts
 from fedecider.models.counts import Counts, no_counts, shared_items, without
 from fedecider.models.hybrid import HybridConfig
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hybrid_toys import NUM_ITEMS, sequences
 
+from fedecider.cross_silo import entries as hybrids
+from fedecider.cross_silo import prepare
+from fedecider.cross_silo.prepare import calibration
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.protocols import train_part
-from fedecider.experiment import prepare
-from fedecider.experiment import rows as hybrids
-from fedecider.experiment.prepare import calibration
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models.counts import calibration_users, count_events
 from fedecider.models.hybrid import HybridConfig

@@ -9,11 +9,11 @@ import torch
 
 from fedecider.cli import audit, federate, report, tune
 from fedecider.cli.federate import chosen_track
+from fedecider.comparison.compare import Plan, Shared, collect, fill, positions_of
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.experiment.comparison import Plan, Shared, collect, fill, positions_of
 from fedecider.federation.record import read_records
 from fedecider.id_based.fedsasrec import FedsasrecConfig
 from fedecider.id_based.methods import BUILT_IN, METHODS
@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on(data, tmp_path, monkeypatch):
 
     run = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr("fedecider.experiment.engine.round_logger", lambda *_: stop_after_two)
+        patch.setattr("fedecider.engine.run.round_logger", lambda *_: stop_after_two)
         assert call(data, run, "--num_rounds", "3") == 130
     assert not RunFolder(run).results.exists()
     assert call(data, run, "--num_rounds", "3", "--resume", "true") == 0

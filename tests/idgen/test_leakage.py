@@ -19,12 +19,12 @@ from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain
 from transformers import LogitsProcessorList
 
+from fedecider.cross_silo import prepare
+from fedecider.cross_silo.prepare import assign_ids, load_data
+from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
-from fedecider.experiment import prepare
-from fedecider.experiment.prepare import assign_ids, load_data
-from fedecider.experiment.settings import PretrainConfig, RunConfig
 from idgen.backbone import BackboneConfig
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.prompts import SampleConfig

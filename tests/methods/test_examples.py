@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from fedecider.cross_silo.entries import decode_examples, example_users
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.experiment.rows import decode_examples, example_users
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, attach_lora
 from idgen.backbone import BackboneConfig, build_backbone

@@ -5,8 +5,8 @@ import torch
 from slow import slow
 from toy_recommender import blocks, run, toy_recommender
 
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.results import fusion_over_rounds
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.results import fusion_over_rounds
 from fedecider.federation.faults import Fault, scenario
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row

@@ -6,8 +6,8 @@ import pytest
 import torch
 from toy_recommender import run, toy_recommender
 
-from fedecider.experiment.prepare import chosen_shares, load_reported
-from fedecider.experiment.settings import RunConfig
+from fedecider.cross_silo.prepare import chosen_shares, load_reported
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.models.adapters import fused_layers
 

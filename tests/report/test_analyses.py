@@ -7,9 +7,9 @@ import pytest
 import torch
 from analysis_toys import DOMAINS, toy_domains, toy_run
 
+from fedecider.cross_silo.page import run_analysis, run_shapes
 from fedecider.data.encoders import Encoder
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.experiment.run_page import run_analysis, run_shapes
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import (
     activity_table,

@@ -3,7 +3,7 @@
 import pytest
 from analysis_toys import toy_domains, toy_run
 
-from fedecider.experiment.run_page import run_analysis
+from fedecider.cross_silo.page import run_analysis
 from fedecider.report.analysis_sections import fusion_section, sections_of
 
 TITLES = [

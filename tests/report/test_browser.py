@@ -9,7 +9,7 @@ from analysis_toys import toy_domains, toy_run
 from browser import axe_script, axe_violations, chromium, console_lines, open_at
 from run_toys import write_run
 
-from fedecider.experiment.run_page import run_analysis, run_page
+from fedecider.cross_silo.page import run_analysis, run_page
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import PlotFigure, validation_curves
 from fedecider.report.page import PRINT_WIDTH, Conclusion, Download, PageTable, Section, write_page

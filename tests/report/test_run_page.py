@@ -12,10 +12,9 @@ import pytest
 from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, intervals, write_run
 
 from fedecider.api import Result
-from fedecider.experiment import run_page as run_report
-from fedecider.experiment.report import page_colours, read_files, results_csv, write_diverged
-from fedecider.experiment.rows import run_conclusion, run_evidence
-from fedecider.experiment.run_page import (
+from fedecider.cross_silo import page as run_report
+from fedecider.cross_silo.entries import run_conclusion, run_evidence
+from fedecider.cross_silo.page import (
     ReportConfig,
     cached_user_texts,
     canary_alarms,
@@ -23,6 +22,7 @@ from fedecider.experiment.run_page import (
     run_page,
     run_warnings,
 )
+from fedecider.engine.page import page_colours, read_files, results_csv, write_diverged
 from fedecider.report.figures import COLOURS, DOMAIN_COLOURS
 from fedecider.report.page import Section
 

@@ -13,10 +13,9 @@ from embedding_fr.methods import METHODS as EMBEDDING
 from embedding_fr.setup import EmbeddingRunConfig
 from fedecider.baselines import BASELINES
 from fedecider.bounds import OneOf, Real, Whole, points
-from fedecider.experiment import tuning as search_module
-from fedecider.experiment.comparison import Cell, Entry, fill
-from fedecider.experiment.settings import RunConfig
-from fedecider.experiment.tuning import (
+from fedecider.comparison import tuning as search_module
+from fedecider.comparison.compare import Cell, Entry, fill
+from fedecider.comparison.tuning import (
     Search,
     Tried,
     best_of,
@@ -28,6 +27,7 @@ from fedecider.experiment.tuning import (
     value_of,
     with_setting,
 )
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import METHODS as LLM
 from fedecider.methods import RATES, TRAINING_SPACE
 from fedecider.methods.recommender import LocalTraining

@@ -14,24 +14,7 @@ from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED
 from fedecider.baselines.own import own_baselines
-from fedecider.data.domain import Domain, by_catalogue
-from fedecider.data.encoders import encoder_label
-from fedecider.evaluation.metrics import MACRO, ranked_share
-from fedecider.evaluation.per_user import UserPositions, write_per_user
-from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
-from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
-from fedecider.experiment.hyperparameter_selection import selection_notes
-from fedecider.experiment.joining import (
-    Keeps,
-    System,
-    checked_events,
-    chosen_systems,
-    joining_data,
-    local_system,
-    may_choose,
-)
-from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
-from fedecider.experiment.rows import (
+from fedecider.cross_silo.entries import (
     HYBRID_ROW,
     KEPT,
     LOCAL,
@@ -51,7 +34,24 @@ from fedecider.experiment.rows import (
     without_exchange,
     zero_shot,
 )
-from fedecider.experiment.run_page import conclusion_of, finish_report
+from fedecider.cross_silo.hyperparameter_selection import selection_notes
+from fedecider.cross_silo.joining import (
+    Keeps,
+    System,
+    checked_events,
+    chosen_systems,
+    joining_data,
+    local_system,
+    may_choose,
+)
+from fedecider.cross_silo.page import conclusion_of, finish_report
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
+from fedecider.data.domain import Domain, by_catalogue
+from fedecider.data.encoders import encoder_label
+from fedecider.evaluation.metrics import MACRO, ranked_share
+from fedecider.evaluation.per_user import UserPositions, write_per_user
+from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
+from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
@@ -402,7 +402,7 @@ class Models(NamedTuple):
 def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Models | None:
     """Rank the test items of the clients in ``run.blocks``, and hand their models over.
 
-    None in a process that does not write. ``others``: see `fedecider.experiment.rows.client_counts`.
+    None in a process that does not write. ``others``: see `fedecider.cross_silo.entries.client_counts`.
     """
     settings, method, recommender, artifacts, state = (
         run.settings,

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedecider.cross_silo.entries import selection_text
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student, make_recommender
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import CUTOFFS, user_metrics
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import clearly_best
-from fedecider.experiment.prepare import BaseArtifacts, Settings, calibration, load_student, make_recommender
-from fedecider.experiment.rows import selection_text
-from fedecider.experiment.settings import RunConfig
 from fedecider.federation.parties import cohort_size
 from fedecider.federation.record import plain, read_json, write_json
 from fedecider.methods.centralised import pooled_recommender

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 import yaml
 
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import Domain, by_catalogue, clients_of, is_part
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.store import load_domains
-from fedecider.experiment.settings import RunConfig
 from fedecider.running.machine import available_bytes
 from fedecider.running.options import load_yaml, peek
 from fedecider.running.progress import log_line
@@ -458,7 +458,7 @@ def chosen_settings(
     if output := peek(words, "output"):
         check_new(Path(output))  # before anything is read or measured
     if start:
-        from fedecider.experiment.federate import settings_of  # the models, which --help does without
+        from fedecider.cross_silo.federate import settings_of  # the models, which --help does without
 
         return settings_of(start)
     asked = asked_of(words)

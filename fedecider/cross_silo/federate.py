@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.baselines.own import check_own
+from fedecider.comparison.tuning import Tunable
+from fedecider.cross_silo.command_line import recorded_settings
+from fedecider.cross_silo.continued import continued, going_on
+from fedecider.cross_silo.entries import taken_labels
+from fedecider.cross_silo.hyperparameter_selection import check_limits, check_uploads, keep, select
+from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
+from fedecider.cross_silo.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import Domain, by_catalogue, clients_of
+from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.evaluation.metrics import metrics_per_client
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.continued import continued, going_on
-from fedecider.experiment.engine import Experiment, Rounds, kept_data
-from fedecider.experiment.hyperparameter_selection import check_limits, check_uploads, keep, select
-from fedecider.experiment.joining import ALONE, as_trained, overlap_data, trains_alone
-from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
-from fedecider.experiment.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
-from fedecider.experiment.rows import taken_labels
-from fedecider.experiment.settings import RunConfig
-from fedecider.experiment.tuning import Tunable
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod

@@ -14,15 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from fedecider.data.domain import Domain, Events, clients_of, once_a_catalogue
-from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence, unlike_keys
-from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.protocols import NUM_HELD_OUT
-from fedecider.evaluation.sequences import SequenceArray
-from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
-from fedecider.experiment.hyperparameter_selection import choices as selectable
-from fedecider.experiment.prepare import BaseArtifacts, Settings, Shares, best_shares
-from fedecider.experiment.rows import (
+from fedecider.cross_silo.entries import (
     HYBRID_ROW,
     KEPT,
     LOCAL,
@@ -35,6 +27,14 @@ from fedecider.experiment.rows import (
     silent,
     with_hybrid,
 )
+from fedecider.cross_silo.hyperparameter_selection import choices as selectable
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, Shares, best_shares
+from fedecider.data.domain import Domain, Events, clients_of, once_a_catalogue
+from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence, unlike_keys
+from fedecider.evaluation.metrics import user_metrics
+from fedecider.evaluation.protocols import NUM_HELD_OUT
+from fedecider.evaluation.sequences import SequenceArray
+from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
 from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.state import RunState

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedecider.experiment.update import Counted, counted, counted_part, put_private
+from fedecider.lifecycle.update import Counted, counted, counted_part, put_private
 from fedecider.models.counts import count_events, without
 from fedecider.models.hybrid import SETTINGS_FILE
 from fedecider.models.item_table import read_item_ids
@@ -45,7 +45,7 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
 
     Raises:
         ValueError: a customer whom the company does not have, nobody would be left, ``run`` is a version that is not in
-            force, or as `fedecider.experiment.update.update`.
+            force, or as `fedecider.lifecycle.update.update`.
         FileNotFoundError: there is no such run or company.
     """
     now = counted(run, company, data)

@@ -22,12 +22,7 @@ import torch
 from torch import Tensor
 
 from fedecider.bounds import Setting, is_out_of_memory
-from fedecider.data.domain import Domain
-from fedecider.evaluation.protocols import get_protocol
-from fedecider.evaluation.statistics import Comparison as PairedTest
-from fedecider.evaluation.statistics import Persons, compare_table, shared_persons
-from fedecider.experiment.track import Track
-from fedecider.experiment.tuning import (
+from fedecider.comparison.tuning import (
     ONE_SETTING,
     Search,
     Tried,
@@ -37,6 +32,11 @@ from fedecider.experiment.tuning import (
     setting_text,
     shortfall,
 )
+from fedecider.data.domain import Domain
+from fedecider.engine.track import Track
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.statistics import Comparison as PairedTest
+from fedecider.evaluation.statistics import Persons, compare_table, shared_persons
 from fedecider.federation.record import write_text
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import mean_bytes, near_round

@@ -21,8 +21,8 @@ import yaml
 from rich.table import Table
 
 from fedecider.bounds import OneOf, OneOrMore, Range, Real, Setting, Space, Whole, check, is_out_of_memory, points
-from fedecider.experiment.engine import Experiment, train
-from fedecider.experiment.track import Track
+from fedecider.engine.run import Experiment, train
+from fedecider.engine.track import Track
 from fedecider.federation.record import CannotResume, Recorder, write_text
 from fedecider.federation.streams import derive_seed
 from fedecider.report.tables import markdown_grid

@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedecider.evaluation.per_user import read_per_user
-from fedecider.evaluation.statistics import compare_table, shared_persons
-from fedecider.experiment.attacks import finished
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.engine import train
-from fedecider.experiment.federate import prepare_rounds, rounds_of
-from fedecider.experiment.joining import system_of
-from fedecider.experiment.prepare import (
+from fedecider.audit.attacks import finished
+from fedecider.cross_silo.command_line import recorded_settings
+from fedecider.cross_silo.entries import Positions, item_texts_of, silent, with_hybrid
+from fedecider.cross_silo.federate import prepare_rounds, rounds_of
+from fedecider.cross_silo.joining import system_of
+from fedecider.cross_silo.prepare import (
     BaseArtifacts,
     Settings,
     build_base_artifacts,
@@ -27,7 +25,9 @@ from fedecider.experiment.prepare import (
     data_of_run,
     load_reported,
 )
-from fedecider.experiment.rows import Positions, item_texts_of, silent, with_hybrid
+from fedecider.engine.run import train
+from fedecider.evaluation.per_user import read_per_user
+from fedecider.evaluation.statistics import compare_table, shared_persons
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import stream
 from fedecider.methods.entries import METHODS

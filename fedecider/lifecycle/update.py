@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from fedecider.bounds import Diverged
+from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.filtering import compress, order_events
 from fedecider.data.frames import events_file
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.warm_start import Scores, ranked_by, train_on
 from fedecider.federation.streams import stream
+from fedecider.lifecycle.warm_start import Scores, ranked_by, train_on
 from fedecider.models.counts import Contexts, Counts, count_events, without
 from fedecider.models.folders import replace_in_manifest
 from fedecider.models.hybrid import Hybrid, load_hybrid, positions, save_hybrid

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedecider.bounds import Diverged
 from fedecider.data.domain import Domain
 from fedecider.data.store import save_domains
-from fedecider.experiment.track import Track
+from fedecider.engine.track import Track
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import Recorder
@@ -197,7 +197,7 @@ def _run(
                 )
         except Diverged as error:
             if launch.is_main and folder.rounds.exists():
-                from fedecider.experiment.report import write_diverged  # pages are for the end of a run
+                from fedecider.engine.page import write_diverged  # pages are for the end of a run
 
                 write_diverged(folder, rounds.method.name, str(error), rounds.names)
             elif launch.is_main:

@@ -1,7 +1,7 @@
 """The models that parties of the cross-silo track can put together from what they see: uploads, downloads, adapters.
 
 A run folder keeps no uploads: every client's next update, after the selected round, is made from the last checkpoint by
-the method's own functions. The attack (`fedecider.experiment.attacks`) asks a model that a party can put together about
+the method's own functions. The attack (`fedecider.audit.attacks`) asks a model that a party can put together about
 members, and about users of the same catalogue on whom no adapter was trained.
 
 Shape legend: K clients, M modules, V rows of a table, A attacks (scale of an update x statistic).
@@ -18,11 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.data.domain import clients_of
-from fedecider.data.store import CARD_FILE, load_domains
-from fedecider.evaluation.metrics import MACRO
-from fedecider.evaluation.statistics import Interval
-from fedecider.experiment.attacks import (
+from fedecider.audit.attacks import (
     STATISTICS,
     AuditConfig,
     AuditRow,
@@ -39,8 +35,8 @@ from fedecider.experiment.attacks import (
     true_positives,
     user_scores,
 )
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.prepare import (
+from fedecider.cross_silo.command_line import recorded_settings
+from fedecider.cross_silo.prepare import (
     Settings,
     build_base_artifacts,
     calibration,
@@ -49,6 +45,10 @@ from fedecider.experiment.prepare import (
     load_student,
     make_recommender,
 )
+from fedecider.data.domain import clients_of
+from fedecider.data.store import CARD_FILE, load_domains
+from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.statistics import Interval
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, Tree, Upload
 from fedecider.federation.privacy import protector

@@ -1,6 +1,6 @@
 """The track of methods over domains with a language model, as the engine knows it."""
 
-from fedecider.experiment.track import Track
+from fedecider.engine.track import Track
 
 TRACK = Track(
     name="llm",
@@ -24,15 +24,15 @@ TRACK = Track(
     group="fedecider.methods",
     is_config=lambda config: "ranking" in config,
     methods="fedecider.methods:METHODS",
-    parse="fedecider.experiment.command_line:parse_settings_and",
-    recorded="fedecider.experiment.command_line:recorded_settings",
-    load="fedecider.experiment.federate:load",
-    page="fedecider.experiment.run_page:report",
-    choose="fedecider.experiment.auto:chosen_settings",
-    conclusion="fedecider.experiment.run_page:conclusion_of",
-    comparison="fedecider.experiment.llm_comparison:TABLE",
-    tune="fedecider.experiment.federate:tunable",
-    audit="fedecider.experiment.audit:audit_llm",
+    parse="fedecider.cross_silo.command_line:parse_settings_and",
+    recorded="fedecider.cross_silo.command_line:recorded_settings",
+    load="fedecider.cross_silo.federate:load",
+    page="fedecider.cross_silo.page:report",
+    choose="fedecider.cross_silo.auto:chosen_settings",
+    conclusion="fedecider.cross_silo.page:conclusion_of",
+    comparison="fedecider.cross_silo.comparison:TABLE",
+    tune="fedecider.cross_silo.federate:tunable",
+    audit="fedecider.cross_silo.audit:audit_llm",
     contract="fedecider.testing.llm_contract:bench_of",
     deployment="fedecider.deployment.llm:PARTS",
 )

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.train import distill
+from fedecider.cross_silo.settings import PretrainConfig, RunConfig, Settings
 from fedecider.data.card import describe, make_card
 from fedecider.data.domain import (
     NO_EVENTS,
@@ -42,7 +43,6 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment.settings import PretrainConfig, RunConfig, Settings
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.parties import Processes
 from fedecider.federation.record import write_json

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -44,6 +45,22 @@ SECONDS = (
     ("wall_s", "round without validation"),
     ("evaluate_s", "validation"),
 )
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Report: on which run.
+
+    Args:
+        run: The run folder that scripts/federate.py printed.
+        data: The folder of prepared domains, when it is not where the run found it.
+        encoder: The encoder behind the distances between domains: auto, tfidf, minilm, or a sentence-transformers
+            folder or hub name.
+    """
+
+    run: str
+    data: str = ""
+    encoder: str = "auto"
 
 
 class RunFiles(NamedTuple):

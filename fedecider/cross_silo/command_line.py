@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedecider.experiment.settings import IDS_RENAMED, RunConfig, Settings
+from fedecider.cross_silo.settings import IDS_RENAMED, RunConfig, Settings
 from fedecider.federation.registry import LLM_METHODS, may_be_name, outside_methods
 from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN, LocalTraining
 from fedecider.models.config import ROLES
@@ -104,7 +104,7 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
         if "pretrain.ids" in str(error) and "phrases" in str(error):
             raise ValueError(IDS_RENAMED) from error
         raise
-    from fedecider.experiment.hyperparameter_selection import choices  # the models, which --help does without
+    from fedecider.cross_silo.hyperparameter_selection import choices  # the models, which --help does without
 
     settings, others = _with_precision(Settings(*found[len(beside) :])), found[: len(beside)]
     for one in choices(settings):
@@ -205,8 +205,8 @@ def _method_blocks(config: Path, methods: Sequence[str]) -> dict[str, dict]:
 def recorded_settings(run: Path, data: str = "") -> Settings:
     """The settings in ``run.json`` of a run folder, with what it took of several; ``data`` replaces the place of the
     prepared domains."""
-    from fedecider.experiment.hyperparameter_selection import as_taken
-    from fedecider.experiment.joining import as_trained
+    from fedecider.cross_silo.hyperparameter_selection import as_taken
+    from fedecider.cross_silo.joining import as_trained
     from fedecider.methods.entries import METHODS
     from fedecider.models.folders import read_llm_run
     from fedecider.running.run_folder import RunFolder, damage_names

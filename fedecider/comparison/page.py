@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from fedecider.comparison.compare import Cost, Results, Table, Words, positions_of
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, distinguishable_winners, shared_persons
-from fedecider.experiment.comparison import Cost, Results, Table, Words, positions_of
 from fedecider.federation.record import write_json, write_text
 from fedecider.report.figures import convergence_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page

@@ -6,7 +6,6 @@ Shape legend: K clients (domains), E experts, R rounds, M adapted modules, U use
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,17 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from fedecider.audit.attacks import audit_section
+from fedecider.cross_silo.entries import LOCAL, STUDENT, run_conclusion, selection_text
+from fedecider.cross_silo.prepare import load_data
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import load_encoder
-from fedecider.evaluation.metrics import MACRO
-from fedecider.evaluation.per_user import UserPositions, read_per_user
-from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.experiment.attacks import audit_section
-from fedecider.experiment.prepare import load_data
-from fedecider.experiment.report import (
+from fedecider.engine.page import (
     CARDS_FILE,
     EXAMPLES_FILE,
     Parts,
+    ReportConfig,
     RunFiles,
     canary_score,
     damage_is_bad_input,
@@ -33,8 +32,9 @@ from fedecider.experiment.report import (
     read_files,
     write_run_page,
 )
-from fedecider.experiment.rows import LOCAL, STUDENT, run_conclusion, selection_text
-from fedecider.experiment.settings import RunConfig
+from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.per_user import UserPositions, read_per_user
+from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import plain, read_json, read_records, write_json
 from fedecider.federation.streams import stream
 from fedecider.methods.entries import METHODS
@@ -324,7 +324,7 @@ def run_page(folder: RunFolder, extra: Sequence[Section] = (), warnings: Sequenc
     """Write ``report.html`` into a finished run folder of the cross-silo track and return its path.
 
     ``extra`` sections stand after examples, results, convergence and fusion weights, ``warnings`` after those of the
-    run itself; errors as `fedecider.experiment.report.write_run_page`, and ``ValueError`` for a run of another track.
+    run itself; errors as `fedecider.engine.page.write_run_page`, and ``ValueError`` for a run of another track.
     """
 
     def parts(files: RunFiles) -> Parts:
@@ -621,22 +621,6 @@ def _in_order(record: UserPositions | None, users: Sequence[str], label: str) ->
 ANALYSIS_FILE = "analysis.json"
 UserTexts = Mapping[str, Sequence[str]]
 """Domain -> textual ID of every client user; domains without any are left out."""
-
-
-@dataclass(frozen=True)
-class ReportConfig:
-    """Report: on which run.
-
-    Args:
-        run: The run folder that scripts/federate.py printed.
-        data: The folder of prepared domains, when it is not where the run found it.
-        encoder: The encoder behind the distances between domains: auto, tfidf, minilm, or a sentence-transformers
-            folder or hub name.
-    """
-
-    run: str
-    data: str = ""
-    encoder: str = "auto"
 
 
 def finish_report(

@@ -11,13 +11,13 @@ from typing import Literal, NamedTuple
 import torch
 
 from fedecider.bounds import NotNegative, check
+from fedecider.cross_silo.continued import stage_run
+from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, rank_mixtures, with_hybrid
+from fedecider.cross_silo.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
 from fedecider.data.domain import clients_of
 from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.experiment.continued import stage_run
-from fedecider.experiment.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
-from fedecider.experiment.rows import HYBRID_ROW, KEPT, rank_mixtures, with_hybrid
 from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid

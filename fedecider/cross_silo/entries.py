@@ -18,6 +18,7 @@ from torch import Tensor
 from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
 from fedecider.baselines.own import own_positions
 from fedecider.bounds import Precision
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student
 from fedecider.data.domain import Domain, by_catalogue, is_part
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
 from fedecider.data.sample import SOURCE as SAMPLE
@@ -26,7 +27,6 @@ from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol, history
 from fedecider.evaluation.protocols import target as held_out
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment.prepare import BaseArtifacts, Settings, calibration, load_student
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.counts import (
@@ -597,7 +597,7 @@ def _parties(domains: Sequence[str]) -> str:
 
 
 def selection_text(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
-    """What `fedecider.experiment.hyperparameter_selection` came to, in one sentence."""
+    """What `fedecider.cross_silo.hyperparameter_selection` came to, in one sentence."""
     words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
     scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
     return f"settings of local training, by validation ndcg@10 of two rounds alone ({scores}): {words}"

@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file
 
 from fedecider.bounds import Diverged
+from fedecider.cross_silo.settings import Settings
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment.settings import Settings
 from fedecider.federation.method import Tree
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import build_recommender

@@ -284,7 +284,7 @@ class AuditRow(NamedTuple):
     """The attack that was chosen most often."""
     auc: Interval
     true_positives: Interval | None
-    """At `fedecider.experiment.attacks.FALSE_POSITIVES`; None where members are items of one client."""
+    """At `fedecider.audit.attacks.FALSE_POSITIVES`; None where members are items of one client."""
 
 
 class Outcome(NamedTuple):

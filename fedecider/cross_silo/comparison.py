@@ -31,13 +31,7 @@ from fedecider.baselines.fitting import validation_ndcg
 from fedecider.baselines.own import own_baselines, own_positions
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
 from fedecider.bounds import OneOrMore, Setting, ZeroOrMore, at_least, check
-from fedecider.data.domain import Domain, clients_of, once_a_catalogue
-from fedecider.data.encoders import encoder_label, load_encoder
-from fedecider.evaluation.metrics import MACRO, mean_metrics
-from fedecider.evaluation.per_user import read_per_user
-from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
-from fedecider.experiment.command_line import parse_settings
-from fedecider.experiment.comparison import (
+from fedecider.comparison.compare import (
     Cell,
     Course,
     Entry,
@@ -50,10 +44,9 @@ from fedecider.experiment.comparison import (
     course_of,
     guest_of,
 )
-from fedecider.experiment.federate import beside_data
-from fedecider.experiment.prepare import Settings, load_data
-from fedecider.experiment.report import EXAMPLES_FILE
-from fedecider.experiment.rows import (
+from fedecider.comparison.tuning import ONE_SETTING, search_of, setting_text
+from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.entries import (
     HYBRID_ROW,
     OWN_HYBRID_ROW,
     STUDENT,
@@ -61,9 +54,16 @@ from fedecider.experiment.rows import (
     valid_means,
     with_hybrid,
 )
-from fedecider.experiment.run_page import cached_user_texts, example_sections, run_analysis
-from fedecider.experiment.track import track_of
-from fedecider.experiment.tuning import ONE_SETTING, search_of, setting_text
+from fedecider.cross_silo.federate import beside_data
+from fedecider.cross_silo.page import cached_user_texts, example_sections, run_analysis
+from fedecider.cross_silo.prepare import Settings, load_data
+from fedecider.data.domain import Domain, clients_of, once_a_catalogue
+from fedecider.data.encoders import encoder_label, load_encoder
+from fedecider.engine.page import EXAMPLES_FILE
+from fedecider.engine.track import track_of
+from fedecider.evaluation.metrics import MACRO, mean_metrics
+from fedecider.evaluation.per_user import read_per_user
+from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
 from fedecider.federation.record import read_json, read_records, write_json
 from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
 from fedecider.models.item_texts import encoded_texts, encoder_digest

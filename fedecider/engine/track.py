@@ -40,9 +40,9 @@ class Track(NamedTuple):
     recorded: str
     """(run folder, place of the data or empty) -> settings of a finished run."""
     load: str
-    """(settings, launch) -> `fedecider.experiment.engine.Experiment`."""
+    """(settings, launch) -> `fedecider.engine.run.Experiment`."""
     page: str
-    """`fedecider.experiment.run_page.ReportConfig` -> path of the page, made again."""
+    """`fedecider.engine.page.ReportConfig` -> path of the page, made again."""
     choose: str = ""
     """(words of ``federate``, whether hours are allowed) -> settings for the data they name; empty where they
     are chosen already."""
@@ -51,11 +51,11 @@ class Track(NamedTuple):
     data_words: str = ""
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     comparison: str = ""
-    """`fedecider.experiment.comparison.TrackRows`: the rows that the track adds to tables, and how one cell is run."""
+    """`fedecider.comparison.compare.TrackRows`: the rows that the track adds to tables, and how one cell is run."""
     tune: str = ""
-    """(settings, launch) -> `fedecider.experiment.tuning.Tunable`."""
+    """(settings, launch) -> `fedecider.comparison.tuning.Tunable`."""
     audit: str = ""
-    """(AuditConfig, launch) -> `fedecider.experiment.attacks.Outcome`."""
+    """(AuditConfig, launch) -> `fedecider.audit.attacks.Outcome`."""
     contract: str = ""
     """(entry, config) -> bench, contract: what `fedecider.testing.check_method` asks of a method."""
     deployment: str = ""

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedecider.cross_silo.command_line import recorded_settings
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data
+from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events, clients_of
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.experiment.command_line import recorded_settings
-from fedecider.experiment.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data
-from fedecider.experiment.settings import RunConfig
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.state import RunState, load_state
 from fedecider.methods.local import PREFIX

@@ -30,11 +30,13 @@ from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train
 from embedding_fr.testing.loop import reference_clients, run_reference
-from embedding_fr.testing.reference import REFERENCES
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.protocols import STRICT
 from fedecider.report.analyses import total_bytes
 from fedecider.running.options import run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "embedding_fr"))
+from references import REFERENCES
 
 PUBLIC_CODE_S = {"fedem": 37.0, "fedrap": 45.0, "pfedrec": 9.0, "fedrecgel": 2.1}
 """Seconds per round of the papers' public code on ML-100K at the papers' settings, one thread of a similar machine."""

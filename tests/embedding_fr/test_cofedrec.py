@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
@@ -12,7 +13,6 @@ from embedding_fr.methods import BUILT_IN, cofedrec
 from embedding_fr.methods.cofedrec import CofedrecConfig, anchors, contrastive_loss, elbow, grouped
 from embedding_fr.methods.pfedrec import linear_logits
 from embedding_fr.testing import EmbeddingBench, check_reference
-from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.streams import stream
 
 

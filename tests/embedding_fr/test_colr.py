@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
@@ -13,7 +14,6 @@ from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.methods.colr import ColrConfig, low_rank_gradients, mark_bytes, random_basis
 from embedding_fr.setup import KEPT, local_only
 from embedding_fr.testing.loop import Reference, bce, parameters, run_reference
-from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.secure_rounds import WEIGHT, SecureSums, securely_summed_rounds
 
 

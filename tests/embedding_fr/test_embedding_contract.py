@@ -3,12 +3,12 @@
 import functools
 
 import pytest
+from references import REFERENCES
 from slow import fast_where
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
-from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.state import is_mapped
 
 pytestmark = pytest.mark.whole

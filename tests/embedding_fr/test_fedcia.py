@@ -4,6 +4,8 @@ import re
 
 import pytest
 import torch
+from references import fedcia as reference
+from references import graph_filter
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import block_packer
@@ -11,8 +13,6 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedcia import FedciaConfig, client_bytes, own_similarity, with_low_pass
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_set
 from embedding_fr.testing.loop import run_reference
-from embedding_fr.testing.reference import fedcia as reference
-from embedding_fr.testing.reference import graph_filter
 from fedecider.baselines.fitting import train_matrix
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.method import Download

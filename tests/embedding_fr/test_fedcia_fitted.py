@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from references import fedcia_fitted as reference
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.config import EmbeddingTraining
@@ -18,7 +19,6 @@ from embedding_fr.methods.fedcia_fitted import (
 )
 from embedding_fr.setup import local_only
 from embedding_fr.testing.loop import run_reference
-from embedding_fr.testing.reference import fedcia_fitted as reference
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
 

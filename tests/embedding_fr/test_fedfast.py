@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
 
 from embedding_fr import results
@@ -14,7 +15,6 @@ from embedding_fr.methods import BUILT_IN
 from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed, gmf_gradients, gmf_logits
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from embedding_fr.testing import EmbeddingBench, check_reference
-from embedding_fr.testing.reference import REFERENCES
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.method import Upload
 from fedecider.federation.parties import choose_cohort, sample_cohort

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from references import fedrap as reference
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.compiled.additive import Regularisers, drift, measure, step_row
@@ -25,7 +26,6 @@ from embedding_fr.methods.fedrap import (
 )
 from embedding_fr.tables import personal_table
 from embedding_fr.testing.loop import run_reference
-from embedding_fr.testing.reference import fedrap as reference
 from fedecider.federation.state import is_mapped
 
 NOW = FedrapRound(distance=0.25, sparsity=0.3, user_rate=0.1, common_rate=0.2, personal_rate=0.2)

@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from references import REFERENCES
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
@@ -21,7 +22,6 @@ from embedding_fr.methods.perfedrec import (
 )
 from embedding_fr.similarity import k_means, nearest
 from embedding_fr.testing import EmbeddingBench, check_reference
-from embedding_fr.testing.reference import REFERENCES
 from fedecider.federation.method import Upload
 from fedecider.federation.parties import choose_cohort, sample_cohort
 from fedecider.federation.streams import stream

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from references import pfedgraph as reference
 from scipy.optimize import minimize
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
@@ -15,7 +16,6 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, local_only
 from embedding_fr.similarity import cosines
 from embedding_fr.tables import PERSONAL, Cohort, gram_matrix, measured_from
 from embedding_fr.testing.loop import run_reference
-from embedding_fr.testing.reference import pfedgraph as reference
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
 

@@ -20,7 +20,7 @@ from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, few_candidates, get_protocol
 from fedecider.evaluation.statistics import Comparison, compare_table
-from fedecider.federation.parties import hidden_share
+from fedecider.federation.cohort import hidden_share
 from fedecider.federation.privacy import privacy_report
 from fedecider.federation.record import (
     capped_clients,

@@ -29,8 +29,8 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
-from fedecider.federation.parties import Processes
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
+from fedecider.federation.processes import Processes
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings, evaluate
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds

@@ -17,8 +17,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from embedding_fr.blocks import Federation, Population, make_block
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import Examples, draw_examples, shuffled
+from fedecider.federation.cohort import choose_cohort
 from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.federation.parties import choose_cohort
 from fedecider.federation.wire import take_row
 
 

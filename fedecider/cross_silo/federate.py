@@ -24,9 +24,9 @@ from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean
+from fedecider.federation.cohort import cohort_size
 from fedecider.federation.faults import Fault, read_faults, scenario
 from fedecider.federation.method import Block, FederatedMethod
-from fedecider.federation.parties import cohort_size
 from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds

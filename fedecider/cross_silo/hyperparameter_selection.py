@@ -25,7 +25,7 @@ from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import CUTOFFS, user_metrics
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import clearly_best
-from fedecider.federation.parties import cohort_size
+from fedecider.federation.cohort import cohort_size
 from fedecider.federation.record import plain, read_json, write_json
 from fedecider.methods.centralised import pooled_recommender
 from fedecider.methods.entries import METHODS

@@ -44,7 +44,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.federation.parties import Processes
+from fedecider.federation.processes import Processes
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState, file_sha256
 from fedecider.federation.streams import derive_seed, stream

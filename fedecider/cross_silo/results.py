@@ -52,8 +52,8 @@ from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
+from fedecider.federation.cohort import hidden_share
 from fedecider.federation.method import Block, FederatedMethod, Tree
-from fedecider.federation.parties import hidden_share
 from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
 from fedecider.federation.record import (
     capped_clients,

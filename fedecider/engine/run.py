@@ -17,7 +17,7 @@ from fedecider.data.domain import Domain
 from fedecider.data.store import save_domains
 from fedecider.engine.track import Track
 from fedecider.federation.method import Block, FederatedMethod
-from fedecider.federation.parties import Processes
+from fedecider.federation.processes import Processes
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import OnClients, RoundSettings, run_rounds, silent
 from fedecider.federation.state import RunState

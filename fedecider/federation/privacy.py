@@ -147,7 +147,7 @@ def epsilon(config: PrivacyConfig, num_rounds: int, participation: float = 1.0, 
 
     ``participation`` q lowers epsilon only for noise on the sum, whose observer does not see the cohort; the server
     sees who sends what, so with noise on each upload all rounds count. ``sampling="fixed"`` is what
-    :func:`fedecider.federation.parties.sample_cohort` does, ceil(q N) clients without replacement: Wang, Balle,
+    :func:`fedecider.federation.cohort.sample_cohort` does, ceil(q N) clients without replacement: Wang, Balle,
     Kasiviswanathan 2019 with noise z / 2, since there one client replaces another. ``"poisson"`` is the bound that most
     published numbers use (Mironov, Talwar, Zhang 2019); it does not hold for cohorts of fixed size. Both are cut at
     rho'(a) = log(1 - q + q exp((a - 1) rho(a))) / (a - 1), which holds for either (the exponentiated divergence is

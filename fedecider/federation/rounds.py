@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedecider.bounds import Diverged
 from fedecider.federation.aggregate import LARGEST_OF_USERS, LARGEST_UPDATE, Arrived, bounded
+from fedecider.federation.cohort import choose_cohort
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
-from fedecider.federation.parties import Processes, choose_cohort, in_client_order
+from fedecider.federation.processes import Processes, in_client_order
 from fedecider.federation.record import Recorder, far_notes, left_out
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, remove_debris, save_state, snapshot

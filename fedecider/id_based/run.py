@@ -27,7 +27,7 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.method import FederatedMethod
-from fedecider.federation.parties import Processes
+from fedecider.federation.processes import Processes
 from fedecider.federation.record import (
     Recorder,
     capped_clients,

@@ -21,7 +21,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.parties import Processes
+from fedecider.federation.processes import Processes
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.methods.config import LocalTraining

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import psutil
 import torch
 
-from fedecider.federation.parties import Placement, Processes
+from fedecider.federation.processes import Placement, Processes
 from fedecider.federation.record import Recorder, plain, read_json, upload_notes, write_json
 from fedecider.federation.state import keep_newest
 from fedecider.running.progress import log_line

@@ -27,7 +27,7 @@ from fedecider.deployment.messages import DeploymentConfig, Message, pack, unpac
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import answer_of, make_site, serve
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.federation.parties import sample_cohort
+from fedecider.federation.cohort import sample_cohort
 from fedecider.federation.record import read_records
 from fedecider.federation.state import load_state, write_sums
 from fedecider.federation.wire import dense

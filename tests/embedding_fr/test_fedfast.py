@@ -16,8 +16,8 @@ from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, fo
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from embedding_fr.testing import EmbeddingBench, check_reference
 from fedecider.data.interactions import InteractionsConfig
+from fedecider.federation.cohort import choose_cohort, sample_cohort
 from fedecider.federation.method import Upload
-from fedecider.federation.parties import choose_cohort, sample_cohort
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.streams import stream
 

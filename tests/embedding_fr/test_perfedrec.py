@@ -22,8 +22,8 @@ from embedding_fr.methods.perfedrec import (
 )
 from embedding_fr.similarity import k_means, nearest
 from embedding_fr.testing import EmbeddingBench, check_reference
+from fedecider.federation.cohort import choose_cohort, sample_cohort
 from fedecider.federation.method import Upload
-from fedecider.federation.parties import choose_cohort, sample_cohort
 from fedecider.federation.streams import stream
 
 

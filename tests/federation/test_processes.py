@@ -11,7 +11,7 @@ import torch
 from test_rounds import run
 
 from fedecider.federation.method import Block
-from fedecider.federation.parties import Processes, in_client_order
+from fedecider.federation.processes import Processes, in_client_order
 from fedecider.federation.record import Recorder, write_json
 
 pytestmark = pytest.mark.whole
@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 sys.path[:0] = [{repository!r}, {tests!r}]
 from test_processes import report
-from fedecider.federation.parties import Processes
+from fedecider.federation.processes import Processes
 folder, index, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 torch.distributed.init_process_group("gloo", init_method=f"file://{{folder}}/meeting", rank=index, world_size=count)
 report(folder, Processes(torch.distributed.get_rank(), torch.distributed.get_world_size()))

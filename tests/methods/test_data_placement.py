@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_recommender import toy_recommender
 
-from fedecider.federation.parties import Processes
+from fedecider.federation.processes import Processes
 from fedecider.methods.local_training import _gradients
 from fedecider.models.adapters import named_factors
 from idgen.training import sequence_loss

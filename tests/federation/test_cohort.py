@@ -1,6 +1,6 @@
 """Cohorts: how large, of whom, and another one in every round."""
 
-from fedecider.federation.parties import sample_cohort
+from fedecider.federation.cohort import sample_cohort
 
 
 def test_a_cohort_has_its_share_of_different_clients():

@@ -1,8 +1,7 @@
-"""Who takes part: cohorts of clients, blocks over processes, gathering in client order."""
+"""Blocks of clients over processes, with their results in client order."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -11,8 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from fedecider.federation.method import Block, FederatedMethod, Tree
-from fedecider.federation.streams import stream
+from fedecider.federation.method import Block
 
 Placement = Literal["clients", "data"]
 
@@ -42,37 +40,6 @@ class Processes:
         """The sum of ``value`` over the processes, in its place, with the same bits in all of them."""
         if self.count > 1:
             torch.distributed.all_reduce(value)
-
-
-def sample_cohort(num_clients: int, participation: float, seed: int, round: int) -> set[int]:
-    """The clients of this round: ``ceil(participation * num_clients)`` of them, without replacement."""
-    if participation >= 1.0:
-        return set(range(num_clients))
-    order = torch.randperm(num_clients, generator=stream(seed, "cohort", round))
-    return set(order[: cohort_size(num_clients, participation)].tolist())
-
-
-def cohort_size(num_clients: int, participation: float) -> int:
-    """``ceil(participation * num_clients)``, at least one."""
-    return max(1, math.ceil(participation * num_clients - 1e-9))  # 0.07 * 100 is a little more than 7
-
-
-def hidden_share(num_clients: int, participation: float, seen: bool) -> float:
-    """The share of clients in a cohort, as far as an epsilon may count on it: 1 where cohorts are ``seen``."""
-    return 1.0 if seen else cohort_size(num_clients, participation) / num_clients
-
-
-def choose_cohort(
-    method: FederatedMethod, server: Tree, num_clients: int, participation: float, seed: int, round: int
-) -> set[int]:
-    """The clients of this round: as ``method`` chooses them, or drawn alike (:func:`sample_cohort`)."""
-    if method.cohort is None or participation >= 1.0:
-        return sample_cohort(num_clients, participation, seed, round)
-    size = cohort_size(num_clients, participation)
-    chosen = method.cohort(round, server, size)
-    assert len(chosen) == size, f"a cohort of {len(chosen)} clients, {size} were asked for"
-    assert chosen <= set(range(num_clients)), "a cohort of clients that there are not"
-    return chosen
 
 
 def in_client_order(

@@ -19,7 +19,14 @@ REFRESH = "python tests/golden/refresh.py"
 PACKAGES = ("fedecider", "embedding_fr", "idgen", "distill")
 WHOLE = {"Settings", "EmbeddingSettings", "IdSettings", "RunConfig"}
 SEES_ALL = (
-    *("fedecider/engine/", "fedecider/comparison/", "fedecider/cross_silo/", "fedecider/lifecycle/", "fedecider/cli/", "fedecider/id_based/run.py"),
+    *(
+        "fedecider/engine/",
+        "fedecider/comparison/",
+        "fedecider/cross_silo/",
+        "fedecider/lifecycle/",
+        "fedecider/cli/",
+        "fedecider/id_based/run.py",
+    ),
     *(f"embedding_fr/{name}.py" for name in ["setup", "run", "results", "commands", "audit", "tune", "leaderboard"]),
     # What deployments of a track start from: their parts get what they need.
     *("fedecider/deployment/llm.py", "embedding_fr/deployment.py"),

@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return
         from fedecider.models.versions import read_versions
 
-        before = read_versions(done.folder).made_from[done.version]
+        before = read_versions(done.folder).known[done.version].made_from
         log_line(
             f"version {done.version} of {done.folder} is in force; a service takes it when it is started again; the "
             f"way back: fedecider update --run {done.folder} --version {before}"

@@ -65,15 +65,15 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
         counts = without(now.hybrid.counts, count_events(counted_part(gone), len(now.keys)))
         hybrid = now.hybrid._replace(counts=counts)
         remembers = _remembers(now, home, left)
-        removed = tuple(read_versions(home).there)
+        removed = tuple(read_versions(home).numbers)
 
         def change(folder: RunFolder) -> None:
             put_private(folder, name, hybrid, now.keys, stay)
             for file in _naming(folder.root, left):
                 (folder.root / file).unlink()
 
-        told = f"{_customers(len(left))} of {name} forgotten"
-        number = add_version(home, now.run.root, told, change, alone=True)
+        about = f"{_customers(len(left))} of {name} forgotten"
+        number = add_version(home, now.run.root, about, change, forgets=True)
     return Forgotten(home, number, len(left), len(gone.sequences.value_E), removed, tuple(remembers))
 
 
@@ -97,7 +97,7 @@ def _called(now: Counted, home: Path, customers: Sequence[str]) -> set[str]:
 def _kept(now: Counted, home: Path) -> set[str]:
     """Customers of this version, and of others, which may have new ones of their own."""
     known = set(now.histories.customers)
-    for number in read_versions(home).there:
+    for number in read_versions(home).numbers:
         file = folder_of(home, number) / "private" / now.place.domain / HISTORIES_FILE
         known |= _column(file, "customer") if file.is_file() else set()
     return known

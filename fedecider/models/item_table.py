@@ -66,9 +66,8 @@ def read_item_ids(folder: Path) -> ItemTable:
 
 
 def lengthen(folder: Path, items: ItemTable) -> None:
-    """Put a table with more items into the place of that in ``folder``: a new file, since the old one may be a link."""
+    """Put a table with more items into the place of that in ``folder``."""
     end_token = json.loads((folder / ITEM_FILE).read_text(encoding="utf-8"))["eos_token_id"]
-    (folder / ITEM_FILE).unlink()
     write_items(folder, items, end_token)
 
 

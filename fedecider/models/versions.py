@@ -1,9 +1,8 @@
 """Versions of a run: what updates made of it, which one is in force, and the way back.
 
-Version 1 is the run as it was trained; version N, a run folder of its own, lies in ``versions/N`` of the run. A version
-is written aside and gets its name when it is whole, and is in force when ``versions.json``, which is replaced at once,
-says so: a kill at any moment leaves the old one or the new one. Files that a version has in common with the one that it
-is made from are links to the same bytes: whoever changes one puts a new file in its place.
+Version 1 is the run as it was trained; version N, a run folder of its own with ``version.json``, lies in ``versions/N``
+of the run. A version is written aside and gets its name when it is whole, and is in force when ``versions/current``,
+which is replaced at once, holds its number: a kill at any moment leaves the old one or the new one.
 """
 
 from __future__ import annotations
@@ -16,67 +15,89 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.federation.record import read_object, write_json
+from fedecider.federation.record import read_object, write_json, write_text
 from fedecider.running.run_folder import RunFolder, damage_names, locked
 
-FOLDER, RECORD = "versions", "versions.json"
+FOLDER, CURRENT, RECORD = "versions", "current", "version.json"
 SCRATCH = ".*.tmp"
-NOT_COPIED = (".lock", "checkpoints", FOLDER, RECORD, SCRATCH)
+NOT_COPIED = (".lock", "checkpoints", FOLDER, SCRATCH)
 """Of the run itself: a company may be called ``versions`` or ``checkpoints``."""
 
 
-class Versions(NamedTuple):
-    """What ``versions.json`` of a run says."""
+class Version(NamedTuple):
+    """What ``version.json`` says."""
 
-    in_force: int = 1
-    made_from: Mapping[int, int] = {}
-    told: Mapping[int, str] = {}
-    """What each is, in a sentence."""
-    gone: tuple[int, ...] = ()
-    """Versions that hold what was to be forgotten: nobody goes back to them, and what they hold is removed."""
+    made_from: int
+    about: str
+    """What it is, in a sentence."""
+    forgets: bool = False
+    """Whether all versions before it hold what was to be forgotten: nobody goes back to them."""
+
+
+class Versions(NamedTuple):
+    """The versions of a run that can be put in force, beside the run as it was trained."""
+
+    in_force: int
+    known: Mapping[int, Version]
+    has_first: bool = True
+    """Whether one may go back to the run as it was trained."""
 
     @property
-    def there(self) -> list[int]:
-        return [one for one in (1, *sorted(self.made_from)) if one not in self.gone]
+    def numbers(self) -> list[int]:
+        return [1, *sorted(self.known)] if self.has_first else sorted(self.known)
 
     def in_words(self) -> list[str]:
-        return [
-            f"version {one}: {self.told.get(one, 'the run as it was trained')}"
-            + (f" (made from {self.made_from[one]})" if self.made_from.get(one) in self.there else "")
-            + (", in force" if one == self.in_force else "")
-            for one in self.there
-        ]
+        lines = []
+        for number in self.numbers:
+            version = self.known.get(number, Version(0, "the run as it was trained"))
+            origin = f" (made from {version.made_from})" if version.made_from in self.numbers else ""
+            lines.append(f"version {number}: {version.about}{origin}{', in force' * (number == self.in_force)}")
+        return lines
 
 
 def home_of(root: Path) -> Path:
     """The run that ``root``, itself or one of its versions, belongs to."""
-    return root.parent.parent if root.parent.name == FOLDER and (root.parent.parent / RECORD).is_file() else root
+    return root.parent.parent if root.parent.name == FOLDER and (root / RECORD).is_file() else root
 
 
 def read_versions(home: Path) -> Versions:
     """The versions of a run; the run alone where it was never updated.
 
     Raises:
-        ValueError: the file is damaged, or the version in force is not there.
+        ValueError: a file is damaged or missing, or the version in force is not there.
     """
-    path = home / RECORD
+    folders = _folders(home)
+    if not folders and not _current(home).is_file():
+        return Versions(1, {})
+    path = _current(home)
     if not path.is_file():
-        return Versions()
-    content = read_object(path, {"in_force": int, "versions": dict, "gone": list})
+        raise ValueError(
+            f"got {home / FOLDER} without the file {CURRENT}, expected the number of the version in force in it. Write "
+            f"one of {', '.join(map(str, [1, *folders]))} there"
+        )
     with damage_names(path):
-        made_from = {int(number): int(one["made_from"]) for number, one in content["versions"].items()}
-        told = {int(number): str(one["told"]) for number, one in content["versions"].items()}
-        found = Versions(content["in_force"], made_from, told, tuple(map(int, content["gone"])))
-        if found.in_force not in found.there or not folder_of(home, found.in_force).is_dir():
-            raise ValueError(f"version {found.in_force} is in force, which is not there")
-    return found
+        in_force = int(path.read_text(encoding="utf-8"))
+        if in_force not in (1, *folders):
+            raise ValueError(f"version {in_force} is in force, which is not there")
+    known = {number: _read_version(folder) for number, folder in folders.items()}
+    first = max((number for number, one in known.items() if one.forgets and number <= in_force), default=1)
+    unfinished = {number for number, one in known.items() if one.forgets and number > in_force}
+    known = {number: one for number, one in known.items() if number >= first and number not in unfinished}
+    return Versions(in_force, known, first == 1)
 
 
-def _write(home: Path, versions: Versions) -> None:
-    told = {
-        str(number): {"made_from": one, "told": versions.told[number]} for number, one in versions.made_from.items()
-    }
-    write_json(home / RECORD, {"in_force": versions.in_force, "versions": told, "gone": list(versions.gone)})
+def _current(home: Path) -> Path:
+    return home / FOLDER / CURRENT
+
+
+def _folders(home: Path) -> dict[int, Path]:
+    """Number -> folder of every version that is whole, usable or not, in order."""
+    return dict(sorted((int(path.name), path) for path in (home / FOLDER).glob("*") if path.name.isdecimal()))
+
+
+def _read_version(folder: Path) -> Version:
+    content = read_object(folder / RECORD, {"made_from": int, "about": str, "forgets": bool})
+    return Version(content["made_from"], content["about"], content["forgets"])
 
 
 def folder_of(home: Path, number: int) -> Path:
@@ -91,74 +112,80 @@ def in_force(root: Path) -> Path:
 
 @contextmanager
 def changing(home: Path) -> Iterator[None]:
-    """Nobody else changes the versions of a run meanwhile; what a kill left half-written, half-removed or without its
-    line in the record goes.
+    """Nobody else changes the versions of a run meanwhile; what a kill left half-written or half-removed goes.
 
     Raises:
         ValueError: another process writes there.
     """
     busy = f"{home} is being written by another process, expected a run that nobody writes. Wait until it ends"
     with locked(RunFolder(home).lock, busy):
-        for path in [*(home / FOLDER).glob(".*.tmp"), *home.glob(".*.tmp")]:
+        for path in [*(home / FOLDER).glob(SCRATCH), *home.glob(SCRATCH)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        remove_gone(home)
+        remove_unusable(home)
         yield
 
 
-def add_version(home: Path, made_from: Path, told: str, change: Callable[[RunFolder], Any], alone: bool = False) -> int:
+def add_version(
+    home: Path, made_from: Path, about: str, change: Callable[[RunFolder], Any], forgets: bool = False
+) -> int:
     """A new version, in force from now on; ``change`` makes it of a copy of the run folder ``made_from``.
 
-    ``alone``: nobody can go back any more, and what all others keep of customers is removed; after a kill by the next
+    ``forgets``: nobody can go back any more, and what all others keep of customers is removed; after a kill by the next
     `changing`.
     """
-    versions = read_versions(home)
-    number = max([1, *versions.made_from]) + 1
+    number = max([1, *_folders(home)]) + 1
     parent = 1 if made_from == home else int(made_from.name)
-    write_copy(made_from, folder_of(home, number), change)
-    new = versions._replace(
-        in_force=number,
-        made_from={**versions.made_from, number: parent},
-        told={**versions.told, number: told},
-        gone=tuple(sorted({*versions.gone, *(versions.there if alone else ())})),
-    )
-    _write(home, new)
-    remove_gone(home)
+
+    def changed(folder: RunFolder) -> None:
+        change(folder)
+        write_json(folder.root / RECORD, Version(parent, about, forgets)._asdict())
+
+    if not _current(home).is_file():
+        _current(home).parent.mkdir(exist_ok=True)
+        _put_in_force(home, 1)
+    write_copy(made_from, folder_of(home, number), changed)
+    _put_in_force(home, number)
+    remove_unusable(home)
     return number
 
 
-def go_back(home: Path, number: int) -> Versions:
+def go_back(home: Path, number: int) -> None:
     """Put another version in force.
 
     Raises:
-        ValueError: there is no such version.
+        ValueError: there is no such version, or it holds customers who were forgotten.
     """
     versions = read_versions(home)
-    if number not in versions.there:
-        said = ", ".join(map(str, versions.there))
-        gone = ": the other one held customers who were forgotten" if number in versions.gone else ""
-        raise ValueError(f"got the version {number} of {home}, expected one of {said}{gone}")
+    if number not in versions.numbers:
+        forgotten = f": before {versions.numbers[0]} customers were forgotten" if not versions.has_first else ""
+        raise ValueError(
+            f"got the version {number} of {home}, expected one of {', '.join(map(str, versions.numbers))}{forgotten}"
+        )
     if number != versions.in_force:
-        _write(home, versions._replace(in_force=number))
-    return read_versions(home)
+        _put_in_force(home, number)
+
+
+def _put_in_force(home: Path, number: int) -> None:
+    write_text(_current(home), f"{number}\n")
 
 
 def drop_versions(home: Path) -> None:
     """What a training anew leaves of updates: nothing; the run as it is trained is in force."""
-    (home / RECORD).unlink(missing_ok=True)
     shutil.rmtree(home / FOLDER, ignore_errors=True)
 
 
-def remove_gone(home: Path) -> None:
-    """Versions that nobody can go back to: the whole folder, of the run as it was trained the private part.
+def remove_unusable(home: Path) -> None:
+    """Remove versions that nobody can go back to: the whole folder, of the run as it was trained the private part.
 
     Raises:
         ValueError: what a customer was promised to be removed from cannot be.
     """
-    there = read_versions(home).there
-    numbered = [path for path in (home / FOLDER).glob("*") if path.name.isdecimal()]
-    gone = [path for path in numbered if int(path.name) not in there]
-    for path in [*gone, *([] if 1 in there else [RunFolder(home).private])]:
+    versions = read_versions(home)
+    unusable = [folder for number, folder in _folders(home).items() if number not in versions.known]
+    for folder in [*unusable, *([] if versions.has_first else [RunFolder(home).private])]:
+        path = folder.with_name(f".{folder.name}.tmp")  # no reader meets half a version
         try:
+            os.replace(folder, path)
             shutil.rmtree(path)
         except FileNotFoundError:
             pass
@@ -170,14 +197,11 @@ def remove_gone(home: Path) -> None:
 
 
 def write_copy(run: Path, target: Path, change: Callable[[RunFolder], Any]) -> None:
-    """A copy of a run folder, of links to its files, changed; it gets its name when it is whole.
-
-    ``change`` puts new files in the place of old ones, and writes into none that is there.
-    """
+    """A copy of a run folder, changed; it gets its name when it is whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        shutil.copytree(run, scratch, ignore=_left_out(run), copy_function=_linked)
+        shutil.copytree(run, scratch, ignore=_left_out(run))
         change(RunFolder(scratch))
         os.replace(scratch, target)
     finally:
@@ -187,10 +211,3 @@ def write_copy(run: Path, target: Path, change: Callable[[RunFolder], Any]) -> N
 def _left_out(run: Path) -> Callable[[str, list[str]], set[str]]:
     of_run, below = shutil.ignore_patterns(*NOT_COPIED), shutil.ignore_patterns(SCRATCH)
     return lambda folder, names: (of_run if Path(folder) == run else below)(folder, names)
-
-
-def _linked(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk, or one that has no links
-        shutil.copy2(source, target)

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from fedecider.baselines.counts import text_neighbour_scores, train_counts
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.prepare import Beginning, Settings, begin, client_tasks
+from fedecider.cross_silo.item_ids import client_tasks
+from fedecider.cross_silo.prepare import Beginning, Settings, begin
 from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.data.store import load_domains
@@ -41,7 +42,7 @@ from fedecider.evaluation.protocols import MIN_EVENTS, get_protocol, rank_held_o
 from fedecider.evaluation.statistics import PerDomain
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.models.item_texts import encoded_texts
-from fedecider.models.loaded import NewItem
+from fedecider.models.new_items import NewItem
 from fedecider.running.options import run
 from idgen.backbone import train_backbone
 from idgen.item_ids import ItemIds, unique_phrases

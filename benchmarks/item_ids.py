@@ -22,7 +22,8 @@ import provenance
 import torch
 
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.prepare import Stage, begin, client_tasks, load_data, load_ids, pretrain_stage
+from fedecider.cross_silo.item_ids import client_tasks, load_ids
+from fedecider.cross_silo.prepare import Stage, begin, load_data, pretrain_stage
 from fedecider.cross_silo.settings import PretrainConfig, Settings
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol

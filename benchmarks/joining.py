@@ -43,6 +43,7 @@ from fedecider.api import option_words
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.entries import ItemTexts, item_texts_of, silent
 from fedecider.cross_silo.federate import check_federation, prepare_rounds, rounds_of, shared_out
+from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
 from fedecider.cross_silo.joining import (
     System,
     as_trained,
@@ -55,16 +56,7 @@ from fedecider.cross_silo.joining import (
     system_of,
     trains_alone,
 )
-from fedecider.cross_silo.prepare import (
-    ITEM_VECTORS,
-    BaseArtifacts,
-    DomainIds,
-    chosen_shares,
-    distill_stage,
-    load_ids,
-    load_reported,
-    pretrain_stage,
-)
+from fedecider.cross_silo.prepare import BaseArtifacts, chosen_shares, distill_stage, load_reported, pretrain_stage
 from fedecider.cross_silo.results import Ended, added_by
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card

@@ -43,7 +43,8 @@ from fedecider.baselines.counts import TEXT_AND_COUNTS, heuristic_positions, tex
 from fedecider.bounds import Diverged
 from fedecider.cross_silo.command_line import parse_settings, recorded_settings
 from fedecider.cross_silo.entries import rank_mixtures
-from fedecider.cross_silo.prepare import distill_stage, load_data, load_ids, pretrain_stage
+from fedecider.cross_silo.item_ids import load_ids
+from fedecider.cross_silo.prepare import distill_stage, load_data, pretrain_stage
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events

@@ -26,7 +26,8 @@ from public_bar import BUDGETS, T5, companies, shown, task_of
 import fedecider
 from fedecider.api import option_words, prepared_words
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.prepare import begin, distill_stage, kept_step, load_ids, pretrain_stage
+from fedecider.cross_silo.item_ids import load_ids
+from fedecider.cross_silo.prepare import begin, distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.data.store import load_domains

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from slow import slow
 from test_silos_run import CPU, DECODER, REPOSITORY, SENTENCES, WHOLE, main, rows
 
-from fedecider.cross_silo import prepare
-from fedecider.cross_silo.prepare import load_ids
+from fedecider.cross_silo import item_ids, prepare
+from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import NO_EVENTS, by_catalogue, numbers_in
 from fedecider.data.silos import share_out
@@ -51,7 +51,7 @@ def test_parts_that_are_the_whole_start_as_silos_do(settings, tmp_path):
     first, second = (rows(train_batches(made.tasks, 16, torch.Generator().manual_seed(1))) for made in (one, other))
     assert first == second
     for found, made in ((silos, one), (parts, other)):
-        tasks = prepare.client_tasks(found, made.ids, made.tokenizer, settings)
+        tasks = item_ids.client_tasks(found, made.ids, made.tokenizer, settings)
         asked = [rows([{"ids": batch[1]} for batch in eval_batches(task, "test", 32)]) for task in tasks]
         if found is silos:
             expected = asked
@@ -69,7 +69,7 @@ def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settin
     together = by_key["crime.1"] | by_key["crime.2"]
     assert len(set(together.values())) == len(together) == len(SHOP["crime"].item_keys)
     made = prepare.begin(config, CUT, CPU)
-    tasks = prepare.client_tasks(CUT, ids, made.tokenizer, settings)
+    tasks = item_ids.client_tasks(CUT, ids, made.tokenizer, settings)
     for task, (name, one) in zip(tasks, CUT.items(), strict=True):
         assert len(task.trie) == len(one.item_keys)
         assert task.item_ids.token_ids == ids[name].items.token_ids
@@ -79,7 +79,7 @@ def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settin
         student = prepare.distill_stage(config, stage, CUT, CPU, quiet=True)
         assert (student.folder / "backbone").is_dir()
         whole = by_catalogue(CUT)["crime"]
-        of_union = load_file(stage.folder / prepare.ITEM_VECTORS)["crime"]
+        of_union = load_file(stage.folder / item_ids.ITEM_VECTORS)["crime"]
         assert len(of_union) == len(whole.item_keys)
         table_VD = made.model.get_input_embeddings().weight.detach()
         for number, token_ids in zip(numbers_in(SECOND, whole), ids["crime.2"].items.token_ids, strict=True):

@@ -159,7 +159,7 @@ BY_SCRIPT = {"an encoder": "pretrain", "a .gguf file": "federate", "a larger tok
 def test_a_script_tells_it_before_the_work(case, script, inside, capsys, monkeypatch):
     change, expected = REFUSED[case]
     change(inside / "decoder")
-    monkeypatch.setattr("fedecider.cross_silo.prepare.make_item_ids", lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr("fedecider.cross_silo.item_ids.make_item_ids", lambda *_: pytest.fail("work has begun"))
     error = refused(capsys, script)
     assert all(words in error for words in expected)
 

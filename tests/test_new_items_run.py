@@ -24,12 +24,11 @@ from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS, train_part
-from fedecider.models import item_texts
-from fedecider.models import loaded as new_items
+from fedecider.models import item_texts, new_items
 from fedecider.models.folders import write_manifest
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
-from fedecider.models.loaded import TEXT_FOLDER, NewItem, NewTexts, add_items
+from fedecider.models.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits, ServeConfig

@@ -17,9 +17,10 @@ from slow import slow
 from fedecider.api import load
 from fedecider.baselines.counts import popularity
 from fedecider.cli.main import main as command
-from fedecider.cross_silo import joining, prepare
+from fedecider.cross_silo import item_ids, joining, prepare
 from fedecider.cross_silo.command_line import recorded_settings
-from fedecider.cross_silo.prepare import load_data, load_ids
+from fedecider.cross_silo.item_ids import load_ids
+from fedecider.cross_silo.prepare import load_data
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.cross_silo.without import joint_positions
 from fedecider.data.card import make_card
@@ -132,7 +133,7 @@ def test_silos_start_as_their_domain_does(settings, tmp_path):
     tasks = {
         task.name: task
         for found, made in ((domains, whole), (SILOS, silos))
-        for task in prepare.client_tasks(found, made.ids, made.tokenizer, settings)
+        for task in item_ids.client_tasks(found, made.ids, made.tokenizer, settings)
     }
     asked = {name: prompts_by_user(task, {**SILOS, **WHOLE}[name]) for name, task in tasks.items()}
     assert asked["crime"] == {**asked["crime.1"], **asked["crime.2"]}
@@ -301,7 +302,7 @@ def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     """Prompts of real tasks, with every token that they hold; else a change would be lost on its way."""
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
     made = prepare.begin(config, SILOS, CPU)
-    tasks = prepare.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
+    tasks = item_ids.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
     training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01)
     model = attach_lora(made.model, LoraSettings(4, ("table", "attention")))
     recommender = build_recommender(

@@ -124,7 +124,7 @@ def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answ
 
 
 def _recommender(config: RecommendConfig) -> Any:
-    from fedecider.models.loaded import read_new_items
+    from fedecider.models.new_items import read_new_items
     from fedecider.models.recommender import Recommender
 
     new_items = read_new_items(Path(config.new_items)) if config.new_items else []

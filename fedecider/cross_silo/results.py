@@ -85,7 +85,7 @@ from fedecider.models.item_texts import (
     encoder_digest,
     save_projection,
 )
-from fedecider.models.loaded import GENERATOR_FOLDER, TEXT_FOLDER
+from fedecider.models.new_items import GENERATOR_FOLDER, TEXT_FOLDER
 from fedecider.report.analyses import WAYS, cost_of_joining, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.tables import (

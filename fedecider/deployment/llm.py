@@ -17,6 +17,7 @@ from fedecider.cross_silo.command_line import settings_from_plain
 from fedecider.cross_silo.entries import KEPT
 from fedecider.cross_silo.federate import carries_update
 from fedecider.cross_silo.hyperparameter_selection import check_sizes, check_uploads
+from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
 from fedecider.cross_silo.page import finish_report
 from fedecider.cross_silo.prepare import (
@@ -25,7 +26,6 @@ from fedecider.cross_silo.prepare import (
     check_targets,
     distill_stage,
     load_data,
-    load_ids,
     make_recommender,
     pretrain_stage,
     without_users,

@@ -13,7 +13,8 @@ import torch
 from fedecider.bounds import NotNegative, check
 from fedecider.cross_silo.continued import stage_run
 from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, rank_mixtures, with_hybrid
-from fedecider.cross_silo.prepare import Settings, client_tasks, load_data, load_ids, pretrain_stage
+from fedecider.cross_silo.item_ids import client_tasks, load_ids
+from fedecider.cross_silo.prepare import Settings, load_data, pretrain_stage
 from fedecider.data.domain import clients_of
 from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import mean_metrics

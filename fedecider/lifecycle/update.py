@@ -247,7 +247,7 @@ def with_new_items(now: Counted, path: str, folder: Path) -> tuple[Counted, Hybr
         ValueError: the file cannot be read, an item has no text, the run does not keep what IDs and vectors of later
             items need, or every ID is one token, of which the backbone would need another row.
     """
-    from fedecider.models.loaded import add_to, as_new_item, read_new_items  # models are read for new items alone
+    from fedecider.models.new_items import add_to, as_new_item, read_new_items  # models are read for new items alone
 
     table, known = read_item_ids(now.place.adapter), set(now.keys)
     items = [as_new_item(one) for one in read_new_items(Path(path)) if one.key not in known]

@@ -53,19 +53,15 @@ from fedecider.models.histories import (
 from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Hybrid, load_hybrid
 from fedecider.models.item_table import CONFIG_FILE, INNER_BACKBONE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
 from fedecider.models.loaded import (
-    GENERATOR_FOLDER,
-    TEXT_FOLDER,
     Loaded,
-    NewItem,
     adapted,
-    add_to,
-    as_new_item,
     check_same_base,
     mix_allowed,
     ready_to_rank,
     search_allowed,
     search_without_history,
 )
+from fedecider.models.new_items import GENERATOR_FOLDER, TEXT_FOLDER, NewItem, add_to, as_new_item
 from fedecider.models.source import (
     ADAPTER_FILES,
     BACKBONE_FOLDER,
@@ -565,7 +561,7 @@ class Recommender:
         Each has ``key``, ``title`` and ``text``. The hybrid, which never counted one of them, knows their texts.
 
         Raises:
-            ValueError: one of them cannot be added (`fedecider.models.loaded.add_items`); then none is.
+            ValueError: one of them cannot be added (`fedecider.models.new_items.add_items`); then none is.
         """
         if isinstance(new_items, str | Mapping) or not isinstance(new_items, Sequence):
             raise ValueError(f"got new items {str(new_items)[:200]!r}, expected a list of them")

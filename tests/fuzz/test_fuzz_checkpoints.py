@@ -12,7 +12,7 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.deployment.project import read_project, site_names
 from fedecider.federation.state import RunState, check_sums, load_state, save_state, write_sums
 from fedecider.models.folders import verify_manifest, write_manifest
-from fedecider.models.loaded import read_new_items
+from fedecider.models.new_items import read_new_items
 from fedecider.running.run_folder import as_plain
 
 TREE = {"x.lora_a": torch.arange(6.0).view(2, 3), "flags": torch.ones(3, dtype=torch.bool)}

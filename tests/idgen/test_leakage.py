@@ -19,8 +19,9 @@ from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain
 from transformers import LogitsProcessorList
 
-from fedecider.cross_silo import prepare
-from fedecider.cross_silo.prepare import assign_ids, load_data
+from fedecider.cross_silo import item_ids, prepare
+from fedecider.cross_silo.item_ids import assign_ids
+from fedecider.cross_silo.prepare import load_data
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
@@ -97,10 +98,10 @@ class Made:
         self.ids = json.dumps({name: [part and part._asdict() for part in one[:3]] for name, one in ids.items()})
         self.longest_id = max(len(tokens) for one in ids.values() for tokens in one.items.token_ids)
         self.user_texts = [text for one in ids.values() if one.clients for text in one.clients.texts]
-        tasks = prepare.client_tasks(domains, ids, tokenizer, config)
+        tasks = item_ids.client_tasks(domains, ids, tokenizer, config)
         self.train = [rows(train_batches(task, 8, torch.Generator().manual_seed(3))) for task in tasks]
         self.mixed = rows(train_batches(tasks, 8, torch.Generator().manual_seed(4)))
-        public = prepare.public_tasks(domains, ids, tokenizer, config)
+        public = item_ids.public_tasks(domains, ids, tokenizer, config)
         self.public = rows(train_batches(public, 8, torch.Generator().manual_seed(5)))
         self.inputs, self.targets = {}, {}
         for split in ("valid", "test"):
@@ -279,7 +280,7 @@ def test_a_catalogue_returns_its_own_items_only():
     config = settings("none")
     tokenizer = prepare._tokenizer(config, domains, {})
     ids = assign_ids(config, domains, tokenizer, None, {}, {}, True)
-    tasks = prepare.client_tasks(domains, ids, tokenizer, config)
+    tasks = item_ids.client_tasks(domains, ids, tokenizer, config)
     texts = [set(task.item_ids.texts) for task in tasks]
     assert texts[0] & texts[1]
     assert texts[0] - texts[1]

@@ -28,7 +28,7 @@ from typing import Any
 from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
 from fedecider.engine.page import groups
-from fedecider.engine.run import Callback, kept_data, run_track
+from fedecider.engine.run import Callback, check_same_run, kept_data, run_track
 from fedecider.engine.track import Track, track_of, track_of_config, tracks
 from fedecider.evaluation.metrics import MACRO
 from fedecider.federation.record import read_records
@@ -42,6 +42,8 @@ METHOD = "fedecider"
 """Where none is named."""
 CACHE = ".cache"
 """Where prepared data that were in memory are kept, beside the stages of runs: ``cache`` of a run, if it is given."""
+WATCHED = ("allow_long", "callbacks", "baselines", "progress")
+"""Arguments of `federate` that are no settings of the run."""
 REPORTED = ("hit@10", "ndcg@10")
 
 
@@ -89,28 +91,47 @@ def federate(
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
     folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
     try:
-        with config_file(config) as file:
-            asked = peek([f"--config={file}"] if file else [], "method") if method is None else method
-        with named(asked or METHOD) as (name, track):
-            if baselines and track.name != "llm":
-                raise ValueError(
-                    f"got baselines with {name}, a method of {track.title}, expected one that has item texts"
-                )
-            words = [f"--output={folder}", *([f"--method={name}"] if asked else [])]
-            if resume and RunFolder(folder).record.is_file():
-                words.append("--resume=true")
-            words += data_words(track, name, data, Path(str(settings.get("cache", CACHE))))
-            words += option_words(settings)
-            with quiet(not progress), lent(baselines):
-                chosen = track.part("choose")(words, allow_long) if track.choose and config is None else {}
-                with config_file(chosen or config) as file:
-                    parsed, _ = track.part("parse")(DESCRIPTION, [*([f"--config={file}"] if file else []), *words])
+        with quiet(not progress), lent(baselines):
+            with planned(data, method, config, folder, resume, settings, allow_long) as (track, parsed, chosen):
+                if baselines and track.name != "llm":
+                    raise ValueError(
+                        f"got baselines with {parsed.run.method}, a method of {track.title}, expected one that has "
+                        "item texts"
+                    )
                 run_track(track, parsed, callbacks, chosen, log_results=False)
     except BaseException:
         if temporary is not None:
             temporary.cleanup()
         raise
     return Result(folder, temporary)
+
+
+@contextmanager
+def planned(
+    data: Mapping[str, Domain] | str | Path | None,
+    method: Any,
+    config: str | Path | Mapping[str, Any] | None,
+    folder: Path,
+    resume: bool,
+    settings: Mapping[str, Any],
+    allow_long: bool = True,
+) -> Iterator[tuple[Track, Any, Mapping[str, Any]]]:
+    """Track and settings of the run that `federate` makes of these arguments, and what of them was chosen.
+
+    A method of one's own is known while the block lasts.
+    """
+    with config_file(config) as file:
+        asked = peek([f"--config={file}"] if file else [], "method") if method is None else method
+    with named(asked or METHOD) as (name, track):
+        words = [f"--output={folder}", *([f"--method={name}"] if asked else [])]
+        if resume and RunFolder(folder).record.is_file():
+            words.append("--resume=true")
+        words += data_words(track, name, data, Path(str(settings.get("cache", CACHE))))
+        words += option_words(settings)
+        chosen = track.part("choose")(words, allow_long) if track.choose and config is None else {}
+        with config_file(chosen or config) as file:
+            parsed, _ = track.part("parse")(DESCRIPTION, [*([f"--config={file}"] if file else []), *words])
+        yield track, parsed, chosen
 
 
 def load(folder: str | Path) -> Result:
@@ -137,14 +158,16 @@ def compare(
         methods: Names of methods or entries of one's own; the first one is what the others are compared with.
         data: As for `federate`.
         seeds: So many seeds from 0 on, or the seeds themselves.
-        output: The folder of the runs, ``METHOD/SEED``; what is finished there is kept. None: a temporary one.
+        output: The folder of the runs, ``METHOD/SEED``; those that are finished there are taken, if their settings and
+            data are these. None: a temporary one.
         settings: As for `federate`, the same for all methods.
 
     Returns:
         `fedecider.comparison.compare.Comparison`, whose ``table`` is a frame.
 
     Raises:
-        ValueError: as `federate`; a method named twice; or no seed.
+        ValueError: as `federate`; a method named twice; no seed; or a run in ``output`` has other settings or other
+            data, before anything is run.
     """
     from fedecider.comparison.compare import compare_runs
 
@@ -156,14 +179,26 @@ def compare(
         )
     with tempfile.TemporaryDirectory(prefix="fedecider-") as scratch:
         root = Path(output) if output is not None else Path(scratch)
-        runs: dict[str, list[Path]] = {}
-        for label, method in zip(labels, methods, strict=True):
-            for seed in numbers:
-                place = root / label / str(seed)
-                if not RunFolder(place).results.is_file():
-                    federate(data, method, output=place, resume=place.exists(), seed=seed, **settings)
-                runs.setdefault(label, []).append(place)
+        runs = {label: [root / label / str(seed) for seed in numbers] for label in labels}
+        cells = [
+            (method, *cell)
+            for method, label in zip(methods, labels, strict=True)
+            for cell in zip(numbers, runs[label], strict=True)
+        ]
+        missing = [cell for cell in cells if not _is_finished(data, *cell, **settings)]
+        for method, seed, place in missing:
+            federate(data, method, output=place, resume=True, seed=seed, **settings)
         return compare_runs(runs)
+
+
+def _is_finished(data: Any, method: Any, seed: int, place: Path, config: Any = None, **settings: Any) -> bool:
+    """Whether ``place`` holds this run whole; ``ValueError`` where it holds one of other settings or data."""
+    if not RunFolder(place).record.is_file():
+        return False
+    own = {name: value for name, value in settings.items() if name not in WATCHED}
+    with quiet(), planned(data, method, config, place, True, {"seed": seed, **own}) as (track, parsed, _):
+        check_same_run(track, parsed)
+    return RunFolder(place).results.is_file()
 
 
 class Result:

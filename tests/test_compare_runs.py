@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
+import fedecider as fd
+from fedecider.data.sample import sample_domains
 from fedecider.comparison.compare import compare_runs
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 
@@ -92,3 +94,56 @@ def test_what_is_no_set_of_finished_runs_is_refused(tmp_path):
     (two / "results.md").unlink()
     with pytest.raises(ValueError, match="did not finish"):
         compare_runs({"one": [one], "two": [two]})
+
+
+TWO_ROUNDS = {"num_rounds": 2, "local_epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """Two methods with two seeds in a folder, and the data."""
+    root = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        data = fd.FederatedData(sample_domains(["crime"]))
+        yield root, data, fd.compare(["fedmf", "fedncf"], data, seeds=2, output="runs", **TWO_ROUNDS)
+
+
+def times(root):
+    return {path: path.stat().st_mtime_ns for path in root.glob("runs/*/*/metrics.json")}
+
+
+def test_finished_runs_of_the_same_settings_and_data_are_taken(compared):
+    root, data, first = compared
+    before = times(root)
+    again = fd.compare(["fedmf", "fedncf"], data, seeds=2, output="runs", progress=False, **TWO_ROUNDS)
+    assert again.table.equals(first.table)
+    assert times(root) == before
+    assert len(before) == 4
+
+
+@pytest.mark.parametrize(
+    ("methods", "settings", "domain", "named"),
+    [
+        (["fedmf", "fedncf"], {"num_rounds": 3}, "crime", "num_rounds"),
+        (["fedmf", "fedncf"], {"learning_rate": 0.123}, "crime", "learning_rate"),
+        (["fedmf", "fedncf"], {}, "comics", "data"),
+        (["fednear", "fedmf"], {"num_rounds": 1}, "crime", "num_rounds"),
+    ],
+)
+def test_runs_of_other_settings_or_data_are_refused_and_kept(compared, methods, settings, domain, named):
+    root, data, _ = compared
+    before = times(root)
+    other = data if domain == "crime" else fd.FederatedData(sample_domains([domain]))
+    with pytest.raises(ValueError, match=rf"runs/fedmf/0 .*{named}"):
+        fd.compare(methods, other, seeds=2, output="runs", **{**TWO_ROUNDS, **settings})
+    assert times(root) == before
+    assert not (root / "runs" / "fednear").exists()
+
+
+def test_a_further_method_and_seed_join_the_finished_runs(compared):
+    root, data, first = compared
+    before = times(root)
+    found = fd.compare(["fedmf", "fedncf", "fednear"], data, seeds=2, output="runs", **TWO_ROUNDS)
+    assert found.table.loc[["fedmf", "fedncf"], "ndcg@10"].equals(first.table["ndcg@10"])
+    assert {path: times(root)[path] for path in before} == before

@@ -143,6 +143,13 @@ def run_track(
         return run(experiment, launch, callbacks, chosen, log_results)
 
 
+def check_same_run(track: Track, settings: Any) -> None:
+    """``ValueError`` where the folder of ``settings``, which resume, holds a run of other settings or other data."""
+    with start(settings.run.num_threads) as launch:
+        experiment = track.part("load")(launch.from_main(settings), launch)
+        checked_run(settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts)
+
+
 def run(
     experiment: Experiment,
     launch: Launch,

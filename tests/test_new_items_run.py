@@ -32,8 +32,9 @@ from fedecider.models.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits, ServeConfig
+from fedecider.serve.metrics import Metrics
 from fedecider.serve.run import load_recommenders
-from fedecider.serve.service import Metrics, Service
+from fedecider.serve.service import Service
 from idgen import id_generator
 from idgen.backbone import BackboneConfig
 from idgen.config import BackboneTraining

@@ -253,7 +253,8 @@ def test_filters_over_http_are_those_of_the_recommender(run):
     client = pytest.importorskip("fastapi.testclient")
     from fedecider.serve.app import create_app
     from fedecider.serve.config import Limits
-    from fedecider.serve.service import Metrics, Service
+    from fedecider.serve.metrics import Metrics
+    from fedecider.serve.service import Service
 
     rec, metrics = Recommender.from_pretrained(run, "crime"), Metrics()
     (history,), service = customers(1).values(), Service({"crime": rec}, Limits(), metrics)

@@ -10,8 +10,6 @@ from typing import Annotated
 
 from fedecider.bounds import OneOrMore, Positive, at_least, check
 
-# Settings of the service, and what they may not be together.
-
 KEY_VARIABLE = "FEDECIDER_API_KEY"
 SHORTEST_KEY = 16
 """A shorter one could be found by trying."""

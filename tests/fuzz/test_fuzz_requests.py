@@ -14,8 +14,9 @@ import fedecider
 from fedecider.cli.main import main
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits, ServeConfig
+from fedecider.serve.metrics import Metrics
 from fedecider.serve.run import load_recommenders
-from fedecider.serve.service import Metrics, Service
+from fedecider.serve.service import Service
 
 pytestmark = [pytest.mark.whole, pytest.mark.slow]
 

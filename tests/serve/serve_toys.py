@@ -12,8 +12,9 @@ from fastapi.testclient import TestClient
 from fedecider.models.histories import Items
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits
+from fedecider.serve.metrics import Metrics
 from fedecider.serve.run import address, bound_socket
-from fedecider.serve.service import Metrics, Service
+from fedecider.serve.service import Service
 
 MARKUP = '<img src=x onerror="window.hacked = 1"> & "quoted"'
 LONG = "A Very Long Title " + "Without End " * 12

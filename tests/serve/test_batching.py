@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedecider.serve.batching import Batcher, BatchLimits, Busy, Closed
 from fedecider.serve.config import Limits
-from fedecider.serve.service import Batcher, BatchLimits, Busy, Closed, Kind, Metrics, Service
+from fedecider.serve.metrics import Metrics
+from fedecider.serve.service import Kind, Service
 
 LIMITS = BatchLimits(max_jobs=8, max_cost=100, max_waiting=50, window_s=0.2)
 

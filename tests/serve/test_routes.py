@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from serve_toys import MARKUP, TITLES, question, world
 
 from fedecider.models.histories import plain
-from fedecider.serve.app import HEADERS
 from fedecider.serve.config import Limits
+from fedecider.serve.guard import HEADERS
 
 KEY = "0123456789abcdef"
 SMALL = Limits(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedecider.serve.app import host_name
 from fedecider.serve.config import Limits, ServeConfig, api_key, is_local, known_hosts
+from fedecider.serve.guard import host_name
 
 KEY = "0123456789abcdef"
 

@@ -4,7 +4,6 @@ import pytest
 from browser import axe_script, axe_violations, chromium, console_lines, open_at
 from serve_toys import LONG, MARKUP, TITLES, listening, world
 
-from fedecider.report.page import TERMS
 from fedecider.serve.config import Limits
 
 Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="needs selenium: pip install '.[browser]'").Keys
@@ -188,30 +187,6 @@ def test_everything_by_keyboard(page):
     quiet(page)
 
 
-def test_its_words_are_explained_as_in_the_reports(page):
-    meanings = {term.key: term.meaning for term in TERMS}
-    pick(page, "The Last Ledger")
-    one(page, "#recommend").click()
-    answered(page)
-    explained = set()
-    for word in page.find_elements("css selector", "dfn"):
-        if not word.is_displayed():
-            continue
-        key = word.get_attribute("aria-describedby").removeprefix("meaning-")
-        tip = word.find_element("css selector", ".tip")
-        assert not tip.is_displayed()
-        page.execute_script("arguments[0].focus()", word)
-        wait(page, "return getComputedStyle(arguments[0]).visibility === 'visible'", tip)
-        assert tip.text == meanings[key]
-        listed = one(page, f"#meaning-{key}")
-        assert listed.get_property("textContent") == meanings[key]
-        word.send_keys(Keys.ESCAPE)
-        wait(page, "return getComputedStyle(arguments[0]).visibility === 'hidden'", tip)
-        explained.add(key)
-    assert explained == {"adapter", "domain", "hybrid", "expert", "fusion-weights", "direction"}
-    quiet(page)
-
-
 def test_removing_the_last_title_leads_back_to_the_field(page):
     pick(page, "The Last Ledger")
     one(page, "#picked button:nth-of-type(3)").send_keys(Keys.ENTER)
@@ -324,9 +299,6 @@ def test_axe_finds_nothing(browser, site, locked_site, dark):
     one(browser, "#recommend").click()
     answered(browser)
     one(browser, "#experts summary").click()
-    one(browser, "#glossary summary").click()
-    assert axe_violations(browser, script) == []
-    browser.execute_script("document.querySelector('#answer dfn').focus()")
     assert axe_violations(browser, script) == []
     one(browser, "#title").send_keys("t")
     wait(browser, "return !document.getElementById('matches').hidden")

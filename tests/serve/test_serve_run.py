@@ -14,8 +14,9 @@ from serve_process import SERVE, started
 
 import fedecider
 from fedecider.serve.config import Limits, ServeConfig, api_key
-from fedecider.serve.run import load_recommenders
-from fedecider.serve.service import Kind, Metrics, Service
+from fedecider.serve.metrics import Metrics
+from fedecider.serve.recommenders import load_recommenders
+from fedecider.serve.service import Kind, Service
 
 pytestmark = pytest.mark.whole
 

@@ -75,7 +75,7 @@ from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
 from fedecider.models.item_texts import encoded_texts
-from fedecider.report.verdict import of_one_item, unlike_ones
+from fedecider.report.joining import of_one_item, unlike_ones
 from fedecider.running.launch import start
 from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder, Stage

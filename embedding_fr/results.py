@@ -15,7 +15,8 @@ from embedding_fr.methods import METHODS
 from embedding_fr.setup import EmbeddingSettings, Setup, user_positions
 from fedecider.baselines.counts import popularity
 from fedecider.data.interactions import Interactions
-from fedecider.engine.page import Parts, RunFiles, write_run_page
+from fedecider.engine.page import Parts, write_run_page
+from fedecider.engine.result import RunResult
 from fedecider.evaluation.canary import memoriser
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import Protocol, chance_hit, few_candidates, get_protocol
@@ -42,6 +43,7 @@ from fedecider.report.analyses import (
     total_bytes,
 )
 from fedecider.report.analysis_sections import INTERVALS, group_rows, span
+from fedecider.report.conclusion import Evidence, conclusion
 from fedecider.report.page import Conclusion, PageTable, Section
 from fedecider.report.tables import (
     CANARY,
@@ -56,10 +58,9 @@ from fedecider.report.tables import (
     rows_data,
     variant_labels,
 )
-from fedecider.report.verdict import Evidence, conclusion
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, stage, write_seconds
-from fedecider.running.run_folder import RunFolder, damage_names, read_object, read_run
+from fedecider.running.run_folder import RunFolder
 
 # ``report.html`` of a run of the cross-device track: read from its JSON files alone, so that it can be made again.
 
@@ -69,50 +70,47 @@ SIMPLE = ("popularity",)
 
 def report(config: Any) -> Path:
     """The page of a finished run, made again (`fedecider.engine.page.ReportConfig`)."""
-    if config.data:
-        raise ValueError(f"got --data for {config.run}, a run of the cross-device track, expected none: leave it out")
-    return embedding_run_page(RunFolder(Path(config.run)))
+    if config.data or config.analyses:
+        raise ValueError(
+            f"got --data or --analyses for {config.run}, a run of the cross-device track, expected none: leave it out"
+        )
+    return run_page(Path(config.run), RunResult.read(config.run))
 
 
-def embedding_run_page(folder: RunFolder) -> Path:
-    """Write ``report.html`` into a finished run folder of the cross-device track and return its path.
+def run_page(root: Path, result: RunResult) -> Path:
+    """Write ``report.html`` into the run folder ``root``; errors as `fedecider.engine.page.write_run_page`."""
 
-    Errors as `fedecider.engine.page.write_run_page`.
-    """
+    def parts(result: RunResult) -> Parts:
+        privacy = f"Privacy: {result.metrics['privacy']}."
+        return Parts(run_conclusion(result), [privacy], middle=[_groups(result.metrics)])
 
-    def parts(files: RunFiles) -> Parts:
-        first = conclusion(run_evidence(files.record, files.metrics), [_about(files.metrics)])
-        return Parts(first, [f"Privacy: {files.metrics['privacy']}."], middle=[_groups(files.metrics)])
-
-    return write_run_page(folder, parts)
+    return write_run_page(root, result, parts)
 
 
-def conclusion_of(folder: RunFolder) -> Conclusion:
-    """The first words of the page of a finished run."""
-    metrics = read_object(folder.metrics)
-    with damage_names(folder.metrics):
-        return conclusion(run_evidence(read_run(folder.root), metrics), [_about(metrics)])
+def run_conclusion(result: RunResult) -> Conclusion:
+    """The first words of the page of a run."""
+    return conclusion(run_evidence(result), [_about(result.metrics)])
 
 
-def run_evidence(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> Evidence:
-    """What the files of a run say about its reported row beside popularity."""
-    test, protocol, chance = metrics["test"], get_protocol(metrics["protocol"]), metrics["chance_hit@10"]
-    alarms = []
+def run_evidence(result: RunResult) -> Evidence:
+    """What a run says about its reported entry beside popularity."""
+    metrics, protocol, chance = result.metrics, get_protocol(result.protocol), result.metrics["chance_hit@10"]
+    alarms, test = [], result.test
     if protocol.drop_seen and not protocol.leaks and CANARY in test and test[CANARY]["hit@10"]["low"] > chance:
         alarms.append("The memoriser, which knows nothing about items, is above chance: by luck, or there is a leak.")
-    if not record["config"]["run"]["federation"]:
+    if not result.settings["run"]["federation"]:
         alarms.append("Federation was off: every client trained alone.")
     alarms.append(
         "Of the simple rules popularity alone stands beside it; co-occurrence, item-kNN, EASE and others stand in a "
         "leaderboard, and are often better."
     )
     return Evidence(
-        subject=metrics["reported"],
+        subject=result.reported,
         rows=test,
         simple=SIMPLE,
         protocol=protocol.name,
         tests=metrics.get("comparisons", ()),  # runs of before have none
-        valid={label: row["hit@10"]["mean"] for label, row in metrics["valid"].items()},
+        valid=result.valid_means("hit@10"),
         num_clients=metrics["num_users"],
         chance=chance,
         alarms=alarms,
@@ -338,6 +336,6 @@ def _notes(
 def _write_page(folder: RunFolder) -> None:
     """Hours of training must not end in an error of their page; scripts/report.py says what was wrong."""
     try:
-        log_line(f"report: {embedding_run_page(folder)}")
+        log_line(f"report: {run_page(folder.root, RunResult.read(folder.root))}")
     except Exception as error:
         log_line(f"no report: {error}")

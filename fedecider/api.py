@@ -15,27 +15,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import tempfile
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
-from fedecider.engine.page import groups
 from fedecider.engine.run import Callback, check_same_run, kept_data, run_track
-from fedecider.engine.track import Track, track_of, track_of_config, tracks
-from fedecider.evaluation.metrics import MACRO
-from fedecider.federation.record import read_records
-from fedecider.models.versions import in_force
+from fedecider.engine.track import Track, track_of, tracks
+from fedecider.result import Result
 from fedecider.running.options import peek
 from fedecider.running.progress import quiet
-from fedecider.running.run_folder import RunFolder, read_metrics, read_object, read_run
+from fedecider.running.run_folder import RunFolder
 
 DESCRIPTION = "fedecider.federate"
 METHOD = "fedecider"
@@ -44,7 +37,6 @@ CACHE = ".cache"
 """Where prepared data that were in memory are kept, beside the stages of runs: ``cache`` of a run, if it is given."""
 WATCHED = ("allow_long", "callbacks", "baselines", "progress")
 """Arguments of `federate` that are no settings of the run."""
-REPORTED = ("hit@10", "ndcg@10")
 
 
 def federate(
@@ -201,231 +193,6 @@ def _is_finished(data: Any, method: Any, seed: int, place: Path, config: Any = N
     return RunFolder(place).results.is_file()
 
 
-class Result:
-    """A finished run: figures as frames, verdict, recommenders, page, files.
-
-    Frames are read from the run folder when they are first asked for.
-
-    Raises:
-        FileNotFoundError: the folder holds no run.
-        ValueError: the run did not finish, or diverged; or its record is damaged.
-    """
-
-    def __init__(self, folder: str | Path, temporary: Any = None):
-        self.folder = RunFolder(Path(folder))
-        self.record = read_run(self.folder.root)
-        """What ``run.json`` holds: settings by block, hashes of the data, versions."""
-        if not self.folder.metrics.is_file():
-            raise ValueError(
-                f"no metrics.json in {folder}: the run did not finish. Go on with it: "
-                f"fedecider.federate(..., output={str(folder)!r}, resume=True)"
-            )
-        self.raw = read_metrics(self.folder)
-        """``metrics.json`` as it is."""
-        self._track = track_of_config(self.record["config"])
-        if temporary is not None:
-            self._end = weakref.finalize(self, temporary.cleanup)
-
-    @property
-    def method(self) -> str:
-        """The name of the federated method, such as ``fedavg``."""
-        return str(self.record["config"]["run"]["method"])
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All settings of the run, by block."""
-        return self.record["config"]
-
-    @property
-    def clients(self) -> list[str]:
-        """Domains or companies; of the cross-device track the data set, whose users are scored together."""
-        return [name for name in groups(self.raw) if name != MACRO]
-
-    @property
-    def best_round(self) -> int:
-        """The reported round, chosen on validation items."""
-        return int(self.raw["best_round"])
-
-    @cached_property
-    def metrics(self) -> Any:
-        """A frame: client (``macro`` for the mean over clients), split, entry, metric, mean, low, high.
-
-        ``low`` and ``high`` bound the mean over users at 95 %. An entry is the method's reported model, another variant
-        of it, or what it is compared with.
-        """
-        import pandas as pd
-
-        rows = [
-            (client, split, entry, metric, *(value.get(name) for name in ("mean", "low", "high")))
-            for client, splits in groups(self.raw).items()
-            for split, entries in splits.items()
-            for entry, found in entries.items()
-            for metric, value in found.items()
-        ]
-        return pd.DataFrame(rows, columns=["client", "split", "entry", "metric", "mean", "low", "high"])
-
-    @property
-    def table(self) -> Any:
-        """A frame of test means, a row an entry, the mean over clients where there are several."""
-        client = MACRO if MACRO in groups(self.raw) else self.clients[0]
-        found = self.metrics[(self.metrics["client"] == client) & (self.metrics["split"] == "test")]
-        order = found["entry"].drop_duplicates()
-        return found.pivot(index="entry", columns="metric", values="mean").loc[order, list(REPORTED)]
-
-    @cached_property
-    def per_user(self) -> Any:
-        """A frame: domain, user, split, variant, round, position of the held-out item (0 is first), metrics."""
-        import pandas as pd
-
-        return pd.read_parquet(self.folder.per_user)
-
-    @cached_property
-    def rounds(self) -> Any:
-        """A frame: round, client, variant and validation metrics, with the client's training loss where it has one."""
-        import pandas as pd
-
-        rows = []
-        for record in read_records(self.folder.rounds):
-            losses = {log.get("client", 0): log.get("loss") for log in record["clients"]}
-            for variant, scores in record["valid"].items():
-                for number, (client, found) in enumerate(zip(self.clients, scores, strict=True)):
-                    rows.append({"round": record["round"], "client": client, "variant": variant, **found})
-                    rows[-1]["loss"] = losses.get(number)
-        return pd.DataFrame(rows)
-
-    @cached_property
-    def fusion_weights(self) -> Any:
-        """A frame of the reported round: a row is a client, a column whose direction it takes, mean over layers.
-
-        Empty for a method without fusion weights.
-        """
-        import pandas as pd
-
-        if not self.folder.fusion_weights.is_file():
-            return pd.DataFrame()
-        found = read_object(self.folder.fusion_weights)
-        place = found["rounds"].index(self.best_round)
-        return pd.DataFrame(found["alpha"][place], index=found["domains"], columns=found["domains"])
-
-    @cached_property
-    def verdict(self) -> str:
-        """Would one switch it on, what was measured, and what speaks against it: a paragraph each."""
-        if not self._track.conclusion:
-            return f"{self.method} on {', '.join(self.clients)}:\n{self.table.round(4).to_string()}"
-        first = self._track.part("conclusion")(self.folder)
-        return "\n".join([first.question, first.answer, *first.paragraphs, *first.reservations])
-
-    def recommender(self, client: str | None = None, **options: Any) -> Any:
-        """What recommends for a client's customers; ``options`` are those of `fedecider.Recommender.from_pretrained`.
-
-        Raises:
-            FileNotFoundError: the run has no recommender of that name.
-            ValueError: no client is named where there are several.
-        """
-        from fedecider.models.recommender import Recommender
-
-        if not self.folder.adapters.is_dir():
-            raise ValueError(f"got a run of {self._track.title}, expected one that hands recommenders over")
-        return Recommender.from_pretrained(self.folder.root, client, **options)
-
-    def report(self, path: str | Path | None = None) -> Path:
-        """The page of the run in one HTML file; returns ``path``, or where it lies in the run folder."""
-        page = self.folder.root / "report.html"
-        if not page.is_file():
-            from fedecider.engine.page import ReportConfig
-
-            page = self._track.part("page")(ReportConfig(run=str(self.folder.root)))
-        if path is None:
-            return page
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.copyfile(page, path))
-
-    def save(self, folder: str | Path) -> Path:
-        """Copy the run folder, what is private in it included; `load` reads it again.
-
-        Raises:
-            ValueError: ``folder`` is there and not empty.
-        """
-        target = _new(folder)
-        shutil.copytree(self.folder.root, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
-        return target
-
-    def export(self, folder: str | Path, *, published_name: str = "") -> Path:
-        """Write what may be published of the version in force: backbone, adapters with item IDs and cards, checksums.
-        No history, no counts.
-
-        ``Recommender.from_pretrained(folder, client)`` reads it, and `peft` does. ``published_name``: the name of the
-        hub that the folder will have, which its adapters then name as their base.
-
-        Raises:
-            ValueError: ``folder`` is there and not empty, or the run hands nothing over.
-        """
-        if not self.folder.adapters.is_dir():
-            raise ValueError(f"got a run of {self._track.title}, expected one that hands adapters over")
-        target = _new(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        source = RunFolder(in_force(self.folder.root))
-        for part in (source.backbone, source.adapters):
-            shutil.copytree(part, target / part.name)
-        shutil.copyfile(source.root / "handover.json", target / "handover.json")
-        if published_name:
-            from fedecider.models.recommender import name_base, put_in_front
-
-            name_base(target, published_name)
-            put_in_front(target)
-        (target / "README.md").write_text(self._card(published_name), encoding="utf-8")
-        return target
-
-    def push_to_hub(self, repo_id: str, *, private: bool = True, api: Any = None) -> Any:
-        """Upload what `export` writes to one repository of the hub; returns the commit.
-
-        ``api``: an ``HfApi`` of huggingface_hub, for another endpoint or token.
-
-        Raises:
-            ValueError: no name of a hub, or ``private`` and the repository is there and public.
-            OSError: the hub refuses or cannot be reached.
-        """
-        from huggingface_hub import HfApi
-
-        from fedecider.models.recommender import push_folder
-
-        message = f"Add recommenders of {', '.join(self.clients)}"
-        save = partial(self.export, published_name=repo_id)
-        return push_folder(save, HfApi() if api is None else api, repo_id, private, False, message)
-
-    def __repr__(self) -> str:
-        return f"Result of {self.method} on {', '.join(self.clients)}, round {self.best_round}\n{self.table.round(4)}"
-
-    def _repr_html_(self) -> str:
-        paragraphs = "".join(f"<p>{escape(text)}</p>" for text in self.verdict.splitlines()[:3])
-        about = f"{escape(self.method)} on {escape(', '.join(self.clients))}, round {self.best_round}"
-        return f"<p><b>{about}</b></p>{paragraphs}{self.table.round(4).to_html()}"
-
-    def _card(self, published_name: str) -> str:
-        from fedecider.models.export import opened_in_one_line
-
-        config = read_object(self.folder.adapters / self.clients[0] / "adapter_config.json", {"task_type": str})
-        auto_class = "AutoModelForSeq2SeqLM" if config["task_type"] == "SEQ_2_SEQ_LM" else "AutoModelForCausalLM"
-        lines = [
-            "---",
-            "library_name: peft",
-            *([f"base_model: {published_name}"] if published_name else []),
-            "tags: [recommender, federated-learning]",
-            "---",
-            f"# Recommenders of {', '.join(self.clients)}",
-            "",
-            f"Trained together by {self.method} with FeDecider. `adapters/NAME` are PEFT adapters of `backbone/`, "
-            "whose files a repository of the hub has in front too.",
-            "",
-            opened_in_one_line(auto_class, published_name or "THIS REPOSITORY", self.clients[0]),
-            "",
-            "```text",
-            self.table.round(4).to_string(),
-            "```",
-        ]
-        return "\n".join(lines) + "\n"
-
-
 def option_words(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Settings as words of a command line: ``{"a": {"b": [1, True]}}`` -> ``--a.b=[1, true]``."""
     words: list[str] = []
@@ -496,10 +263,3 @@ def prepared_words(data: Mapping[str, Domain] | str | Path, cache: Path) -> list
         return [f"--data={data}"]
     folder = kept_data(data, cache)
     return [f"--data={folder}", f"--domains={','.join(data)}"]
-
-
-def _new(folder: str | Path) -> Path:
-    target = Path(folder)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"got the folder {folder}, which is there and not empty, expected a new one")
-    return target

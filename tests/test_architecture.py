@@ -36,7 +36,7 @@ ALLOWED = {
     "distill": {BOUNDS, "idgen"},
     "fedecider.models": {"fedecider.running", "idgen", *BASE},
     "fedecider.methods": {"fedecider.models", "idgen", *BASE},
-    "fedecider.audit": SHARED,
+    "fedecider.audit": {*SHARED, "fedecider.engine"},
     "fedecider.engine": {*SHARED, "fedecider.models"},
     "fedecider.comparison": {*SHARED, "fedecider.engine"},
     "fedecider.cross_silo": {*SHARED, *MODELS, *ENGINE},
@@ -45,7 +45,8 @@ ALLOWED = {
     "fedecider.testing": {*SHARED, *MODELS, *ENGINE, "fedecider.cross_silo", "fedecider.id_based"},
     "fedecider.deployment": {*SHARED, *MODELS, *ENGINE, "fedecider.cross_silo", "fedecider.lifecycle"},
     "fedecider.serve": {BOUNDS, "fedecider.running", "fedecider.report", "fedecider.models"},
-    "fedecider.api": {*SHARED, *MODELS, *ENGINE},
+    "fedecider.result": {*SHARED, *MODELS, "fedecider.engine"},
+    "fedecider.api": {*SHARED, *MODELS, *ENGINE, "fedecider.result"},
     "fedecider.cli": {
         *SHARED,
         *MODELS,

@@ -16,8 +16,8 @@ from fedecider.comparison.tuning import Tried
 from fedecider.cross_silo.comparison import SASREC, CompareConfig, _examples
 from fedecider.cross_silo.entries import STUDENT
 from fedecider.evaluation.statistics import Comparison, Interval
+from fedecider.report.conclusion import conclusion
 from fedecider.report.tables import ResultRow
-from fedecider.report.verdict import conclusion
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 MEANS = {"ours": 0.2, "local": 0.22, "popularity": 0.1, "sasrec": 0.15, "memoriser": 0.01}

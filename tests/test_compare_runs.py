@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fedecider as fd
-from fedecider.data.sample import sample_domains
 from fedecider.comparison.compare import compare_runs
+from fedecider.data.sample import sample_domains
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 
 USERS = {"north": [f"n{user}" for user in range(40)], "south": ["n0", *(f"s{user}" for user in range(9))]}

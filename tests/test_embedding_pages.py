@@ -3,7 +3,8 @@
 import pytest
 
 from embedding_fr.results import run_evidence
-from fedecider.report.verdict import conclusion
+from fedecider.engine.result import RunResult
+from fedecider.report.conclusion import conclusion
 
 
 def interval(mean):
@@ -18,18 +19,20 @@ def test_the_page_of_a_run_says_what_stands_beside_it(federation):
     metrics = {
         "test": {**test, "memoriser": {"hit@10": interval(0.3)}},
         "valid": {name: {"hit@10": interval(0.1)} for name in test},
+        "dataset": "toy",
         "protocol": "strict",
         "chance_hit@10": 0.05,
         "reported": "fedmf",
         "num_users": 40,
     }
-    evidence = run_evidence({"config": {"run": {"federation": federation}}}, metrics)
+    record = {"config": {"run": {"federation": federation}}}
+    evidence = run_evidence(RunResult(record, metrics, [], []))
     assert evidence.valid == {"fedmf": 0.1, "popularity": 0.1}
     assert ("Federation was off: every client trained alone." in evidence.alarms) is not federation
     assert "above chance" in evidence.alarms[0]
     assert (
         conclusion(evidence).answer == "Perhaps: it is better than popularity, the best simple rule, with reservations."
     )
-    leaking = run_evidence({"config": {"run": {"federation": federation}}}, {**metrics, "protocol": "paper"})
+    leaking = run_evidence(RunResult(record, {**metrics, "protocol": "paper"}, [], []))
     assert "above chance" not in " ".join(leaking.alarms)
     assert conclusion(leaking).answer.startswith("Cannot be said: the protocol paper leaks")

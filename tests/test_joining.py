@@ -22,7 +22,7 @@ from fedecider.cross_silo.joining import (
 )
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.report.analyses import cost_of_joining
-from fedecider.report.verdict import joining_sentences, odd_sentences, of_one_item, unlike_ones
+from fedecider.report.joining import joining_sentences, odd_sentences, of_one_item, unlike_ones
 
 COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")
 ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")

@@ -16,7 +16,7 @@ from fedecider.evaluation.protocols import chance_hit, few_candidates, get_proto
 from fedecider.evaluation.statistics import compare_table, paired_permutation_test
 from fedecider.models.histories import Items
 from fedecider.models.recommender import Recommender
-from fedecider.report.verdict import Evidence, conclusion
+from fedecider.report.conclusion import Evidence, conclusion
 from fedecider.running.options import run
 from fedecider.running.run_folder import opened_run, other_code
 

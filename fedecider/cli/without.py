@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fedecider.cross_silo.page import report  # after the options: --help does without
         from fedecider.cross_silo.without import leave_out
         from fedecider.engine.page import ReportConfig
-        from fedecider.report.verdict import without_sentences
+        from fedecider.report.joining import without_sentences
         from fedecider.running.launch import start
 
         companies = [one.strip() for one in config.company.split(",") if one.strip()]

@@ -15,6 +15,7 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, distinguishable_winners, shared_persons
 from fedecider.federation.record import write_json, write_text
+from fedecider.report.conclusion import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion
 from fedecider.report.figures import convergence_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
@@ -30,7 +31,6 @@ from fedecider.report.tables import (
     rows_data,
     shown_domains,
 )
-from fedecider.report.verdict import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion
 from fedecider.running.run_folder import as_plain
 
 SETTING_HEADER = ("row", "method", "kind", "protocols", "setting", "tried on validation (ndcg@10, seed 0)")

@@ -45,21 +45,21 @@ from fedecider.comparison.compare import (
     guest_of,
 )
 from fedecider.comparison.tuning import ONE_SETTING, search_of, setting_text
+from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.entries import (
     HYBRID_ROW,
     OWN_HYBRID_ROW,
     STUDENT,
     TEACHER,
-    valid_means,
     with_hybrid,
 )
 from fedecider.cross_silo.federate import beside_data
-from fedecider.cross_silo.page import cached_user_texts, example_sections, run_analysis
+from fedecider.cross_silo.page import example_sections
 from fedecider.cross_silo.prepare import Settings, load_data
 from fedecider.data.domain import Domain, clients_of, once_a_catalogue
 from fedecider.data.encoders import encoder_label, load_encoder
-from fedecider.engine.page import EXAMPLES_FILE
+from fedecider.engine.result import EXAMPLES_FILE, RunResult
 from fedecider.engine.track import track_of
 from fedecider.evaluation.metrics import MACRO, mean_metrics
 from fedecider.evaluation.per_user import read_per_user
@@ -332,7 +332,8 @@ def cell_of(label: str, method: str, folder: RunFolder) -> Cell:
     """
     content = read_object(folder.metrics)
     with damage_names(folder.metrics):
-        shown, means = shown_as(label, method, content), valid_means(content, "ndcg@10")
+        result = RunResult.read(folder.root)
+        shown, means = shown_as(label, method, content), result.valid_means("ndcg@10")
         # runs of before know the validation of their rounds alone
         valid = {label: float(means.get(content["reported"], content["best_valid_ndcg@10"]))}
         valid |= {one: means[name] for name, one in shown.items() if name in means}
@@ -351,7 +352,7 @@ def cell_of(label: str, method: str, folder: RunFolder) -> Cell:
     def course() -> Course:
         return course_of(read_records(folder.rounds), best_round)
 
-    hits = {shown.get(name, name): value for name, value in valid_means(content).items()}
+    hits = {shown.get(name, name): value for name, value in result.valid_means("hit@10").items()}
     counted = (
         with_hybrid(label) if with_hybrid(label, OWN_HYBRID_ROW) in valid else ""
     )  # counts of other clients are sent
@@ -571,9 +572,7 @@ def _analyses(asked: Asked, table: Table) -> list[Section]:
     if len(config.analysed) != 2 or not set(config.analysed) <= set(folders):
         return []
     own, other = (folders[label] for label in config.analysed)
-    texts = cached_user_texts(read_run(own.root))
-    analysis = run_analysis(own, asked.domains, texts, config.encoder, compare=other)
-    write_json(Path(config.output) / "analysis.json", analysis)
+    analysis = run_analysis(own.root, asked.domains, config.encoder, compare=other.root)
     first, second = config.analysed
     said = Section("Analyses", [f"What follows is about {first} with seed 0, beside {second} with seed 0."])
     of_table = colours_of(list(folders))

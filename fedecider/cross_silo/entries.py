@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
-from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from fedecider.bounds import Precision
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student
 from fedecider.data.domain import Domain, by_catalogue, is_part
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
-from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.evaluation.canary import memoriser_positions
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol, history
@@ -58,16 +56,7 @@ from fedecider.models.hybrid import (
 )
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.loaded import model_scores
-from fedecider.report.page import Conclusion
 from fedecider.report.tables import CANARY
-from fedecider.report.verdict import (
-    BEFORE_ROUNDS,
-    WITHOUT_EXCHANGE,
-    Evidence,
-    conclusion,
-    joining_sentences,
-    without_sentences,
-)
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
@@ -217,6 +206,12 @@ class Mixed(NamedTuple):
     """Positions of the reported model, which were worked out on the way."""
     rows: dict[str, dict[str, Positions]]
     """Positions of each hybrid with the model and alone; of the users that the model ranks."""
+
+
+def reserved_labels(method: str) -> list[str]:
+    """Entries of a run that no baseline of one's own may be called after."""
+    labels = [TEACHER, STUDENT, *UNTRAINED, CANARY, HYBRID_ROW, OWN_HYBRID_ROW, MACRO]
+    return [*labels, *(label for name in (method, LOCAL, KEPT) for label in (name, with_hybrid(name)))]
 
 
 def with_hybrid(method: str, row: str = HYBRID_ROW) -> str:
@@ -487,117 +482,3 @@ def _example(domain: Domain, sequence: list[int], recommended: list[int], positi
         "position": None if position == NOT_RANKED else position,
         "recommended": [{"title": domain.titles[item], "held_out": item == target} for item in recommended],
     }
-
-
-# The words with which the page of a run begins: would one switch it on, what was run, what speaks against it.
-
-
-def run_conclusion(
-    record: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    num_rounds: int,
-    alarms: Sequence[str] = (),
-    cards: Mapping[str, Mapping[str, Any]] = {},
-    cost: Mapping[str, Any] | None = None,
-) -> Conclusion:
-    """From ``run.json``, ``metrics.json``, data cards and what joining cost; ``alarms`` are warnings that make the
-    numbers doubtful."""
-    said = conclusion(run_evidence(record, metrics, alarms, cards), [_about(metrics, num_rounds)])
-    asked, overlap = record["config"]["run"].get("method", LOCAL), record.get("overlap", {})
-    first = [*joining_sentences(metrics.get("joining", {}), cost), *without_sentences(metrics.get("without", {}))]
-    if metrics["method"] == LOCAL != asked:
-        first = [*overlap["sentences"], f"So {asked} would have changed nothing, and every client was trained alone."]
-    return said._replace(paragraphs=[*first, *said.paragraphs])
-
-
-def run_evidence(
-    record: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    alarms: Sequence[str] = (),
-    cards: Mapping[str, Mapping[str, Any]] = {},
-) -> Evidence:
-    """What the files of a run say about the row that ``scripts/recommend.py`` recommends with."""
-    domains = metrics["domains"]
-    tests = {name: domain["test"] for name, domain in domains.items()}
-    rows = metrics[MACRO]["test"] if MACRO in metrics else next(iter(tests.values()))
-    subject = switched_on(metrics["method"], metrics["reported"], rows)
-    sampled = record["config"]["ranking"].get("num_eval_users", 0)
-    note = [f"Rounds were chosen on {sampled} users a domain."] if sampled else []
-    return Evidence(
-        subject=subject,
-        rows=rows,
-        simple=(*UNTRAINED, *metrics.get("baselines", ())),
-        protocol=metrics["protocol"],
-        tests=metrics.get("comparisons", ()),  # runs of before have none
-        beside={
-            one: what
-            for one, what in beside(metrics["method"], metrics["reported"]).items()
-            if one in rows and one not in (STUDENT, subject)
-        },
-        without_exchange=without_exchange(rows) if metrics["method"] != LOCAL else {},
-        before_rounds={STUDENT: BEFORE_ROUNDS},
-        domains=tests if len(tests) > 1 else {},
-        valid=valid_means(metrics),
-        num_clients=len(tests),
-        chance=fmean(domain["chance_hit@10"] for domain in domains.values()),
-        planted=not record["config"]["run"]["data"]
-        or any(card.get("settings", {}).get("source") == SAMPLE for card in cards.values()),
-        alarms=[*alarms, *note],
-    )
-
-
-def switched_on(method: str, reported: str, labels: Collection[str]) -> str:
-    """The row of the recommender that is handed over: what clients keep where that is not the joint model for all, else
-    the reported model; with the hybrid where there is one."""
-    return next(one for one in (with_hybrid(KEPT), KEPT, with_hybrid(method), reported) if one in {*labels, reported})
-
-
-def beside(method: str, reported: str) -> dict[str, str]:
-    """Rows that say where the result comes from -> what each is."""
-    return {
-        reported: "the model without its private part",
-        with_hybrid(method): "the joint model for every client",
-        with_hybrid(method, OWN_HYBRID_ROW): "the same with counts of its own alone",
-        HYBRID_ROW: "the hybrid without a model",
-        STUDENT: BEFORE_ROUNDS,
-    }
-
-
-def without_exchange(labels: Collection[str]) -> dict[str, str]:
-    """The row of what clients have that trained alone, in words; nothing where there is none."""
-    found = [one for one in (with_hybrid(LOCAL), LOCAL) if one in labels]
-    return dict.fromkeys(found[:1], WITHOUT_EXCHANGE)
-
-
-def taken_labels(method: str) -> list[str]:
-    """Rows of a run that no baseline of one's own may be called after."""
-    rows = [TEACHER, STUDENT, *UNTRAINED, CANARY, HYBRID_ROW, OWN_HYBRID_ROW, MACRO]
-    return [*rows, *(name for one in (method, LOCAL, KEPT) for name in (one, with_hybrid(one)))]
-
-
-def valid_means(metrics: Mapping[str, Any], metric: str = "hit@10") -> dict[str, float]:
-    """Row -> ``metric`` on validation items, mean over domains, where every domain has a number; old runs have none."""
-    every = [domain.get("valid", {}) for domain in metrics["domains"].values()]
-    means = {label: [rows.get(label, {}).get(metric, {}).get("mean") for rows in every] for label in every[0]}
-    return {label: fmean(values) for label, values in means.items() if None not in values}
-
-
-def _about(metrics: Mapping[str, Any], num_rounds: int) -> str:
-    domains, rounds = list(metrics["domains"]), f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
-    return (
-        f"What was run: the method {metrics['method']} trained a recommender for {_parties(domains)} in {rounds}. "
-        f"Shown is the model after round {metrics['best_round']}, the best one on validation items."
-    )
-
-
-def _parties(domains: Sequence[str]) -> str:
-    if len(domains) == 1:
-        return f"the domain {domains[0]}"
-    return f"each of {len(domains)} domains ({', '.join(domains)}), every one a client with data of its own,"
-
-
-def selection_text(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
-    """What `fedecider.cross_silo.hyperparameter_selection` came to, in one sentence."""
-    words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
-    scores = ", ".join(f"{one['valid']:.4f}" for one in tried)
-    return f"settings of local training, by validation ndcg@10 of two rounds alone ({scores}): {words}"

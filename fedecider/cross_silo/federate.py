@@ -14,7 +14,7 @@ from fedecider.baselines.own import check_own
 from fedecider.comparison.tuning import Tunable
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.continued import continued, going_on
-from fedecider.cross_silo.entries import taken_labels
+from fedecider.cross_silo.entries import reserved_labels
 from fedecider.cross_silo.hyperparameter_selection import check_limits, check_uploads, keep, select
 from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
@@ -75,7 +75,7 @@ def experiment_on(
 ) -> Experiment:
     """A run on these data; ``artifacts`` gives the stages that it shares with others, ``state`` a start."""
     hashes, faults = check_federation(settings, domains)
-    check_own(clients_of(domains), taken_labels(settings.run.method))
+    check_own(clients_of(domains), reserved_labels(settings.run.method))
     names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
     prepare = partial(_prepare, settings, faults, artifacts, overlap, state)
     return Experiment(settings, hashes, names, prepare, {"overlap": overlap})

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedecider.cross_silo.entries import selection_text
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student, make_recommender
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import Domain
@@ -138,9 +137,11 @@ def keep(selected: Selected, folder: RunFolder) -> None:
         write_json(folder.selection, {"taken": selected.taken, "tried": selected.tried})
 
 
-def selection_notes(folder: RunFolder) -> list[str]:
-    """What was taken, in a sentence; none where there was no choice."""
-    return [selection_text(**read_json(folder.selection))] if folder.selection.is_file() else []
+def selection_text(taken: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]) -> str:
+    """What was selected, in one sentence."""
+    words = " ".join(f"{name} {value}" for name, value in taken.items()) or "as given"
+    scores = ", ".join(f"{candidate['valid']:.4f}" for candidate in tried)
+    return f"settings of local training, by validation ndcg@10 of two rounds alone ({scores}): {words}"
 
 
 def as_taken(settings: Settings, folder: RunFolder) -> Settings:

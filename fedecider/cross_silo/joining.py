@@ -271,7 +271,7 @@ def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System
 
 
 def checked_events(domains: Mapping[str, Domain], unit_of: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:
-    """Client -> what `fedecider.report.verdict.odd_sentences` warns by; ``unit_of``: client -> (I, D) unit texts.
+    """Client -> what `fedecider.report.joining.odd_sentences` warns by; ``unit_of``: client -> (I, D) unit texts.
 
     ``most_sold``: share of train events on the item with most of them. ``likeness``, by how much texts of items that
     customers take one after the other are more alike (cosine) than those of the same items drawn anew, with its
@@ -324,7 +324,7 @@ def joining_data(
     chosen: bool,
     events: Mapping[str, Mapping[str, Any]] = {},
 ) -> dict[str, Any]:
-    """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.verdict.joining_sentences`.
+    """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.joining.joining_sentences`.
 
     ``joined``, ``alone``: rows of ``rows``, row -> domain -> test places (U,), which may have `KEPT`. ``chosen``:
     whether clients had the choice. ``events``: `checked_events`. Tests are paired over customers, of each client and

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED
 from fedecider.baselines.own import own_baselines
+from fedecider.cross_silo.conclusion import joining_lines, run_conclusion, sources_of, subject_of, without_exchange
 from fedecider.cross_silo.entries import (
     HYBRID_ROW,
     KEPT,
@@ -22,19 +23,16 @@ from fedecider.cross_silo.entries import (
     Hybrids,
     Load,
     Positions,
-    beside,
     counting_positions,
     decode_examples,
     every_hybrid,
     hybrids_data,
     item_texts_of,
     save_hybrids,
-    switched_on,
     with_hybrid,
-    without_exchange,
     zero_shot,
 )
-from fedecider.cross_silo.hyperparameter_selection import selection_notes
+from fedecider.cross_silo.hyperparameter_selection import selection_text
 from fedecider.cross_silo.joining import (
     Keeps,
     System,
@@ -44,10 +42,11 @@ from fedecider.cross_silo.joining import (
     local_system,
     may_choose,
 )
-from fedecider.cross_silo.page import conclusion_of, finish_report
+from fedecider.cross_silo.page import run_page
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
 from fedecider.data.domain import Domain, by_catalogue
 from fedecider.data.encoders import encoder_label
+from fedecider.engine.result import CARDS_FILE, EXAMPLES_FILE, RunResult
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
@@ -58,6 +57,7 @@ from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
 from fedecider.federation.record import (
     capped_clients,
     non_finite_uploads,
+    read_json,
     read_records,
     sum_notes,
     upload_notes,
@@ -86,8 +86,9 @@ from fedecider.models.item_texts import (
     save_projection,
 )
 from fedecider.models.new_items import GENERATOR_FOLDER, TEXT_FOLDER
-from fedecider.report.analyses import WAYS, cost_of_joining, message_bytes, total_bytes
+from fedecider.report.analyses import WAYS, message_bytes, total_bytes
 from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
+from fedecider.report.joining import KEPT_WORDS
 from fedecider.report.tables import (
     CANARY,
     COMPARED,
@@ -101,10 +102,9 @@ from fedecider.report.tables import (
     shown_domains,
     variant_labels,
 )
-from fedecider.report.verdict import KEPT_WORDS, joining_sentences
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, progress, stage, write_seconds
-from fedecider.running.run_folder import SITE_LOGS, RunFolder
+from fedecider.running.run_folder import RunFolder
 from idgen.ranking import ranks_all
 from idgen.samples import train_batches
 from idgen.text_vectors import means_alone
@@ -368,14 +368,12 @@ def write_results(run: Ended) -> None:
         return
     _write_rounds(run, models)
     log_results(run, models)
-    texts = {name: ids.clients.texts for name, ids in run.artifacts.ids.items() if ids.clients is not None}
-    encoder = run.settings.run.pretrain.text_encoder
     write_seconds(run.folder.metrics)
-    with stage("report"):
-        page = finish_report(run.folder, run.artifacts.everyone, texts, models.examples, encoder)
-    if page is not None:
-        log_line(f"report: {page}")
-    log_answer(run, models)
+    result = finish_report(run, models.examples)
+    said = run_conclusion(result)
+    log_line(f"{said.question} {said.answer}")
+    for sentence in joining_lines(result):
+        log_line(sentence)
     write_table(run, models)  # last: a run whose table stands there is finished
 
 
@@ -506,8 +504,8 @@ def paired_tests(
 
     ``positions``: row -> domain -> (U,) test positions. Holm's correction is over all of them.
     """
-    subject = switched_on(method, reported, positions)
-    asked = (*UNTRAINED, *own_baselines(), *beside(method, reported), *without_exchange(positions))
+    subject = subject_of(method, reported, positions)
+    asked = (*UNTRAINED, *own_baselines(), *sources_of(method, reported), *without_exchange(positions))
     others = [label for label in dict.fromkeys(asked) if label in positions and label != subject]
     pairs = [(subject, other) for other in others]
     persons = shared_persons(users)
@@ -524,19 +522,21 @@ def log_results(run: Ended, models: Models) -> None:
     log_line(f"adapters: {run.folder.adapters}")
 
 
-def log_answer(run: Ended, models: Models) -> None:
-    """Whether one would switch the model on, and what joining brought; the last words of a run."""
-    said = conclusion_of(run.folder)
-    log_line(f"{said.question} {said.answer}")
-    log_joining(run, models)
+def finish_report(run: Ended, examples: Mapping[str, Any]) -> RunResult:
+    """Write examples, data cards and the page.
 
-
-def log_joining(run: Ended, models: Models) -> None:
-    """What joining brought, in sentences; a site of a deployment says this alone."""
-    records = _records(run.folder) or _training_logs(run.folder)
-    cost = cost_of_joining(records, run.recommender.names, list(run.artifacts.domains))
-    for sentence in joining_sentences(models.joining, cost):
-        log_line(sentence)
+    Hours of training must not end in an error of their page: it is logged, and the page can be made again.
+    """
+    root = run.folder.root
+    write_json(root / EXAMPLES_FILE, examples)
+    write_json(root / CARDS_FILE, {name: domain.card for name, domain in run.artifacts.everyone.items()})
+    result = RunResult.read(root)
+    with stage("report"):
+        try:
+            log_line(f"report: {run_page(root, result)}")
+        except Exception as error:  # see above: any error
+            log_line(f"no report: {error}")
+    return result
 
 
 def write_table(run: Ended, models: Models) -> None:
@@ -716,11 +716,6 @@ def _records(folder: RunFolder) -> list[dict]:
     return read_records(folder.rounds) if folder.rounds.is_file() else []
 
 
-def _training_logs(folder: RunFolder) -> list[dict]:
-    """What a site of a deployment has of its rounds: its own logs."""
-    return read_records(folder.root / SITE_LOGS) if (folder.root / SITE_LOGS).is_file() else []
-
-
 def _notes(run: Ended, models: Models) -> tuple[list[str], list[str]]:
     """What must be known before the numbers are read, and how they came about."""
     settings, state, records = run.settings, run.state, _records(run.folder)
@@ -741,7 +736,7 @@ def _notes(run: Ended, models: Models) -> tuple[list[str], list[str]]:
     return warned, [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 "
         f"({state.best_score:.4f}) of {run.method.variants[0]}",
-        *selection_notes(run.folder),
+        *([selection_text(**read_json(run.folder.selection))] if run.folder.selection.is_file() else []),
         "every item is scored, as its ID is one token"
         if models.num_beams is None
         else f"beam search with {models.num_beams} beams",

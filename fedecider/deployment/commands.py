@@ -29,7 +29,7 @@ from fedecider.deployment.project import (
 from fedecider.deployment.run import WIRE_FILE
 from fedecider.engine.track import track_of
 from fedecider.evaluation.protocols import MIN_EVENTS
-from fedecider.report.verdict import joining_of_sites, joining_sentences
+from fedecider.report.joining import joining_of_sites, joining_sentences
 from fedecider.running.launch import start as launched
 from fedecider.running.options import HELP_ALL, peek
 from fedecider.running.progress import console, log_line

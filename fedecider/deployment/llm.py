@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.cross_silo.command_line import settings_from_plain
+from fedecider.cross_silo.conclusion import joining_lines
 from fedecider.cross_silo.entries import KEPT
 from fedecider.cross_silo.federate import carries_update
 from fedecider.cross_silo.hyperparameter_selection import check_sizes, check_uploads
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
-from fedecider.cross_silo.page import finish_report
 from fedecider.cross_silo.prepare import (
     BaseArtifacts,
     Settings,
@@ -33,7 +33,7 @@ from fedecider.cross_silo.prepare import (
 from fedecider.cross_silo.results import (
     Ended,
     check_privacy,
-    log_joining,
+    finish_report,
     log_results,
     privacy_data,
     write_models,
@@ -61,8 +61,8 @@ from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.versions import drop_versions
+from fedecider.report.joining import difference_row, odd_sentences
 from fedecider.report.tables import rows_data
-from fedecider.report.verdict import difference_row, odd_sentences
 from fedecider.running.launch import Launch
 from fedecider.running.options import load_yaml, settings_file
 from fedecider.running.progress import log_line
@@ -298,10 +298,8 @@ class _End(NamedTuple):
         name = self.project.names[self.client]
         write_json(self.folder.record, self._record(name))
         log_results(run, models)
-        log_joining(run, models)
-        encoder = settings.run.pretrain.text_encoder
-        if (page := finish_report(self.folder, own.artifacts.domains, {}, models.examples, encoder)) is not None:
-            log_line(f"report: {page}")
+        for sentence in joining_lines(finish_report(run, models.examples)):
+            log_line(sentence)
         write_table(run, models)
         told = [row for row in models.rows if not row.label.startswith(KEPT)]  # what a site keeps is its own affair
         return {**rows_data(told, name), **difference_row(models.joining, name)}

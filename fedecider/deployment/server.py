@@ -27,7 +27,7 @@ from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, RoundSet
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.state import RunState, load_state
 from fedecider.federation.wire import joined
-from fedecider.report.verdict import DIFFERENCE
+from fedecider.report.joining import DIFFERENCE
 
 SCORES = tuple(user_metrics(torch.zeros(1)))
 """Means over the own validation users that a site tells after every round."""

@@ -47,7 +47,7 @@ class Track(NamedTuple):
     """(words of ``federate``, whether hours are allowed) -> settings for the data they name; empty where they
     are chosen already."""
     conclusion: str = ""
-    """`RunFolder` of a finished run -> `fedecider.report.page.Conclusion`: the verdict in sentences."""
+    """`fedecider.engine.result.RunResult` -> `fedecider.report.page.Conclusion`: the verdict in sentences."""
     data_words: str = ""
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     comparison: str = ""

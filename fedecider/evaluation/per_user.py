@@ -11,10 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -37,6 +35,8 @@ def write_per_user(path: Path, records: Iterable[UserPositions], cutoffs: Sequen
 
     Takes the records as a stream. ``ValueError`` when users and positions differ in number or a record comes twice.
     """
+    import pyarrow.parquet as pq  # --help does without
+
     path = Path(path)
     scratch = path.with_name(f".{path.name}.tmp")
     seen: set[tuple] = set()
@@ -61,6 +61,8 @@ def write_per_user(path: Path, records: Iterable[UserPositions], cutoffs: Sequen
 
 def read_per_user(path: Path) -> list[UserPositions]:
     """The records of a file of :func:`write_per_user`, in the order of writing, users in their order."""
+    import pyarrow.parquet as pq
+
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"got no file {path}, expected per_user.parquet of a finished run")
@@ -98,14 +100,18 @@ def _row(domain: str, key: tuple, num_users: int, metrics: dict[str, float]) -> 
     return {"domain": domain, "split": key[0], "variant": key[1], "round": key[2], "num_users": num_users, **metrics}
 
 
-def _schema(cutoffs: Sequence[int]) -> pa.Schema:
+def _schema(cutoffs: Sequence[int]) -> Any:
+    import pyarrow as pa
+
     word = pa.dictionary(pa.int32(), pa.string())
     names = list(user_metrics(torch.zeros(1), cutoffs))
     fields = [("domain", word), ("user", pa.string()), ("split", word), ("variant", word), ("round", pa.int32())]
     return pa.schema([*fields, ("position", pa.float64()), *((name, pa.float64()) for name in names)])
 
 
-def _table(record: UserPositions, schema: pa.Schema, cutoffs: Sequence[int]) -> pa.Table:
+def _table(record: UserPositions, schema: Any, cutoffs: Sequence[int]) -> Any:
+    import pyarrow as pa
+
     place_U = torch.as_tensor(record.position_U).to(torch.float64)
     num = len(place_U)
     columns: dict[str, list] = {

@@ -21,6 +21,7 @@ from fedecider.comparison.tuning import Tunable, search_of
 from fedecider.data.domain import Domain, clients_of, once_a_catalogue
 from fedecider.data.store import load_domains
 from fedecider.engine.page import Parts, write_run_page
+from fedecider.engine.result import RunResult
 from fedecider.engine.run import Experiment, Rounds, train
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
@@ -157,7 +158,7 @@ def recorded_settings(run: Path, data: str = "") -> IdSettings:
 
 def page(config: Any) -> Path:
     """The page of a finished run, made again (`fedecider.engine.page.ReportConfig`)."""
-    return write_run_page(RunFolder(Path(config.run)), lambda files: Parts())
+    return write_run_page(Path(config.run), RunResult.read(config.run), lambda result: Parts())
 
 
 Positions = dict[str, dict[str, Tensor]]
@@ -351,6 +352,6 @@ def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain]
     write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
     write_seconds(folder.metrics)
     with stage("report"):
-        page = write_run_page(folder, lambda files: Parts())
+        page = write_run_page(folder.root, RunResult.read(folder.root), lambda result: Parts())
     log_line(f"report: {page}")
     log_line(f"run: {folder.root}")

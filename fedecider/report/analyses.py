@@ -313,7 +313,7 @@ def _span(count_U: Tensor) -> list[int] | None:
 
 
 def traffic_table(
-    records: Sequence[dict], names: Sequence[str], scalars: Callable[[int, int], tuple[int, int]]
+    records: Sequence[Mapping[str, Any]], names: Sequence[str], scalars: Callable[[int, int], tuple[int, int]]
 ) -> list[dict[str, Any]]:
     """One entry per round and group of clients with equal traffic: payload bytes, the formula's, and the header.
 
@@ -336,7 +336,7 @@ def traffic_table(
     return table
 
 
-def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = NEAR) -> dict[str, Any]:
+def timing(records: Sequence[Mapping[str, Any]], names: Sequence[str], tolerance: float = NEAR) -> dict[str, Any]:
     """Mean local training seconds a round, and how soon validation comes near its best (FeDecider, Table 9).
 
     ``train_s``: mean over rounds of all clients together; ``client_s``: domain -> mean over the rounds it took part in.
@@ -359,7 +359,7 @@ def timing(records: Sequence[dict], names: Sequence[str], tolerance: float = NEA
     }
 
 
-def logged_rows(record: dict, key: str, num_clients: int) -> list[list[float] | None] | None:
+def logged_rows(record: Mapping[str, Any], key: str, num_clients: int) -> list[list[float] | None] | None:
     """The list that each client logged under ``key`` in one round, in client order; None when no client did.
 
     A client that was absent, or whose update was refused, has None in its row.
@@ -369,7 +369,9 @@ def logged_rows(record: dict, key: str, num_clients: int) -> list[list[float] | 
     return rows if any(row is not None for row in rows) else None
 
 
-def boundary_shock(records: Sequence[dict], names: Sequence[str], metric: str = "ndcg@10") -> dict[str, Any] | None:
+def boundary_shock(
+    records: Sequence[Mapping[str, Any]], names: Sequence[str], metric: str = "ndcg@10"
+) -> dict[str, Any] | None:
     """Validation ``metric`` before the upload and after the broadcast: variant -> domain -> one value per round.
 
     ``change``: domain -> after minus before. None for methods without these two variants. The

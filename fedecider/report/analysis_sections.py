@@ -78,18 +78,15 @@ def _distances(analysis: Mapping[str, Any]) -> Section | None:
     )
     paragraphs = [
         f"Distance of two domains: 1 - cosine between the mean vectors of their texts, encoder {found['encoder']} "
-        f"({counts}). Items are read as the ID generator reads them. Users: {found['users']}; held-out items are not "
-        "in these texts. Distances of different encoders cannot be compared. The user texts of all clients are in one "
-        "place here, which only a simulation has.",
+        f"({counts}). Items are read as the ID generator reads them. Users: joined titles of their newest train items; "
+        "held-out items are not in these texts. Distances of different encoders cannot be compared. The user texts of "
+        "all clients are in one place here, which only a simulation has.",
         "Spearman correlation of off-diagonal fusion weights and distances: negative means that nearer domains get "
         "larger weights.",
         evidence_note(len(analysis["domains"])),
     ]
     tables = [_correlation_table(analysis["domains"], found)]
-    matrix = {key: torch.tensor(found[key], dtype=torch.float64) for key in ("item_distance", "user_distance")}
-    figure = distance_heat_maps(
-        matrix["item_distance"], matrix["user_distance"], analysis["domains"], found["encoder"], found["users"]
-    )
+    figure = distance_heat_maps(found["item_distance"], found["user_distance"], analysis["domains"], found["encoder"])
     return Section("How alike the domains are", paragraphs, tables, [figure])
 
 

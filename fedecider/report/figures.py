@@ -282,13 +282,8 @@ def client_bars(
     return PlotFigure(figure, {"rows": {label: dict(clients) for label, clients in values.items()}})
 
 
-def distance_heat_maps(
-    item_KK: Tensor, user_KK: Tensor, domains: Sequence[str], encoder: str, user_source: str
-) -> PlotFigure:
-    """Distances between the domains' items and users, side by side.
-
-    ``encoder`` and ``user_source`` (what stands for a user) are named in the title.
-    """
+def distance_heat_maps(item_KK: Tensor, user_KK: Tensor, domains: Sequence[str], encoder: str) -> PlotFigure:
+    """Distances between the domains' items and users by the vectors of ``encoder``, side by side."""
     maps = {"item distance": item_KK, "user distance": user_KK}
     figure = make_subplots(rows=1, cols=len(maps), subplot_titles=list(maps), horizontal_spacing=0.09)
     values = {name: matrix.double().tolist() for name, matrix in maps.items()}
@@ -299,8 +294,8 @@ def distance_heat_maps(
     figure.update_traces(showscale=False)
     figure.update_xaxes(type="category")
     figure.update_yaxes(type="category")
-    style(figure, f"Distances (1 - cosine of mean vectors; {encoder}; users: {user_source})")
-    return PlotFigure(figure, {"domains": list(domains), "encoder": encoder, "users": user_source, "maps": values})
+    style(figure, f"Distances (1 - cosine of mean vectors; {encoder})")
+    return PlotFigure(figure, {"domains": list(domains), "encoder": encoder, "maps": values})
 
 
 def group_bars(

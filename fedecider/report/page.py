@@ -407,7 +407,7 @@ class Section(NamedTuple):
 
 
 class Conclusion(NamedTuple):
-    """What stands first on a page; see `fedecider.report.verdict`."""
+    """What stands first on a page; see `fedecider.report.conclusion`."""
 
     question: str
     answer: str

@@ -60,7 +60,7 @@ def rows_data(rows: Sequence[ResultRow], domain: str) -> dict[str, dict[str, dic
 
 
 def comparisons_data(comparisons: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """Paired tests as plain data, for JSON and for `fedecider.report.verdict`."""
+    """Paired tests as plain data, for JSON and for `fedecider.report.conclusion`."""
     return [{**one._asdict(), "difference": one.difference._asdict()} for one in comparisons]
 
 

@@ -20,7 +20,7 @@ from fedecider.deployment import commands, flare
 from fedecider.deployment.flare import PARTY, SiteExecutor, of_blob, read_party, to_blob
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.deployment.project import party_file, site_names
-from fedecider.report.verdict import DIFFERENCE
+from fedecider.report.joining import DIFFERENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -25,7 +25,7 @@ from fedecider.deployment.messages import DeploymentConfig, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
 from fedecider.federation.state import write_sums
-from fedecider.report.verdict import DIFFERENCE, joining_of_sites, joining_sentences
+from fedecider.report.joining import DIFFERENCE, joining_of_sites, joining_sentences
 from fedecider.running.launch import start
 
 pytestmark = pytest.mark.whole

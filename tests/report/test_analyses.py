@@ -1,13 +1,13 @@
 """The numbers of the analyses, by hand; and all of them together from a small run folder."""
 
-import json
+import dataclasses
 import math
 
 import pytest
 import torch
 from analysis_toys import DOMAINS, toy_domains, toy_run
 
-from fedecider.cross_silo.page import run_analysis, run_shapes
+from fedecider.cross_silo.analyses import run_analysis, run_shapes
 from fedecider.data.encoders import Encoder
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.streams import stream
@@ -211,56 +211,40 @@ def test_boundary_shock_is_after_minus_before():
 
 def test_all_numbers_of_a_run(tmp_path):
     folder = toy_run(tmp_path / "run")
-    found = run_analysis(folder, toy_domains(), {}, "tfidf")
-    json.dumps(found, allow_nan=False)
+    found = run_analysis(folder.root, toy_domains(), "tfidf")
     assert found["lines"] == ["fedecider (post_broadcast)", "zero-shot student"]
     assert found["best_round"] == 2
     assert found["modules"] == ["decoder.q", "encoder.q"]
     assert found["norms"] == [[0.5, 1.5], [2.0, 3.0]]
     assert found["cosine"] == [[0.9, -0.1], [-0.2, 0.8]]
     assert all(entry["equal"] for entry in found["traffic"])
-    assert found["distances"]["alpha"] == [[2.5, -0.5], [0.25, 1.5]]
+    assert found["distances"]["alpha"].tolist() == [[2.5, -0.5], [0.25, 1.5]]
     assert found["distances"]["encoder"] == "TF-IDF + SVD"
-    assert found["distances"]["users"] == "joined titles of the newest train items"
     assert found["distances"]["num_texts"] == {"item": {"crime": 4, "comics": 3}, "user": {"crime": 6, "comics": 4}}
     # the file holds users in another order than the domain: u0 (position 0) and u2 (4) make the first bucket
     first = found["activity"]["domains"]["crime"][0]["lines"]["fedecider (post_broadcast)"]
     assert first["ndcg@5"]["mean"] == pytest.approx((1 + 1 / math.log2(6)) / 2)
 
 
-def test_textual_ids_are_used_only_where_all_domains_have_them(tmp_path):
-    folder, domains = toy_run(tmp_path / "run"), toy_domains()
-    texts = {name: [f"reader {number}" for number in range(len(domains[name].clients.users))] for name in domains}
-    found = run_analysis(folder, domains, texts, "tfidf", max_texts=3)
-    assert found["distances"]["users"] == "textual user IDs"
-    assert found["distances"]["num_texts"]["user"] == {"crime": 3, "comics": 3}
-    partly = run_analysis(folder, domains, {"crime": texts["crime"]}, "tfidf")
-    assert partly["distances"]["users"] == "joined titles of the newest train items"
-
-
 def test_a_run_without_fusion_weights_beside_another_run(tmp_path):
     folder, other = toy_run(tmp_path / "plain", method="fedavg"), toy_run(tmp_path / "run")
-    found = run_analysis(folder, toy_domains(), {}, "tfidf", compare=other)
+    found = run_analysis(folder.root, toy_domains(), "tfidf", compare=other.root)
     assert found["lines"] == ["fedavg (global)", "fedecider (post_broadcast)"]
     assert found["alpha"] is found["norms"] is found["cosine"] is found["shock"] is None
     assert found["distances"] is None
     assert all(entry["equal"] for entry in found["traffic"])
-    same = run_analysis(other, toy_domains(), {}, "tfidf", compare=toy_run(tmp_path / "again"))
+    same = run_analysis(other.root, toy_domains(), "tfidf", compare=toy_run(tmp_path / "again").root)
     assert same["lines"] == ["fedecider (post_broadcast)", "fedecider (post_broadcast) of again"]
 
 
 def test_other_data_are_refused(tmp_path):
     folder, domains = toy_run(tmp_path / "run"), toy_domains()
     with pytest.raises(ValueError, match="expected those of the run"):
-        run_analysis(folder, {name: domains[name] for name in reversed(DOMAINS)}, {}, "tfidf")
+        run_analysis(folder.root, {name: domains[name] for name in reversed(DOMAINS)}, "tfidf")
     clients = domains["crime"].clients
     renamed = clients._replace(users=["someone", *clients.users[1:]])
     with pytest.raises(ValueError, match="other users for fedecider"):
-        run_analysis(folder, {**domains, "crime": type(domains["crime"])(**_fields(domains["crime"], renamed))}, {})
-
-
-def _fields(domain, clients):
-    return {**{name: getattr(domain, name) for name in domain.__dataclass_fields__}, "clients": clients}
+        run_analysis(folder.root, {**domains, "crime": dataclasses.replace(domains["crime"], clients=renamed)}, "tfidf")
 
 
 def test_shapes_come_from_the_header_with_the_rank_of_one_client(tmp_path):

@@ -9,7 +9,9 @@ from analysis_toys import toy_domains, toy_run
 from browser import axe_script, axe_violations, chromium, console_lines, open_at
 from run_toys import write_run
 
-from fedecider.cross_silo.page import run_analysis, run_page
+from fedecider.cross_silo.analyses import run_analysis
+from fedecider.cross_silo.page import run_page
+from fedecider.engine.result import RunResult
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import PlotFigure, validation_curves
 from fedecider.report.page import PRINT_WIDTH, Conclusion, Download, PageTable, Section, write_page
@@ -247,8 +249,9 @@ def test_axe_finds_nothing(browser, page, width, dark):
 def whole_page(tmp_path_factory):
     """The page of a run with all that it can have: examples, hybrid aside, and every analysis."""
     root = tmp_path_factory.mktemp("run")
-    analysis = run_analysis(toy_run(root / "analysed"), toy_domains(), {}, "tfidf")
-    return run_page(write_run(root / "run"), sections_of(analysis))
+    analysis = run_analysis(toy_run(root / "analysed").root, toy_domains(), "tfidf")
+    folder = write_run(root / "run").root
+    return run_page(folder, RunResult.read(folder), sections_of(analysis))
 
 
 @pytest.mark.parametrize(("width", "dark"), SCREENS)

@@ -11,20 +11,13 @@ from urllib.parse import unquote
 import pytest
 from run_toys import CONFIG, METRICS, RECORD, REPORTED, ROUNDS, card, domain, intervals, write_run
 
-from fedecider.api import Result
-from fedecider.cross_silo import page as run_report
-from fedecider.cross_silo.entries import run_conclusion, run_evidence
-from fedecider.cross_silo.page import (
-    ReportConfig,
-    cached_user_texts,
-    canary_alarms,
-    finish_report,
-    run_page,
-    run_warnings,
-)
-from fedecider.engine.page import page_colours, read_files, results_csv, write_diverged
+import fedecider as fd
+from fedecider.cross_silo.conclusion import canary_alarms, run_conclusion, run_evidence
+from fedecider.cross_silo.page import run_page
+from fedecider.cross_silo.warnings import run_warnings
+from fedecider.engine.page import page_colours, write_diverged
+from fedecider.engine.result import RunResult
 from fedecider.report.figures import COLOURS, DOMAIN_COLOURS
-from fedecider.report.page import Section
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
 
@@ -35,7 +28,12 @@ def folder(tmp_path):
 
 
 def body(folder) -> str:
-    return run_page(folder).read_text(encoding="utf-8").partition("<body>")[2]
+    page = run_page(folder.root, RunResult.read(folder.root))
+    return page.read_text(encoding="utf-8").partition("<body>")[2]
+
+
+def result(record=RECORD, metrics=METRICS, rounds=ROUNDS, cards=None) -> RunResult:
+    return RunResult(record, metrics, rounds, rounds, cards=cards or {})
 
 
 def test_the_page_says_what_the_files_say(folder):
@@ -97,7 +95,7 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     crime = {**domain(0.3, 0.2), "test": rows, "valid": valid}
     metrics = {**METRICS, "domains": {"crime": crime}}
     del metrics["macro"]
-    evidence = run_evidence({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics)
+    evidence = run_evidence(result({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics))
     assert evidence.subject == "fedecider + hybrid"
     assert list(evidence.beside) == [REPORTED, "hybrid without a model"]
     assert evidence.before_rounds == {"zero-shot student": "the shared model before the rounds"}
@@ -106,14 +104,14 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     assert evidence.valid["text neighbours + counts"] == 0.5
     assert evidence.alarms == ["Rounds were chosen on 40 users a domain."]
     assert not evidence.planted
-    said = run_conclusion(RECORD, metrics, 1)
+    said = run_conclusion(result(RECORD, metrics, ROUNDS[:1]))
     assert "the domain crime in 1 round." in said.paragraphs[-1]
     spoilt = {**crime, "test": {**rows, "zero-shot student": intervals(0.5)}}
-    assert run_conclusion(RECORD, {**metrics, "domains": {"crime": spoilt}}, 1).answer == (
+    assert run_conclusion(result(RECORD, {**metrics, "domains": {"crime": spoilt}})).answer == (
         "No: the shared model before the rounds (zero-shot student) is better, so the training does harm."
     )
     sample = {**RECORD, "config": {**CONFIG, "run": {**CONFIG["run"], "data": ""}}}
-    assert run_conclusion(sample, metrics, 1).answer.startswith("Cannot be said: the data are planted.")
+    assert run_conclusion(result(sample, metrics)).answer.startswith("Cannot be said: the data are planted.")
 
 
 def test_the_encoder_of_text_neighbours_is_named(folder):
@@ -141,9 +139,8 @@ def test_numbers_to_download_are_those_of_the_files(folder):
     folder.metrics.write_text(json.dumps(changed))
     files = saved(body(folder))
     assert list(files) == ["results.csv", "tests.csv", "validation.csv", "bytes.csv", "seconds.csv"]
-    assert files["results.csv"] == results_csv(json.loads(folder.metrics.read_text()))
     rows = list(csv.DictReader(io.StringIO(files["results.csv"])))
-    test = {(row["domain"], row["row"], row["metric"]): row for row in rows if row["split"] == "test"}
+    test = {(row["client"], row["entry"], row["metric"]): row for row in rows if row["split"] == "test"}
     assert len(test) == 9 * (3 + 3 + 2)
     for name, scope in (*METRICS["domains"].items(), ("macro", METRICS["macro"])):
         for label, values in scope["test"].items():
@@ -153,9 +150,9 @@ def test_numbers_to_download_are_those_of_the_files(folder):
     valid = [row for row in rows if row["split"] == "valid"]
     assert valid == [
         {
+            "client": "crime",
             "split": "valid",
-            "domain": "crime",
-            "row": REPORTED,
+            "entry": REPORTED,
             "metric": "ndcg@10",
             "mean": str(1 / 7),
             "low": "",
@@ -182,14 +179,12 @@ def saved(text: str) -> dict[str, str]:
 
 
 def test_one_thing_has_one_colour_on_the_page(folder):
-    files = read_files(folder)
-    files = files._replace(rounds=[{"valid": {"post_broadcast": [], "pre_upload": []}}])
-    colours = page_colours(files)
+    colours = page_colours(result(rounds=[{"valid": {"post_broadcast": [], "pre_upload": []}}]))
     labels = list(METRICS["domains"]["crime"]["test"])
     assert len({colours[label] for label in labels}) == len(labels)
     assert colours["post_broadcast"] == colours[REPORTED]
     assert not set(DOMAIN_COLOURS) & set(COLOURS)
-    drawn = run_conclusion(RECORD, METRICS, 3).figure
+    drawn = run_conclusion(result()).figure
     assert {bar.name: bar.marker.color for bar in drawn.figure.data} == {
         label: colours[label] for label in (REPORTED, "popularity")
     }
@@ -212,8 +207,7 @@ def test_paths_stay_in_the_run_folder(folder):
 
 
 def test_the_page_is_the_same_every_time_and_does_without_optional_files(folder):
-    first = run_page(folder).read_bytes()
-    assert run_page(folder).read_bytes() == first
+    assert body(folder) == body(folder)
     for name in ("examples.json", "data_cards.json", "fusion_weights.json"):
         (folder.root / name).unlink()
     text = body(folder)
@@ -231,11 +225,10 @@ def test_warnings_name_what_is_wrong():
         ("crime", "50.0% of the users had their test item before"),
         ("comics", "group of public users is empty"),
     ]
-    found = run_warnings(RECORD, METRICS, ROUNDS, cards)
+    found = run_warnings(result(cards=cards))
     both = {name: card(tied_last_two_share=0.25) for name in METRICS["domains"]}
-    assert (
-        "crime, comics: the last two events of 25.0%, 25.0% of the users" in run_warnings(RECORD, METRICS, [], both)[0]
-    )
+    (tied,) = run_warnings(result(rounds=[], cards=both))
+    assert "crime, comics: the last two events of 25.0%, 25.0% of the users" in tied
     for said, (name, words) in zip(found, expected, strict=True):
         assert said.startswith(f"{name}: ")
         assert words in said
@@ -251,63 +244,35 @@ QUIET = [{"round": 1, "clients": []}]
 def test_histories_that_fill_the_beams_are_said():
     """Beams are searched before what a user has had is dropped."""
     cards = {"crime": card(length={"mean": 160.9, "median": 93.0}), "comics": card(length={"mean": 8.5, "median": 6.0})}
-    (found,) = run_warnings(RECORD, METRICS, QUIET, cards)
+    (found,) = run_warnings(result(rounds=QUIET, cards=cards))
     assert found.startswith("crime: half of the users have 93 events or more")
     assert "among the 20 beams" in found
     assert "give num_beams 103 or more" in found
-    assert run_warnings(RECORD, changed(num_beams=103), QUIET, cards) == []
-    assert run_warnings(RECORD, changed(num_beams=None), QUIET, cards) == []  # every item is scored
-    assert run_warnings(RECORD, changed(protocol="strict/keep_seen"), QUIET, cards) == []
+    assert run_warnings(result(RECORD, changed(num_beams=103), QUIET, cards)) == []
+    assert run_warnings(result(RECORD, changed(num_beams=None), QUIET, cards)) == []  # every item is scored
+    assert run_warnings(result(RECORD, changed(protocol="strict/keep_seen"), QUIET, cards)) == []
 
 
 def test_a_leak_and_an_unclear_origin_are_said():
-    leaking = run_warnings(RECORD, changed(protocol="paper"), QUIET, {})
+    leaking = run_warnings(result(RECORD, changed(protocol="paper"), QUIET))
     assert leaking[0] == "paper protocol: LEAKS the held-out item; the memoriser scores hit@10 0.040"
     above = changed(domains={"crime": domain(0.2, 0.25, canary=0.5)})
-    (alarm,) = canary_alarms(above)
+    (alarm,) = canary_alarms(result(metrics=above))
     assert "crime: the memoriser, which knows nothing about items, is above chance" in alarm
-    assert canary_alarms({**above, "protocol": "strict/keep_seen"}) == []  # it knows what the user had before
-    assert run_evidence(RECORD, above, [alarm]).alarms == [alarm]
-    (found,) = run_warnings({**RECORD, "commit": None}, above, QUIET, {})
+    assert (
+        canary_alarms(result(metrics={**above, "protocol": "strict/keep_seen"})) == []
+    )  # it knows what the user had before
+    assert run_evidence(result(metrics=above)).alarms == [alarm]
+    (found,) = run_warnings(result({**RECORD, "commit": None}, above, QUIET))
     assert "commit is not known" in found
-    dirty = run_warnings(
-        {**RECORD, "commit": "c0ffee-dirty"}, changed(best_round=3), [*QUIET, {"round": 3, "clients": []}], {}
-    )
+    rounds = [*QUIET, {"round": 3, "clients": []}]
+    dirty = run_warnings(result({**RECORD, "commit": "c0ffee-dirty"}, changed(best_round=3), rounds))
     assert [line.partition(":")[0] for line in dirty] == [
         "the last round is the best on validation",
         "the code differed from its commit",
     ]
-    unknown = run_warnings(RECORD, METRICS, QUIET, {"crime": card(timestamps="unknown", tied_last_two_share=None)})
+    unknown = run_warnings(result(rounds=QUIET, cards={"crime": card(timestamps="unknown", tied_last_two_share=None)}))
     assert ["no event has a time" in line for line in unknown] == [True]
-
-
-def test_user_texts_come_from_the_stage_that_fits(tmp_path):
-    record = {"config": {"run": {"pretrain": {"x": 1}, "seed": 2, "cache": str(tmp_path)}}, "data": {"crime": "aa"}}
-    for name, seed in (("pretrain-1", 3), ("pretrain-2", 2)):
-        (tmp_path / name / "ids").mkdir(parents=True)
-        inputs = {"pretrain": {"x": 1}, "seed": seed, "domains": [["crime", "aa"]]}
-        (tmp_path / name / "inputs.json").write_text(json.dumps(inputs))
-        (tmp_path / name / "ids" / "crime.json").write_text(json.dumps({"clients": {"texts": [name]}}))
-    assert cached_user_texts(record) == {"crime": ["pretrain-2"]}
-    assert cached_user_texts({**record, "data": {"crime": "other"}}) == {}
-    with_faults = {"run": {**record["config"]["run"], "faults": "scenario.yaml"}}
-    faulty = {"config": with_faults, "data": {"crime": "aa", "faults": "bb"}}
-    assert cached_user_texts(faulty) == {"crime": ["pretrain-2"]}
-    assert cached_user_texts({**faulty, "config": record["config"]}) == {}  # there it is a domain
-
-
-def test_the_end_of_a_run_survives_analyses_that_fail(folder, capsys):
-    path = finish_report(folder, {}, {}, {}, "tfidf")
-    assert "the analyses could not be made" in path.read_text(encoding="utf-8")
-    assert "report without analyses: got domains []" in " ".join(capsys.readouterr().out.split())
-
-
-def test_saved_analyses_are_shown_where_the_data_are_gone(folder, monkeypatch):
-    (folder.root / "analysis.json").write_text('{"kept": 3}')
-    monkeypatch.setattr(run_report, "sections_of", lambda analysis, colours: [Section(f"Kept {analysis['kept']}")])
-    text = run_report.report(ReportConfig(str(folder.root))).read_text(encoding="utf-8")
-    assert "Kept 3</h2>" in text
-    assert "no analyses" not in text
 
 
 def call(*words) -> int:
@@ -320,10 +285,9 @@ def call(*words) -> int:
 def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, capsys):
     assert call("--run", str(folder.root)) == 0
     assert "written: " in capsys.readouterr().out
-    assert "no analyses: the data of the run are not where they were" in (folder.root / "report.html").read_text()
     cases = {
         "no run in": ("--run", str(tmp_path)),
-        "no prepared data": ("--run", str(folder.root), "--data", "nowhere"),
+        "no prepared data": ("--run", str(folder.root), "--analyses", "true", "--data", "nowhere"),
     }
     for expected, words in cases.items():
         assert call(*words) == 2
@@ -340,14 +304,14 @@ def test_the_script_works_without_data_and_refuses_bad_input(folder, tmp_path, c
         assert "Traceback" not in error
     (folder.root / "run.json").write_text(json.dumps({"config": {"run": {}, "training": {}}, "data": {}}))
     assert call("--run", str(folder.root), "--data", "somewhere") == 2
-    assert "a run of the cross-device track, expected none: leave it out" in capsys.readouterr().err
+    assert "--data" in capsys.readouterr().err
     (folder.root / "run.json").write_text(json.dumps(RECORD))
     write_diverged(folder, "fedavg", "got no usable upload in round 2", [])
     assert call("--run", str(folder.root)) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "a run that diverged (got no usable upload in round 2), expected a finished one" in told
     with pytest.raises(ValueError, match="a run that diverged"):
-        Result(folder.root)
+        fd.load(folder.root)
     (folder.root / "metrics.json").unlink()
     assert call("--run", str(folder.root)) == 2
     assert "did not finish" in capsys.readouterr().err

@@ -4,16 +4,13 @@ import math
 
 import pytest
 
-from fedecider.report.verdict import (
+from fedecider.report.conclusion import Evidence, best_of, conclusion, side
+from fedecider.report.joining import (
     DIFFERENCE,
-    Evidence,
-    best_of,
-    conclusion,
     difference_row,
     joining_of_sites,
     joining_rows,
     joining_sentences,
-    side,
     without_rows,
     without_sentences,
 )

@@ -32,6 +32,7 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, tr
 from embedding_fr.testing.loop import reference_clients, run_reference
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.protocols import STRICT
+from fedecider.federation.callbacks import collecting
 from fedecider.report.analyses import total_bytes
 from fedecider.running.options import run
 
@@ -98,7 +99,7 @@ def method_case(name: str, interactions: Interactions, rounds: int) -> dict:
         if turn < 0:
             train(one, setup)
             continue
-        train(one, setup, on_round=records.append)
+        train(one, setup, [collecting(records)])
         ours.append(records[-1]["wall_s"])
         started = time.perf_counter()
         reference_clients(reference, federation, settings.training, population, 1, sample, server, local)
@@ -123,7 +124,7 @@ def shape_case(name: str, interactions: Interactions, rounds: int, device: torch
     settings = paper_settings(name, rounds, **training)
     setup = set_up(settings, interactions, device)
     records: list[dict] = []
-    train(settings, setup, on_round=records.append)
+    train(settings, setup, [collecting(records)])
     return {
         "users": interactions.num_users,
         "items": interactions.num_items,

@@ -32,6 +32,7 @@ from embedding_fr.setup import Setup, set_up
 from fedecider.data.interactions import Interactions
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.rounds import evaluate, evaluate_variants
+from fedecider.federation.state import Parameters
 from fedecider.running.options import run
 
 Way = Callable[[Block], Tensor]
@@ -92,7 +93,7 @@ def whole_seconds(interactions: Interactions, num_users: int, turns: int) -> str
     seconds = []
     for _ in range(turns + 1):
         started = time.process_time()
-        evaluate(setup.method, 1, setup.method.variants[0], "valid", server, local, setup.validated)
+        evaluate(setup.method, Parameters(1, server, local), setup.method.variants[0], "valid", setup.validated)
         seconds.append(time.process_time() - started)
     return spread(seconds[1:])
 
@@ -121,11 +122,11 @@ def pair_row(name: str, interactions: Interactions, num_users: int, turns: int) 
 def variants_row(name: str, interactions: Interactions, turns: int) -> str:
     """One line of the table of variants: what is sent to the clients of a block is made once, or once a variant."""
     setup = drawn_setup(name, interactions, 0)
-    method, (server, local) = setup.method, setup.method.init()
-    asked = ("valid", server, local, setup.validated)
+    method = setup.method
+    parameters, blocks = Parameters(1, *method.init()), setup.validated
     ways: tuple[Callable[[], dict[str, list[Tensor]]], ...] = (
-        lambda: {variant: evaluate(method, 1, variant, *asked) for variant in method.variants},
-        lambda: evaluate_variants(method, 1, method.variants, *asked),
+        lambda: {variant: evaluate(method, parameters, variant, "valid", blocks) for variant in method.variants},
+        lambda: evaluate_variants(method, parameters, method.variants, "valid", blocks),
     )
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(turns + 1):

@@ -26,7 +26,7 @@ from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pa
 from fedecider.deployment.server import Plan, run_deployed
 from fedecider.deployment.site import Site, one_client
 from fedecider.federation.aggregate import with_robust_mean
-from fedecider.federation.faults import MESSAGE_KINDS, Fault, scenario
+from fedecider.federation.faults import MESSAGE_KINDS, Fault, faulty_channel
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.methods import METHODS
@@ -88,13 +88,13 @@ def llm_method(name: str, data: Any = None) -> Any:
 
 def simulated(case: Case, faults: Sequence[Fault], **options: Any) -> Ran:
     if case.track == "LLM":
-        plan = scenario(faults, 0, carries)
+        plan = faulty_channel(faults, 0, carries)
         method = with_robust_mean(llm_method(case.method), case.mean)
-        state, records = domains.run(method, 3, ROUNDS, attend=plan.attend, deliver=plan.deliver, **options)
+        state, records = domains.run(method, 3, ROUNDS, channel=plan, **options)
     else:
-        plan = scenario(faults, 0)
+        plan = faulty_channel(faults, 0)
         method = with_robust_mean(users.toy_method(case.method, **dict(case.options)), case.mean)
-        state, records = users.run(method, rounds=ROUNDS, attend=plan.attend, deliver=plan.deliver, **options)
+        state, records = users.run(method, rounds=ROUNDS, channel=plan, **options)
     return Ran(state, records, [])
 
 

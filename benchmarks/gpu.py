@@ -39,8 +39,9 @@ from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGene
 from distill.pairing import build_student
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import metrics_per_client
+from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.method import Block
-from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.methods import METHODS
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining, build_recommender
@@ -263,7 +264,12 @@ def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
 
     reset_memory(bench.device)
     built = method.build(recommender, method.config())
-    state = run_rounds(built, blocks, RoundSettings(len(("plain", "fusion")), 0), metrics_per_client, on_round=on_round)
+    state = run_rounds(
+        built,
+        Clients(blocks, metrics_per_client),
+        RoundSettings(len(("plain", "fusion")), 0),
+        callbacks=[RoundCallback(lambda round: on_round(round.record))],
+    )
     assert base_hash(model) == before, "training changed the frozen backbone"
     norms = update_norms(state.server)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-4), "a broadcast direction has no unit norm"

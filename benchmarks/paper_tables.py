@@ -39,6 +39,7 @@ from embedding_fr.tables import squared_distances
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS
+from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.record import read_json
 from fedecider.federation.state import RunState
@@ -188,7 +189,7 @@ def best_row(interactions: Interactions, data: InteractionsConfig, line: Line, r
 def trained(interactions: Interactions, settings: EmbeddingSettings) -> ByProtocol:
     """The last round's figures under the protocol, those behind pictures, and CPU seconds a round."""
     setup, times = set_up(settings, interactions, torch.device("cpu")), []
-    state = train(settings, setup, on_round=lambda record: times.append(time.process_time()))
+    state = train(settings, setup, [RoundCallback(lambda round: times.append(time.process_time()))])
     position_U = user_positions(setup, state, setup.method.variants[0], "test", last=True)
     figures = {**mean_metrics(position_U, (10,)), **behind(settings, setup, state)}
     cost = {"round_s": (times[-1] - times[0]) / (len(times) - 1)} if len(times) > 1 else {}

@@ -27,10 +27,12 @@ from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_art
 from fedecider.cross_silo.results import check_privacy, privacy_data
 from fedecider.evaluation.metrics import MACRO, metrics_per_client
 from fedecider.evaluation.statistics import compare_table, metric_intervals
+from fedecider.federation.callbacks import RoundCallback
+from fedecider.federation.channel import Channel
 from fedecider.federation.method import Block
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import read_json, write_json
-from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
+from fedecider.federation.rounds import Clients, RoundSettings, evaluate, run_rounds
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.running.launch import Launch, start
@@ -74,13 +76,16 @@ def positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch, stud
     run = settings.run
     state = run_rounds(
         method,
-        blocks,
+        Clients(blocks, metrics_per_client),
         RoundSettings(run.num_rounds, run.seed),
-        metrics_per_client,
-        protect=protector(method, run.privacy, run.seed),
-        on_round=lambda record: print(record["round"], [one["loss"] for one in record["clients"]], flush=True),
+        Channel(protector(method, run.privacy, run.seed)),
+        [
+            RoundCallback(
+                lambda round: print(round.number, [one["loss"] for one in round.record["clients"]], flush=True)
+            )
+        ],
     )
-    return evaluate(last, state.round, last.variants[0], "test", state.server, state.local, blocks)
+    return evaluate(last, state.last, last.variants[0], "test", blocks)
 
 
 def _glance(settings: Settings) -> Settings:

@@ -37,9 +37,10 @@ from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import Interval, bootstrap_interval
 from fedecider.federation.aggregate import finite_clients
+from fedecider.federation.callbacks import collecting
 from fedecider.federation.faults import Fault
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
-from fedecider.federation.record import Recorder, read_records
+from fedecider.federation.record import read_records
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, download_to
 from fedecider.report.analyses import mean_bytes
@@ -175,8 +176,7 @@ def watch_rounds(
 
     run = replace(settings.run, num_rounds=num_rounds, patience=0, num_eval_users=0)
     watching = setup._replace(method=watched(setup.method, see, after), validated=setup.validated[:1])
-    recorder = Recorder(None, lambda record, round: again.append(record))
-    train(settings._replace(run=run), watching, recorder=recorder, faults=faults)
+    train(settings._replace(run=run), watching, [collecting(again)], faults=faults)
     _check_again(again, records)
     if not arrived:
         raise ValueError(

@@ -32,6 +32,7 @@ from fedecider.comparison.tuning import ONE_SETTING, Search, search_of, setting_
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
+from fedecider.federation.callbacks import Round, RoundCallback
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree
 from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.record import read_json, write_json
@@ -418,11 +419,11 @@ def _federated(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[d
     tested = RoundsOnTest(setup.method, variant)
     trained = setup._replace(method=tested.method) if last else setup
 
-    def on_round(record: dict) -> None:
-        records.append(record)
+    def round_ended(round: Round) -> None:
+        records.append(round.record)
         tested.end_round()
 
-    state = train(settings, trained, on_round=on_round)
+    state = train(settings, trained, [RoundCallback(round_ended)])
     info = {
         "valid": records[-1]["score"] if last else state.best_score,  # of the reported round
         "best_round": state.best_round,

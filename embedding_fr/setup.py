@@ -27,12 +27,13 @@ from fedecider.engine.run import train as train_rounds
 from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
-from fedecider.federation.faults import Fault, read_faults, scenario
+from fedecider.federation.callbacks import RoundCallback
+from fedecider.federation.channel import ONE_BY_ONE, AggregationBackend, Channel
+from fedecider.federation.faults import Fault, faulty_channel, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.processes import Processes
-from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings, evaluate
+from fedecider.federation.rounds import Clients, RoundSettings, evaluate
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
@@ -271,7 +272,7 @@ class Setup(NamedTuple):
     validated: Sequence[Block]
     """Those that are scored after each round."""
     federation: Federation
-    gathering: AggregationBackend = ONE_BY_ONE
+    aggregation: AggregationBackend = ONE_BY_ONE
     """How uploads reach the server."""
 
 
@@ -291,14 +292,14 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
         federation = federation._replace(attribute_IA=item_attributes(interactions, settings.method))
     method = build_method(settings, federation)
     check_shared_noise(settings, method)
-    gathering = ONE_BY_ONE
+    aggregation = ONE_BY_ONE
     if run.secure_sum:
         sums = SecureSums(run.seed, run.secure_threshold, run.secure_neighbours or None)
-        gathering = securely_summed_rounds(method, sums)
+        aggregation = securely_summed_rounds(method, sums)
     pack = block_packer(population, client_bytes, block_bytes(run, device))
     blocks = pack(range(interactions.num_users))
     users = eval_users(run, interactions.num_users)
-    return Setup(method, population, blocks, pack, pack(users) if users else blocks, federation, gathering)
+    return Setup(method, population, blocks, pack, pack(users) if users else blocks, federation, aggregation)
 
 
 def faults_and_hashes(settings: EmbeddingSettings, interactions: Interactions) -> tuple[list[Fault], dict[str, str]]:
@@ -468,45 +469,34 @@ def rounds_of(
     finish: Callable[[RunState, RunFolder], None] = lambda state, folder: None,
 ) -> Rounds:
     """The rounds of a run; each one, or each ``eval_every``-th, is scored on the validation items of all users
-    together, or of those drawn for it. ``faults`` are played, as `fedecider.federation.faults.scenario` says."""
+    together, or of those drawn for it. ``faults`` are played, as `fedecider.federation.faults.faulty_channel` says."""
     run = settings.run
-    goes_wrong = scenario(faults, run.seed)
 
     def protect(upload, download, round, cohort_size):
         return protect_upload(upload, download, settings.privacy, run.seed, round, cohort_size)
 
     return Rounds(
         setup.method,
-        setup.blocks,
-        RoundSettings(
-            run.num_rounds,
-            run.seed,
-            run.participation,
-            checkpoint_every=run.checkpoint_every,
-            patience=run.patience,
-            eval_every=run.eval_every,
+        Clients(
+            setup.blocks,
+            metrics_over_clients,
+            pack=setup.pack,
+            validated=setup.validated,
+            summarise_logs=mean_logs,
         ),
-        metrics_over_clients,
+        RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience, eval_every=run.eval_every),
+        faulty_channel(faults, run.seed, channel=Channel(protect, aggregation=setup.aggregation)),
         processes,
         finish,
-        options={
-            "pack": setup.pack,
-            "protect": protect,
-            "attend": goes_wrong.attend,
-            "deliver": goes_wrong.deliver,
-            "gathering": setup.gathering,
-            "summarise_logs": mean_logs,
-            "validated": setup.validated,
-        },
+        checkpoint_every=run.checkpoint_every,
     )
 
 
 def train(
     settings: EmbeddingSettings,
     setup: Setup,
+    callbacks: Sequence[RoundCallback] = (),
     *,
-    recorder: Recorder | None = None,
-    on_round: Callable[[dict], None] = lambda record: None,
     faults: Sequence[Fault] = (),
 ) -> RunState:
     """All rounds in this process, with nothing written.
@@ -515,7 +505,7 @@ def train(
         ValueError: the server's memory does not suffice, told before the first round.
     """
     check_server_memory(settings.run.method, settings.method, setup.federation.num_items, lambda text: None)
-    return train_rounds(rounds_of(settings, setup, Processes(), faults), recorder=recorder, on_round=on_round)
+    return train_rounds(rounds_of(settings, setup, Processes(), faults), callbacks)
 
 
 def mean_logs(logs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -528,7 +518,5 @@ def user_positions(
     setup: Setup, state: RunState, variant: str, split: str, *, last: bool = False, processes: Processes | None = None
 ) -> Tensor:
     """(U,) positions under the best validation round, or the last one."""
-    round, server, local = (
-        (state.round, state.server, state.local) if last else (state.best_round, state.best_server, state.best_local)
-    )
-    return torch.cat(evaluate(setup.method, round, variant, split, server, local, setup.blocks, processes))
+    parameters = state.last if last else state.best
+    return torch.cat(evaluate(setup.method, parameters, variant, split, setup.blocks, processes or Processes()))

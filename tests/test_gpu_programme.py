@@ -15,8 +15,9 @@ from fedecider.cross_silo.prepare import distill_stage, pretrain_stage
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.metrics import metrics_per_client
+from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Block
-from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
@@ -186,7 +187,12 @@ def test_all_stages_run_on_the_device(name, tmp_path, monkeypatch):
     before, records = base_hash(model), []
     method = METHODS["fedecider"].build(recommender, METHODS["fedecider"].config())
     blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(tasks)]
-    state = run_rounds(method, blocks, RoundSettings(2, 0), metrics_per_client, on_round=records.append)
+    state = run_rounds(
+        method,
+        Clients(blocks, metrics_per_client),
+        RoundSettings(2, 0),
+        callbacks=[collecting(records)],
+    )
     assert base_hash(model) == before
     assert all(client["finite"] for record in records for client in record["clients"])
     assert all(value != 2.0 for client in records[1]["clients"] for value in client["alpha"])

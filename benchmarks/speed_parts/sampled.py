@@ -250,6 +250,7 @@ def two_shops(work: str) -> dict[str, Any]:
     from fedecider.cross_silo.prepare import build_base_artifacts
     from fedecider.data.encoders import Encoder
     from fedecider.engine.run import train
+    from fedecider.federation.callbacks import collecting
     from fedecider.models import item_texts
     from fedecider.running.launch import start
 
@@ -262,7 +263,7 @@ def two_shops(work: str) -> dict[str, Any]:
         prepared, records = time.process_time() - began, []
         rounds = rounds_of(settings, prepare_rounds(settings, artifacts, launch), launch, [])
         began = time.process_time()
-        train(rounds, on_round=records.append)
+        train(rounds, [collecting(records)])
         spent = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"round_s": spent, "prepare_s": prepared, "peak": peak, "record": records[0], "device": launch.device.type}

@@ -19,9 +19,10 @@ from fedecider.evaluation.metrics import metrics_over_clients
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, Protocol
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rounds import Clients, RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.testing.bench import Bench, Ran, alike, differing, require, require_same, updated
+from fedecider.testing.rounds import recorded_rounds
 from fedecider.testing.shared_contract import SHARED
 
 # A tiny setting of the cross-device track: seven clients of unequal size over 14 items.
@@ -75,20 +76,12 @@ def run(
     seed: int = 0,
     **options: Any,
 ) -> tuple[RunState, list[dict]]:
-    """The final state after the real loop, and the records; ``block_clients`` clients share a block."""
+    """The final state after the real loop, and the records; ``block_clients`` clients share a block. ``options`` are
+    those of `recorded_rounds`."""
     population = population or tiny_population()
-    records: list[dict] = []
     pack = block_packer(population, lambda num_train: 1, block_clients)
-    state = run_rounds(
-        method,
-        pack(range(population.num_clients)),
-        RoundSettings(rounds, seed, participation),
-        metrics_over_clients,
-        pack=pack,
-        on_round=records.append,
-        **options,
-    )
-    return state, records
+    clients = Clients(pack(range(population.num_clients)), metrics_over_clients, pack=pack)
+    return recorded_rounds(method, clients, RoundSettings(rounds, seed, participation), **options)
 
 
 # What a method of the cross-device track owes to the runner beside what both tracks owe.

@@ -23,6 +23,7 @@ from rich.table import Table
 from fedecider.bounds import OneOf, OneOrMore, Range, Real, Setting, Space, Whole, check, is_out_of_memory, points
 from fedecider.engine.run import Experiment, train
 from fedecider.engine.track import Track
+from fedecider.federation.callbacks import Checkpoints, RoundCallback, recording
 from fedecider.federation.record import CannotResume, Recorder, write_text
 from fedecider.federation.streams import derive_seed
 from fedecider.report.tables import markdown_grid
@@ -496,15 +497,13 @@ class _Work(NamedTuple):
         launch, own = self.launch, with_setting(self.settings, setting)
         experiment = self.tunable.experiment(own)
         rounds = experiment.prepare(launch, None)
-        with round_progress(own.run.num_rounds, launch.is_main) as on_clients:
-            state = train(
-                rounds,
-                recorder=Recorder(place / "rounds.jsonl" if launch.is_main else None),
-                checkpoints=place / "checkpoints",
-                key=fingerprint({"config": own.as_record(), "data": dict(experiment.hashes)}),
-                resume=True,
-                on_clients=on_clients,
-            )
+        recorder = Recorder(place / "rounds.jsonl" if launch.is_main else None)
+        key = fingerprint({"config": own.as_record(), "data": dict(experiment.hashes)})
+        checkpoints = Checkpoints(place / "checkpoints", key, recorder, rounds.checkpoint_every, launch.is_main)
+        with round_progress(own.run.num_rounds, launch.is_main) as clients_done:
+            progress = RoundCallback(clients_done=clients_done)
+            callbacks = [recording(recorder), checkpoints.callback(), progress]
+            state = train(rounds, callbacks, checkpoints.start(resume=True))
         return Outcome(state.best_score, state.best_round, state.round)
 
 

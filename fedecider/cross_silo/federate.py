@@ -24,11 +24,12 @@ from fedecider.data.domain import Domain, by_catalogue, clients_of
 from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean
+from fedecider.federation.channel import ONE_BY_ONE, AggregationBackend, Channel
 from fedecider.federation.cohort import cohort_size
-from fedecider.federation.faults import Fault, read_faults, scenario
+from fedecider.federation.faults import Fault, faulty_channel, read_faults
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import protector
-from fedecider.federation.rounds import ONE_BY_ONE, AggregationBackend, RoundSettings
+from fedecider.federation.rounds import Clients, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
@@ -52,7 +53,7 @@ class Prepared(NamedTuple):
     method: FederatedMethod
     blocks: Sequence[Block]
     recommender: ClientModels
-    gathering: AggregationBackend
+    aggregation: AggregationBackend
 
 
 def load(settings: Settings, launch: Launch) -> Experiment:
@@ -150,21 +151,13 @@ def _prepare(
 def rounds_of(settings: Settings, prepared: Prepared, launch: Launch, faults: Sequence[Fault]) -> Rounds:
     """The rounds alone, with nothing written after them."""
     config = settings.run
-    goes_wrong = scenario(faults, config.seed, carries_update)
+    channel = Channel(protect=protector(prepared.method, config.privacy, config.seed), aggregation=prepared.aggregation)
     return Rounds(
         prepared.method,
-        prepared.blocks,
+        Clients(prepared.blocks, metrics_per_client, prepared.recommender.names),
         RoundSettings(config.num_rounds, config.seed, config.participation, patience=config.patience),
-        metrics_per_client,
+        faulty_channel(faults, config.seed, carries_update, channel),
         launch.processes,
-        lambda state, folder: None,
-        prepared.recommender.names,
-        {
-            "protect": protector(prepared.method, config.privacy, config.seed),
-            "attend": goes_wrong.attend,
-            "deliver": goes_wrong.deliver,
-            "gathering": prepared.gathering,
-        },
     )
 
 
@@ -200,7 +193,7 @@ def prepare_rounds(settings: Settings, artifacts: BaseArtifacts, launch: Launch)
     check_shared_noise(config.privacy, method, recommender)
     size = recommender.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
-    return Prepared(method, blocks, recommender, _gathering(settings, method, recommender))
+    return Prepared(method, blocks, recommender, _aggregation(settings, method, recommender))
 
 
 def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> Launch:
@@ -213,7 +206,7 @@ def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> 
     return launch.placed("data" if idle and not alone else "clients")
 
 
-def _gathering(settings: Settings, method: FederatedMethod, recommender: ClientModels) -> AggregationBackend:
+def _aggregation(settings: Settings, method: FederatedMethod, recommender: ClientModels) -> AggregationBackend:
     """How uploads reach the server: one by one, or as secure sums."""
     config = settings.run
     if not config.secure_sum:

@@ -571,9 +571,7 @@ def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def _evaluate(run: Ended, variant: str, split: str) -> list[Tensor]:
-    state = run.state
-    server, local = state.best_server, state.best_local
-    return evaluate(run.method, state.best_round, variant, split, server, local, run.blocks, run.launch.processes)
+    return evaluate(run.method, run.state.best, variant, split, run.blocks, run.launch.processes)
 
 
 def _write_metrics(

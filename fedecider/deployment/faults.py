@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fedecider.deployment.messages import MARKS, Message, pack, unpack
-from fedecider.federation.faults import MESSAGE_KINDS, Fault, Scenario, scenario
+from fedecider.federation.channel import Channel
+from fedecider.federation.faults import MESSAGE_KINDS, Fault, faulty_channel
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.streams import stream
 
@@ -36,13 +37,14 @@ def faulty(
     when it is over instead.
     """
     own = [fault for fault in faults if fault.client == client]
-    plan = scenario([fault for fault in own if fault.kind not in MESSAGE_KINDS], seed, carries)
+    hostile = [fault for fault in own if fault.kind not in MESSAGE_KINDS]
+    channel = faulty_channel(hostile, seed, carries)
 
     def played(blob: bytes) -> bytes:
         asked = unpack(blob, most_bytes)
         if asked.kind != "train":
             return answer(blob)
-        if not plan.attend(asked.round, {client}):
+        if not channel.availability(asked.round, {client}):
             return _error(asked.round, "away")
         sent = unpack(answer(blob), most_bytes)
         if sent.kind != "upload":
@@ -50,7 +52,7 @@ def faulty(
         if deadline_s and any(fault.kind == "late" and fault.holds(asked.round) for fault in own):
             time.sleep(deadline_s)
             return pack(sent)
-        sent, reason = _delivered(sent, plan)
+        sent, reason = _delivered(sent, channel)
         if reason:
             return _error(asked.round, reason)
         damage = [fault.kind for fault in own if fault.kind in MESSAGE_KINDS and fault.holds(asked.round)]
@@ -69,13 +71,13 @@ def _error(round: int, reason: str) -> bytes:
     return pack(Message("error", round, {}, {"reason": reason}))
 
 
-def _delivered(sent: Message, plan: Scenario) -> tuple[Message, str]:
+def _delivered(sent: Message, channel: Channel) -> tuple[Message, str]:
     """The message with the upload that the scenario makes of it, and why there is none."""
     facts = sent.facts
     plain = {name: tensor for name, tensor in sent.tensors.items() if not name.startswith(MARKS)}
     tensors = {name: tensor[None] if name in facts["marks"] else tensor for name, tensor in plain.items()}
     upload = Upload(torch.tensor(facts["clients"]), torch.tensor(facts["weights"], dtype=torch.float64), tensors)
-    arrived = plan.deliver(upload, lambda: Download({}), sent.round)
+    arrived = channel.delivery(upload, lambda: Download({}), sent.round)
     if arrived.refused:
         return sent, arrived.refused[0]["reason"]
     arrived_tensors = arrived.upload.tensors

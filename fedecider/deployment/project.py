@@ -146,7 +146,7 @@ class Parts(NamedTuple):
     more: Mapping[str, type] = {}
     """What it adds to ``project.json``, and of which type."""
     carries_update: Callable[[str], bool] | None = None
-    """As `fedecider.federation.faults.scenario` takes it; None where sites play no faults."""
+    """As `fedecider.federation.faults.faulty_channel` takes it; None where sites play no faults."""
 
 
 def make_project(track: Track, shared: Shared, output: Path, device: torch.device, quiet: bool = False) -> Project:

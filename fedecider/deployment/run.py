@@ -17,6 +17,7 @@ from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.server import run_deployed
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import MACRO
+from fedecider.federation.callbacks import Checkpoints
 from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.record import Recorder, read_records, write_json
 from fedecider.running.launch import Launch
@@ -54,7 +55,6 @@ def serve(
         **plan.about,
         **provenance(),
     }
-    plan = plan._replace(settings=plan.settings._replace(fingerprint=project.run))
     with opened_run(output, record, resume) as folder:
         hosts, started = list(project.hosts.values()), read_run(output).get(STARTED, "")
         channel = Channel(transport, config, project.run, project.names, hosts=hosts, started=started)
@@ -62,8 +62,7 @@ def serve(
             state, told = run_deployed(
                 plan,
                 channel,
-                recorder=Recorder(folder.rounds),
-                checkpoints=folder.checkpoints,
+                checkpoints=Checkpoints(folder.checkpoints, project.run, Recorder(folder.rounds)),
                 resume=resume,
                 on_round=on_round,
                 names=project.client_names,

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from fedecider.deployment.messages import Channel, Message
+from fedecider.federation.channel import AggregationBackend, Sent
 from fedecider.federation.method import Download, Tree, Upload
-from fedecider.federation.rounds import AggregationBackend, Sent
 from fedecider.federation.secure_rounds import (
     PURPOSE,
     ROW_WEIGHTS,
@@ -228,7 +228,7 @@ class ServerSums:
         )
         return partial(unmask, rules, self.keys, recovered(rules, self.keys, survivors, list(answers.values())))
 
-    def gathering(self) -> AggregationBackend:
+    def aggregation(self) -> AggregationBackend:
         """Where the loop reads uploads."""
 
         def send(round: int, cohort: Sequence[int], sent_to: Callable[[], Download], left: Sent, heard: Upload) -> Sent:

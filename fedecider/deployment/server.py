@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +20,13 @@ from torch import Tensor
 from fedecider.deployment.messages import RESEND, Channel, Message, download_digest, of_download, to_upload
 from fedecider.deployment.secure import ServerSums
 from fedecider.evaluation.metrics import user_metrics
+from fedecider.federation import channel as channels
+from fedecider.federation.callbacks import Checkpoints, Round, RoundCallback, recording
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.record import Recorder, read_records
-from fedecider.federation.rounds import ONE_BY_ONE, Deliver, Delivered, RoundSettings, run_rounds
+from fedecider.federation.record import read_records
+from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.secure_rounds import SecureSums
-from fedecider.federation.state import RunState, load_state
+from fedecider.federation.state import RunState
 from fedecider.federation.wire import joined
 from fedecider.report.joining import DIFFERENCE
 
@@ -165,14 +166,14 @@ def recorded_scores(
     return found
 
 
-def told(channel: Channel) -> Deliver:
+def without_refused(channel: Channel) -> channels.Delivery:
     """What the loop records of those who were not heard: each is told once."""
 
-    def deliver(upload: Upload, sent_to: Callable[[], Download], round: int) -> Delivered:
+    def delivery(upload: Upload, sent_to: Callable[[], Download], round: int) -> channels.Delivered:
         refused, channel.refused = channel.refused, []
-        return Delivered(upload, refused)
+        return channels.Delivered(upload, refused)
 
-    return deliver
+    return delivery
 
 
 def _read_results(answer: Message) -> dict[str, dict[str, dict[str, float]]]:
@@ -246,8 +247,7 @@ def run_deployed(
     plan: Plan,
     channel: Channel,
     *,
-    recorder: Recorder | None = None,
-    checkpoints: Path | None = None,
+    checkpoints: Checkpoints | None = None,
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
     names: Sequence[str] = (),
@@ -257,37 +257,33 @@ def run_deployed(
     The same loop as a simulation's, and the same figures; see :func:`remote`. ``names`` of the clients, if they have.
     """
     method, num_clients = plan.method, len(channel.site_of)
-    state = load_state(checkpoints, plan.settings.fingerprint) if resume and checkpoints else None
+    state = checkpoints.start(resume) if checkpoints else None
     best = {"round": state.best_round, "score": state.best_score} if state else {"round": 0, "score": -1.0}
 
-    def note(record: dict) -> None:
-        if record["score"] is not None and record["score"] > best["score"]:  # as the loop compares
-            best.update(round=record["round"], score=record["score"])
-        on_round(record)
+    def note(round: Round) -> None:
+        score = round.record["score"]
+        if score is not None and score > best["score"]:  # as the loop compares
+            best.update(round=round.number, score=score)
+        on_round(round.record)
 
     before: dict[int, dict[str, list[float]]] = {}
-    if state and state.records and recorder and recorder.path:
-        recorder.rewind(state.round, state.records)  # a kill may have left half a line, which none can read
-        before = recorded_scores(read_records(recorder.path), channel, plan.scores, plan.validated)
+    if state and state.records and checkpoints and checkpoints.recorder.path:
+        before = recorded_scores(read_records(checkpoints.recorder.path), channel, plan.scores, plan.validated)
     sums = ServerSums(plan.sums, channel) if plan.sums else None
     asked = remote(method, channel, plan.scores, lambda: int(best["round"]), sums, before)
     everyone = Block(torch.arange(num_clients), None)
-    state = run_rounds(
-        asked,
+    clients = Clients(
         [everyone],
-        plan.settings,
         summary_of(channel, plan.scores),
+        names,
         pack=lambda cohort: [Block(torch.tensor(sorted(cohort)), None)],
-        deliver=told(channel),
-        gathering=sums.gathering() if sums else ONE_BY_ONE,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        resume=resume,
-        on_round=note,
-        summarise_logs=lambda logs: [{"clients": len(logs)}] if channel.hosts_several else logs,
-        names=names,
         validated=None if plan.validated is None else [Block(torch.tensor(plan.validated), None)],
+        summarise_logs=lambda logs: [{"clients": len(logs)}] if channel.hosts_several else logs,
     )
+    aggregation = sums.aggregation() if sums else channels.ONE_BY_ONE
+    between = channels.Channel(delivery=without_refused(channel), aggregation=aggregation)
+    kept = [recording(checkpoints.recorder), checkpoints.callback()] if checkpoints else []
+    state = run_rounds(asked, clients, plan.settings, between, [*kept, RoundCallback(note)], state=state)
     plan.after_rounds(channel, state.round)
     download = method.broadcast(state.best_round + 1, state.best_server, everyone.clients)
     facts = {"run": channel.run, "best_round": state.best_round}

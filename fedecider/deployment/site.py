@@ -34,9 +34,10 @@ from fedecider.deployment.messages import (
 )
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.federation.channel import Protect
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree
 from fedecider.federation.record import Recorder, write_bytes, write_json
-from fedecider.federation.rounds import Pack, Protect
+from fedecider.federation.rounds import Pack
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, download_at, joined

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from fedecider.bounds import Diverged
 from fedecider.data.domain import Domain
 from fedecider.data.store import save_domains
 from fedecider.engine.track import Track
-from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.callbacks import Checkpoints, Round, RoundCallback, recording
+from fedecider.federation.channel import Channel
+from fedecider.federation.method import FederatedMethod
 from fedecider.federation.processes import Processes
-from fedecider.federation.record import Recorder
-from fedecider.federation.rounds import OnClients, RoundSettings, run_rounds, silent
+from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.state import RunState
 from fedecider.running.launch import (
     Launch,
@@ -52,28 +51,8 @@ def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
     return folder
 
 
-class Round(NamedTuple):
-    """What a callback sees after a round."""
-
-    number: int
-    record: Mapping[str, Any]
-    """The line of ``rounds.jsonl``: validation metrics of each client, losses, bytes, seconds."""
-    state: RunState
-    """Tensors of server and clients after the round, and those of the best round so far; not to be changed."""
-    method: FederatedMethod
-    clients: Sequence[str]
-    """Names, in client order; empty where clients are single users."""
-
-    @property
-    def is_best(self) -> bool:
-        """Whether no round before had a better validation score."""
-        return self.state.best_round == self.number
-
-
-class Callback(Protocol):
-    """Anything that is called after each round, in every process; what is true ends the run after that round."""
-
-    def __call__(self, round: Round) -> Any: ...
+Callback = Callable[[Round], Any]
+"""Called after each round, in every process; what is true ends the run after that round."""
 
 
 class EarlyStopping:
@@ -98,20 +77,16 @@ class Rounds(NamedTuple):
     """What the rounds of one run are made of, and what is done afterwards."""
 
     method: FederatedMethod
-    blocks: Sequence[Block]
+    clients: Clients
     settings: RoundSettings
-    summarise: Callable[[list[Tensor]], list[dict[str, float]]]
-    """Positions of all clients -> metrics of each reported group."""
+    channel: Channel
     processes: Processes
     """Where clients are trained."""
-    finish: Callable[[RunState, RunFolder], None]
+    finish: Callable[[RunState, RunFolder], None] = lambda state, folder: None
     """Reads the test items once, for the reported round, and writes every file but the records."""
-    names: Sequence[str] = ()
-    """Of the groups that ``summarise`` gives; empty where all clients are scored together."""
-    options: Mapping[str, Any] = {}
-    """Further arguments of `fedecider.federation.rounds.run_rounds`: packing, protection, faults, gathering."""
     opened: Callable[[RunFolder], None] = lambda folder: None
     """Writes down what was decided before the first round, by the main process."""
+    checkpoint_every: int = 1
 
 
 class Experiment(NamedTuple):
@@ -184,29 +159,27 @@ def _run(
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     with stage("prepare"):
         rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
-    launch = launch._replace(processes=rounds.processes)
+    launch, names = launch._replace(processes=rounds.processes), rounds.clients.names
     with opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
             if chosen:
                 write_settings(folder.chosen, chosen)
         try:
-            with stage("rounds"), round_progress(config.num_rounds, launch.is_main) as on_clients:
-                state = train(
-                    rounds,
-                    recorder=round_recorder(folder, launch, getattr(config, "tracker", ""), record, rounds.names),
-                    checkpoints=folder.checkpoints,
-                    key=fingerprint(record),
-                    resume=config.resume,
-                    on_round=round_logger(launch, config.num_rounds, rounds.names),
-                    on_clients=on_clients,
-                    callbacks=callbacks,
+            with stage("rounds"), round_progress(config.num_rounds, launch.is_main) as clients_done:
+                recorder = round_recorder(folder, launch, getattr(config, "tracker", ""), record, names)
+                checkpoints = Checkpoints(
+                    folder.checkpoints, fingerprint(record), recorder, rounds.checkpoint_every, launch.is_main
                 )
+                log_round = round_logger(launch, config.num_rounds, names)
+                printed = RoundCallback(lambda round: log_round(round.record), clients_done)
+                followers = [recording(recorder), *map(_of_user, callbacks), checkpoints.callback(), printed]
+                state = train(rounds, followers, checkpoints.start(config.resume))
         except Diverged as error:
             if launch.is_main and folder.rounds.exists():
                 from fedecider.engine.page import write_diverged  # pages are for the end of a run
 
-                write_diverged(folder, rounds.method.name, str(error), rounds.names)
+                write_diverged(folder, rounds.method.name, str(error), names)
             elif launch.is_main:
                 forget_unstarted(folder)
             raise
@@ -222,38 +195,12 @@ def _run(
     return root
 
 
-def train(
-    rounds: Rounds,
-    *,
-    recorder: Recorder | None = None,
-    checkpoints: Path | None = None,
-    key: str = "",
-    resume: bool = False,
-    on_round: Callable[[dict], None] = lambda record: None,
-    on_clients: OnClients = silent,
-    callbacks: Sequence[Callback] = (),
-) -> RunState:
-    """All rounds; each one is scored on the validation items, and the test items are not looked at.
-
-    ``key`` is the fingerprint that checkpoints carry. Every callback is asked after every round.
-    """
-
-    def ends(record: dict, state: RunState) -> bool:
-        seen = Round(record["round"], record, state, rounds.method, rounds.names)
-        return sum(bool(callback(seen)) for callback in callbacks) > 0  # every callback sees every round
-
+def train(rounds: Rounds, callbacks: Sequence[RoundCallback] = (), state: RunState | None = None) -> RunState:
+    """All rounds, from ``state`` on; each one is scored on the validation items, and no test item is looked at."""
     return run_rounds(
-        rounds.method,
-        rounds.blocks,
-        rounds.settings._replace(fingerprint=key),
-        rounds.summarise,
-        recorder=recorder,
-        checkpoints=checkpoints,
-        resume=resume,
-        processes=rounds.processes,
-        on_round=on_round,
-        ends=ends,
-        on_clients=on_clients,
-        names=rounds.names,
-        **rounds.options,
+        rounds.method, rounds.clients, rounds.settings, rounds.channel, callbacks, rounds.processes, state
     )
+
+
+def _of_user(callback: Callback) -> RoundCallback:
+    return RoundCallback(lambda round: not round.diverged and callback(round))

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from fedecider.federation.channel import Channel, Delivered
 from fedecider.federation.method import Download, Tree, Upload
-from fedecider.federation.rounds import Attend, Deliver, Delivered
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, download_of, take_row
 
@@ -58,13 +58,6 @@ class Fault:
 
     def holds(self, round: int) -> bool:
         return self.first <= round and (self.last is None or round <= self.last)
-
-
-class Scenario(NamedTuple):
-    """The two places of the round loop at which a scenario steps in."""
-
-    attend: Attend
-    deliver: Deliver
 
 
 def read_faults(content: Any, names: Sequence[str], source: str, kinds: Sequence[str] = UPLOAD_KINDS) -> list[Fault]:
@@ -112,8 +105,14 @@ def _number(client: Any, names: Sequence[str], source: str) -> int:
     )
 
 
-def scenario(faults: Sequence[Fault], seed: int, carries: Callable[[str], bool] = lambda name: True) -> Scenario:
-    """How ``faults`` step in. ``carries``: whether a tensor of that name has the sign and size of the update.
+def faulty_channel(
+    faults: Sequence[Fault],
+    seed: int,
+    carries: Callable[[str], bool] = lambda name: True,
+    channel: Channel = Channel(),
+) -> Channel:
+    """``channel`` with these faults on it. ``carries``: whether a tensor of that name has the sign and size of the
+    update.
 
     Of a low-rank product one factor has: turned round both, it would be the same update. What a client sends is whole
     tables, also where the simulation holds changed rows: of a block with a client that something happens to they are
@@ -122,10 +121,11 @@ def scenario(faults: Sequence[Fault], seed: int, carries: Callable[[str], bool] 
     kept: dict[int, Tree] = {}
     replayed = {fault.client for fault in faults if fault.kind == "replay"}
 
-    def attend(round: int, cohort: set[int]) -> set[int]:
-        return cohort - {fault.client for fault in faults if fault.kind == "away" and fault.holds(round)}
+    def availability(round: int, cohort: set[int]) -> set[int]:
+        away = {fault.client for fault in faults if fault.kind == "away" and fault.holds(round)}
+        return channel.availability(round, cohort) - away
 
-    def deliver(upload: Upload, sent_to: Callable[[], Download], round: int) -> Delivered:
+    def delivery(upload: Upload, sent_to: Callable[[], Download], round: int) -> Delivered:
         now = [fault for fault in faults if fault.holds(round) and fault.kind != "away"]
         touched = {fault.client for fault in now} | replayed
         kept_C = torch.ones(len(upload.clients), dtype=torch.bool)
@@ -135,7 +135,7 @@ def scenario(faults: Sequence[Fault], seed: int, carries: Callable[[str], bool] 
                 continue
             fresh = _whole(upload, sent_to, row)
             sent, reason = fresh, ""
-            for fault in (one for one in now if one.client == client):
+            for fault in (fault for fault in now if fault.client == client):
                 if fault.kind == "late":
                     reason = f"came after round {round} was closed"
                 elif fault.kind == "replay":
@@ -156,7 +156,7 @@ def scenario(faults: Sequence[Fault], seed: int, carries: Callable[[str], bool] 
         arrived = upload._replace(weights=weight_C)
         return Delivered(_of(_with(arrived, changed) if changed else arrived, kept_C), refused)
 
-    return Scenario(attend, deliver)
+    return channel._replace(availability=availability, delivery=delivery)
 
 
 def _whole(upload: Upload, sent_to: Callable[[], Download], row: int) -> Tree:

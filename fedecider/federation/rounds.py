@@ -1,14 +1,12 @@
-"""The only round loop: cohort -> broadcast -> client_update -> wire -> server_aggregate -> record -> save."""
+"""The only round loop: cohort -> broadcast -> client_update -> channel -> server_aggregate -> record -> callbacks."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -16,78 +14,55 @@ from torch import Tensor
 
 from fedecider.bounds import Diverged
 from fedecider.federation.aggregate import LARGEST_OF_USERS, LARGEST_UPDATE, Arrived, bounded
+from fedecider.federation.callbacks import Round, RoundCallback
+from fedecider.federation.channel import Channel, Sent
 from fedecider.federation.cohort import choose_cohort
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.processes import Processes, in_client_order
-from fedecider.federation.record import Recorder, far_notes, left_out
+from fedecider.federation.record import far_notes, left_out
 from fedecider.federation.rows import write_rows
-from fedecider.federation.state import RunState, is_mapped, load_state, mapped_like, remove_debris, save_state, snapshot
+from fedecider.federation.state import Parameters, RunState, is_mapped, mapped_like, snapshot
 from fedecider.federation.wire import Traffic, check_upload, download_to, group_traffic, measure, with_finite
 
 Pack = Callable[[Sequence[int]], Sequence[Block]]
 """Client numbers of a cohort, ascending -> the blocks they are trained in."""
 
 
-Protect = Callable[[Upload, Download, int, int], Upload]
-"""(upload, download, round, cohort size) -> the upload that leaves the clients, bounded and noised."""
+class Clients(NamedTuple):
+    """Who can take part, and how they are scored."""
 
+    blocks: Sequence[Block]
+    """All clients."""
+    summarise: Callable[[list[Tensor]], list[dict[str, float]]]
+    """Positions of all clients, in client order -> metrics of each reported group: one per domain, or one for all
+    users."""
+    names: Sequence[str] = ()
+    """In client order; empty where clients are single users."""
+    pack: Pack | None = None
+    """Puts a cohort that is not everybody into blocks; None: the given blocks stay whole."""
+    validated: Sequence[Block] | None = None
+    """Blocks that are scored, where not all are: a sample chooses the round as well, in less time."""
+    summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs
+    """Logs of all clients -> what the record of the round keeps."""
 
-class Delivered(NamedTuple):
-    """The uploads of a block that reached the server."""
+    @property
+    def num_clients(self) -> int:
+        return sum(len(block.clients) for block in self.blocks)
 
-    upload: Upload
-    """Of the clients that got through, in their order."""
-    refused: Sequence[dict] = ()
-    """``client`` and ``reason`` of the others, for the record of the round."""
+    def of_cohort(self, cohort: set[int]) -> Sequence[Block]:
+        """The blocks in which a cohort is trained.
 
-
-Deliver = Callable[[Upload, Callable[[], Download], int], Delivered]
-"""(upload as it left the clients, function that returns their download, round) -> what arrives. Every process calls it
-with the same arguments, so that all of them hold the same state."""
-
-
-class Sent(NamedTuple):
-    """The upload of a block as it is sent, and its bytes."""
-
-    upload: Upload
-    """What the server receives."""
-    traffic: Sequence[Traffic]
-    """Bytes of each client that trained."""
-    refused: Sequence[dict] = ()
-    """``client`` and ``reason`` of the clients whose uploads the backend could not send."""
-
-
-class AggregationBackend(NamedTuple):
-    """How uploads reach the server: one by one, or as a secure sum."""
-
-    send: Callable[[int, Sequence[int], Callable[[], Download], Sent, Upload], Sent]
-    """(round, cohort, function that returns the download, plain uploads of all that trained, upload of those that got
-    through) -> what is sent. A client that trained and dropped out has still paid for its bytes; so both are passed.
-    Every process calls it with the same arguments."""
-    read: Callable[[int, Sequence[int], Tree, Iterator[Upload]], Iterator[Upload]]
-    """(round, cohort, server tree, uploads as sent) -> uploads that the server aggregates."""
-    sees_each: bool = False
-    """Whether the server sees single uploads. Then it bounds their norms before it reads them; of a sum it cannot."""
-
-
-ONE_BY_ONE = AggregationBackend(
-    send=lambda round, cohort, sent_to, left, heard: Sent(heard, left.traffic),
-    read=lambda round, cohort, server, uploads: uploads,
-    sees_each=True,
-)
-"""The plain backend: the server sees every upload."""
-
-
-Attend = Callable[[int, set[int]], set[int]]
-"""(round, cohort) -> the clients of it that are there."""
-
-
-OnClients = Callable[[int, str, int, int], None]
-"""(round, "training" or "validation", clients done, all clients): called as a round goes on, for progress bars."""
-
-
-def silent(round: int, what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+        Raises:
+            ValueError: no block is whole, where they are not packed anew.
+        """
+        if len(cohort) == self.num_clients:
+            return self.blocks
+        if self.pack is not None:
+            return self.pack(sorted(cohort))
+        present = [block for block in self.blocks if cohort.issuperset(block.clients.tolist())]
+        if not present:
+            raise ValueError(f"got the cohort {sorted(cohort)[:10]}, which holds no whole block: raise participation")
+        return present
 
 
 class RoundSettings(NamedTuple):
@@ -97,9 +72,6 @@ class RoundSettings(NamedTuple):
     seed: int
     participation: float = 1.0
     select_by: str = "ndcg@10"
-    fingerprint: str = ""
-    checkpoint_every: int = 1
-    """Rounds between checkpoints; the last round is always saved."""
     patience: int = 0
     """Stop after this many rounds without a better validation score; 0 runs all of them."""
     eval_every: int = 1
@@ -116,132 +88,68 @@ class RoundSettings(NamedTuple):
 
 def run_rounds(
     method: FederatedMethod,
-    blocks: Sequence[Block],
+    clients: Clients,
     settings: RoundSettings,
-    summarise: Callable[[list[Tensor]], list[dict[str, float]]],
-    *,
-    pack: Pack | None = None,
-    protect: Protect = lambda upload, download, round, cohort_size: upload,
-    attend: Attend = lambda round, cohort: cohort,
-    deliver: Deliver = lambda upload, sent_to, round: Delivered(upload),
-    gathering: AggregationBackend = ONE_BY_ONE,
-    summarise_logs: Callable[[list[dict]], list[dict]] = lambda logs: logs,
-    recorder: Recorder | None = None,
-    checkpoints: Path | None = None,
-    resume: bool = False,
-    processes: Processes | None = None,
-    on_round: Callable[[dict], None] = lambda record: None,
-    ends: Callable[[dict, RunState], bool] = lambda record, state: False,
-    on_clients: OnClients = silent,
-    validated: Sequence[Block] | None = None,
-    names: Sequence[str] = (),
+    channel: Channel = Channel(),
+    callbacks: Sequence[RoundCallback] = (),
+    processes: Processes = Processes(),
+    state: RunState | None = None,
 ) -> RunState:
     """Run ``method`` for ``settings.num_rounds`` rounds and return the final state with its best round.
 
     Every ``eval_every``-th round and the last one are validated, for every variant of the method. The round with the
     best mean ``select_by`` of the first variant is kept, the earliest of equals.
 
-    With several processes, each of them sees the same uploads in the same order, so all hold the same state. Only
-    process 0 writes. Local state is updated in place and copied only when its round is the best so far: of a million
-    users there is no room for more copies.
+    With several processes, each of them sees the same uploads in the same order, so all hold the same state. Local
+    state is updated in place and copied only when its round is the best so far: of a million users there is no room
+    for more copies.
 
-    Args:
-        method: The algorithm.
-        blocks: All clients.
-        settings: See `RoundSettings`.
-        summarise: Positions of all clients, in client order -> metrics of each reported group: one per domain, or one
-            for all users.
-        pack: Puts a cohort that is not everybody into blocks; None: the given blocks stay whole.
-        protect: Bounds and noises what leaves a client (:mod:`fedecider.federation.privacy`).
-        attend: Who of a cohort is there (:mod:`fedecider.federation.faults`). The server goes on without the others.
-        deliver: Which uploads arrive (the same module).
-        gathering: How uploads reach the server; :mod:`fedecider.federation.secure_rounds` has the secure sums.
-        summarise_logs: Logs of all clients -> what the record of the round keeps.
-        recorder: Writes one record a round.
-        checkpoints: Folder of checkpoints; None: none are written.
-        resume: Go on from the newest checkpoint.
-        processes: This process among all of them.
-        on_round: Called with the record of every round.
-        ends: (record, state) -> whether this round is the last; every process asks after every round.
-        on_clients: See `OnClients`.
-        validated: Blocks that are scored, where not all are: a sample chooses the round as well, in less time.
-        names: Names of the clients, where they may be told.
+    ``state``: where a stopped run goes on.
 
     Raises:
-        Diverged: no upload of a round can be used; the round is recorded, and no checkpoint is made of it.
-        ValueError: a cohort is empty; a loss is not finite (told by the method, which knows the tensor); checkpoints or
-            records of the run to resume are damaged.
+        Diverged: no upload of a round can be used; callbacks have seen the round before.
+        ValueError: a cohort is empty; a loss is not finite (the method, which knows the tensor, says so).
     """
-    processes, recorder = processes or Processes(), recorder or Recorder(None)
-
-    def warn(text: str) -> None:
-        if processes.index == 0:
-            print(f"warning: {text}", file=sys.stderr)
-
-    if checkpoints and processes.index == 0:
-        remove_debris(checkpoints)
-    state = load_state(checkpoints, settings.fingerprint, warn) if resume and checkpoints else None
-    server, local = method.init()
-    if state is not None:
-        state = _on_device(state, server, local)
-    else:
-        local = {name: tensor if is_mapped(tensor) else tensor.clone() for name, tensor in local.items()}
-        state = RunState(0, server, local, 0, -1.0, server, snapshot(local))
-    recorder.rewind(state.round, state.records)
-    num_clients = sum(len(block.clients) for block in blocks)
-    pack = pack or _whole(blocks)
+    state = _first_state(method, state)
     for round in range(state.round + 1, settings.num_rounds + 1):
         if settings.stops(state.round, state.best_round):
             break  # tested before a round, so that a run that was stopped here does not go on when it is resumed
         started = time.perf_counter()
-        asked = choose_cohort(method, state.server, num_clients, settings.participation, settings.seed, round)
-        cohort = attend(round, asked)
+        chosen = choose_cohort(method, state.server, clients.num_clients, settings.participation, settings.seed, round)
+        cohort = channel.availability(round, chosen)
         if not cohort:
-            raise ValueError(f"got nobody of {len(asked)} clients in round {round}, expected one at least")
-        present = blocks if len(cohort) == num_clients else pack(sorted(cohort))
-        server, local, done = _train(method, round, state, present, protect, deliver, gathering, processes, on_clients)
+            raise ValueError(f"got nobody of {len(chosen)} clients in round {round}, expected one at least")
+        clients_done = partial(_clients_done, callbacks, round)
+        last, done = _train(method, state.last, clients.of_cohort(cohort), channel, processes, clients_done)
         trained = time.perf_counter()
-        diverged = _nobody_left(round, done, names)
+        diverged = _nobody_left(round, done, clients.names)
         variants = method.variants if settings.validates(round) and not diverged else ()
-        with _named_as_far(round, done, names):
-            found = evaluate_variants(
-                method, round, variants, "valid", server, local, validated or blocks, processes, on_clients
-            )
-        scores = {variant: summarise(positions) for variant, positions in found.items()}
-        groups = scores.get(method.variants[0], [])
-        score = sum(group[settings.select_by] for group in groups) / len(groups) if groups else None
-        if score is not None and score > state.best_score:
-            best_local = snapshot(local, state.best_local)
-            state = state._replace(best_round=round, best_score=score, best_server=server, best_local=best_local)
-        state = state._replace(round=round, server=server, local=local)
-        seconds = {
-            "train_s": done.train_s,  # summed over clients
-            "wall_s": trained - started,
-            "evaluate_s": time.perf_counter() - trained if groups else 0.0,
-        }
+        validated = clients.validated or clients.blocks
+        with _named_as_far(round, done, clients.names):
+            positions = evaluate_variants(method, last, variants, "valid", validated, processes, clients_done)
+        scores = {variant: clients.summarise(found) for variant, found in positions.items()}
+        state, score = _scored(state, last, scores.get(method.variants[0], []), settings.select_by)
         record = {
             "round": round,
             "score": score,
             "valid": scores,
-            "clients": summarise_logs(done.logs),
+            "clients": clients.summarise_logs(done.logs),
             "traffic": done.traffic,
             "non_finite_uploads": done.non_finite,
-            "refused_uploads": [*({"client": c, "reason": "away"} for c in sorted(asked - cohort)), *done.refused],
-            "capped_uploads": [one for one in done.capped if "cap" in one],
+            "refused_uploads": [*({"client": c, "reason": "away"} for c in sorted(chosen - cohort)), *done.refused],
+            "capped_uploads": [upload for upload in done.capped if "cap" in upload],
             **({"far_uploads": done.far} if done.far else {}),
-            **seconds,
+            "train_s": done.train_s,  # summed over clients
+            "wall_s": trained - started,
+            "evaluate_s": time.perf_counter() - trained if variants else 0.0,
         }
+        is_last = round == settings.num_rounds or settings.stops(round, state.best_round)
+        ended = False
+        for callback in callbacks:
+            event = Round(round, record, state, method, clients.names, is_last or ended, diverged)
+            ended |= bool(callback.round_ended(event))
         if diverged:
-            recorder.write(record)
-            on_round(record)
             raise Diverged(diverged)
-        recorder.write(record)  # before the checkpoint: what a kill in between leaves too much, resuming drops again
-        ended = ends(record, state)
-        due = round % settings.checkpoint_every == 0 or round == settings.num_rounds or ended
-        if checkpoints and (due or settings.stops(round, state.best_round)) and processes.index == 0:
-            state = state._replace(records=recorder.digest())
-            save_state(state, checkpoints, settings.fingerprint)
-        on_round(record)
         if ended:
             break
     return state
@@ -249,33 +157,29 @@ def run_rounds(
 
 def evaluate(
     method: FederatedMethod,
-    round: int,
+    parameters: Parameters,
     variant: str,
     split: str,
-    server: Tree,
-    local: Tree,
     blocks: Sequence[Block],
-    processes: Processes | None = None,
-    on_clients: OnClients = silent,
+    processes: Processes = Processes(),
 ) -> list[Tensor]:
     """Positions of every client in client order: one tensor per client."""
-    return evaluate_variants(method, round, (variant,), split, server, local, blocks, processes, on_clients)[variant]
+    return evaluate_variants(method, parameters, (variant,), split, blocks, processes)[variant]
 
 
 def evaluate_variants(
     method: FederatedMethod,
-    round: int,
+    parameters: Parameters,
     variants: Sequence[str],
     split: str,
-    server: Tree,
-    local: Tree,
     blocks: Sequence[Block],
-    processes: Processes | None = None,
-    on_clients: OnClients = silent,
+    processes: Processes = Processes(),
+    clients_done: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> dict[str, list[Tensor]]:
     """Variant -> :func:`evaluate`; what a client receives and holds is read once for all variants."""
     if not variants:
         return {}
+    round, server, local = parameters
 
     def work(block: Block) -> list[dict[str, Tensor]]:
         download, own = method.broadcast(round + 1, server, block.clients), _own(local, block)
@@ -284,12 +188,37 @@ def evaluate_variants(
 
     positions: list[tuple[int, dict[str, Tensor]]] = []
     total = sum(len(block.clients) for block in blocks)
-    on_clients(round, "validation", 0, total)
-    for block, clients in in_client_order(blocks, work, processes or Processes()):
+    clients_done("validation", 0, total)
+    for block, clients in in_client_order(blocks, work, processes):
         positions += zip(block.clients.tolist(), clients, strict=True)
-        on_clients(round, "validation", len(positions), total)
+        clients_done("validation", len(positions), total)
     positions.sort(key=itemgetter(0))
     return {variant: [client[variant] for _, client in positions] for variant in variants}
+
+
+def _first_state(method: FederatedMethod, resumed: RunState | None) -> RunState:
+    """The state before the first round, or the one that was read from files where the method keeps its tensors."""
+    server, local = method.init()
+    if resumed is not None:
+        return _on_device(resumed, server, local)
+    local = {name: tensor if is_mapped(tensor) else tensor.clone() for name, tensor in local.items()}
+    return RunState(0, server, local, 0, -1.0, server, snapshot(local))
+
+
+def _scored(
+    state: RunState, last: Parameters, groups: Sequence[dict[str, float]], select_by: str
+) -> tuple[RunState, float | None]:
+    """The state after a round with these validation metrics, and its score; None where it was not validated."""
+    score = sum(group[select_by] for group in groups) / len(groups) if groups else None
+    if score is not None and score > state.best_score:
+        best_local = snapshot(last.local, state.best_local)
+        state = state._replace(best_round=last.round, best_score=score, best_server=last.server, best_local=best_local)
+    return state._replace(round=last.round, server=last.server, local=last.local), score
+
+
+def _clients_done(callbacks: Sequence[RoundCallback], round: int, what: str, done: int, total: int) -> None:
+    for callback in callbacks:
+        callback.clients_done(round, what, done, total)
 
 
 class _Done(NamedTuple):
@@ -305,7 +234,7 @@ class _Done(NamedTuple):
 
     @property
     def far(self) -> list[dict]:
-        return [one for one in self.capped if "others" in one]
+        return [upload for upload in self.capped if "others" in upload]
 
 
 class _Trained(NamedTuple):
@@ -322,17 +251,14 @@ class _Trained(NamedTuple):
 
 def _train(
     method: FederatedMethod,
-    round: int,
-    state: RunState,
+    before: Parameters,
     blocks: Sequence[Block],
-    protect: Protect,
-    deliver: Deliver,
-    gathering: AggregationBackend,
+    channel: Channel,
     processes: Processes,
-    on_clients: OnClients,
-) -> tuple[Tree, Tree, _Done]:
-    """Local training of the cohort and aggregation -> server, local, what is recorded."""
-    local = state.local
+    clients_done: Callable[[str, int, int], None],
+) -> tuple[Parameters, _Done]:
+    """Local training of the cohort and aggregation -> the parameters after the round, and what is recorded."""
+    round, local = before.round + 1, before.local
     read = {name: tensor for name, tensor in local.items() if name not in method.unread}
     logs: list[dict] = []
     traffic: list[tuple[int, Traffic]] = []
@@ -343,14 +269,14 @@ def _train(
     cohort = sorted(client for block in blocks for client in block.clients.tolist())
 
     def work(block: Block) -> _Trained:
-        download = method.broadcast(round, state.server, block.clients)
+        download = method.broadcast(round, before.server, block.clients)
         started = time.perf_counter()
         upload, own, client_logs = method.client_update(round, download, _own(read, block), block)
         seconds = time.perf_counter() - started
-        check_upload(upload, state.local, block.clients)
+        check_upload(upload, before.local, block.clients)
         trained = upload.clients
         download = download_to(download, torch.isin(block.clients, trained))
-        upload = protect(upload, download, round, len(cohort))
+        upload = channel.protect(upload, download, round, len(cohort))
         return _Trained(trained, upload, own, client_logs, measure(download, upload), seconds)
 
     def arrived() -> Iterator[Arrived]:
@@ -364,22 +290,23 @@ def _train(
             clients = trained.clients.tolist()
             logs.extend({"client": client, **log} for client, log in zip(clients, trained.logs, strict=True))
             train_s += trained.seconds
-            on_clients(round, "training", len(logs), len(cohort))
-            sent_to = partial(method.broadcast, round, state.server, trained.clients)
-            left = _moved(trained.upload, state.server)
-            delivered = deliver(left, sent_to, round)
+            clients_done("training", len(logs), len(cohort))
+            sent_to = partial(method.broadcast, round, before.server, trained.clients)
+            left = _moved(trained.upload, before.server)
+            delivered = channel.delivery(left, sent_to, round)
             heard, bad = with_finite(delivered.upload)
-            sent = gathering.send(round, cohort, sent_to, Sent(left, trained.traffic), heard)
+            sent = channel.aggregation.send(round, cohort, sent_to, Sent(left, trained.traffic), heard)
             traffic.extend(zip(clients, sent.traffic, strict=True))
             non_finite.extend(bad)
             refused.extend([*delivered.refused, *sent.refused])
             heard_C = torch.isin(trained.clients, sent.upload.clients)
             yield Arrived(sent.upload, partial(_reference, method, round, sent_to, heard_C))
 
-    on_clients(round, "training", 0, len(cohort))
+    clients_done("training", 0, len(cohort))
     largest = LARGEST_UPDATE if method.bounds_norms else LARGEST_OF_USERS if method.takes_mean else None
-    stream = bounded(arrived(), largest, capped.append) if gathering.sees_each else (one.upload for one in arrived())
-    server = method.server_aggregate(round, state.server, gathering.read(round, cohort, state.server, stream))
+    backend = channel.aggregation
+    stream = bounded(arrived(), largest, capped.append) if backend.sees_each else (one.upload for one in arrived())
+    server = method.server_aggregate(round, before.server, backend.read(round, cohort, before.server, stream))
     for _ in stream:  # what the server did not read is trained too: clients need not know what it does with uploads
         pass
     logs.sort(key=itemgetter("client"))
@@ -387,7 +314,7 @@ def _train(
     refused.sort(key=itemgetter("client"))
     capped.sort(key=itemgetter("client"))
     by_client = group_traffic(sorted(traffic, key=itemgetter(0)))
-    return server, local, _Done(logs, by_client, non_finite, refused, capped, train_s)
+    return Parameters(round, server, local), _Done(logs, by_client, non_finite, refused, capped, train_s)
 
 
 @contextmanager
@@ -429,18 +356,6 @@ def _reference(
         return method.bounded_from(round)
     download = download_to(sent_to(), heard_C)
     return {**download.shared, **download.per_client}
-
-
-def _whole(blocks: Sequence[Block]) -> Pack:
-    """Blocks as they are: those all of whose clients take part."""
-
-    def pack(cohort: Sequence[int]) -> list[Block]:
-        present = [block for block in blocks if set(cohort).issuperset(block.clients.tolist())]
-        if not present:
-            raise ValueError(f"got the cohort {list(cohort)[:10]}, which holds no whole block: raise participation")
-        return present
-
-    return pack
 
 
 def _on_device(state: RunState, server: Tree, local: Tree) -> RunState:

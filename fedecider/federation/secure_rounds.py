@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.federation.channel import AggregationBackend, Sent
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
-from fedecider.federation.rounds import AggregationBackend, Sent
 from fedecider.federation.secure_sum import (
     PUBLIC_BYTES,
     SEALED_BYTES,
@@ -161,7 +161,7 @@ class SecureSums(NamedTuple):
 
 
 def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> AggregationBackend:
-    """The ``gathering`` of :func:`fedecider.federation.rounds.run_rounds` for a method whose server takes a mean.
+    """The backend of a channel for a method whose server takes a mean.
 
     In the simulation what the clients of a block send is added up where it is made, as the server would do first.
 

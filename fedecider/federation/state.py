@@ -95,6 +95,14 @@ _KEPT = 2
 """The newest, and the one before it in case the newest is damaged."""
 
 
+class Parameters(NamedTuple):
+    """The tensors after one round."""
+
+    round: int
+    server: Tree
+    local: Tree
+
+
 class RunState(NamedTuple):
     """Everything a run needs to go on: the round just finished, both trees, and the best round so far."""
 
@@ -107,6 +115,14 @@ class RunState(NamedTuple):
     best_local: Tree
     records: str = ""
     """:meth:`fedecider.federation.record.Recorder.digest` of the rounds so far."""
+
+    @property
+    def last(self) -> Parameters:
+        return Parameters(self.round, self.server, self.local)
+
+    @property
+    def best(self) -> Parameters:
+        return Parameters(self.best_round, self.best_server, self.best_local)
 
 
 def save_state(state: RunState, folder: Path, fingerprint: str) -> None:

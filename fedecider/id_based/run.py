@@ -27,6 +27,8 @@ from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
+from fedecider.federation.callbacks import recording
+from fedecider.federation.channel import Channel
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.processes import Processes
 from fedecider.federation.record import (
@@ -39,7 +41,7 @@ from fedecider.federation.record import (
     write_json,
     write_text,
 )
-from fedecider.federation.rounds import RoundSettings, evaluate_variants
+from fedecider.federation.rounds import Clients, RoundSettings, evaluate_variants
 from fedecider.federation.state import RunState
 from fedecider.id_based.clients import IdClients, id_clients
 from fedecider.id_based.methods import METHODS
@@ -175,9 +177,7 @@ class Trained(NamedTuple):
     def positions(self, split: str) -> Positions:
         """Of every variant in the best round, the reported one first."""
         method, state = self.method, self.state
-        found = evaluate_variants(
-            method, state.best_round, method.variants, split, state.best_server, state.best_local, self.clients.blocks()
-        )
+        found = evaluate_variants(method, state.best, method.variants, split, self.clients.blocks())
         names = [client.name for client in self.clients]
         labels = variant_labels(method.name, method.variants)
         return {label: dict(zip(names, found[variant], strict=True)) for variant, label in labels.items()}
@@ -240,12 +240,10 @@ def rounds_of(settings: IdSettings, domains: Mapping[str, Domain], device: torch
     method = METHODS[run.method].build(clients, settings.method)
     rounds = Rounds(
         method,
-        clients.blocks(),
+        Clients(clients.blocks(), metrics_per_client, [client.name for client in clients]),
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
-        metrics_per_client,
+        Channel(),
         Processes(),
-        lambda state, folder: None,
-        [client.name for client in clients],
     )
     return clients, rounds
 
@@ -255,7 +253,7 @@ def train_rounds(
 ) -> Trained:
     """All rounds in this process, with nothing written but the records."""
     clients, rounds = rounds_of(settings, domains, device)
-    return Trained(rounds.method, clients, train(rounds, recorder=recorder))
+    return Trained(rounds.method, clients, train(rounds, [recording(recorder)] if recorder else []))
 
 
 def table_row(name: str, shared: Shared) -> Entry:

@@ -393,7 +393,7 @@ def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> 
     last one among them, and any after ten quiet minutes. ``names`` of the clients, if they have."""
     last = -math.inf
 
-    def tell(record: dict) -> None:
+    def log(record: dict) -> None:
         nonlocal last
         number, now = record["round"], time.monotonic()
         due = number in (1, num_rounds) or number % math.ceil(num_rounds / SHOWN_ROUNDS) == 0
@@ -402,7 +402,7 @@ def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> 
         for text in [*texts, *upload_notes([record], names)] if launch.is_main else []:
             log_line(text)
 
-    return tell
+    return log
 
 
 def round_text(record: dict, num_rounds: int) -> str:

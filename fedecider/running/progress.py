@@ -14,8 +14,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from fedecider.federation.callbacks import ClientsDone, silent
 from fedecider.federation.record import read_json, write_json
-from fedecider.federation.rounds import OnClients, silent
 
 
 class _Console(Console):
@@ -167,7 +167,7 @@ def progress(title: str, enabled: bool = True) -> Iterator[Report]:
 
 
 @contextmanager
-def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[OnClients]:
+def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[ClientsDone]:
     """Yield what :func:`fedecider.federation.rounds.run_rounds` tells of the clients of a round that are done.
 
     On a terminal it moves a bar that is gone at the end, elsewhere it prints a line now and then.
@@ -195,7 +195,7 @@ def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[OnClients]
             yield log
 
 
-def _plain_rounds(num_rounds: int) -> OnClients:
+def _plain_rounds(num_rounds: int) -> ClientsDone:
     pace = _Pace()
 
     def log(round: int, what: str, done: int, total: int) -> None:

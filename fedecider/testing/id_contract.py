@@ -11,11 +11,12 @@ from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.method import Block, FederatedMethod
-from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rounds import Clients, RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.id_based.clients import IdClients, id_clients
 from fedecider.id_based.run import IdRunConfig
 from fedecider.testing.bench import Bench, Ran, differing, require
+from fedecider.testing.rounds import recorded_rounds
 from fedecider.testing.shared_contract import SHARED
 
 # A tiny setting of the ID-based methods: three clients, two of them silos of one catalogue, some users in two.
@@ -58,13 +59,9 @@ def run(
     participation: float = 1.0,
     **options: Any,
 ) -> tuple[RunState, list[dict]]:
-    """The final state after the real loop, and the records."""
-    records: list[dict] = []
-    settings = RoundSettings(rounds, clients.seed, participation)
-    state = run_rounds(
-        method, clients.blocks(block_size), settings, metrics_per_client, on_round=records.append, **options
-    )
-    return state, records
+    """The final state after the real loop, and the records; ``options`` are those of `recorded_rounds`."""
+    everyone = Clients(clients.blocks(block_size), metrics_per_client)
+    return recorded_rounds(method, everyone, RoundSettings(rounds, clients.seed, participation), **options)
 
 
 # What an ID-based method over domains and silos owes to the runner beside what every method owes.

@@ -15,12 +15,13 @@ from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.method import Block, FederatedMethod, Tree
-from fedecider.federation.rounds import RoundSettings, evaluate, run_rounds
+from fedecider.federation.rounds import Clients, RoundSettings, evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import take_row
 from fedecider.methods.recommender import ClientModels, LocalTraining, common_rows, travelling_shapes
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, base_hash, fused_factors
 from fedecider.testing.bench import Bench, Ran, differing, require, updated
+from fedecider.testing.rounds import recorded_rounds
 from fedecider.testing.shared_contract import SHARED
 from idgen.backbones.families import family_of, unwrap
 from idgen.ranking_config import RankingConfig
@@ -180,16 +181,14 @@ def run(
     participation: float = 1.0,
     **options: Any,
 ) -> tuple[RunState, list[dict]]:
-    """The final state after ``rounds`` rounds of the real loop, and the records; ``options`` are those of the loop."""
-    records: list[dict] = []
-    settings = RoundSettings(num_rounds=rounds, seed=0, participation=participation)
-    state = run_rounds(method, blocks(num_clients, block_size), settings, summarise, on_round=records.append, **options)
-    return state, records
+    """The final state after ``rounds`` rounds of the real loop, and the records; ``options`` are those of `recorded_rounds`."""
+    clients = Clients(blocks(num_clients, block_size), summarise)
+    return recorded_rounds(method, clients, RoundSettings(rounds, 0, participation), **options)
 
 
 def positions_of(method: FederatedMethod, state: RunState, variant: str, num_clients: int) -> list[Tensor]:
     """Validation places of every client under one variant."""
-    return evaluate(method, state.round, variant, "valid", state.server, state.local, blocks(num_clients))
+    return evaluate(method, state.last, variant, "valid", blocks(num_clients))
 
 
 # What a method of the cross-silo track owes to the runner beside what both tracks owe.

@@ -18,6 +18,7 @@ from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pa
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan, recorded_scores, run_deployed
 from fedecider.deployment.site import Site, one_client
+from fedecider.federation.callbacks import Checkpoints
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings
 from fedecider.methods import BUILT_IN as METHODS
@@ -87,8 +88,7 @@ def deployed(
     state, results = run_deployed(
         plan,
         line,
-        recorder=None if folder is None else Recorder(folder.with_suffix(".jsonl")),
-        checkpoints=folder,
+        checkpoints=None if folder is None else Checkpoints(folder, run, Recorder(folder.with_suffix(".jsonl"))),
         resume=resume,
         on_round=records.append,
     )

@@ -17,7 +17,7 @@ from fedecider.deployment.messages import Channel, DeploymentConfig
 from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.run import answer_of
 from fedecider.deployment.server import Plan, run_deployed
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
@@ -62,8 +62,8 @@ FAST = [("fedavg", "random"), *(("fedecider", kind) for kind in KINDS if kind !=
 )
 def test_a_site_plays_what_a_simulation_plays(name, kind, tmp_path):
     fault = Fault(1, kind, 2, factor=7.0)
-    plan = scenario([fault], 0, carries_update)
-    simulated, _ = run(build(name, toy_recommender()), 3, 2, attend=plan.attend, deliver=plan.deliver)
+    plan = faulty_channel([fault], 0, carries_update)
+    simulated, _ = run(build(name, toy_recommender()), 3, 2, channel=plan)
     state, _ = played(name, tmp_path, fault)
     assert same(state.server, simulated.server)
 
@@ -89,10 +89,8 @@ def test_an_away_site_does_not_train(tmp_path):
 def test_a_late_site_is_silent_until_the_round_is_closed(tmp_path):
     """It has given keys and shares: the others open its masks, and the sum is theirs alone."""
     sums, fault = SecureSums(5, 0.6), Fault(1, "late", 1, 1)
-    plan, method = scenario([fault], 0), build("fedavg", toy_recommender())
-    simulated, _ = run(
-        method, 3, 2, attend=plan.attend, deliver=plan.deliver, gathering=securely_summed_rounds(method, sums)
-    )
+    plan, method = faulty_channel([fault], 0), build("fedavg", toy_recommender())
+    simulated, _ = run(method, 3, 2, channel=plan._replace(aggregation=securely_summed_rounds(method, sums)))
     state, records = played("fedavg", tmp_path, fault, deadline_s=1.5, sums=sums)
     assert records[0]["refused_uploads"] == [{"client": 1, "reason": "no answer to train within 1.5 s"}]
     assert records[1]["refused_uploads"] == []

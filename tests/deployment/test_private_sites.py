@@ -14,6 +14,7 @@ from fedecider.deployment import site as site_module
 from fedecider.deployment.messages import pack, unpack
 from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.run import make_site
+from fedecider.federation.channel import Channel
 from fedecider.federation.privacy import PrivacyConfig, protector
 
 pytestmark = pytest.mark.whole
@@ -28,7 +29,7 @@ def private_site(client, folder, name="fedavg", spends=2):
 
 def test_a_site_draws_noise_that_does_not_follow_from_the_seed(tmp_path):
     protect = protector(build("fedavg", toy_recommender()), CONFIG, 0)
-    simulated, _ = run(build("fedavg", toy_recommender()), 3, 1, protect=protect)
+    simulated, _ = run(build("fedavg", toy_recommender()), 3, 1, channel=Channel(protect))
     states = []
     for number in range(2):
         torch.manual_seed(0)

@@ -27,6 +27,7 @@ from fedecider.deployment.messages import DeploymentConfig, Message, pack, unpac
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import answer_of, make_site, serve
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.federation.callbacks import collecting
 from fedecider.federation.cohort import sample_cohort
 from fedecider.federation.record import read_records
 from fedecider.federation.state import load_state, write_sums
@@ -53,7 +54,7 @@ def settings_of(name, words=""):
 
 def simulated(settings):
     setup, records = set_up(settings, TOY, CPU), []
-    state = train(settings, setup, on_round=records.append)
+    state = train(settings, setup, [collecting(records)])
     return setup, state, records
 
 

@@ -14,6 +14,7 @@ from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.methods.colr import ColrConfig, low_rank_gradients, mark_bytes, random_basis
 from embedding_fr.setup import KEPT, local_only
 from embedding_fr.testing.loop import Reference, bce, parameters, run_reference
+from fedecider.federation.channel import Channel
 from fedecider.federation.secure_rounds import WEIGHT, SecureSums, securely_summed_rounds
 
 
@@ -164,8 +165,8 @@ def test_bytes_are_those_of_what_travels():
     _, records = run(toy_method("colr", training=training, rank=2, mean="clients"), rounds=1)
     assert records[0]["traffic"][0]["up"] == {"factor": 4 * NUM_ITEMS * 2}
     method = toy_method("colr", training=training, rank=2)
-    gathering = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
-    _, records = run(method, rounds=1, gathering=gathering)
+    aggregation = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
+    _, records = run(method, rounds=1, channel=Channel(aggregation=aggregation))
     up = records[0]["traffic"][0]["up"]  # masked numbers have 8 bytes, marks too
     assert (up["factor"], up["touched"], up[WEIGHT]) == (8 * NUM_ITEMS * 2, 8 * NUM_ITEMS, 8)
 

@@ -12,7 +12,7 @@ from embedding_fr.methods import BUILT_IN as METHODS
 from embedding_fr.setup import local_only
 from fedecider.federation import aggregate
 from fedecider.federation.aggregate import robust, weighted_mean, with_robust_mean
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Upload
 from fedecider.federation.wire import dense
 
@@ -42,8 +42,8 @@ def whole(method):
 
 
 def run_with(method, *faults, rounds=2, **options):
-    plan = scenario(faults, 0)
-    return run(method, rounds=rounds, attend=plan.attend, deliver=plan.deliver, **options)
+    plan = faulty_channel(faults, 0)
+    return run(method, rounds=rounds, channel=plan, **options)
 
 
 def close(left, right):

@@ -15,6 +15,7 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_se
 from embedding_fr.testing.loop import run_reference
 from fedecider.baselines.fitting import train_matrix
 from fedecider.data.interactions import InteractionsConfig
+from fedecider.federation.channel import Channel
 from fedecider.federation.method import Download
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.rounds import evaluate
@@ -34,7 +35,7 @@ def blocks(population=None, size=7):
 
 
 def places(method, state, split="test", population=None):
-    found = evaluate(method, 2, "global", split, state.server, state.local, blocks(population))
+    found = evaluate(method, state.last, "global", split, blocks(population))
     return torch.cat(found)
 
 
@@ -109,8 +110,8 @@ def test_bytes_are_those_of_what_travels():
     _, short = run(toy_method("fedcia", encoding="items"), rounds=1)
     up = {client: group["up"] for group in short[0]["traffic"] for client in group["clients"]}
     assert up == {client: {"similarity": 4 * (len(items) - 2)} for client, items in enumerate(SEQUENCES)}
-    gathering = securely_summed_rounds(toy_method("fedcia"), SecureSums(5, 0.6, num_neighbours=4))
-    _, secure = run(toy_method("fedcia", encoding="items"), rounds=1, gathering=gathering)
+    aggregation = securely_summed_rounds(toy_method("fedcia"), SecureSums(5, 0.6, num_neighbours=4))
+    _, secure = run(toy_method("fedcia", encoding="items"), rounds=1, channel=Channel(aggregation=aggregation))
     assert secure[0]["traffic"][0]["up"]["similarity"] == 8 * NUM_ITEMS**2
     assert secure[0]["traffic"][0]["up"][WEIGHT] == 8
     assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedciaConfig()) == 4 * NUM_ITEMS * 7
@@ -123,8 +124,8 @@ def test_items_and_matrix_give_the_same_bits():
 
 def test_sums_under_masks_are_the_plain_ones_to_their_resolution():
     method = toy_method("fedcia")
-    gathering = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
-    plain, secure = run(method, rounds=2)[0], run(method, rounds=2, gathering=gathering)[0]
+    aggregation = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
+    plain, secure = run(method, rounds=2)[0], run(method, rounds=2, channel=Channel(aggregation=aggregation))[0]
     torch.testing.assert_close(secure.server["similarity"], plain.server["similarity"], rtol=0, atol=2**-32 + 1e-7)
 
 

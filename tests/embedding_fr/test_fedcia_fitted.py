@@ -19,6 +19,7 @@ from embedding_fr.methods.fedcia_fitted import (
 )
 from embedding_fr.setup import local_only
 from embedding_fr.testing.loop import run_reference
+from fedecider.federation.channel import Channel
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
 
@@ -170,8 +171,8 @@ def test_bytes_are_those_of_what_travels():
 
 def test_sums_under_masks_are_the_plain_ones_to_their_resolution():
     method = toy_method("fedcia_fitted")
-    gathering = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
-    plain, secure = run(method, rounds=1)[0], run(method, rounds=1, gathering=gathering)[0]
+    aggregation = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
+    plain, secure = run(method, rounds=1)[0], run(method, rounds=1, channel=Channel(aggregation=aggregation))[0]
     torch.testing.assert_close(mean_of(secure), mean_of(plain), rtol=0, atol=2**-32 + 2e-6)
     with pytest.raises(ValueError, match="got secure_sum with fedcia_fitted"):
         securely_summed_rounds(toy_method("fedcia_fitted", encoding="factor"), SecureSums(5))

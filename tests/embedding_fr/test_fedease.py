@@ -28,10 +28,11 @@ from fedecider.baselines import ease
 from fedecider.baselines.ease import mirror
 from fedecider.baselines.fitting import train_matrix
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
+from fedecider.federation.state import Parameters
 
 
 def method(federation=None, **settings):
@@ -93,7 +94,7 @@ def test_it_equals_centralised_ease_to_the_last_bit(protocol, secure):
     assert torch.equal(state.server["weights"], ease.ease_weights(central_gram(sequences, num_items), 7.0))
     score = ease.fit(sequences, num_items, STRICT, ease.EaseConfig(7.0), seed=0)
     for split in ("valid", "test"):
-        found = torch.cat(evaluate(federated, 2, "global", split, state.server, state.local, blocks(population)))
+        found = torch.cat(evaluate(federated, state.last, "global", split, blocks(population)))
         shared = PROTOCOLS[protocol]
         # centralised EASE scores from train items in both splits, as history="train" does
         expected = rank_held_out(score, sequences, num_items, split, shared, candidates=population.candidates)
@@ -188,9 +189,9 @@ def test_a_masked_upload_tells_nothing_by_itself():
 
 @pytest.mark.parametrize("neighbours", [0, 4])
 def test_who_drops_out_after_its_shares_is_left_out_of_the_sum(neighbours):
-    late = scenario([Fault(client, "late") for client in (2, 5)], 0)
-    plain, _ = run(method(dtype="float64"), rounds=1, deliver=late.deliver)
-    secure, _ = run(method(dtype="float64", secure=True, mask_neighbours=neighbours), rounds=1, deliver=late.deliver)
+    late = faulty_channel([Fault(client, "late") for client in (2, 5)], 0)
+    plain, _ = run(method(dtype="float64"), rounds=1, channel=late)
+    secure, _ = run(method(dtype="float64", secure=True, mask_neighbours=neighbours), rounds=1, channel=late)
     assert torch.equal(plain.server["weights"], secure.server["weights"])
     assert not torch.equal(plain.server["weights"], run(method(dtype="float64"), rounds=1)[0].server["weights"])
 
@@ -414,7 +415,7 @@ def test_ml_100k(data_root):
     population = toy_population(sequences=sequences, num_items=num_items)
     federated = method(toy_federation(num_clients=943, num_items=num_items))
     state, records = run(federated, population, 2, block_clients=64)
-    found = torch.cat(evaluate(federated, 2, "global", "test", state.server, {}, blocks(population, 64)))
+    found = torch.cat(evaluate(federated, Parameters(2, state.server, {}), "global", "test", blocks(population, 64)))
     expected = rank_held_out(
         ease.fit(sequences, num_items, STRICT, ease.EaseConfig(), seed=0), sequences, num_items, "test"
     )

@@ -29,10 +29,11 @@ from embedding_fr.methods.fednear import (
     weighted_history,
 )
 from fedecider.evaluation.protocols import PROTOCOLS
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
+from fedecider.federation.state import Parameters
 
 AS_EASE = {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0}
 
@@ -107,7 +108,7 @@ def test_with_all_pairs_alike_it_is_fedease_to_the_last_bit(protocol, secure):
     one, other = (run(m, population, 2)[0].server for m in (ease, near))
     assert torch.equal(one["weights"], other["weights"])
     for split in ("valid", "test"):
-        left, right = (evaluate(m, 2, "global", split, one, {}, blocks(population)) for m in (ease, near))
+        left, right = (evaluate(m, Parameters(2, one, {}), "global", split, blocks(population)) for m in (ease, near))
         assert torch.equal(torch.cat(left), torch.cat(right))
 
 
@@ -178,7 +179,7 @@ def test_order_decides_between_what_came_before_and_after():
             assert after == pytest.approx(before, abs=1e-6)
         else:
             assert after > before + 0.1
-            positions = torch.cat(evaluate(federated, 1, "global", "valid", server, {}, blocks(population)))
+            positions = torch.cat(evaluate(federated, Parameters(1, server, {}), "global", "valid", blocks(population)))
             assert positions[-10:].tolist() == [0.0] * 10
 
 
@@ -195,7 +196,9 @@ def test_what_the_newest_items_go_with_comes_first():
     for name, changes in (("near", {"pair_reach": 2.0}), ("ease", AS_EASE)):
         federated = method(toy_federation(num_clients=10, num_items=10), regularisation=1.0, **changes)
         state, _ = run(federated, population, 1)
-        found[name] = torch.cat(evaluate(federated, 1, "global", "valid", state.server, {}, blocks(population)))
+        found[name] = torch.cat(
+            evaluate(federated, Parameters(1, state.server, {}), "global", "valid", blocks(population))
+        )
     assert found["near"].max() <= 1.0  # only the other held-out item may stand before it
     assert found["ease"].mean() > 1.0
 
@@ -315,8 +318,8 @@ def test_a_masked_upload_tells_nothing_by_itself():
 
 
 def test_who_drops_out_after_its_shares_is_left_out_of_the_sum():
-    late = scenario([Fault(client, "late") for client in (0, 6)], 0)
-    plain, secure = (run(method(secure=on), rounds=1, deliver=late.deliver)[0].server for on in (False, True))
+    late = faulty_channel([Fault(client, "late") for client in (0, 6)], 0)
+    plain, secure = (run(method(secure=on), rounds=1, channel=late)[0].server for on in (False, True))
     assert torch.equal(plain["weights"], secure["weights"])
     assert not torch.equal(plain["weights"], run(method(), rounds=1)[0].server["weights"])
 
@@ -420,7 +423,7 @@ def test_ml_100k_beats_ease_on_validation(data_root):
         ("ease", fedease(federation, toy_training("fedmf"), FedeaseConfig())),
     ):
         state, _ = run(federated, population, 1, block_clients=128)
-        positions = evaluate(federated, 1, "global", "valid", state.server, {}, blocks(population, 128))
+        positions = evaluate(federated, Parameters(1, state.server, {}), "global", "valid", blocks(population, 128))
         found[name] = mean_metrics(torch.cat(positions))
     assert found["near"]["ndcg@10"] == pytest.approx(0.140, abs=0.002)
     assert found["near"]["ndcg@10"] > 1.5 * found["ease"]["ndcg@10"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_federation import run, toy_method
 
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
 
@@ -14,15 +14,15 @@ from fedecider.federation.secure_rounds import SecureSums, securely_summed_round
 )
 def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
     method = toy_method(name)
-    gathering = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
+    aggregation = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
     for gone in ((), (2, 5)):
-        late = scenario([Fault(client, "late") for client in gone], 0)
-        plain, _ = run(method, rounds=1, deliver=late.deliver)
-        secure, records = run(method, rounds=1, deliver=late.deliver, gathering=gathering)
+        late = faulty_channel([Fault(client, "late") for client in gone], 0)
+        plain, _ = run(method, rounds=1, channel=late)
+        secure, records = run(method, rounds=1, channel=late._replace(aggregation=aggregation))
         for key, tensor in plain.server.items():
             torch.testing.assert_close(secure.server[key], tensor, rtol=0, atol=2**-32 + 2e-7)
         assert sum(len(group["clients"]) for group in records[0]["traffic"]) == 7
-    by_blocks, _ = run(method, rounds=1, block_clients=1, deliver=late.deliver, gathering=gathering)
+    by_blocks, _ = run(method, rounds=1, block_clients=1, channel=late._replace(aggregation=aggregation))
     for key, tensor in by_blocks.server.items():
         torch.testing.assert_close(secure.server[key], tensor, rtol=0, atol=1e-6)
 

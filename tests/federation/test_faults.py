@@ -9,14 +9,15 @@ import yaml
 from slow import fast_where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
-from toy_recommender import SILOS, catalogue_recommender, run, toy_recommender
+from toy_recommender import SILOS, blocks, catalogue_recommender, run, summarise, toy_recommender
 
 from fedecider.bounds import Diverged
 from fedecider.federation import aggregate
 from fedecider.federation.aggregate import Arrived, bounded, robust, weighted_mean, with_robust_mean
-from fedecider.federation.faults import Fault, read_faults, scenario
+from fedecider.federation.faults import Fault, faulty_channel, read_faults
 from fedecider.federation.method import Upload
 from fedecider.federation.record import upload_notes
+from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.wire import joined
 from fedecider.methods import BUILT_IN as METHODS
 
@@ -35,9 +36,9 @@ def build(name, recommender=None):
 
 
 def run_with(name, *faults, rounds=3, kind="mean", recommender=None, clients=3):
-    plan = scenario(faults, 0, carries)
+    plan = faulty_channel(faults, 0, carries)
     method = with_robust_mean(build(name, recommender), kind)
-    return run(method, clients, rounds, attend=plan.attend, deliver=plan.deliver)
+    return run(method, clients, rounds, channel=plan)
 
 
 def nothing_sent():
@@ -88,8 +89,8 @@ def test_what_hostile_uploads_are():
     upload = Upload(torch.tensor([4, 7]), torch.ones(2), tensors)
 
     def sent(kind, round=1, plan=None):
-        plan = plan or scenario([Fault(7, kind, factor=10.0)], 0, carries)
-        return plan.deliver(upload, nothing_sent, round).upload
+        plan = plan or faulty_channel([Fault(7, kind, factor=10.0)], 0, carries)
+        return plan.delivery(upload, nothing_sent, round).upload
 
     flipped = sent("sign_flip")
     assert flipped.tensors["x.lora_b"].tolist() == [[2.0] * 4, [-2.0] * 4]
@@ -102,10 +103,10 @@ def test_what_hostile_uploads_are():
     torch.testing.assert_close(noise[1].norm(), tensors["x.lora_b"][1].norm())
     assert not torch.equal(noise[1], tensors["x.lora_b"][1])
     assert torch.equal(noise, sent("random").tensors["x.lora_b"])  # drawn from the seed
-    replays = scenario([Fault(7, "replay", 2)], 0, carries)
+    replays = faulty_channel([Fault(7, "replay", 2)], 0, carries)
     later = upload._replace(tensors={name: tensor * 3 for name, tensor in tensors.items()})
-    replays.deliver(upload, nothing_sent, 1)
-    assert replays.deliver(later, nothing_sent, 2).upload.tensors["x.lora_b"].tolist() == [[6.0] * 4, [2.0] * 4]
+    replays.delivery(upload, nothing_sent, 1)
+    assert replays.delivery(later, nothing_sent, 2).upload.tensors["x.lora_b"].tolist() == [[6.0] * 4, [2.0] * 4]
 
 
 def test_a_replay_of_other_tensors_than_the_round_is_about_is_refused():
@@ -342,9 +343,9 @@ def test_a_round_of_which_nobody_is_left_ends_the_run():
     ):
         with pytest.raises(Diverged, match=r"no usable upload in round 2 \(of client 0"):
             run_with("fedavg", *faults, rounds=3)
-    plan = scenario([Fault(client, "nan", 1) for client in range(3)], 0, carries)
+    plan = faulty_channel([Fault(client, "nan", 1) for client in range(3)], 0, carries)
     with pytest.raises(Diverged, match=r"in round 1 \(of crime, comics, children: numbers"):
-        run(build("fedavg"), 3, 1, deliver=plan.deliver, names=NAMES)
+        run_rounds(build("fedavg"), Clients(blocks(3), summarise, NAMES), RoundSettings(1, 0), plan)
     run_with("fedavg", Fault(0, "nan"), Fault(1, "late"), rounds=1)
     run_with("fedavg", *(Fault(client, "late", 1, 1) for client in range(3)), rounds=2)  # late, and not diverged
 
@@ -372,9 +373,9 @@ def test_of_two_clients_the_one_whose_upload_is_far_is_named():
     def ends_in_nan(*given):
         raise ValueError("got NaN scores for 3 of 3 users")
 
-    plan = scenario((Fault(1, "scale", factor=1e6),), 0, carries)
+    plan = faulty_channel((Fault(1, "scale", factor=1e6),), 0, carries)
     method = build("fedavg", pair)._replace(positions=ends_in_nan)
     with pytest.raises(Diverged, match=r"got NaN scores for 3 of 3 users\. In round 1, far from .*: client 1 \(norm"):
-        run(method, 2, 1, deliver=plan.deliver)
+        run(method, 2, 1, channel=plan)
     with pytest.raises(ValueError, match=r"users$"):
         run(method, 2, 1)

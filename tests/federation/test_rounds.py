@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.callbacks import Checkpoints, RoundCallback, recording
+from fedecider.federation.channel import Channel
 from fedecider.federation.method import Block, Download, FederatedMethod, Upload
 from fedecider.federation.record import Recorder, non_finite_uploads, read_records, upload_notes
-from fedecider.federation.rounds import RoundSettings, evaluate, evaluate_variants, run_rounds
-from fedecider.federation.state import load_state
+from fedecider.federation.rounds import Clients, RoundSettings, evaluate, evaluate_variants, run_rounds
+from fedecider.federation.state import Parameters, load_state
 from fedecider.federation.streams import stream
+from fedecider.testing.rounds import recorded_rounds
 
 POINTS = [torch.tensor([1.0, 5.0]), torch.tensor([-4.0]), torch.tensor([2.0, 2.0, -7.0])]
 
@@ -53,8 +56,13 @@ def summarise(positions):
     return [{"ndcg@10": float((1 / (position_U + 1.0)).mean())} for position_U in positions]
 
 
-def run(groups=((0,), (1,), (2,)), rounds=4, noise=0.3, **kwargs):
-    return run_rounds(toy(noise), blocks(*groups), RoundSettings(rounds, seed=3), summarise, **kwargs)
+def played(method, groups, settings, summarise=summarise, channel=Channel(), **clients):
+    return run_rounds(method, Clients(groups, summarise, **clients), settings, channel)
+
+
+def run(groups=((0,), (1,), (2,)), rounds=4, noise=0.3, **options):
+    clients, settings = Clients(blocks(*groups), summarise), RoundSettings(rounds, seed=3)
+    return recorded_rounds(toy(noise), clients, settings, **options)[0]
 
 
 def test_hand_numbers():
@@ -106,14 +114,16 @@ def test_the_best_round_s_local_state_is_resumed_as_it_was(tmp_path):
 
     given = iter([0.1, 0.3, 0.2, 0.2, 0.2])
     groups, settings = blocks((0,), (1,), (2,)), RoundSettings(3, seed=0)
-    run_rounds(toy(), groups, settings, summarise, checkpoints=tmp_path)
-    resumed = run_rounds(toy(), groups, settings._replace(num_rounds=5), summarise, checkpoints=tmp_path, resume=True)
+    clients = Clients(groups, summarise)
+    recorded_rounds(toy(), clients, settings, checkpoints=tmp_path)
+    longer = settings._replace(num_rounds=5)
+    resumed, _ = recorded_rounds(toy(), clients, longer, checkpoints=tmp_path, resume=True)
     assert (resumed.round, resumed.best_round) == (5, 2)
     assert resumed.local["seen"].tolist() == [5] * 3
     assert resumed.best_local["seen"].tolist() == [2] * 3
 
 
-def test_clients_train_also_when_the_server_reads_no_or_few_uploads(tmp_path):
+def test_clients_train_also_when_the_server_reads_no_or_few_uploads():
     def nothing(round, server, uploads):
         return server
 
@@ -122,15 +132,15 @@ def test_clients_train_also_when_the_server_reads_no_or_few_uploads(tmp_path):
 
     for aggregate in (nothing, one):
         method = toy()._replace(server_aggregate=aggregate)
-        recorder = Recorder(tmp_path / f"{aggregate.__name__}.jsonl")
-        state = run_rounds(method, blocks((0,), (1,), (2,)), RoundSettings(2, seed=3), summarise, recorder=recorder)
+        clients = Clients(blocks((0,), (1,), (2,)), summarise)
+        state, records = recorded_rounds(method, clients, RoundSettings(2, seed=3))
         assert state.local["seen"].tolist() == [2, 2, 2]
-        for record in read_records(recorder.path):
+        for record in records:
             assert [client["points"] for client in record["clients"]] == [2, 1, 3]
             assert record["traffic"][0]["clients"] == [0, 1, 2]
 
 
-def test_an_upload_that_is_not_finite_is_recorded_with_client_round_and_tensor(tmp_path):
+def test_an_upload_that_is_not_finite_is_recorded_with_client_round_and_tensor():
     inner = toy()
 
     def client_update(round, download, own, block):
@@ -139,7 +149,7 @@ def test_an_upload_that_is_not_finite_is_recorded_with_client_round_and_tensor(t
         tensors = {**upload.tensors, "other": other_C, "count": upload.clients}
         return upload._replace(tensors=tensors), new, logs
 
-    def run_in(name, *groups):
+    def run_in(*groups):
         method = inner._replace(
             init=lambda: (
                 {"mean": torch.zeros(()), "other": torch.zeros(()), "count": torch.zeros(())},
@@ -147,12 +157,9 @@ def test_an_upload_that_is_not_finite_is_recorded_with_client_round_and_tensor(t
             ),
             client_update=client_update,
         )
-        run_rounds(
-            method, blocks(*groups), RoundSettings(3, seed=3), summarise, recorder=Recorder(tmp_path / f"{name}.jsonl")
-        )
-        return read_records(tmp_path / f"{name}.jsonl")
+        return recorded_rounds(method, Clients(blocks(*groups), summarise), RoundSettings(3, seed=3))[1]
 
-    single, together = run_in("single", (0,), (1,), (2,)), run_in("together", (0, 2), (1,))
+    single, together = run_in((0,), (1,), (2,)), run_in((0, 2), (1,))
     for records in (single, together):
         assert [record["non_finite_uploads"] for record in records] == [
             [],
@@ -173,7 +180,7 @@ def test_resume_refuses_another_configuration(tmp_path):
 
 def test_absent_clients_are_untouched():
     settings = RoundSettings(2, seed=3, participation=0.3)
-    state = run_rounds(toy(), blocks((0,), (1,), (2,)), settings, summarise)
+    state = played(toy(), blocks((0,), (1,), (2,)), settings, summarise)
     assert sorted(state.local["seen"].tolist()) == [0, 1, 1] or sorted(state.local["seen"].tolist()) == [0, 0, 2]
 
 
@@ -185,11 +192,11 @@ def test_nothing_local_may_be_uploaded():
         return upload._replace(tensors={"seen": own["seen"]}), own, logs
 
     with pytest.raises(AssertionError, match="local state in an upload"):
-        run_rounds(method._replace(client_update=leaking), blocks((0,)), RoundSettings(1, seed=0), summarise)
+        played(method._replace(client_update=leaking), blocks((0,)), RoundSettings(1, seed=0), summarise)
 
 
 def test_best_round_is_the_earliest_maximum():
-    state = run_rounds(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), lambda positions: [{"ndcg@10": 0.25}])
+    state = played(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), lambda positions: [{"ndcg@10": 0.25}])
     assert (state.best_round, state.best_score) == (1, 0.25)
 
 
@@ -199,7 +206,7 @@ def test_the_best_round_s_local_state_is_a_copy_and_each_better_round_overwrites
 
     for scores, best in (([0.1, 0.3, 0.2], 2), ([0.3, 0.2, 0.1], 1), ([0.1, 0.2, 0.3], 3)):
         given = iter(scores)
-        state = run_rounds(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), summarise)
+        state = played(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), summarise)
         assert state.best_local["seen"].tolist() == [best] * 3
         assert state.local["seen"].tolist() == [3] * 3
 
@@ -227,14 +234,15 @@ def test_weighted_mean_leaves_out_non_finite_clients():
 def test_patience_stops_and_a_resumed_run_stays_stopped(tmp_path):
     method, groups = toy(), blocks((0,), (1,), (2,))
     scores = iter([0.1, 0.3, 0.2, 0.3, 0.9, 0.9])
-    settings = RoundSettings(6, seed=0, patience=2, checkpoint_every=5)
+    settings = RoundSettings(6, seed=0, patience=2)
 
     def falling(positions):
         return [{"ndcg@10": next(scores)}]
 
-    state = run_rounds(method, groups, settings, falling, checkpoints=tmp_path)
+    clients, checkpoints = Clients(groups, falling), Checkpoints(tmp_path, "", every=5)
+    state = run_rounds(method, clients, settings, callbacks=[checkpoints.callback()])
     assert (state.round, state.best_round) == (4, 2)
-    again = run_rounds(method, groups, settings, falling, checkpoints=tmp_path, resume=True)
+    again = run_rounds(method, clients, settings, state=checkpoints.start(resume=True))
     assert (again.round, again.best_round) == (4, 2)
     assert torch.equal(again.best_server["mean"], state.best_server["mean"])
     assert not torch.equal(state.best_server["mean"], state.server["mean"])
@@ -243,16 +251,15 @@ def test_patience_stops_and_a_resumed_run_stays_stopped(tmp_path):
 def test_every_nth_round_and_the_last_one_are_validated_and_the_best_of_these_is_kept():
     scores = {2: 0.1, 4: 0.3, 5: 0.2}
     given = iter(scores.values())
-    records = []
     settings = RoundSettings(5, seed=0, eval_every=2)
     groups = blocks((0,), (1,), (2,))
-    state = run_rounds(toy(), groups, settings, lambda _: [{"ndcg@10": next(given)}], on_round=records.append)
+    state, records = recorded_rounds(toy(), Clients(groups, lambda _: [{"ndcg@10": next(given)}]), settings)
     assert [record["score"] for record in records] == [None, 0.1, None, 0.3, 0.2]
     assert [list(record["valid"]) for record in records] == [[], ["global"], [], ["global"], ["global"]]
     assert [record["evaluate_s"] > 0.0 for record in records] == [False, True, False, True, True]
     assert (state.best_round, state.best_score, state.best_local["seen"].tolist()) == (4, 0.3, [4, 4, 4])
     every = run(rounds=5)
-    sparse = run_rounds(toy(0.3), groups, RoundSettings(5, seed=3, eval_every=9), summarise)
+    sparse = played(toy(0.3), groups, RoundSettings(5, seed=3, eval_every=9), summarise)
     assert torch.equal(every.server["mean"], sparse.server["mean"])  # training does not know of it
     assert sparse.best_round == 5
 
@@ -261,7 +268,7 @@ def test_patience_counts_rounds_and_ends_a_run_at_a_validation():
     def rounds_with(patience, *scores):
         given = iter(scores)
         settings = RoundSettings(20, seed=0, patience=patience, eval_every=3)
-        state = run_rounds(toy(), blocks((0,), (1,), (2,)), settings, lambda _: [{"ndcg@10": next(given)}])
+        state = played(toy(), blocks((0,), (1,), (2,)), settings, lambda _: [{"ndcg@10": next(given)}])
         return state.round, state.best_round
 
     assert rounds_with(1, 0.3, 0.2) == (6, 3)
@@ -275,14 +282,16 @@ def test_a_run_resumed_between_two_validations_is_the_uninterrupted_one(killed, 
     settings = RoundSettings(7, seed=3, patience=6, eval_every=3)
 
     def play(folder, resume=False, killed=None):
-        def on_round(record):
-            if record["round"] == killed:
+        def kill(round):
+            if round.number == killed:
                 raise KeyboardInterrupt
 
         folder.mkdir(exist_ok=True)
         recorder = Recorder(folder / "rounds.jsonl")
-        options = {"checkpoints": folder, "recorder": recorder, "resume": resume, "on_round": on_round}
-        return run_rounds(toy(0.3), blocks((0,), (1,), (2,)), settings, summarise, **options)
+        checkpoints = Checkpoints(folder, "", recorder)
+        callbacks = [recording(recorder), checkpoints.callback(), RoundCallback(kill)]
+        clients = Clients(blocks((0,), (1,), (2,)), summarise)
+        return run_rounds(toy(0.3), clients, settings, callbacks=callbacks, state=checkpoints.start(resume))
 
     whole = play(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
@@ -312,7 +321,7 @@ def test_a_cohort_is_packed_anew_and_positions_come_in_client_order():
         sizes.append([len(position_U) for position_U in positions])
         return summarise(positions)
 
-    state = run_rounds(toy(), turned, settings, sizes_of, pack=pack)
+    state = played(toy(), turned, settings, sizes_of, pack=pack)
     assert all(len(cohort) == 2 for cohort in packed)
     assert sum(state.local["seen"].tolist()) == 6
     assert sizes == [[2, 1, 3]] * 3  # clients 0, 1, 2 have 2, 1 and 3 points
@@ -331,7 +340,7 @@ def test_a_tensor_that_training_does_not_read_is_not_copied_for_it():
         client_update=client_update,
         unread=("table",),
     )
-    state = run_rounds(method, blocks((0,), (1, 2)), RoundSettings(2, seed=3), summarise)
+    state = played(method, blocks((0,), (1, 2)), RoundSettings(2, seed=3), summarise)
     assert given == [{"seen"}] * 4
     assert state.local["table"].tolist() == [[2.0, 2.0]] * 3  # and yet it is written
     assert state.local["seen"].tolist() == [2, 2, 2]
@@ -339,7 +348,9 @@ def test_a_tensor_that_training_does_not_read_is_not_copied_for_it():
 
 def test_clients_that_are_done_are_told_for_training_and_validation():
     told = []
-    run(groups=((0, 2), (1,)), rounds=2, on_clients=lambda *words: told.append(words))
+    callback = RoundCallback(clients_done=lambda *words: told.append(words))
+    clients = Clients(blocks((0, 2), (1,)), summarise)
+    run_rounds(toy(), clients, RoundSettings(2, seed=3), callbacks=[callback])
     one = [(what, done, 3) for what in ("training", "validation") for done in (0, 2, 3)]
     assert told == [(round, *words) for round in (1, 2) for words in one]
 
@@ -351,8 +362,8 @@ def test_rounds_can_be_scored_on_some_blocks_only(tmp_path):
 
     part = blocks((0,), (2,))
     args = (toy(), blocks((0,), (1,), (2,)), RoundSettings(2, seed=3))
-    scored = run_rounds(*args, summarise_two, validated=part)
-    whole = run_rounds(*args, summarise)
+    scored = played(*args, summarise_two, validated=part)
+    whole = played(*args, summarise)
     assert scored.server == whole.server, "training does not depend on what is scored"
     distance = [(POINTS[client] - whole.server["mean"]).abs().round().long() for client in (0, 2)]
     best = sum(group["ndcg@10"] for group in summarise(distance)) / 2
@@ -372,13 +383,13 @@ def test_all_variants_of_a_client_are_read_from_one_download():
         return [place + 7 for place in found] if variant == "later" else found
 
     method = inner._replace(broadcast=broadcast, positions=positions, variants=("global", "later"))
-    server, local = inner.init()
+    parameters = Parameters(1, *inner.init())
     groups = blocks((0, 2), (1,))
-    both = evaluate_variants(method, 1, ("later", "global"), "valid", server, local, groups)
+    both = evaluate_variants(method, parameters, ("later", "global"), "valid", groups)
     assert asked == [[0, 2], [1]]
     assert list(both) == ["later", "global"]
     for variant, found in both.items():
-        alone = evaluate(method, 1, variant, "valid", server, local, groups)
+        alone = evaluate(method, parameters, variant, "valid", groups)
         assert [place.tolist() for place in found] == [place.tolist() for place in alone]
     assert [place.tolist() for place in both["later"]] == [(place + 7).tolist() for place in both["global"]]
-    assert evaluate_variants(method, 1, (), "valid", server, local, groups) == {}
+    assert evaluate_variants(method, parameters, (), "valid", groups) == {}

@@ -10,7 +10,7 @@ from slow import fast_where
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import catalogue_recommender, run, toy_recommender
 
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.rounds import Sent
 from fedecider.federation.secure_rounds import (
@@ -40,9 +40,9 @@ def build(name, recommender=None, **config):
 def secured(name, rounds=2, *faults, recommender=None, clients=3, own_rows=None, **options):
     method = build(name, recommender, **options.pop("config", {}))
     sums = SecureSums(5, options.pop("threshold", 0.6), own_rows=own_rows or {})
-    plan = scenario(faults, 0, lambda tensor: tensor.endswith("lora_b"))
-    gathering = securely_summed_rounds(method, sums)
-    return run(method, clients, rounds, gathering=gathering, attend=plan.attend, deliver=plan.deliver, **options)
+    plan = faulty_channel(faults, 0, lambda tensor: tensor.endswith("lora_b"))
+    aggregation = securely_summed_rounds(method, sums)
+    return run(method, clients, rounds, channel=plan._replace(aggregation=aggregation), **options)
 
 
 def close(left, right, tolerance):
@@ -68,8 +68,8 @@ def test_one_round_is_the_plain_one_to_the_resolution(name):
 def test_a_dropout_gives_the_round_of_the_others(name):
     """Late: after keys and shares, so that its masks must be taken off. The plain mean leaves it out as well."""
     late = Fault(1, "late", 1, 1)
-    plan = scenario([late], 0)
-    plain, plain_records = run(build(name), 3, 2, attend=plan.attend, deliver=plan.deliver)
+    plan = faulty_channel([late], 0)
+    plain, plain_records = run(build(name), 3, 2, channel=plan)
     secure, records = secured(name, 2, late)
     close(secure.server, plain.server, 1e-5)
     assert [record["refused_uploads"] for record in records] == [record["refused_uploads"] for record in plain_records]
@@ -92,9 +92,9 @@ def test_the_server_sees_one_upload_that_is_nobodys():
             round, server, (seen.append(upload) or upload for upload in uploads)
         )
     )
-    gathering = securely_summed_rounds(spied, SecureSums(5))
-    plan = scenario([Fault(0, "late", 2)], 0)
-    run(spied, 3, 2, gathering=gathering, deliver=plan.deliver)
+    aggregation = securely_summed_rounds(spied, SecureSums(5))
+    plan = faulty_channel([Fault(0, "late", 2)], 0)
+    run(spied, 3, 2, channel=plan._replace(aggregation=aggregation))
     assert [upload.clients.tolist() for upload in seen] == [[-1], [-1]]
     assert [upload.mean_of.tolist() for upload in seen] == [[0, 1, 2], [1, 2]]
     assert all(len(tensor) == 1 for upload in seen for tensor in upload.tensors.values())
@@ -102,8 +102,8 @@ def test_the_server_sees_one_upload_that_is_nobodys():
 
 def test_who_stays_away_is_no_part_of_the_sum():
     away = Fault(2, "away", 1, 1)
-    plan = scenario([away], 0)
-    plain, _ = run(build("fedavg"), 3, 2, attend=plan.attend)
+    plan = faulty_channel([away], 0)
+    plain, _ = run(build("fedavg"), 3, 2, channel=plan)
     secure, _ = secured("fedavg", 2, away)
     close(secure.server, plain.server, 1e-5)
 
@@ -154,8 +154,8 @@ def test_silos_sum_every_row_over_those_who_send_it():
     secure, records = secured("fedavg", 1, recommender=recommender, clients=4, own_rows=recommender.own_rows)
     close(secure.server, plain.server, RESOLUTION + 1e-7)
     late = Fault(3, "late")
-    plan = scenario([late], 0)
-    plain, _ = run(build("fedavg", catalogue_recommender()), 4, 1, deliver=plan.deliver)
+    plan = faulty_channel([late], 0)
+    plain, _ = run(build("fedavg", catalogue_recommender()), 4, 1, channel=plan)
     secure, _ = secured(
         "fedavg", 1, late, recommender=catalogue_recommender(), clients=4, own_rows=recommender.own_rows
     )
@@ -185,20 +185,20 @@ def test_the_masked_sum_is_the_plain_sum_of_fixed_point_numbers_bit_for_bit():
     ]
     method = build("fedavg")
     for survivors in ([0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 5], [1, 2, 4, 5]):
-        gathering = securely_summed_rounds(method, SecureSums(5, 0.6))
+        aggregation = securely_summed_rounds(method, SecureSums(5, 0.6))
         cohort = list(range(count))
         sent = [
-            gathering.send(
+            aggregation.send(
                 1, cohort, lambda: Download({}), Sent(uploads[c], measure(Download({}), uploads[c])), uploads[c]
             ).upload
             for c in survivors
         ]
         assert all(not torch.equal(one.tensors["x"], sent[0].tensors["x"]) for one in sent[1:])
-        (mean,) = gathering.read(1, cohort, {}, iter(sent))
+        (mean,) = aggregation.read(1, cohort, {}, iter(sent))
         exact = [fixed_point(uploads[c], count) for c in survivors]
         for name in tensors:
             total = sum(one[name] for one in exact).double() / sum(int(one["secure:weight"]) for one in exact)
             assert torch.equal(mean.tensors[name][0], total.float())
     assert SecureSums(5, 0.6).parties(1, range(count)).rules.least == least
     with pytest.raises(ValueError, match="3 of 6 uploads"):
-        next(iter(gathering.read(1, cohort, {}, iter(sent[:3]))))
+        next(iter(aggregation.read(1, cohort, {}, iter(sent[:3]))))

@@ -8,7 +8,7 @@ from test_small_decoder import build
 from tiny_tasks import make_domain, make_tokenizer
 
 from fedecider.federation.method import Block
-from fedecider.federation.rounds import RoundSettings, run_rounds
+from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods import local_training
 from fedecider.methods.local_training import train_locally
@@ -84,9 +84,11 @@ def test_methods_train_on_samples(name):
     method = METHODS[name].build(made, METHODS[name].config())
     state = run_rounds(
         method,
-        [Block(clients, None) for clients in torch.arange(2).split(1)],
+        Clients(
+            [Block(clients, None) for clients in torch.arange(2).split(1)],
+            lambda positions: [{"ndcg@10": float((place_U < 5).float().mean())} for place_U in positions],
+        ),
         RoundSettings(num_rounds=2, seed=0),
-        lambda positions: [{"ndcg@10": float((place_U < 5).float().mean())} for place_U in positions],
     )
     tensors = {**state.server, **state.local}
     assert all(bool(torch.isfinite(one).all()) for one in tensors.values() if one.is_floating_point())

@@ -69,7 +69,7 @@ def test_all_clients_hold_the_one_adapter_and_nothing_is_sent():
     assert scalars({}, [{}] * 3, 1) == (0, 0)
     assert METHODS["centralised"].pooled
     method = centralised(recommender, config)
-    together = evaluate(method, 2, "pooled", "valid", state.server, state.local, blocks(3, 3))
+    together = evaluate(method, state.last, "pooled", "valid", blocks(3, 3))
     for client, found in enumerate(positions_of(method, state, "pooled", 3)):
         assert torch.equal(found, together[client])
         download = method.broadcast(3, state.server, torch.tensor([client]))

@@ -7,7 +7,7 @@ from slow import slow
 from toy_recommender import run, toy_data, toy_recommender
 
 from fedecider.cross_silo.results import fusion_over_rounds
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.wire import measure, message, take_row
 from fedecider.methods import BUILT_IN as METHODS
@@ -109,8 +109,8 @@ def test_blocks_and_resuming_change_nothing(settings, tmp_path):
 
 @pytest.mark.parametrize(("ablation", "capped"), [("none", []), ("wo_per", []), ("wo_decomp", [1]), ("wo_sep", [1])])
 def test_raw_pairs_are_bounded_by_their_peers_and_directions_need_it_not(ablation, capped):
-    plan = scenario([Fault(1, "scale", factor=1e4)], 0, lambda name: name.endswith("lora_b"))
-    state, records = run(build(ablation=ablation), 3, 1, deliver=plan.deliver)
+    plan = faulty_channel([Fault(1, "scale", factor=1e4)], 0, lambda name: name.endswith("lora_b"))
+    state, records = run(build(ablation=ablation), 3, 1, channel=plan)
     assert [one["client"] for one in records[0]["capped_uploads"]] == capped
     size_K = update_norms(state.server).norm(dim=1)
     assert size_K[1] < 10 * size_K[0]

@@ -9,7 +9,8 @@ from slow import fast_where
 from test_flora import loaded, products
 from toy_recommender import WORDING, catalogue_recommender, run
 
-from fedecider.federation.faults import Fault, scenario
+from fedecider.federation.channel import Channel
+from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.secure_rounds import ROW_WEIGHTS, SecureSums, securely_summed_rounds
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import BUILT_IN as METHODS
@@ -184,7 +185,8 @@ def test_secure_sums_give_the_plain_rows_and_do_not_tell_whose_they_are(companie
     plain, _ = run(build(name, companies()), 3, 2)
     recommender = companies()._replace(hidden=True)
     method, told = build(name, recommender), travelling_rows(recommender, True).told
-    secure, records = run(method, 3, 2, gathering=securely_summed_rounds(method, SecureSums(5, own_rows=told)))
+    aggregation = securely_summed_rounds(method, SecureSums(5, own_rows=told))
+    secure, records = run(method, 3, 2, channel=Channel(aggregation=aggregation))
     for key, tensor in (plain.server | plain.local).items():
         torch.testing.assert_close((secure.server | secure.local)[key], tensor, rtol=0, atol=1e-5)
     sizes = {
@@ -201,10 +203,10 @@ def test_secure_sums_give_the_plain_rows_and_do_not_tell_whose_they_are(companie
 
 def test_a_row_whose_other_seller_dropped_out_is_the_survivor_s(companies):
     recommender = companies()._replace(hidden=True)
-    plan = scenario([Fault(1, "late")], 0)
+    plan = faulty_channel([Fault(1, "late")], 0)
     method, told = build("fedavg", recommender), travelling_rows(recommender, True).told
-    gathering = securely_summed_rounds(method, SecureSums(5, own_rows=told))
-    state, _ = run(method, 3, 1, gathering=gathering, deliver=plan.deliver)
+    aggregation = securely_summed_rounds(method, SecureSums(5, own_rows=told))
+    state, _ = run(method, 3, 1, channel=plan._replace(aggregation=aggregation))
     own_KVR = without_prefix(state.local, "own")[TABLE]
     torch.testing.assert_close(state.server[TABLE][8], own_KVR[0, 8], rtol=0, atol=1e-6)
     torch.testing.assert_close(state.server[TABLE][16], own_KVR[2, 16], rtol=0, atol=1e-6)

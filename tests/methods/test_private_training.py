@@ -11,6 +11,7 @@ from scipy import stats
 from slow import slow
 from toy_recommender import catalogue_recommender, run, toy_recommender
 
+from fedecider.federation.channel import Channel
 from fedecider.federation.privacy import PrivacyConfig, protector
 from fedecider.methods import BUILT_IN as METHODS
 from fedecider.methods.config import UserPrivacy
@@ -270,7 +271,7 @@ def watched(protect, seen):
 
 def uploads_of(name, config, recommender, rounds=1):
     method, seen = METHODS[name].build(recommender, METHODS[name].config()), []
-    run(method, recommender.num_clients, rounds, protect=watched(protector(method, config, 5), seen))
+    run(method, recommender.num_clients, rounds, channel=Channel(watched(protector(method, config, 5), seen)))
     return seen
 
 

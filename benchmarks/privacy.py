@@ -79,11 +79,7 @@ def positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch, stud
         Clients(blocks, metrics_per_client),
         RoundSettings(run.num_rounds, run.seed),
         Channel(protector(method, run.privacy, run.seed)),
-        [
-            RoundCallback(
-                lambda round: print(round.number, [one["loss"] for one in round.record["clients"]], flush=True)
-            )
-        ],
+        [RoundCallback(lambda round: print(round.number, [c["loss"] for c in round.record["clients"]], flush=True))],
     )
     return evaluate(last, state.last, last.variants[0], "test", blocks)
 

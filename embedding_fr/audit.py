@@ -131,7 +131,8 @@ def watch_rounds(
         ValueError: a round is not the recorded one; no upload of ``clients`` arrived, or none has a row or a count for
             every item.
     """
-    num_items, again = setup.population.num_items, []
+    num_items = setup.population.num_items
+    again: list[dict] = []
     tables = METHODS[settings.run.method].item_tables
     first: dict[int, Tensor] = {}
     found: dict[int, Tensor] = {}

@@ -181,7 +181,7 @@ def run(
     participation: float = 1.0,
     **options: Any,
 ) -> tuple[RunState, list[dict]]:
-    """The final state after ``rounds`` rounds of the real loop, and the records; ``options`` are those of `recorded_rounds`."""
+    """The final state after the real loop, and the records; ``options`` are those of `recorded_rounds`."""
     clients = Clients(blocks(num_clients, block_size), summarise)
     return recorded_rounds(method, clients, RoundSettings(rounds, 0, participation), **options)
 

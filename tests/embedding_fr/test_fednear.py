@@ -196,9 +196,8 @@ def test_what_the_newest_items_go_with_comes_first():
     for name, changes in (("near", {"pair_reach": 2.0}), ("ease", AS_EASE)):
         federated = method(toy_federation(num_clients=10, num_items=10), regularisation=1.0, **changes)
         state, _ = run(federated, population, 1)
-        found[name] = torch.cat(
-            evaluate(federated, Parameters(1, state.server, {}), "global", "valid", blocks(population))
-        )
+        parameters = Parameters(1, state.server, {})
+        found[name] = torch.cat(evaluate(federated, parameters, "global", "valid", blocks(population)))
     assert found["near"].max() <= 1.0  # only the other held-out item may stand before it
     assert found["ease"].mean() > 1.0
 

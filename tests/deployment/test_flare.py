@@ -1,6 +1,7 @@
 """FLARE as the line: names, kits with certificates, and (slow) rounds in its simulator."""
 
 import json
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -102,7 +103,7 @@ def test_a_server_keeps_its_jobs_in_its_kit(kits, tmp_path, monkeypatch):
 
 def test_names_that_a_certificate_takes():
     assert site_names(["movies_tv.1", "crime"]) == {"movies_tv.1": "site-movies-tv-1", "crime": "site-crime"}
-    with pytest.raises(ValueError, match="names that differ in letters and digits"):
+    with pytest.raises(ValueError, match="names"):
         site_names(["a.b", "a_b"])
 
 
@@ -137,7 +138,7 @@ def test_a_site_with_other_data_does_not_join(monkeypatch, tmp_path):
     monkeypatch.setattr(flare, "start_party", lambda kit, file: pytest.fail("it joined"))
     file = tmp_path / "party.yaml"
     file.write_text(yaml.safe_dump({"project": "p", "output": "o", "data": "d", "client": "crime"}))
-    with pytest.raises(ValueError, match="got another catalogue of crime in d"):
+    with pytest.raises(ValueError, match="catalogue of crime"):
         commands.start(["--kit", str(tmp_path / "site-crime"), "--party", str(file)])
 
 
@@ -148,10 +149,10 @@ def test_a_party_reads_its_own_file(monkeypatch, tmp_path):
     assert read_party("whoever").client == "crime"
     monkeypatch.setenv(PARTY, str(tmp_path))
     assert read_party("site-crime").data == "d"
-    with pytest.raises(ValueError, match="expected the file of site-comics"):
+    with pytest.raises(ValueError, match="site-comics"):
         read_party("site-comics")
     monkeypatch.delenv(PARTY)
-    with pytest.raises(ValueError, match=r"start with scripts/deploy\.py start"):
+    with pytest.raises(ValueError, match=re.escape("deploy.py start")):
         read_party("site-crime")
     file.write_text("project: p\noutput: o\nport: 1\n")
     with pytest.raises(ValueError, match="port"):

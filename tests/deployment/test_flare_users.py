@@ -77,7 +77,7 @@ def test_a_track_that_is_not_deployed_says_which_are(tmp_path):
     )
     with pytest.raises(ValueError, match=message):
         public_project(["--method", "fedsasrec"], "", tmp_path / "deployment")
-    with pytest.raises(ValueError, match="expected none: every domain of the cross-silo track is a site"):
+    with pytest.raises(ValueError, match="sites"):
         public_project(["--method", "fedavg", "--data", str(tmp_path)], "2", tmp_path / "deployment")
     assert not list(tmp_path.iterdir())
 
@@ -86,7 +86,7 @@ def test_a_track_that_is_not_deployed_says_which_are(tmp_path):
 def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
     (tmp_path / "metrics.json").write_text(json.dumps({"best_round": 1, **metrics}))
     (tmp_path / "wire.json").write_text('{"messages": []}')
-    with pytest.raises(ValueError, match=r"got no test of any site in .*refused_after_rounds in wire\.json says"):
+    with pytest.raises(ValueError, match="refused_after_rounds"):
         collect(["--run", str(tmp_path)])
 
 

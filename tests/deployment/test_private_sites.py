@@ -137,5 +137,5 @@ def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp
 
 def test_shares_of_noise_are_refused_where_the_server_sees_every_upload():
     words = ("--privacy.clip", "1", "--privacy.noise_scale", "1", "--privacy.noise_on", "sum")
-    with pytest.raises(ValueError, match="noise_on sum, expected upload in a deployment"):
+    with pytest.raises(ValueError, match="noise_on"):
         llm.check_deployable(settings(*words))

@@ -100,10 +100,10 @@ def test_a_site_that_is_lost_after_its_upload_is_in_the_sum(tmp_path):
 
 def test_too_few_sites_end_the_run_with_a_sentence(tmp_path):
     gone = lambda client, asked: client > 0 and asked.kind == "train"  # noqa: E731
-    with pytest.raises(ValueError, match="1 of 3 uploads for the secure sum of round 1, expected 2 at least"):
+    with pytest.raises(ValueError, match="1 of 3 uploads"):
         deployed("fedavg", secure_sites("fedavg", tmp_path / "a"), 1, sums=SUMS, away=gone)
     early = lambda client, asked: client > 0 and asked.kind == "keys"  # noqa: E731
-    with pytest.raises(ValueError, match="keys of 1 of 3 sites in round 1, expected two"):
+    with pytest.raises(ValueError, match="1 of 3 sites"):
         deployed("fedavg", secure_sites("fedavg", tmp_path / "b"), 1, sums=SUMS, away=early)
 
 
@@ -117,7 +117,7 @@ def test_two_of_five_are_no_sum_of_five(kind, tmp_path):
         own = [one if client == other else {"labels": torch.zeros(0, 2)} for other, one in enumerate(data)]
         sites.append(site_of("fedavg", client, tmp_path, toy_recommender(names, data=own), sums=SUMS))
     gone = lambda client, asked: client > 1 and asked.kind == kind  # noqa: E731
-    with pytest.raises(ValueError, match="2 of 5 uploads for the secure sum of round 1, expected 3 at least"):
+    with pytest.raises(ValueError, match="2 of 5 uploads"):
         deployed("fedavg", sites, 1, names=names, sums=SUMS, away=gone)
 
 
@@ -143,7 +143,7 @@ def test_an_upload_in_the_clear_and_wrong_shares_are_refused(tmp_path):
     assert "expected 82 bytes of 1" in records[0]["refused_uploads"][0]["reason"]
     assert same(state.server, simulated("fedavg", 1, Fault(0, "late"))[0].server)
 
-    with pytest.raises(ValueError, match="do not give what these have announced"):
+    with pytest.raises(ValueError, match="announced"):
         deployed("fedavg", secure_sites("fedavg", tmp_path / "c"), 1, sums=SUMS, damage=lie)
 
 

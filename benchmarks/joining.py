@@ -70,8 +70,8 @@ from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
+from fedecider.methods import METHODS
 from fedecider.methods.config import UserPrivacy
-from fedecider.methods.entries import METHODS
 from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
 from fedecider.models.item_texts import encoded_texts

@@ -22,7 +22,8 @@ from torch import Tensor
 from embedding_fr.attributes import attribute_digest, has_attributes
 from embedding_fr.blocks import build_population
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods import METHODS, space_of
+from embedding_fr.methods import METHODS
+from embedding_fr.methods.entry import space_of
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg

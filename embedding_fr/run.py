@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedding_fr.methods import METHODS, space_of
+from embedding_fr.methods import METHODS
+from embedding_fr.methods.entry import space_of
 from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import (
     EmbeddingSettings,

@@ -1,41 +1,14 @@
 """The cross-device track, as the engine knows it: every user of a rating data set is a client."""
 
+from embedding_fr.methods import METHODS
 from fedecider.engine.track import Track
 
 TRACK = Track(
     name="embedding",
     title="the cross-device track",
     description="Every user of a rating data set is a client.",
-    built_in=(
-        "fedease",
-        "fednear",
-        "colr",
-        "fedcia",
-        "fedcia_fitted",
-        "fedmf",
-        "pfedclr",
-        "fedrap",
-        "fedncf",
-        "pfedrec",
-        "gpfedrec",
-        "fedem",
-        "fedca",
-        "pfedgraph",
-        "fedrecgel",
-        "fedfast",
-        "cofedrec",
-        "perfedrec",
-        "feddae",
-        "ifedrec",
-        "fedmf_em",
-        "fedncf_em",
-        "pfedrec_em",
-        "gpfedrec_em",
-        "fedrap_em",
-    ),
-    group="fedecider.embedding_methods",
+    methods=METHODS,
     is_config=lambda config: "training" in config and "ranking" not in config,
-    methods="embedding_fr.methods:METHODS",
     parse="embedding_fr.commands:parse_settings_and",
     recorded="embedding_fr.commands:settings_of_run",
     load="embedding_fr.run:load",

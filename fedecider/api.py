@@ -228,11 +228,11 @@ def named(method: Any) -> Iterator[tuple[str, Track]]:
         return
     name = _name_of(method)
     for track in tracks():
-        registry = track.part("methods")
-        if isinstance(method, type(next(iter(registry.built_in.values())))):
+        registry = track.methods
+        if isinstance(method, registry.kind):
             if name in track.method_names:
                 raise ValueError(f"got a method of one's own with the name {name}, expected one that is not taken")
-            with registry.lent(name, method):
+            with registry.with_own(name, method):
                 yield name, track
             return
     raise ValueError(

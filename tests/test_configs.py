@@ -11,7 +11,7 @@ from fedecider.cross_silo import comparison as plan
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.comparison import CompareConfig
 from fedecider.data.prepare import PrepareConfig
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.running.options import build_parser, load_yaml, parse
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -8,7 +8,7 @@ from outside import EXAMPLE
 from settings_mutants import wrong_settings
 from slow import slow
 
-from embedding_fr.methods import BUILT_IN
+from embedding_fr.methods import METHODS
 from embedding_fr.testing import EMBEDDING_CONTRACT
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
@@ -358,7 +358,7 @@ def wrong_entries():
             "needs_server says that federation cannot be off, and the method runs all the same",
         ),
         ("equal_weights", "by users' events"): (
-            BUILT_IN["fedncf"]._replace(equal_weights=lambda config: True),
+            METHODS["fedncf"]._replace(equal_weights=lambda config: True),
             "equal_weights says that clients weigh alike, and their weights change the server's",
         ),
         ("absent_clients", "goes on"): (

@@ -22,7 +22,7 @@ from embedding_fr.commands import parse_embedding_settings, settings_of_run
 from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.local_training import check_finite
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.run import tunable
 from embedding_fr.setup import EmbeddingRunConfig, eval_users, set_up
 from fedecider.baselines import BASELINES
@@ -177,7 +177,7 @@ def test_an_upload_that_is_left_out_because_it_is_not_finite_is_told(data, tmp_p
 
     words = ["--method", "fedmf", *data, *FAST, "--num_rounds", 3, "--output", tmp_path / "run"]
     with monkeypatch.context() as patch:
-        patch.setitem(METHODS, "fedmf", whole._replace(build=build))
+        patch.setitem(METHODS.own, "fedmf", whole._replace(build=build))
         assert federate(*words) == 0
     found = [{"client": 7, "tensors": ["item_table"]}]
     records = read_records(tmp_path / "run" / "rounds.jsonl")
@@ -441,7 +441,7 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     # a cell made with other defaults is another cell
     with pytest.MonkeyPatch.context() as patch:
         other = METHODS["fedmf"]._replace(defaults={"learning_rate": 0.05})
-        patch.setitem(METHODS, "fedmf", other)
+        patch.setitem(METHODS.own, "fedmf", other)
         assert leaderboard(*words) == 0
     made_again = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
     assert made_again
@@ -611,7 +611,7 @@ def test_a_leaderboard_that_the_data_do_not_allow_or_whose_rows_all_fail_ends_wi
     assert "validation ndcg@10" not in printed.out, "nothing was trained"
     diverging = METHODS["fedmf"]._replace(defaults={"learning_rate": 1e30, "init_std": 1e10})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(METHODS, "fedmf", diverging)
+        patch.setitem(METHODS.own, "fedmf", diverging)
         assert leaderboard("--methods", "fedmf", *data, *words) == 2
     assert "got no row from fedmf, expected one at least" in capsys.readouterr().err
     assert not (tmp_path / "board" / "leaderboard.md").exists()

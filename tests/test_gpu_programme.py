@@ -18,7 +18,7 @@ from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
 from idgen import alternating, id_generator, soft_ids

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from embedding_fr.methods import BUILT_IN as EMBEDDING_METHODS
-from fedecider.methods import BUILT_IN as LLM_METHODS
+from embedding_fr.methods import METHODS as EMBEDDING_METHODS
+from fedecider.methods import METHODS as LLM_METHODS
 from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN
 
 pytestmark = pytest.mark.whole

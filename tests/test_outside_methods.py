@@ -16,8 +16,8 @@ from fedecider.running.options import CONFIGS
 
 pytestmark = pytest.mark.whole
 
-GOOD_LLM = "from fedecider.methods import BUILT_IN\nMETHOD = BUILT_IN['fedavg']\n"
-GOOD_EMBEDDING = "from embedding_fr.methods import BUILT_IN\nMETHOD = BUILT_IN['fedmf']\n"
+GOOD_LLM = "from fedecider.methods import METHODS\nMETHOD = METHODS['fedavg']\n"
+GOOD_EMBEDDING = "from embedding_fr.methods import METHODS\nMETHOD = METHODS['fedmf']\n"
 BROKEN = {
     "absent_module": ("", "nosuchmodule:METHOD", r"cannot be imported \(ModuleNotFoundError: .*nosuchmodule"),
     "raises": ("1 / 0", "raises:METHOD", r"cannot be imported \(ZeroDivisionError: division by zero\)"),
@@ -31,7 +31,7 @@ BROKEN = {
     "other_track": (
         GOOD_EMBEDDING,
         "other_track:METHOD",
-        r"is of the type embedding_fr\.methods\.Method, expected a fedec",
+        r"is of the type embedding_fr\.methods\.entry\.Method, expected a fedec",
     ),
     "no_config": (
         f"{GOOD_LLM}METHOD = METHOD._replace(config=dict)",
@@ -68,7 +68,7 @@ def test_packages_are_looked_through_once_and_modules_imported_when_they_are_ask
     assert len(LLM) == len(BUILT_IN) + 1
     assert "acme" in LLM
     assert not (tmp_path / "imported").exists()
-    assert LLM["acme"] == BUILT_IN["fedavg"] == LLM["acme"]
+    assert LLM["acme"] == LLM["fedavg"] == LLM["acme"]
     assert (tmp_path / "imported").read_text() == "x"
     assert LLM.as_record("acme") == {"package": {"name": "acme-fl", "version": "1.0"}}
     write_package(site, "late", GOOD_LLM, llm={"late": "late:METHOD"})
@@ -89,7 +89,7 @@ def test_a_package_that_is_out_of_order_is_told_when_its_method_is_asked_for(nam
     assert main(["federate", "--method", name, "--output", str(site / "run")]) == 2
     assert not (site / "run").exists()
     assert f"error: {str(told.value)[:60]}" in capsys.readouterr().err
-    assert LLM["fedavg"] == BUILT_IN["fedavg"]
+    assert LLM["fedavg"].takes_mean
     assert parse_settings("", ["--method", "fedavg"]).run.method == "fedavg"
     (found,) = (one for one in doctor.examined() if one.what == f"method {name}")
     assert found.missing == str(told.value)

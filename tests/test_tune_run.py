@@ -13,7 +13,7 @@ from toy_ratings import REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import run as embedding_tune
 from embedding_fr.commands import parse_embedding_settings
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from fedecider.cli.tune import main
 from fedecider.cross_silo import federate as llm_tune
 from fedecider.cross_silo.command_line import parse_settings
@@ -138,7 +138,7 @@ def test_failed_trials_are_kept_with_their_sentence(search, monkeypatch, capsys)
             raise MemoryError
         return whole.build(federation, training, config)
 
-    monkeypatch.setitem(METHODS, "fedmf", whole._replace(build=build))
+    monkeypatch.setitem(METHODS.own, "fedmf", whole._replace(build=build))
     assert search("--trials", 7, "--output", "run") == 0
     scores = [valid for _, valid in trials()]
     assert [valid is None for valid in scores[:5]] == [False, True, True, True, True]

@@ -26,6 +26,7 @@ from embedding_fr.local_training import (
     round_examples,
     train_epochs,
 )
+from embedding_fr.methods.entry import Method
 from embedding_fr.methods.pfedrec import code_item_rate, linear_gradients, linear_model
 from embedding_fr.similarity import k_means
 from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
@@ -272,3 +273,14 @@ def elbow(falling_V: Tensor) -> int:
     share_V = torch.arange(last + 1).to(falling_V) / max(last, 1)
     far_V = (falling_V - falling_V[0] - share_V * (falling_V[-1] - falling_V[0])).abs()
     return int((far_V >= far_V.max() - ROUNDING).int().argmax())
+
+
+METHOD = Method(
+    CofedrecConfig,
+    cofedrec,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    whole_tables=1,
+    passing_tables=2,
+)

@@ -32,6 +32,7 @@ from embedding_fr.local_training import (
     train_epochs,
     weighted_sum,
 )
+from embedding_fr.methods.entry import Method, always
 from embedding_fr.tables import normal
 from fedecider.bounds import WIDEST, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
@@ -205,3 +206,14 @@ def low_rank_gradients(basis_KD: Tensor, weight_decay: float) -> Gradients:
         return {"user": user_gradient, "factor": shrink * (step_ARD @ basis_KD.T)}, logit_AB
 
     return gradients
+
+
+METHOD = Method(
+    ColrConfig,
+    colr,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    equal_weights=always,
+    item_tables=("item_table", "factor"),
+)

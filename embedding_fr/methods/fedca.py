@@ -27,6 +27,7 @@ from embedding_fr.local_training import (
     train_epochs,
 )
 from embedding_fr.merging import LAST, set_rows
+from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedem_code import few_places, mixed_few, part_of
 from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
 from embedding_fr.similarity import code_similarity, first_components, project_on_simplex
@@ -214,3 +215,6 @@ def closeness(basis_VKD: Tensor) -> Tensor:
         cosine_UVK = torch.linalg.svdvals(some_UKD[:, None] @ basis_VKD.mT).clamp(max=1.0)
         parts.append(cosine_UVK.acos().mean(2).cos())
     return torch.cat(parts)
+
+
+METHOD = Method(FedcaConfig, fedca, DEFAULTS, GRID, SPACE, passing_tables=4, server_tables=two)

@@ -15,6 +15,7 @@ from torch import Tensor
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import leading_eigenpairs
+from embedding_fr.methods.entry import Method, always
 from embedding_fr.methods.fedease import train_items
 from fedecider.bounds import NotNegative, OneOf, OneOrMore, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean
@@ -160,3 +161,18 @@ def with_low_pass(similarity_II: Tensor, weight: float, num_vectors: int) -> Ten
     value_R, vector_IR = leading_eigenpairs(symmetric_II, num_vectors)
     vector_IR = vector_IR[:, value_R > RANK_TOLERANCE * value_R.max().clamp(min=torch.finfo(torch.float64).tiny)]
     return (similarity_II.double() + weight * vector_IR @ vector_IR.T).to(similarity_II.dtype)
+
+
+METHOD = Method(
+    FedciaConfig,
+    fedcia,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    item_tables=("similarity",),
+    client_bytes=client_bytes,
+    negatives=False,
+    upload_rounds=1,
+    needs_server=needs_server,
+    equal_weights=always,
+)

@@ -31,6 +31,7 @@ from embedding_fr.local_training import (
     train_batches,
     weighted_sum,
 )
+from embedding_fr.methods.entry import Method, always
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, Real, Space, Whole, ZeroOrMore, check
 from fedecider.federation.aggregate import finite_clients, weighted_mean
@@ -289,3 +290,16 @@ def row_sums(table_AID: Tensor, batch: ExampleBatch, value_AB: Tensor | None = N
     """(A, I) the weights of each item's examples in the batch, times their values."""
     weight_AB = batch.weight_AB if value_AB is None else batch.weight_AB * value_AB
     return table_AID.new_zeros(table_AID.shape[:2]).scatter_add_(1, batch.item_AB, weight_AB)
+
+
+METHOD = Method(
+    FedciaFittedConfig,
+    fedcia_fitted,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    item_tables=("similarity", "factor"),
+    client_bytes=client_bytes,
+    equal_weights=always,
+    code=CODE,
+)

@@ -18,6 +18,7 @@ from torch import Tensor
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_training import Optimiser, apply_step, check_finite, fresh_state, received, received_rows, take
+from embedding_fr.methods.entry import Method, always
 from embedding_fr.mlp import start_mlp
 from embedding_fr.tables import personal_table
 from fedecider.bounds import Depth, NotNegative, OneOf, Real, ShareBelow1, Space, Whole, check
@@ -239,3 +240,16 @@ def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, con
     wide = size * config.num_layers
     catalogue = num_items * (wide + 2)
     return 4 * (catalogue + 5 * num_rows * (2 * wide + size) + 5 * config.num_layers * wide * wide)
+
+
+METHOD = Method(
+    FeddaeConfig,
+    feddae,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    client_bytes=client_bytes,
+    negatives=False,
+    equal_weights=always,
+    item_tables=(TABLE,),
+)

@@ -22,6 +22,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import (
     FORMATS,
     SCALE_BITS,
+    SMALLER_SERVER,
     add_histories,
     add_triangle,
     check_masked,
@@ -38,6 +39,7 @@ from embedding_fr.gram import (
     sparse_scores,
     triangle_size,
 )
+from embedding_fr.methods.entry import Method
 from fedecider.baselines.ease import BLOCK, mirror
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
 from fedecider.baselines.ease import SPACE as CENTRAL_SPACE
@@ -331,3 +333,22 @@ def score_items(history_CI: Tensor, model: Tree, config: FedeaseConfig) -> Tenso
     if config.top_k:
         return sparse_scores(history_CI, model["index"], model["value"])
     return history_CI.to(model["weights"].dtype) @ model["weights"]
+
+
+METHOD = Method(
+    FedeaseConfig,
+    fedease,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    item_tables=(),
+    client_bytes=client_bytes,
+    server_bytes=server_bytes,
+    smaller_server=SMALLER_SERVER,
+    negatives=False,
+    guarantee=guarantee,
+    upload_rounds=1,
+    needs_server=needs_server,
+    needs_everyone=needs_everyone,
+    published=False,
+)

@@ -44,6 +44,7 @@ from embedding_fr.merging import (
     open_merge,
     start_merging,
 )
+from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
 from embedding_fr.mlp import layer_sizes
@@ -265,3 +266,15 @@ def with_similarity(method: FederatedMethod, federation: Federation, alpha: floa
         upload_like=lambda round, server: {TABLE: server[TABLE][0]},
         takes_mean=False,
     )
+
+
+METHOD = Method(
+    FedemConfig,
+    fedem,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    passing_tables=3,
+    server_tables=lambda config: 2 if config.aggregation == "similarity" else 0,
+    code=CODE,
+)

@@ -26,6 +26,7 @@ from embedding_fr.local_training import (
     take,
     weighted_sum,
 )
+from embedding_fr.methods.entry import Method
 from embedding_fr.mlp import start_mlp
 from embedding_fr.similarity import k_means
 from embedding_fr.tables import normal
@@ -258,3 +259,13 @@ def gmf_gradients(objective: Objective, params: Tree, names: Sequence[str], batc
         SCORER[1]: slope_AR.sum(1, keepdim=True),
     }
     return {name: gradients[name] for name in names}, logit_AB
+
+
+METHOD = Method(
+    FedfastConfig,
+    fedfast,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    chooses_cohort=chooses_cohort,
+)

@@ -9,6 +9,7 @@ from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import Kernel, Optimiser, dot_gradients, dot_logits, pull_to
+from embedding_fr.methods.entry import Method
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod
@@ -78,3 +79,13 @@ def fedmf_optimiser(training: EmbeddingTraining) -> Optimiser:
     """Adam with one rate for user embeddings and one for item tables."""
     rates = {"user": training.learning_rate, "item_table": training.item_rate}
     return Optimiser("adam", rates, training.weight_decay)
+
+
+METHOD = Method(
+    FedmfConfig,
+    fedmf,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    equal_weights=lambda config: config.weighting == "uniform",
+)

@@ -17,6 +17,7 @@ from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.local_training import ExampleBatch, Gradients, Kernel, Objective, Optimiser, add_rows, pull_to, take
+from embedding_fr.methods.entry import Method
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
@@ -131,3 +132,6 @@ def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batc
         "item_table": add_rows(table_ARD.shape, batch.item_AB, row_gradients(seen, "scorer", found)),
     }
     return {name: gradients[name] for name in names}, logit_AB
+
+
+METHOD = Method(FedncfConfig, fedncf, DEFAULTS, GRID, SPACE)

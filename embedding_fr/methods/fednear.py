@@ -23,6 +23,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import (
     FORMATS,
     SCALE_BITS,
+    SMALLER_SERVER,
     add_histories,
     add_order,
     add_triangle,
@@ -36,6 +37,7 @@ from embedding_fr.gram import (
     sparse_scores,
     triangle_size,
 )
+from embedding_fr.methods.entry import Method
 from fedecider.baselines.ease import mirror
 from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, Real, Space, ZeroOrMore, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -361,3 +363,23 @@ def model_of(square_II: Tensor, federation: Federation, config: FednearConfig) -
         square_II, spread = denoise(mirror(square_II), config.noise_scale * config.bound)
         regularisation += spread
     return item_weights(square_II, regularisation, config.top_k, torch.float32, config.direction)
+
+
+METHOD = Method(
+    FednearConfig,
+    fednear,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    item_tables=(),
+    client_bytes=client_bytes,
+    server_bytes=server_bytes,
+    smaller_server=SMALLER_SERVER,
+    negatives=False,
+    guarantee=guarantee,
+    upload_rounds=1,
+    needs_server=needs_server,
+    needs_everyone=needs_everyone,
+    published=False,
+    uses_order=True,
+)

@@ -33,6 +33,7 @@ from embedding_fr.local_training import (
     train_compiled,
     weighted_sum,
 )
+from embedding_fr.methods.entry import Method, always
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check
 from fedecider.federation.aggregate import weighted_mean
@@ -462,3 +463,17 @@ def _measure(params: Tree, clients: Tensor, round: int) -> dict[str, Tensor]:
 
 def _per_client(logs: dict[str, Tensor]) -> list[dict]:
     return [dict(zip(logs, row, strict=True)) for row in zip(*(one_C.tolist() for one_C in logs.values()), strict=True)]
+
+
+METHOD = Method(
+    FedrapConfig,
+    fedrap,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    whole_tables=2,
+    equal_weights=always,
+    item_tables=(COMMON,),
+    code=CODE,
+    code_space=CODE_SPACE,
+)

@@ -36,6 +36,7 @@ from embedding_fr.local_training import (
     round_examples,
     take,
 )
+from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_model
 from embedding_fr.mlp import flat_network, layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.tables import normal
@@ -383,3 +384,17 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
         fine_mean=True,
         takes_mean=True,
     )
+
+
+METHOD = Method(
+    FedrecgelConfig,
+    fedrecgel,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    needs_server=needs_server,
+    equal_weights=lambda config: config.variant == "code",
+    code=CODE,
+    code_space=CODE_SPACE,
+    item_tables=ITEM_TABLES,
+)

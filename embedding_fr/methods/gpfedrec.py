@@ -26,6 +26,7 @@ from embedding_fr.local_training import (
     round_examples,
     train_epochs,
 )
+from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedncf import ncf_kernel, ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
@@ -231,3 +232,15 @@ def plain_sgd(federation: Federation, training: EmbeddingTraining, names: list[s
 def repeated(tensor: Tensor, num_clients: int) -> Tensor:
     """(N, ...) a copy for each client."""
     return tensor.expand(num_clients, *tensor.shape).clone()
+
+
+METHOD = Method(
+    GpfedrecConfig,
+    gpfedrec,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    passing_tables=4,
+    server_tables=two,
+    code=CODE,
+)

@@ -32,6 +32,7 @@ from embedding_fr.local_training import (
     train_epochs,
 )
 from embedding_fr.merging import set_rows
+from embedding_fr.methods.entry import Method, always
 from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_logits, ncf_model
 from embedding_fr.methods.gpfedrec import landing_weight, plain_sgd, repeated
 from embedding_fr.methods.pfedrec import (
@@ -260,3 +261,14 @@ def new_item_scores(server: Tree, own: Tree, attribute_JF: Tensor) -> Tensor:
         if "user" in own:
             return ncf_logits({**own, TABLE: row_JD.expand(len(own["user"]), *row_JD.shape)}, None)
         return own["scorer.0.weight"][:, :, 0] @ row_JD.T + own["scorer.0.bias"]
+
+
+METHOD = Method(
+    IfedrecConfig,
+    ifedrec,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    equal_weights=always,
+    attributes=True,
+)

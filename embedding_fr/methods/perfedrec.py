@@ -28,6 +28,7 @@ from embedding_fr.local_training import (
     train_epochs,
     weighted_sum,
 )
+from embedding_fr.methods.entry import Method
 from embedding_fr.similarity import k_means
 from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
 from embedding_fr.tables import normal, personal_table
@@ -373,3 +374,16 @@ def _heard(upload: Upload) -> Upload:
     tensors = {name: tensor[heard_C] for name, tensor in upload.tensors.items()}
     rows = {name: row_CR[heard_C] for name, row_CR in upload.rows.items()}
     return upload._replace(clients=upload.clients[heard_C], weights=upload.weights[heard_C], tensors=tensors, rows=rows)
+
+
+METHOD = Method(
+    PerfedrecConfig,
+    perfedrec,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    passing_tables=4,
+    chooses_cohort=chooses_cohort,
+    item_tables=("item_table", "global_table"),
+    code=CODE,
+)

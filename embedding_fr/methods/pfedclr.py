@@ -36,6 +36,7 @@ from embedding_fr.local_training import (
     train_epochs,
     weighted_sum,
 )
+from embedding_fr.methods.entry import Method
 from embedding_fr.tables import normal, personal_table, with_personal_variant
 from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
@@ -257,3 +258,6 @@ _TABLES = ("buffer_a", "buffer")
 def _held(name: str, own: Tensor, row_CR: Tensor) -> Tensor:
     """What a client trains of an own tensor: the touched rows of a table, a copy of anything else."""
     return take(own, row_CR.clamp(min=0)) if name in _TABLES else own.clone()
+
+
+METHOD = Method(PfedclrConfig, pfedclr, DEFAULTS, GRID, SPACE, passing_tables=2)

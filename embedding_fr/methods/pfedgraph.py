@@ -25,6 +25,7 @@ from embedding_fr.local_training import (
     round_examples,
     train_epochs,
 )
+from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf, fedmf_optimiser
 from embedding_fr.similarity import SAME, cosines, project_on_simplex
 from embedding_fr.tables import (
@@ -187,3 +188,16 @@ def likeness(direction_CID: Tensor, weight: float) -> Penalty:
         return weight * (direction_CID[: len(table_AF)].flatten(1) * table_AF).sum(1) / size_A
 
     return penalty
+
+
+METHOD = Method(
+    PfedgraphConfig,
+    pfedgraph,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    further_tables=whole_tables,
+    passing_tables=6,
+    server_tables=two,
+    code=CODE,
+)

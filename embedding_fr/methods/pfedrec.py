@@ -26,6 +26,7 @@ from embedding_fr.local_training import (
     take,
     weighted_sum,
 )
+from embedding_fr.methods.entry import Method, always
 from embedding_fr.mlp import start_mlp
 from embedding_fr.tables import normal, with_personal_variant
 from fedecider.bounds import Space, check
@@ -148,3 +149,15 @@ def linear_gradients(
 def code_item_rate(federation: Federation, training: EmbeddingTraining) -> float:
     """The rate of item tables in the public code, which makes up for the mean over many clients."""
     return training.item_learning_rate or training.learning_rate * federation.num_items * ITEM_FACTOR
+
+
+METHOD = Method(
+    PfedrecConfig,
+    pfedrec,
+    DEFAULTS,
+    GRID,
+    SPACE,
+    passing_tables=1,
+    equal_weights=always,
+    code=CODE,
+)

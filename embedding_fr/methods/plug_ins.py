@@ -32,6 +32,7 @@ from embedding_fr.merging import (
     start_merging,
 )
 from embedding_fr.methods import fedmf, fedncf, fedrap, gpfedrec, pfedrec
+from embedding_fr.methods.entry import Method
 from fedecider.bounds import OneOf, Real, Space
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.wire import dense
@@ -171,3 +172,20 @@ def fedrap_em(federation: Federation, training: EmbeddingTraining, config: Mergi
 
 def _fedrap_logits(params: Tree, item: Tensor | None) -> Tensor:
     return fedrap.logits(params, item)[0]
+
+
+FEDMF_EM = Method(Merging, fedmf_em, fedmf.DEFAULTS, GRID, SPACE, passing_tables=3, plug_in=True)
+FEDNCF_EM = Method(Merging, fedncf_em, fedncf.DEFAULTS, GRID, SPACE, passing_tables=3, plug_in=True)
+PFEDREC_EM = Method(Merging, pfedrec_em, pfedrec.DEFAULTS, GRID, SPACE, passing_tables=3, plug_in=True)
+GPFEDREC_EM = Method(Merging, gpfedrec_em, gpfedrec.DEFAULTS, GRID, SPACE, passing_tables=6, plug_in=True)
+FEDRAP_EM = Method(
+    Merging,
+    fedrap_em,
+    fedrap.DEFAULTS,
+    GRID,
+    SPACE,
+    whole_tables=2,
+    passing_tables=3,
+    item_tables=(fedrap.COMMON,),
+    plug_in=True,
+)

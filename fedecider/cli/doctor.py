@@ -112,9 +112,9 @@ def _devices() -> Iterator[Finding]:
 def _methods() -> Iterator[Finding]:
     """Methods that installed packages bring, and why one of them cannot be used."""
     for track in tracks():
-        if track.method_names == list(track.built_in):
+        if track.method_names == list(track.methods.built_in):
             continue  # what is built in takes seconds to import
-        registry = track.part("methods")
+        registry = track.methods
         for name in registry.outside:
             found = f"{registry.package(name)}, of {track.title}"
             yield Finding(f"method {name}", found, registry.problem(name) or taken_name(name))

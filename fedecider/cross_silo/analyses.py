@@ -18,7 +18,7 @@ from fedecider.data.domain import Domain
 from fedecider.data.encoders import load_encoder
 from fedecider.engine.result import RunResult
 from fedecider.federation.streams import stream
-from fedecider.methods.entries import METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.recommender import travelling_shapes
 from fedecider.models.adapters import AdapterShape
 from fedecider.models.item_table import WEIGHTS_FILE

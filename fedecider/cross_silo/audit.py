@@ -56,7 +56,7 @@ from fedecider.federation.record import read_records
 from fedecider.federation.state import RunState, load_state
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import received, take_row
-from fedecider.methods.entries import METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, module_names, stack_trees
 from fedecider.models.directions import normalise, update_norms

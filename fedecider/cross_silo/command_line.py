@@ -13,6 +13,7 @@ from typing import Any
 
 from fedecider.cross_silo.settings import IDS_RENAMED, RunConfig, Settings
 from fedecider.federation.registry import LLM_METHODS, may_be_name, outside_methods
+from fedecider.methods import METHODS
 from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN, LocalTraining
 from fedecider.models.config import ROLES
 from fedecider.running.options import (
@@ -70,7 +71,7 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     """The same, with what the same command line says of the dataclasses ``beside``."""
     words = sys.argv[1:] if argv is None else list(argv)
     method = peek(words, "method", RunConfig.method)
-    methods = _method_names()
+    methods = list(METHODS)
     if method not in methods:
         raise ValueError(f"got method {method!r}, expected one of the cross-silo track: {', '.join(sorted(methods))}")
     config, takes_mean = _of_method(method)
@@ -123,16 +124,6 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     return settings, others
 
 
-def _method_names() -> list[str]:
-    """Those of `fedecider.methods.METHODS`, which is asked only where it is imported anyway: then it may have methods
-    that `fedecider.federate` was given."""
-    if "fedecider.methods.entries" in sys.modules:
-        from fedecider.methods.entries import METHODS
-
-        return list(METHODS)
-    return list(dict.fromkeys([*METHOD_CONFIGS, *outside_methods(LLM_METHODS)]))
-
-
 def _of_method(name: str) -> tuple[type, bool]:
     """Settings of a method, and whether its server takes a mean; of built-in methods without importing a model.
 
@@ -141,8 +132,6 @@ def _of_method(name: str) -> tuple[type, bool]:
     """
     if name in METHOD_CONFIGS and name not in outside_methods(LLM_METHODS):
         return METHOD_CONFIGS[name], name not in TAKES_NO_MEAN
-    from fedecider.methods.entries import METHODS
-
     return METHODS[name].config, METHODS[name].takes_mean
 
 
@@ -207,7 +196,6 @@ def recorded_settings(run: Path, data: str = "") -> Settings:
     prepared domains."""
     from fedecider.cross_silo.hyperparameter_selection import as_taken
     from fedecider.cross_silo.joining import as_trained
-    from fedecider.methods.entries import METHODS
     from fedecider.models.folders import read_llm_run
     from fedecider.running.run_folder import RunFolder, damage_names
 

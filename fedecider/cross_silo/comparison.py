@@ -65,7 +65,8 @@ from fedecider.evaluation.metrics import MACRO, mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
 from fedecider.federation.record import read_json, read_records, write_json
-from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
+from fedecider.methods import METHODS
+from fedecider.methods.entries import RATES, TRAINING_SPACE
 from fedecider.models.item_texts import encoded_texts, encoder_digest
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of

@@ -32,7 +32,8 @@ from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import Clients, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
-from fedecider.methods.entries import METHODS, RATES, TRAINING_SPACE
+from fedecider.methods import METHODS
+from fedecider.methods.entries import RATES, TRAINING_SPACE
 from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest

@@ -26,8 +26,8 @@ from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import clearly_best
 from fedecider.federation.cohort import cohort_size
 from fedecider.federation.record import plain, read_json, write_json
+from fedecider.methods import METHODS
 from fedecider.methods.centralised import pooled_recommender
-from fedecider.methods.entries import METHODS
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.launch import Launch

@@ -39,8 +39,8 @@ from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
+from fedecider.methods import METHODS
 from fedecider.methods.config import LocalConfig
-from fedecider.methods.entries import METHODS
 from fedecider.methods.local import best_score, load_best
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import fused_factors, scale_update

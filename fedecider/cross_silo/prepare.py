@@ -54,7 +54,7 @@ from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState, file_sha256
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import received, take_row
-from fedecider.methods.entries import METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.recommender import ClientModels, as_known, build_recommender, travelling_rows
 from fedecider.models.adapters import (
     adapter_shapes,

@@ -67,8 +67,8 @@ from fedecider.federation.record import (
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.methods.entries import METHODS
-from fedecider.methods.fedecider import FusionWeights
+from fedecider.methods import METHODS
+from fedecider.methods.entries import FusionWeights
 from fedecider.methods.local import has_local
 from fedecider.methods.local_training import user_epsilon, user_report
 from fedecider.methods.recommender import ClientModels, common_rows, travelling_rows

@@ -281,7 +281,7 @@ class Settings(NamedTuple):
 
     def as_record(self) -> dict[str, Any]:
         """By block, and ``package`` where an installed package brings the method."""
-        from fedecider.methods.entries import METHODS
+        from fedecider.methods import METHODS
         from fedecider.running.run_folder import as_plain
 
         blocks = {name: as_plain(value) for name, value in self._asdict().items()}

@@ -1,29 +1,14 @@
 """The track of methods over domains with a language model, as the engine knows it."""
 
 from fedecider.engine.track import Track
+from fedecider.methods import METHODS
 
 TRACK = Track(
     name="llm",
     title="the cross-silo track",
     description="Every domain is a client; missing stages (pre-training, distillation) are run first and kept.",
-    built_in=(
-        "fedecider",
-        "local",
-        "fedavg",
-        "flora",
-        "ditto",
-        "fdlora",
-        "fedprox",
-        "pfedavg",
-        "ffa_lora",
-        "rolora",
-        "fellrec",
-        "lora_sim",
-        "centralised",
-    ),
-    group="fedecider.methods",
+    methods=METHODS,
     is_config=lambda config: "ranking" in config,
-    methods="fedecider.methods:METHODS",
     parse="fedecider.cross_silo.command_line:parse_settings_and",
     recorded="fedecider.cross_silo.command_line:recorded_settings",
     load="fedecider.cross_silo.federate:load",

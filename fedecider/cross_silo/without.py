@@ -30,7 +30,7 @@ from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, shared_persons
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import stream
-from fedecider.methods.entries import METHODS
+from fedecider.methods import METHODS
 from fedecider.report.tables import COMPARED, comparisons_data
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line

@@ -56,7 +56,7 @@ from fedecider.federation.record import write_json
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
-from fedecider.methods.entries import METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import encoded_texts

@@ -191,7 +191,7 @@ def read_project(root: Path) -> Project:
     if content["format"] not in READABLE:
         raise ValueError(f"got format {content['format']} in {path}, expected {FORMAT}: another version wrote it")
     track = track_of_config(content["settings"])
-    track.part("methods").check_recorded(content["settings"], str(path), exact=True)
+    track.methods.check_recorded(content["settings"], str(path), exact=True)
     parts: Parts = track.part("deployment")
     with damage_names(path):
         hosts = content.get("hosts") or {str(name): [place] for place, name in enumerate(content["clients"])}

@@ -13,13 +13,13 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
-from fedecider.federation.registry import of_fedecider, outside_methods
+from fedecider.federation.registry import Registry, of_fedecider, outside_methods
 
 GROUP = "fedecider.tracks"
 
 
 class Track(NamedTuple):
-    """One family of methods. Every part but the first six is a name as `pkgutil.resolve_name` takes it; empty where
+    """One family of methods. Every part but the first five is a name as `pkgutil.resolve_name` takes it; empty where
     the track has none."""
 
     name: str
@@ -27,14 +27,10 @@ class Track(NamedTuple):
     """In sentences: ``the cross-silo track``."""
     description: str
     """What ``federate --help`` says of its clients, in one sentence."""
-    built_in: tuple[str, ...]
-    """Names of its methods, those of installed packages left out."""
-    group: str
-    """Entry point group of further methods; empty where packages cannot add any."""
+    methods: Registry[Any]
+    """Method name -> entry; a method is imported when its entry is read."""
     is_config: Callable[[Mapping[str, Any]], bool]
     """``config`` of a ``run.json`` -> whether this track wrote it."""
-    methods: str
-    """Mapping of method name -> entry."""
     parse: str
     """(description, words, \\*config classes beside) -> settings, and instances of those classes."""
     recorded: str
@@ -64,7 +60,7 @@ class Track(NamedTuple):
     @property
     def method_names(self) -> list[str]:
         """Built-in ones first; nothing is imported."""
-        return [*self.built_in, *(outside_methods(self.group) if self.group else ())]
+        return list(self.methods)
 
     def part(self, name: str) -> Any:
         """The function that stands behind a part.
@@ -110,7 +106,7 @@ def track_of(method: str) -> Track:
 def taken_name(method: str) -> str:
     """Why a method of an installed package cannot have its name, where a built-in one has it; empty where none has."""
     for track in tracks():
-        if method in track.built_in:
+        if method in track.methods.built_in:
             for group in _groups():
                 if points := outside_methods(group).get(method):
                     return of_fedecider(method, points[0])
@@ -149,4 +145,4 @@ def all_method_names() -> Iterator[str]:
 
 
 def _groups() -> Sequence[str]:
-    return [track.group for track in tracks() if track.group]
+    return [track.methods.group for track in tracks()]

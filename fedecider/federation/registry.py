@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 LLM_METHODS = "fedecider.methods"
@@ -52,32 +53,41 @@ class Package(NamedTuple):
 class Registry(Mapping[str, Entry]):
     """Method name -> entry, the built-in ones first, then those of other packages in the order of their names.
 
-    Installed packages are searched once, when a name is first asked for. A method's module is imported when the method
-    is. A name that cannot be used stays in the mapping; asking for its entry raises ``ValueError`` with the reason. So
-    one bad package does not take the other methods away.
+    Installed packages are searched once, when a name is first asked for. A method's module, also a built-in one's, is
+    imported when its entry is read. A name that cannot be used stays in the mapping; reading its entry raises
+    ``ValueError`` with the reason. So one bad package does not take the other methods away.
     """
 
-    def __init__(self, group: str, kind: type[Entry], built_in: dict[str, Entry]):
-        self.group, self.kind, self.built_in = group, kind, built_in
+    def __init__(self, group: str, kind: str, built_in: Mapping[str, str]):
+        self.group, self.built_in = group, built_in
+        self._kind = kind
+        self.own: dict[str, Entry] = {}
+        """Entries that this process was given as objects."""
         self._loaded: dict[str, Entry | str] = {}
+
+    @property
+    def kind(self) -> type[Entry]:
+        """What an entry is an instance of; it is imported when it is first asked for."""
+        return cast("type[Entry]", resolve_name(self._kind))
 
     @property
     def _outside(self) -> dict[str, list[EntryPoint]]:
         return outside_methods(self.group)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.built_in
-        yield from (name for name in self._outside if name not in self.built_in)
+        return iter(dict.fromkeys([*self.built_in, *self.own, *self._outside]))
 
     def __len__(self) -> int:
-        return len({*self.built_in, *self._outside})
+        return len({*self.built_in, *self.own, *self._outside})
 
     def __contains__(self, name: object) -> bool:
-        return name in self.built_in or name in self._outside
+        return name in self.built_in or name in self.own or name in self._outside
 
     def __getitem__(self, name: str) -> Entry:
+        if name in self.own:
+            return self.own[name]
         if name not in self._outside:
-            return self.built_in[name]
+            return cast(Entry, resolve_name(self.built_in[name]))
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         found = self._loaded[name]
@@ -86,13 +96,13 @@ class Registry(Mapping[str, Entry]):
         return found
 
     @contextmanager
-    def lent(self, name: str, entry: Entry) -> Iterator[None]:
-        """Have ``entry`` among the built-in methods while the block lasts."""
-        self.built_in[name] = entry
+    def with_own(self, name: str, entry: Entry) -> Iterator[None]:
+        """Have ``entry`` among the methods while the block lasts."""
+        self.own[name] = entry
         try:
             yield
         finally:
-            del self.built_in[name]
+            del self.own[name]
 
     def problem(self, name: str) -> str:
         """Why the method cannot be used, in one sentence; empty where it can."""
@@ -160,7 +170,7 @@ class Registry(Mapping[str, Entry]):
 
     @property
     def _expected(self) -> str:
-        return f"{self.kind.__module__}.{self.kind.__qualname__}"
+        return self._kind.replace(":", ".")
 
     def _refused_name(self, name: str, points: list[EntryPoint]) -> str:
         if name in self.built_in:

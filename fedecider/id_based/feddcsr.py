@@ -38,6 +38,7 @@ from fedecider.federation.method import Block, Download, FederatedMethod, Tree, 
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
+from fedecider.id_based.methods import Method
 from fedecider.id_based.moments import moments, restore
 
 # The model of FedDCSR: two variational encoders of a history, one to be shared, one of a domain's own.
@@ -524,3 +525,6 @@ def _parameters(model: Dcsr) -> Tree:
 
 def _stacked(trees: Sequence[Tree]) -> Tree:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+METHOD = Method(FeddcsrConfig, feddcsr, GRID, SPACE)

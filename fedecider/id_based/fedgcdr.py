@@ -42,6 +42,7 @@ from fedecider.federation.privacy import PrivacyConfig, epsilon
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
+from fedecider.id_based.methods import Method
 
 # The model of FedGCDR: a user attends to itself, to its items and to friends, layer by layer.
 
@@ -561,3 +562,6 @@ def _dot_products(user_UD: Tensor, item_ID: Tensor, user_B: Tensor) -> Tensor:
 
 def _moved(tree: Tree, device: torch.device) -> Tree:
     return {name: tensor.to(device) for name, tensor in tree.items()}
+
+
+METHOD = Method(FedgcdrConfig, fedgcdr, GRID, SPACE, patience=0, check=check_rounds)

@@ -40,6 +40,7 @@ from fedecider.federation.method import Block, Download, FederatedMethod, Tree, 
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
+from fedecider.id_based.methods import Method
 
 # The graph and the filters of FedHCDR: a domain is a hypergraph, and what neighbours share passes or not.
 
@@ -478,3 +479,6 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
     loss.backward()
     optimizer.step()
     return float(loss.detach())
+
+
+METHOD = Method(FedhcdrConfig, fedhcdr, GRID, SPACE)

@@ -35,6 +35,7 @@ from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
+from fedecider.id_based.methods import Method
 from fedecider.id_based.moments import moments, restore
 
 Share = Literal["catalogue", "all", "layers", "nothing"]
@@ -277,3 +278,6 @@ def _parameters(model: Sasrec) -> Tree:
 
 def _stacked(trees: Sequence[Tree]) -> Tree:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+
+
+METHOD = Method(FedsasrecConfig, fedsasrec, GRID, SPACE)

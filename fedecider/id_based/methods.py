@@ -1,7 +1,4 @@
-"""Federated methods without a language model over the domains and silos of the cross-silo track: item IDs alone.
-
-One file and one entry here for each. They run on the rounds, the wire and the protocol of both tracks.
-"""
+"""What the track of ID-based methods knows of a method."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from typing import Any, NamedTuple
 
 from fedecider.bounds import Space
 from fedecider.federation.method import FederatedMethod
-from fedecider.federation.registry import ID_METHODS, Registry
-from fedecider.id_based import feddcsr, fedgcdr, fedhcdr, fedsasrec
 
 
 def anything(num_rounds: int, patience: int, participation: float, config: Any) -> None:
@@ -34,14 +29,3 @@ class Method(NamedTuple):
     schedule, so that all of them are run."""
     check: Callable[[int, int, float, Any], None] = anything
     """num_rounds, patience, participation, config -> ``ValueError`` where the method could not do what it is for."""
-
-
-BUILT_IN = {
-    "fedsasrec": Method(fedsasrec.FedsasrecConfig, fedsasrec.fedsasrec, fedsasrec.GRID, fedsasrec.SPACE),
-    "feddcsr": Method(feddcsr.FeddcsrConfig, feddcsr.feddcsr, feddcsr.GRID, feddcsr.SPACE),
-    "fedgcdr": Method(
-        fedgcdr.FedgcdrConfig, fedgcdr.fedgcdr, fedgcdr.GRID, fedgcdr.SPACE, patience=0, check=fedgcdr.check_rounds
-    ),
-    "fedhcdr": Method(fedhcdr.FedhcdrConfig, fedhcdr.fedhcdr, fedhcdr.GRID, fedhcdr.SPACE),
-}
-METHODS: Registry[Method] = Registry(ID_METHODS, Method, BUILT_IN)

@@ -43,8 +43,8 @@ from fedecider.federation.record import (
 )
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate_variants
 from fedecider.federation.state import RunState
+from fedecider.id_based import METHODS
 from fedecider.id_based.clients import IdClients, id_clients
-from fedecider.id_based.methods import METHODS
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import (
     ResultTable,

@@ -1,15 +1,14 @@
 """The track of methods over domains with item IDs alone, as the engine knows it."""
 
 from fedecider.engine.track import Track
+from fedecider.id_based import METHODS
 
 TRACK = Track(
     name="id",
     title="the track of ID-based methods",
     description="Every prepared domain or silo is a client, and models know item IDs alone: no language model.",
-    built_in=("fedsasrec", "feddcsr", "fedgcdr", "fedhcdr"),
-    group="fedecider.id_methods",
+    methods=METHODS,
     is_config=lambda config: not {"ranking", "training"} & set(config),
-    methods="fedecider.id_based.methods:METHODS",
     parse="fedecider.id_based.run:parse_settings_and",
     recorded="fedecider.id_based.run:recorded_settings",
     load="fedecider.id_based.run:load",

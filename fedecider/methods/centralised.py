@@ -12,6 +12,7 @@ from fedecider.federation.method import Block, Download, FederatedMethod, Tree, 
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.methods.config import CentralisedConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -99,3 +100,14 @@ def load_variant(
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """Nothing is sent."""
     return 0, 0
+
+
+METHOD = Method(
+    CentralisedConfig,
+    centralised,
+    load_variant,
+    scalars,
+    pooled=True,
+    beside_training="the data of all clients are pooled",
+    takes_mean=False,
+)

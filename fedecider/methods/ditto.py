@@ -9,6 +9,7 @@ from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
 from fedecider.methods.config import DittoConfig
+from fedecider.methods.entries import PROXIMAL, Method
 from fedecider.methods.local_training import Pull, train_locally
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
@@ -59,3 +60,14 @@ def _update(
     upload = {key: value for key, value in global_log.items() if key in ("finite", "diverged")}
     own_log = {key: value for key, value in personal.log.items() if key != "diverged"}
     return sent, kept, {**own_log, **both, **upload}
+
+
+METHOD = Method(
+    DittoConfig,
+    ditto,
+    load_variant,
+    scalars,
+    GRID,
+    SPACE,
+    beside_training=PROXIMAL,
+)

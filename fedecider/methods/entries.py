@@ -1,31 +1,27 @@
-"""The entry of every built-in method, and the registry of all of them."""
+"""What the cross-silo track knows of a method, and what a search tries for each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedecider.bounds import Real, Space
-from fedecider.federation.method import FederatedMethod
-from fedecider.federation.registry import LLM_METHODS, Registry
-from fedecider.methods import (
-    centralised,
-    ditto,
-    fdlora,
-    fedavg,
-    fedecider,
-    fedprox,
-    fellrec,
-    ffa_lora,
-    flora,
-    local,
-    lora_sim,
-    pfedavg,
-    rolora,
-)
-from fedecider.methods.fedecider import FusionWeights
+from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.methods.recommender import ClientModels, sends_own_rows, travelling_rows
 from fedecider.models.adapters import Shapes
+
+
+class FusionWeights(NamedTuple):
+    """How much every client weights the direction of each of K clients."""
+
+    read: Callable[[Tree], Tensor]
+    """(local tree, or a client's row of it) -> (..., K) weights in use, or (..., M, K) with a row for each layer."""
+    log: str
+    """Field of a client's log record with its K weights after the round, mean over layers."""
+    log_per_layer: str
+    """The same for each layer, (M, K), where there is one row per layer."""
 
 
 class Method(NamedTuple):
@@ -68,72 +64,5 @@ RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-
 """Tried after a method's own grid, so that a method without settings has the same budget as one with many."""
 TRAINING_SPACE: Space = {"learning_rate": Real(0.0001, 0.03, log=True)}
 """What a search may set for every method."""
-PULL = "a proximal term asks for the mean gradient, which depends on the number of users"
-BUILT_IN = {
-    "fedecider": Method(
-        fedecider.FedeciderConfig,
-        fedecider.fedecider,
-        fedecider.load_variant,
-        fedecider.scalars,
-        fedecider.GRID,
-        fedecider.SPACE,
-        fusion_weights=fedecider.FUSION_WEIGHTS,
-        takes_mean=False,
-    ),
-    "local": Method(local.LocalConfig, local.local, local.load_variant, local.scalars, takes_mean=False),
-    "fedavg": Method(fedavg.WeightingConfig, fedavg.fedavg, fedavg.load_variant, fedavg.scalars),
-    "flora": Method(flora.WeightingConfig, flora.flora, flora.load_variant, flora.scalars, takes_mean=False),
-    "ditto": Method(
-        ditto.DittoConfig, ditto.ditto, ditto.load_variant, ditto.scalars, ditto.GRID, ditto.SPACE, beside_training=PULL
-    ),
-    "fdlora": Method(
-        fdlora.FdloraConfig,
-        fdlora.fdlora,
-        fdlora.load_variant,
-        fdlora.scalars,
-        fdlora.GRID,
-        fdlora.SPACE,
-        beside_training="fusion weights are searched on training samples",
-    ),
-    "fedprox": Method(
-        fedprox.FedproxConfig,
-        fedprox.fedprox,
-        fedprox.load_variant,
-        fedprox.scalars,
-        fedprox.GRID,
-        fedprox.SPACE,
-        beside_training=PULL,
-    ),
-    "pfedavg": Method(pfedavg.WeightingConfig, pfedavg.pfedavg, pfedavg.load_variant, pfedavg.scalars),
-    "ffa_lora": Method(ffa_lora.WeightingConfig, ffa_lora.ffa_lora, ffa_lora.load_variant, ffa_lora.scalars),
-    "rolora": Method(rolora.WeightingConfig, rolora.rolora, rolora.load_variant, rolora.scalars),
-    "fellrec": Method(
-        fellrec.FellrecConfig,
-        fellrec.fellrec,
-        fellrec.load_variant,
-        fellrec.scalars,
-        fellrec.GRID,
-        fellrec.SPACE,
-        beside_training="the training loss is uploaded",
-        takes_mean=False,
-    ),
-    "lora_sim": Method(
-        lora_sim.LoraSimConfig,
-        lora_sim.lora_sim,
-        lora_sim.load_variant,
-        lora_sim.scalars,
-        lora_sim.GRID,
-        lora_sim.SPACE,
-        takes_mean=False,
-    ),
-    "centralised": Method(
-        centralised.CentralisedConfig,
-        centralised.centralised,
-        centralised.load_variant,
-        centralised.scalars,
-        pooled=True,
-        beside_training="the data of all clients are pooled",
-        takes_mean=False,
-    ),
-}
-METHODS: Registry[Method] = Registry(LLM_METHODS, Method, BUILT_IN)
+PROXIMAL = "a proximal term asks for the mean gradient, which depends on the number of users"
+"""`Method.beside_training` of a method with such a term."""

@@ -22,6 +22,7 @@ from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
 from fedecider.methods.config import SIMPLEX, FdloraConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
 from idgen.backbones.family import SHARED, num_targets
@@ -200,3 +201,14 @@ def _theta(server: Tree) -> Tree:
 
 def _joined(theta: Tree, momentum: Tree) -> Tree:
     return {**theta, **with_prefix(momentum, "momentum")}
+
+
+METHOD = Method(
+    FdloraConfig,
+    fdlora,
+    load_variant,
+    scalars,
+    GRID,
+    SPACE,
+    beside_training="fusion weights are searched on training samples",
+)

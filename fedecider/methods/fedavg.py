@@ -7,6 +7,7 @@ from functools import partial
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
 from fedecider.methods.config import WeightingConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
@@ -32,3 +33,6 @@ def load_variant(
     """Load the global adapters, or the client's before its upload."""
     assert variant in VARIANTS, variant
     load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))
+
+
+METHOD = Method(WeightingConfig, fedavg, load_variant, scalars)

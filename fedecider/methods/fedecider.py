@@ -14,10 +14,10 @@ Shape legend: K clients of the run, M modules (sorted by path), C clients of a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.methods.config import AUTO, FedeciderConfig
+from fedecider.methods.entries import FusionWeights, Method
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -56,17 +57,6 @@ from fedecider.models.directions import (
 )
 
 # Where a method with fusion weights keeps them: all that results and reports know about them.
-
-
-class FusionWeights(NamedTuple):
-    """How much every client weights the direction of each of K clients."""
-
-    read: Callable[[Tree], Tensor]
-    """(local tree, or a client's row of it) -> (..., K) weights in use, or (..., M, K) with a row for each layer."""
-    log: str
-    """Field of a client's log record with its K weights after the round, mean over layers."""
-    log_per_layer: str
-    """The same for each layer, (M, K), where there is one row per layer."""
 
 
 FUSION_WEIGHTS = FusionWeights(itemgetter("alpha"), log="alpha", log_per_layer="alpha_modules")
@@ -290,3 +280,15 @@ def _norm_log(norm_M: Tensor) -> dict[str, Any]:
         "norm_geometric_mean": geometric_mean_norm(norm_M),
         "num_untrained": int((norm_M < EPSILON).sum()),
     }
+
+
+METHOD = Method(
+    FedeciderConfig,
+    fedecider,
+    load_variant,
+    scalars,
+    GRID,
+    SPACE,
+    fusion_weights=FUSION_WEIGHTS,
+    takes_mean=False,
+)

@@ -9,6 +9,7 @@ from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
 from fedecider.methods.config import FedproxConfig
+from fedecider.methods.entries import PROXIMAL, Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
 
@@ -38,3 +39,14 @@ def load_variant(
     """Load the client's adapters before its upload, or the global ones."""
     assert variant in VARIANTS, variant
     load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))
+
+
+METHOD = Method(
+    FedproxConfig,
+    fedprox,
+    load_variant,
+    scalars,
+    GRID,
+    SPACE,
+    beside_training=PROXIMAL,
+)

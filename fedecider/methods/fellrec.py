@@ -15,6 +15,7 @@ from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import LOSS, cosines, exact_sum, load_row, module_products, personal_average
 from fedecider.methods.config import FellrecConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import Shapes, factor_scalars
 
@@ -72,3 +73,15 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
     """P down, P and the loss up."""
     num_scalars = sum(factor_scalars(shapes).values())
     return num_scalars, num_scalars + 1
+
+
+METHOD = Method(
+    FellrecConfig,
+    fellrec,
+    load_variant,
+    scalars,
+    GRID,
+    SPACE,
+    beside_training="the training loss is uploaded",
+    takes_mean=False,
+)

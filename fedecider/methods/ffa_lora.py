@@ -9,6 +9,7 @@ from typing import Any
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged
 from fedecider.methods.config import WeightingConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import (
@@ -66,3 +67,6 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
 
 def _only_b(adapters: Tree) -> Tree:
     return {key: tensor for key, tensor in adapters.items() if key.endswith(".lora_b")}
+
+
+METHOD = Method(WeightingConfig, ffa_lora, load_variant, scalars)

@@ -20,6 +20,7 @@ from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.methods.config import WeightingConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import TABLE, ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -203,3 +204,6 @@ def _summed(factor_a: Tensor, factor_b: Tensor) -> Tensor:
     for one_a, one_b in zip(factor_a, factor_b, strict=True):
         add_product(total, one_a, one_b)
     return total.to(factor_b.dtype)
+
+
+METHOD = Method(WeightingConfig, flora, load_variant, scalars, takes_mean=False)

@@ -15,6 +15,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.methods.config import LocalConfig, UserPrivacy
+from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -162,3 +163,6 @@ def _train_alone(recommender: ClientModels, round: int, own: Tree, client: int) 
             notes = {"score": torch.tensor(score, dtype=torch.float64), "round": torch.tensor(round)}
             new = {**new, **with_prefix(trained.adapters, "best"), **notes}
     return new, {**log, "cpu_s": time.process_time() - started}
+
+
+METHOD = Method(LocalConfig, local, load_variant, scalars, takes_mean=False)

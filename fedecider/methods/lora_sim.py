@@ -20,6 +20,7 @@ from fedecider.methods.averaged import (
     scalars_both_ways,
 )
 from fedecider.methods.config import LoraSimConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
 
 scalars = scalars_both_ways
@@ -62,3 +63,14 @@ def load_variant(
 ) -> None:
     """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
     load_row(recommender, variant, download, own, client)
+
+
+METHOD = Method(
+    LoraSimConfig,
+    lora_sim,
+    load_variant,
+    scalars,
+    GRID,
+    SPACE,
+    takes_mean=False,
+)

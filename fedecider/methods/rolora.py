@@ -18,6 +18,7 @@ from fedecider.federation.aggregate import heard_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.methods.config import WeightingConfig
+from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
@@ -126,3 +127,6 @@ def frozen_factor(round: int) -> str:
 def only(tree: Tree, factor: str) -> Tree:
     """The entries of one factor."""
     return {key: tensor for key, tensor in tree.items() if key.endswith(f".{factor}")}
+
+
+METHOD = Method(WeightingConfig, rolora, load_variant, scalars)

@@ -61,10 +61,10 @@ def _found(method: Entry | str) -> tuple[Track, Entry]:
     if isinstance(method, str):
         if method in names:
             track = track_of(method)
-            return track, track.part("methods")[method]
+            return track, track.methods[method]
     else:
         for track in tracks():
-            if isinstance(method, type(track.part("methods")[track.built_in[0]])):
+            if isinstance(method, track.methods.kind):
                 return track, method
     raise ValueError(
         f"got {method!r}, expected the name of a method ({', '.join(names)}), or the Method that the entry point of a "

@@ -21,7 +21,7 @@ from fedecider.deployment.site import Site, one_client
 from fedecider.federation.callbacks import Checkpoints
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 
 pytestmark = pytest.mark.whole
 

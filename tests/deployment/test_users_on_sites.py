@@ -17,7 +17,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, toy_federation, toy_method, toy
 from embedding_fr.blocks import make_block
 from embedding_fr.commands import parse_embedding_settings
 from embedding_fr.deployment import INTERACTIONS_FILE, counted_out, save_interactions, share_out, shared
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.setup import set_up, train, user_positions
 from embedding_fr.track import TRACK
 from fedecider.bounds import Diverged

@@ -9,7 +9,7 @@ from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.methods import BUILT_IN, cofedrec
+from embedding_fr.methods import METHODS, cofedrec
 from embedding_fr.methods.cofedrec import CofedrecConfig, anchors, contrastive_loss, elbow, grouped
 from embedding_fr.methods.pfedrec import linear_logits
 from embedding_fr.testing import EmbeddingBench, check_reference
@@ -197,7 +197,7 @@ def test_variants_use_the_table_from_before_and_after_the_aggregation():
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_three_rounds_are_those_of_the_loop_over_users_to_1e_9(participation):
-    entry = BUILT_IN["cofedrec"]
+    entry = METHODS["cofedrec"]
     config = entry.config(num_categories=3, num_anchors=9)
     check_reference(EmbeddingBench(entry, config), REFERENCES["cofedrec"], participation, tolerance=1e-9)
 

@@ -10,7 +10,7 @@ from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_popul
 
 from embedding_fr.blocks import make_block
 from embedding_fr.local_training import ExampleBatch, Objective, dot_logits
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.methods.colr import ColrConfig, low_rank_gradients, mark_bytes, random_basis
 from embedding_fr.setup import KEPT, local_only
 from embedding_fr.testing.loop import Reference, bce, parameters, run_reference

@@ -5,7 +5,7 @@ import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_training
 
 from embedding_fr.blocks import build_population
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from fedecider.evaluation.protocols import STRICT
 
 

@@ -7,7 +7,7 @@ from references import REFERENCES
 from slow import fast_where
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
 from fedecider.federation.state import is_mapped
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population
 
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.setup import local_only
 from fedecider.federation import aggregate
 from fedecider.federation.aggregate import robust, weighted_mean, with_robust_mean

@@ -11,7 +11,7 @@ from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_train
 
 from embedding_fr import results
 from embedding_fr.local_training import ExampleBatch, Objective, plain_gradients
-from embedding_fr.methods import BUILT_IN
+from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed, gmf_gradients, gmf_logits
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from embedding_fr.testing import EmbeddingBench, check_reference
@@ -186,7 +186,7 @@ def test_closed_form_gradients_are_those_of_autograd():
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_three_rounds_are_those_of_the_loop_over_users_to_1e_9(participation):
-    check_reference(EmbeddingBench(BUILT_IN["fedfast"]), REFERENCES["fedfast"], participation, tolerance=1e-9)
+    check_reference(EmbeddingBench(METHODS["fedfast"]), REFERENCES["fedfast"], participation, tolerance=1e-9)
 
 
 def test_bytes_are_those_of_the_formula():
@@ -216,7 +216,7 @@ def test_a_cohort_that_the_server_chooses_hides_nobody(monkeypatch):
 
 @pytest.mark.parametrize("config", [FedfastConfig(draw=draw) for draw in ("equal", "proportional", "random")])
 def test_the_entry_says_whether_the_server_chooses(config):
-    entry = BUILT_IN["fedfast"]
+    entry = METHODS["fedfast"]
     built = entry.build(toy_federation(), toy_training("fedfast"), config)
     assert entry.chooses_cohort(config) == (built.cohort is not None)
 

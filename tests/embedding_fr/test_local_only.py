@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.setup import KEPT, local_only
 from fedecider.federation.state import is_mapped
 

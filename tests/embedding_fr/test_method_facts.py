@@ -9,7 +9,7 @@ from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_train
 from embedding_fr.audit import moved_sum, moves_of
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.merging import Merging
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.results import privacy_text
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from embedding_fr.testing import EmbeddingBench

@@ -10,7 +10,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 
 from embedding_fr.blocks import make_block, rank_users
 from embedding_fr.local_training import inner_products, round_examples
-from embedding_fr.methods import BUILT_IN
+from embedding_fr.methods import METHODS
 from embedding_fr.methods.perfedrec import (
     PerfedrecConfig,
     drawn_by_size,
@@ -287,7 +287,7 @@ def test_a_cohort_has_the_size_that_is_asked_for(size):
 
 
 def test_the_server_chooses_the_cohort_unless_it_is_drawn():
-    entry = BUILT_IN["perfedrec"]
+    entry = METHODS["perfedrec"]
     for draw in ("sizes", "random"):
         method, config = toy_method("perfedrec", draw=draw), PerfedrecConfig(draw=draw)
         assert entry.chooses_cohort(config) == (method.cohort is not None) == (draw == "sizes")
@@ -301,7 +301,7 @@ def test_the_server_chooses_the_cohort_unless_it_is_drawn():
 @pytest.mark.parametrize("variant", ["paper", "code"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_three_rounds_are_those_of_the_loop_over_users_to_1e_9(participation, variant):
-    bench = EmbeddingBench(BUILT_IN["perfedrec"], PerfedrecConfig(num_clusters=3, variant=variant))
+    bench = EmbeddingBench(METHODS["perfedrec"], PerfedrecConfig(num_clusters=3, variant=variant))
     check_reference(bench, REFERENCES["perfedrec"], participation, tolerance=1e-9)
 
 

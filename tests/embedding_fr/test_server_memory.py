@@ -12,7 +12,7 @@ from toy_federation import toy_federation, toy_training
 
 from embedding_fr import gram
 from embedding_fr.gram import item_weights
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.setup import check_server_memory, smaller_form
 from fedecider.baselines.ease import BLOCK
 from fedecider.running import machine as memory
@@ -119,7 +119,7 @@ from pathlib import Path
 import torch
 from toy_federation import run, toy_federation, toy_population, toy_training
 from embedding_fr.blocks import make_block
-from embedding_fr.methods import BUILT_IN
+from embedding_fr.methods import METHODS
 from fedecider.federation.method import Download
 
 def peak(field):
@@ -127,7 +127,7 @@ def peak(field):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 def step(name, num_items, **changes):
-    entry, sequences = BUILT_IN[name], [[7 * u % 90 + n for n in range(9)] for u in range(6)]
+    entry, sequences = METHODS[name], [[7 * u % 90 + n for n in range(9)] for u in range(6)]
     federation = toy_federation(num_clients=6, num_items=num_items)
     method = entry.build(federation, toy_training(name), entry.config(**changes))
     block = make_block(toy_population(sequences=sequences, num_items=num_items), range(6))

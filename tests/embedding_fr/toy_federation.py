@@ -3,7 +3,7 @@
 import torch
 
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods import BUILT_IN as METHODS
+from embedding_fr.methods import METHODS
 from embedding_fr.testing.contract import NUM_ITEMS, SEQUENCES, run, tiny_training  # noqa: F401
 from embedding_fr.testing.contract import tiny_federation as toy_federation
 from embedding_fr.testing.contract import tiny_population as toy_population  # noqa: F401

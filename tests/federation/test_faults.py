@@ -19,7 +19,7 @@ from fedecider.federation.method import Upload
 from fedecider.federation.record import upload_notes
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.wire import joined
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 
 pytestmark = pytest.mark.whole
 

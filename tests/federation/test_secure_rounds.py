@@ -23,7 +23,7 @@ from fedecider.federation.secure_rounds import (
     securely_summed_rounds,
 )
 from fedecider.federation.wire import measure
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 
 pytestmark = pytest.mark.whole
 

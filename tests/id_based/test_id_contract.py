@@ -5,7 +5,7 @@ import functools
 import pytest
 from slow import slow
 
-from fedecider.id_based.methods import METHODS
+from fedecider.id_based import METHODS
 from fedecider.testing.id_contract import ID_CONTRACT, IdBench
 
 pytestmark = pytest.mark.whole

@@ -15,8 +15,8 @@ from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import read_records
+from fedecider.id_based import METHODS
 from fedecider.id_based.fedsasrec import FedsasrecConfig
-from fedecider.id_based.methods import BUILT_IN, METHODS
 from fedecider.id_based.run import IdRunConfig, table_row
 from fedecider.models.folders import read_llm_run
 from fedecider.running.run_folder import RunFolder
@@ -164,7 +164,7 @@ def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
     grid = ({}, {"share": "nothing"})
     entry = METHODS["fedsasrec"]._replace(config=small, grid=grid)
-    monkeypatch.setitem(BUILT_IN, "fedsasrec", entry)
+    monkeypatch.setitem(METHODS.own, "fedsasrec", entry)
     shared = Shared(domains, "strict", 2, tmp_path, "cpu")
     (row,) = fill([table_row("fedsasrec", shared)], 2)
     position_SU = positions_of(row, "strict")["fedsasrec"]
@@ -199,7 +199,7 @@ def _patience(folder) -> set[int]:
 def test_rounds_that_are_stages_are_all_run(tmp_path, monkeypatch):
     entry = METHODS["fedgcdr"]
     stages = partial(entry.config, source_rounds=1, target_rounds=1)
-    monkeypatch.setitem(BUILT_IN, "fedgcdr", entry._replace(config=stages))
+    monkeypatch.setitem(METHODS.own, "fedgcdr", entry._replace(config=stages))
     monkeypatch.setattr("fedecider.id_based.run.IdRunConfig", partial(IdRunConfig, num_rounds=7))
     (row,) = fill([table_row("fedgcdr", Shared(tiny_domains(), "strict", 1, tmp_path, "cpu"))], 1)
     assert len(row.cells[0].course().curve) == 7
@@ -209,7 +209,7 @@ def test_rounds_that_are_stages_are_all_run(tmp_path, monkeypatch):
 def test_the_table_of_a_comparison_has_the_row_and_its_costs(tmp_path, monkeypatch):
     monkeypatch.setattr("fedecider.id_based.run.IdRunConfig", partial(IdRunConfig, num_rounds=2))
     small = partial(FedsasrecConfig, embedding_size=8, num_layers=1, batch_size=3, max_length=5)
-    monkeypatch.setitem(BUILT_IN, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
+    monkeypatch.setitem(METHODS.own, "fedsasrec", METHODS["fedsasrec"]._replace(config=small))
     domains = tiny_domains()
     rows = fill([table_row("fedsasrec", Shared(domains, "strict", 1, tmp_path, "cpu"))], 1)
     users = {name: domain.clients.users for name, domain in domains.items()}

@@ -9,8 +9,7 @@ from tiny_tasks import make_domain, make_tokenizer
 
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
-from fedecider.methods import BUILT_IN as METHODS
-from fedecider.methods import local_training
+from fedecider.methods import METHODS, local_training
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import TABLE, LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain

@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from toy_recommender import run, toy_recommender, toy_t5
 
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.models.adapters import fused_factors
 from fedecider.models.export import load_adapter, save_peft_folder
 from fedecider.running.launch import start

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_recommender import NAMES, run, toy_recommender
 
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.config import UserPrivacy
 from fedecider.methods.local import beside, has_local, load_best
 from fedecider.models.adapters import read_adapters

@@ -10,7 +10,7 @@ from fedecider.federation.method import Block
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.centralised import CentralisedConfig, centralised, load_variant, pooled_recommender, scalars
 from fedecider.methods.local import LocalConfig, local
 from fedecider.models.adapters import read_adapters, without_prefix

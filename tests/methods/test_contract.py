@@ -15,7 +15,7 @@ from fedecider.federation import state as state_module
 from fedecider.federation.method import Download
 from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.wire import take_row
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.fedecider import FedeciderConfig
 from fedecider.models.adapters import FACTORS, read_adapters
 from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench

@@ -10,7 +10,7 @@ from fedecider.cross_silo.results import fusion_over_rounds
 from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.wire import measure, message, take_row
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, FedeciderConfig, fedecider
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (

@@ -9,7 +9,7 @@ from toy_recommender import SILOS, catalogue_recommender, run, toy_recommender
 from fedecider.federation.method import Download
 from fedecider.federation.secure_rounds import check_takes_mean
 from fedecider.federation.wire import received, take_row
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.config import WeightingConfig
 from fedecider.methods.flora import flora, is_dense, load_variant
 from fedecider.methods.local_training import train_locally

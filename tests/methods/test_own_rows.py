@@ -10,7 +10,7 @@ from toy_recommender import SILO_SIZES, SILOS, WORDING, blocks, catalogue_recomm
 
 from fedecider.bounds import Diverged
 from fedecider.federation.wire import received, take_row
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import (
     TABLE,

@@ -13,7 +13,7 @@ from fedecider.federation.channel import Channel
 from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.secure_rounds import ROW_WEIGHTS, SecureSums, securely_summed_rounds
 from fedecider.federation.wire import received, take_row
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.recommender import HOME, TABLE, as_known, rows_at_home, summed_rows, travelling_rows
 from fedecider.models.adapters import adapter_shapes, without_prefix
 from fedecider.testing import llm_contract

@@ -13,7 +13,7 @@ from toy_recommender import catalogue_recommender, run, toy_recommender
 
 from fedecider.federation.channel import Channel
 from fedecider.federation.privacy import PrivacyConfig, protector
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.methods.config import UserPrivacy
 from fedecider.methods.local_training import (
     draw_users,

@@ -8,7 +8,7 @@ from toy_recommender import run, toy_recommender
 
 from fedecider.cross_silo.prepare import chosen_shares, load_reported
 from fedecider.cross_silo.settings import RunConfig
-from fedecider.methods import BUILT_IN as METHODS
+from fedecider.methods import METHODS
 from fedecider.models.adapters import fused_layers
 
 

@@ -69,7 +69,7 @@ COMPANIES: dict[str, Any] = {
     "pretrain": {
         "ids": "item",
         "text_encoder": "tfidf",
-        "samples": {"templates": "history", "user_wording": "none", "max_history": 20, "max_source_tokens": 24},
+        "samples": {"templates": "history", "max_history": 20, "max_source_tokens": 24},
         "backbone": {"kind": "decoder", "embedding_init": "text", "d_model": 32, "num_layers": 2},
         "train": {"learning_rate": 1e-4, "table_lr_multiplier": 20.0, "batch_size": 64, "epochs": 5},
     },

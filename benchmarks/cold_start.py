@@ -152,7 +152,7 @@ def positions(
         ids = ItemIds([*old.texts, *phrases[name]], tokens, {})
         task = catalogue_task(name, ids, tokenizer, settings.run.pretrain.samples)
         for group in GROUPS:
-            events = event_table(split.asked[group], True, np.zeros(len(split.asked[group]), bool), "none")
+            events = event_table(split.asked[group], True)
             asked = task._replace(sequences=split.asked[group], train=events)
             found[group][name] = rank_task(
                 model, asked, task.trie, "test", None, settings.ranking, drop_seen, "fp32", CPU

@@ -69,7 +69,7 @@ from idgen.tokenizer import train_tokenizer
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOMAINS = ("crime", "comics", "children")
 PARTS = ("tests", "training", "fusion", "decode", "quantized", "embedding", "deepspeed", "run")
-SAMPLES = SampleConfig(user_wording="prefix")  # natural prompts, history 20, source 512: the papers' setting
+SAMPLES = SampleConfig()  # natural prompts, history 20, source 512: the papers' setting
 TESTS_S, RUN_S = 420, 720
 """Limits of the two subprocesses, seconds."""
 MIN_OVERLAP, SCORE_TOLERANCE = 0.5, 0.03
@@ -133,7 +133,7 @@ class Lists(NamedTuple):
 
 
 def make_bench(size: Size, device: torch.device) -> Bench:
-    """Three domains with planted successors, item and user IDs of 4 to 9 drawn tokens."""
+    """Three domains with planted successors, item IDs of 4 to 9 drawn tokens."""
     tokenizer = train_tokenizer(prompt_texts("natural", DOMAINS), 400)
     public, clients = [], []
     for number, name in enumerate(DOMAINS):
@@ -145,9 +145,8 @@ def make_bench(size: Size, device: torch.device) -> Bench:
             for group in ("client", "public")
         ]
         domain = Domain(name, keys, keys, keys, events[0], events[1], {})
-        users = drawn_ids(size.num_users, len(tokenizer), size.vocab_size, rng)
-        clients.append(build_task(domain, events[0], ids, tokenizer, SAMPLES, True, users))
-        public.append(build_task(domain, events[1], ids, tokenizer, SAMPLES, False, users))
+        clients.append(build_task(domain, events[0], ids, tokenizer, SAMPLES, True))
+        public.append(build_task(domain, events[1], ids, tokenizer, SAMPLES, False))
     return Bench(size, device, tokenizer, public, clients)
 
 
@@ -303,9 +302,8 @@ def first_users(task: Task, count: int, bench: Bench) -> Task:
     keys = [f"{task.name}{item:06d}" for item in range(len(task.trie))]
     users, chosen = [f"u{user}" for user in range(count)], task.sequences[:count]
     events = Events(users, chosen, None)
-    ids = drawn_ids(count, len(bench.tokenizer), bench.size.vocab_size, np.random.default_rng(3))
     domain = Domain(task.name, keys, keys, keys, events, Events([], [], None), {})
-    return build_task(domain, events, task.item_ids, bench.tokenizer, SAMPLES, True, ids)
+    return build_task(domain, events, task.item_ids, bench.tokenizer, SAMPLES, True)
 
 
 def decode(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:

@@ -477,7 +477,7 @@ def artifacts_of(shared: Shared, clients: Mapping[str, Domain]) -> BaseArtifacts
             texts, tokens = ([of[item] for item in number_I] for of in (items.texts, items.token_ids))
             vector_ID = load_file(shared.pretrained.folder / ITEM_VECTORS)[shared.whole.name]
             near = nearest_items(vector_ID[torch.from_numpy(number_I)])
-            found[client] = DomainIds(ItemIds(texts, tokens, items.report), None, None, near)
+            found[client] = DomainIds(ItemIds(texts, tokens, items.report), near)
     return BaseArtifacts(clients, found, shared.pretrained, shared.distilled, clients)
 
 

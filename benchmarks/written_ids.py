@@ -46,7 +46,6 @@ CPU = torch.device("cpu")
 DECODER = {
     "pretrain.backbone.kind": "decoder",
     "pretrain.samples.templates": "history",
-    "pretrain.samples.num_targets": 1,  # every item of a row is a target
     # as in configs/domains.yaml
     "pretrain.train.learning_rate": 1e-4,
     "pretrain.train.table_lr_multiplier": 20.0,

@@ -47,19 +47,15 @@ class SampleConfig:
     """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
 
     Args:
-        templates: The wording of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, fast
+        templates: The texts of prompts: "natural" (ten sentences), "compact" (one prompt of a few words, fast
             on CPUs), or what a decoder-only model goes on writing: "history" (the item IDs and nothing
             else) or "list" (the same below a heading that names the domain). Under the latter two every item of a
             history but the first one is a target, each from those before it, in one pass.
-        user_wording: What prompts say about the user. "none": nothing. "prefix": an ID text written from the first
-            few items; samples whose target lies among these items use the wording without a user.
         max_history: The largest number of items of a history; the newest ones are taken.
         max_source_tokens: The largest number of input tokens; the oldest items are left out first.
         pairs: If true, a quarter of the training samples are item pairs, a history of a single item near the target in
-            the same training part and no user; other training histories are cut at random, and outside training the
+            the same training part; other training histories are cut at random, and outside training the
             newest item alone is shown. For small T5 models.
-        num_targets: The number of items of a target: the next one alone, or several that follow it, each written behind
-            those before it. What is read of a history then serves more targets.
         item_dropout: The probability that an item of a training history is left out (one always stays).
         walk_share: The share of all training samples that are synthetic histories, on top of the others. Such a one has
             items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody is public,
@@ -67,25 +63,18 @@ class SampleConfig:
     """
 
     templates: TemplateSet = "natural"
-    user_wording: Literal["none", "prefix"] = "prefix"
     max_history: OneOrMore = 20
     max_source_tokens: OneOrMore = 512
     pairs: bool = False
-    num_targets: OneOrMore = 1
     item_dropout: ShareBelow1 = 0.0
     walk_share: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
         check(self)
-        if self.is_row and (self.user_wording != "none" or self.pairs):
+        if self.is_row and self.pairs:
             raise ValueError(
-                f"got templates {self.templates} with user_wording {self.user_wording} and pairs {self.pairs}, "
-                "expected none and false: the items come as they came, and every one of them is a target"
-            )
-        if self.is_row and self.num_targets > 1:
-            raise ValueError(
-                f"got templates {self.templates} with num_targets {self.num_targets}, expected 1: every item but the "
-                "first is a target already"
+                f"got templates {self.templates} with pairs, expected false: the items come as they came, and every "
+                "one of them is a target"
             )
 
     @property

@@ -45,9 +45,9 @@ def constrained_beam_search(
     score = sum of token log-probabilities, end token included, each among the tokens that may follow in the trie: a
     distribution over the catalogue. With fewer items than beams the list ends with item -1, score -inf. With at
     least as many beams as items the ranking is that of `score_catalogue`. Equal scores: the lower item first.
-    Scores of the trie's nodes are added to the sum of a beam (`idgen.ranking.with_prior`). A finished ID enters the
+    A finished ID enters the
     list when it is among the ``num_beams`` best candidates of its step, as in the ``generate`` of transformers; a
-    user's search stops when no running beam can enter the list any more, with scores of nodes when no beam runs.
+    user's search stops when no running beam can enter the list any more.
     Differs from IDGenRec (SIGIR 2024): likelihood in place of its mean per token, no probability for what is no
     item, batched, and that stopping rule is exact where the default of ``generate`` guesses.
     """
@@ -87,7 +87,7 @@ def _search(
             torch.cat([item_BK, new_item_BM], 1), torch.cat([score_BK, new_score_BM], 1), num_beams
         )
         beams = _running(found, leaf_BM, num_beams)
-        beams = _in_reach(beams, score_BK[:, -1:], trie)
+        beams = _in_reach(beams, score_BK[:, -1:])
         num_live = int((beams.score_BK > -torch.inf).sum(1).max())
         if num_live == 0:
             break
@@ -107,18 +107,10 @@ def _best_of_catalogue(model: Any, hidden_BD: Tensor, trie: Trie, num_beams: int
     for user_B in torch.arange(num_users, device=device).split(max(1, at_once // len(trie))):
         logit_BI = family_of(model).token_logits(model, hidden_BD[user_B], token_I, rows_ID)
         score_BI = torch.log_softmax(logit_BI, 1)
-        if trie.score_N is not None:
-            score_BI = score_BI + trie.score_N[_leaves(trie)]
         _refuse_nan(score_BI)
         top_BK, place_BK = stable_topk(score_BI, num_beams)
         score_BK[user_B, : top_BK.shape[1]], item_BK[user_B, : top_BK.shape[1]] = top_BK, place_BK
     return item_BK, score_BK
-
-
-def _leaves(trie: Trie) -> Tensor:
-    """The node of every item, (I,)."""
-    node_N = (trie.item_N >= 0).nonzero().squeeze(1)
-    return torch.empty_like(node_N).scatter_(0, trie.item_N[node_N], node_N)
 
 
 def _refuse_nan(score: Tensor) -> None:
@@ -136,8 +128,6 @@ def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, 
     child = trie.children(beams.node_BK.flatten()[live_R])
     score_C = child_log_probs(model, hidden_BKD.flatten(0, 1)[live_R], beams.node_BK.flatten()[live_R], trie)
     score_C = score_C + beams.score_BK.flatten()[live_R][child.row_C]
-    if trie.score_N is not None:
-        score_C = score_C + trie.score_N[child.node_C]
     _refuse_nan(score_C)
     # Ragged to padded: place of each candidate among those of its user.
     beam_C = live_R[child.row_C]
@@ -154,11 +144,10 @@ def _best_candidates(model: Any, hidden_BKD: Tensor, beams: _Beams, trie: Trie, 
     return _Beams(child.node_C[index_BK], score_BK, (beam_C % num_beams)[index_BK])
 
 
-def child_log_probs(model: Any, hidden_RD: Tensor, node_R: Tensor, trie: Trie, score_N: Tensor | None = None) -> Tensor:
+def child_log_probs(model: Any, hidden_RD: Tensor, node_R: Tensor, trie: Trie) -> Tensor:
     """log p(child | node) for the children of all nodes, (C,) in the order of `Trie.children`.
 
-    The softmax over the tokens that may follow in the trie, ``score_N`` added to the logits; a limited number of logits
-    exists at a time.
+    The softmax over the tokens that may follow in the trie; a limited number of logits exists at a time.
     """
     if not len(node_R):
         return hidden_RD.new_zeros(0, dtype=torch.float32)
@@ -171,8 +160,6 @@ def child_log_probs(model: Any, hidden_RD: Tensor, node_R: Tensor, trie: Trie, s
         child = trie.children(part_R)
         logit_RU = family.token_logits(model, part_RD, token_U, rows_UD)
         logit_C = logit_RU[child.row_C, torch.searchsorted(token_U, child.token_C)]
-        if score_N is not None:
-            logit_C = logit_C + score_N[child.node_C]
         parts.append(log_softmax_of_rows(logit_C, child.row_C, len(part_R)))
     return torch.cat(parts)
 
@@ -184,14 +171,11 @@ def _running(found: _Beams, leaf_BM: Tensor, num_beams: int) -> _Beams:
     return _Beams(*(value.gather(1, order_BM) for value in found._replace(score_BK=score_BM)))
 
 
-def _in_reach(beams: _Beams, worst_B1: Tensor, trie: Trie) -> _Beams:
+def _in_reach(beams: _Beams, worst_B1: Tensor) -> _Beams:
     """The beams without those whose items cannot enter a list that ends with ``worst_B1``: scores only fall.
 
-    Equal scores may enter by their item number, so a beam of just that score runs on beside better ones. Scores of
-    nodes may be positive; with them all beams stay.
+    Equal scores may enter by their item number, so a beam of just that score runs on beside better ones.
     """
-    if trie.score_N is not None:
-        return beams
     late_BK = (beams.score_BK < worst_B1) | (beams.score_BK <= worst_B1).all(1, keepdim=True)
     return beams._replace(score_BK=beams.score_BK.masked_fill(late_BK, -torch.inf))
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from idgen.config import TITLE_WORDS, Words
-from idgen.prompts import MAX_PREFIX_ITEMS
 from idgen.tokenizer import clean_words, decode_ids, encode_ids
 
 # Item ID texts from the words of item texts, without a neural generator: the most telling words of each item.
@@ -113,10 +112,8 @@ def _title_starts(
     return found
 
 
-# Unique item ID texts and leak-free user texts: candidates in, one ID per item out, whatever wrote the
-# candidates.
+# Unique item ID texts: candidates in, one ID per item out, whatever wrote the candidates.
 
-MAX_USER_WORDS = 8  # of a user text made by joining words
 NUM_EXAMPLES = 20  # of a report
 
 
@@ -279,37 +276,6 @@ def encode_item_ids(
     return ItemIds(item_ids.texts, token_ids, report)
 
 
-def num_wording_items(num_train: int) -> int:
-    """h = max(1, min(3, train length - 1)): items at the start of a sequence that the user text may show.
-
-    Training samples whose target stands at a position below h must use the wording without a user text.
-    """
-    return max(1, min(MAX_PREFIX_ITEMS, num_train - 1))
-
-
-def user_texts(
-    user_keys: Sequence[str],
-    train_sequences: Sequence[Sequence[int]],
-    item_ids: ItemIds,
-    tokenizer: PreTrainedTokenizerBase,
-    generate: Callable[[Sequence[str]], list[list[str]]] | None = None,
-) -> ItemIds:
-    """A unique text per user from item ID texts of the first h items (`num_wording_items`) of the user's TRAIN part.
-
-    ``train_sequences`` must not hold validation or test items. ``generate`` (`IdGenerator.candidates`) writes the
-    user text from the joined item ID texts; without it the first words of the items are joined.
-    Differs from the paper (IDGenRec): its user text saw the full sequence, test item included.
-    """
-    if any(len(sequence) == 0 for sequence in train_sequences):
-        raise ValueError("a user has no train item; expected sequences of at least 3 events. Prepare the data again")
-    shown = [
-        [item_ids.texts[item] for item in sequence[: num_wording_items(len(sequence))]] for sequence in train_sequences
-    ]
-    if generate is None:
-        return assign_item_ids(user_keys, [_joined(texts) for texts in shown], tokenizer)
-    return assign_item_ids(user_keys, generate([" ".join(texts) for texts in shown]), tokenizer)
-
-
 def _tidy(text: str) -> str:
     return " ".join(clean_words(text))
 
@@ -355,16 +321,6 @@ def _with_suffix(
         f"no free ID for item {key!r} within {max_id_tokens} tokens (tried {base!r} with numbers and hashes); "
         "expected room for a suffix. Raise max_id_tokens"
     )
-
-
-def _joined(texts: Sequence[str]) -> list[str]:
-    """First word of each item, then the first two, and so on: user texts that grow until they are unique."""
-    longest = max(len(text.split()) for text in texts)
-    grown = []
-    for number in range(1, longest + 1):
-        words = dict.fromkeys(word for text in texts for word in text.split()[:number])
-        grown.append(" ".join(list(words)[:MAX_USER_WORDS]))
-    return list(dict.fromkeys(grown))
 
 
 # Item IDs that are one token each: the shortest phrase of an item's own words that no other item has.

@@ -1,4 +1,4 @@
-"""Prompt templates: natural sentences, very short ones, lists, or the history alone; each with and without a user.
+"""Prompt templates: natural sentences, very short ones, lists, or the history alone; and draws of training samples.
 
 A template is words and placeholders separated by spaces; a placeholder stands alone as a word. Prompts are put
 together from parts (item IDs, words of the template) that were tokenised once. Tokenizers of the T5 family cut at
@@ -22,25 +22,13 @@ from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 from idgen.config import SampleConfig, TemplateSet
 
-# Prompt templates: natural sentences, very short ones, lists, or the history alone; each with and without a user.
-
-
-USER, HISTORY, DOMAIN = "{user}", "{history}", "{domain}"
-PLACEHOLDERS = (USER, HISTORY, DOMAIN)
-
-
-class Template(NamedTuple):
-    """The two wordings of one prompt; the target text is the item ID alone."""
-
-    user: str
-    """Holds ``{user}`` and ``{history}`` once, ``{domain}`` at most once."""
-    no_user: str
-    """The same for an unknown user: no ``{user}``."""
+HISTORY, DOMAIN = "{history}", "{domain}"
 
 
 @cache
-def load_templates(name: TemplateSet) -> tuple[Template, ...]:
-    """The templates of a set; number 0 is the one used for validation and test.
+def load_templates(name: TemplateSet) -> tuple[str, ...]:
+    """The templates of a set, each with ``{history}`` once and ``{domain}`` at most once; the target text is the item
+    ID alone. Number 0 is the one used for validation and test.
 
     Ten natural sentences, as many as IDGenRec (SIGIR 2024) uses, worded anew; or one ``compact`` prompt of a few
     words, for small models on CPUs; or the ``history`` alone, or a ``list`` with a heading, which a decoder goes on
@@ -49,26 +37,7 @@ def load_templates(name: TemplateSet) -> tuple[Template, ...]:
     sets = json.loads(Path(__file__).with_name("prompts.json").read_text(encoding="utf-8"))
     if name not in sets:
         raise ValueError(f"got templates {name!r}; expected one of {sorted(sets)}")
-    templates = tuple(Template(**entry) for entry in sets[name])
-    for template in templates:
-        check_wording(template.user, with_user=True)
-        check_wording(template.no_user, with_user=False)
-    return templates
-
-
-def check_wording(wording: str, with_user: bool) -> None:
-    """Raise ``ValueError`` unless each placeholder is a word of its own and occurs as often as it must."""
-    words = wording.split(" ")
-    counts = {placeholder: words.count(placeholder) for placeholder in PLACEHOLDERS}
-    rest = [word for word in words if word not in PLACEHOLDERS]
-    wanted = f"{HISTORY} once, {USER} {'once' if with_user else 'not at all'}, {DOMAIN} at most once"
-    if counts[HISTORY] != 1 or counts[USER] != int(with_user) or counts[DOMAIN] > 1:
-        raise ValueError(f"prompt {wording!r}: expected {wanted}")
-    if any(not word or "{" in word or "}" in word for word in rest):
-        raise ValueError(
-            f"prompt {wording!r}: expected words separated by single spaces, with each of {', '.join(PLACEHOLDERS)} "
-            "as a word of its own. Put a space before the punctuation"
-        )
+    return tuple(sets[name])
 
 
 def domain_words(name: str) -> str:
@@ -76,47 +45,25 @@ def domain_words(name: str) -> str:
     return " ".join(name.replace("_", " ").replace("-", " ").split()) or "items"
 
 
-def split_wording(wording: str, domain: str) -> tuple[list[str], list[str]]:
-    """Parts before and after the history: plain texts and ``{user}``, with the domain's words filled in."""
-    before, after = wording.replace(DOMAIN, domain_words(domain)).split(HISTORY)
-    return _parts(before), _parts(after)
-
-
-def render(wording: str, domain: str, history: Sequence[str], user: str | None = None) -> str:
-    """The prompt as text: item ID texts joined by the separator, in the given order."""
-    joined = f" {SEPARATOR} ".join(history)
-    before, after = split_wording(wording, domain)
-    parts = [*before, joined, *after]
-    return " ".join((user or "") if part == USER else part for part in parts)
+def split_template(template: str, domain: str) -> tuple[str, str]:
+    """The words before and after the history, the domain's filled in; either may be empty."""
+    before, after = template.replace(DOMAIN, domain_words(domain)).split(HISTORY)
+    return before.strip(), after.strip()
 
 
 def prompt_texts(templates: TemplateSet, domains: Iterable[str]) -> list[str]:
-    """Every text that prompts add to the item IDs: give it to a tokenizer that is trained from scratch."""
-    texts = [SEPARATOR]
+    """Every text that prompts add to the item IDs, and the domains' words apart from those around them: give it to a
+    tokenizer that is trained from scratch."""
+    texts = {SEPARATOR}
     for domain in domains:
         for template in load_templates(templates):
-            for wording in template:
-                before, after = split_wording(wording, domain)
-                texts += [part for part in (*before, *after) if part != USER]
-    return sorted(set(texts))
-
-
-def _parts(text: str) -> list[str]:
-    """``the list of {user} today`` -> ``["the list of", "{user}", "today"]``."""
-    parts: list[str] = []
-    for word in text.split():
-        if word == USER or not parts or parts[-1] == USER:
-            parts.append(word)
-        else:
-            parts[-1] += " " + word
-    return parts
+            texts.update(split_template(template, domain))
+            texts.update(part.strip() for part in template.replace(HISTORY, DOMAIN).split(DOMAIN))
+            texts.update([domain_words(domain)] if DOMAIN in template else [])
+    return sorted(texts - {""})
 
 
 # Which samples there are: settings, the table of events, and random draws of targets, histories and templates.
-
-MAX_PREFIX_ITEMS = 3
-"""First items of a history from which a user text is written."""
-
 
 SEPARATOR = ";"
 """The word between two item IDs of a history, where nothing closes them."""
@@ -140,8 +87,6 @@ class EventTable(NamedTuple):
     """One past the user's last event of the training part."""
     end_E: np.ndarray
     """One past the user's last event."""
-    named_E: np.ndarray
-    """Bool: a sample with this target may use the wording with a user."""
 
 
 class Draw(NamedTuple):
@@ -150,27 +95,16 @@ class Draw(NamedTuple):
     target_N: np.ndarray
     history_NH: np.ndarray
     template_N: np.ndarray
-    named_N: np.ndarray
 
 
-def event_table(
-    sequences: Sequence[Sequence[int]], hold_out: bool, has_text_U: np.ndarray, user_wording: str
-) -> EventTable:
-    """Lay the users' events out. ``hold_out``: the last two of each user are no part of the training part.
-
-    ``has_text_U`` (users,): whether there is an ID text of the user. Under "prefix" only targets behind the items
-    that the text was written from are named.
-    """
+def event_table(sequences: Sequence[Sequence[int]], hold_out: bool) -> EventTable:
+    """Lay the users' events out. ``hold_out``: the last two of each user are no part of the training part."""
     rows = SequenceArray.of(sequences)
     length_U, first_U = rows.length_U, rows.start_U[:-1]
     train_U = np.maximum(length_U - NUM_HELD_OUT, 0) if hold_out else length_U
-    # As `num_wording_items` for every user at once.
-    written_U = np.clip(train_U - 1, 1, MAX_PREFIX_ITEMS) if user_wording == "prefix" else np.zeros_like(length_U)
-    number = np.int32 if len(rows.value_E) < 2**31 else np.int64  # 25 bytes an event, 53 with the larger ones
+    number = np.int32 if len(rows.value_E) < 2**31 else np.int64  # 24 bytes an event, 48 with the larger ones
     users_U, train_end_U = np.arange(len(rows), dtype=number), (first_U + train_U).astype(number)
     first_E = np.repeat(first_U.astype(number), length_U)
-    named_E = np.arange(len(first_E), dtype=number) - first_E >= np.repeat(written_U.astype(number), length_U)
-    named_E &= np.repeat(has_text_U, length_U)
     return EventTable(
         item_E=rows.value_E,
         task_E=np.zeros(len(first_E), number),
@@ -178,7 +112,6 @@ def event_table(
         first_E=first_E,
         train_end_E=np.repeat(train_end_U, length_U),
         end_E=np.repeat(rows.start_U[1:].astype(number), length_U),
-        named_E=named_E,
     )
 
 
@@ -259,10 +192,9 @@ def draw_samples(
         history_NH = np.where(np.arange(history_NH.shape[1]) < kept_N[:, None], history_NH, -1)
     if config.item_dropout > 0:
         history_NH = _thinned(history_NH, config.item_dropout, rng)
-    named_N = events.named_E[target_N]
     if config.pairs:
-        target_N, history_NH, named_N = _with_pairs(events, target_N, history_NH, named_N, rng)
-    return Draw(target_N, history_NH, rng.integers(num_templates, size=len(target_N)), named_N)
+        target_N, history_NH = _with_pairs(events, target_N, history_NH, rng)
+    return Draw(target_N, history_NH, rng.integers(num_templates, size=len(target_N)))
 
 
 def _thinned(history_NH: np.ndarray, probability: float, rng: np.random.Generator) -> np.ndarray:
@@ -274,12 +206,8 @@ def _thinned(history_NH: np.ndarray, probability: float, rng: np.random.Generato
 
 
 def _with_pairs(
-    events: EventTable,
-    target_N: np.ndarray,
-    history_NH: np.ndarray,
-    named_N: np.ndarray,
-    rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    events: EventTable, target_N: np.ndarray, history_NH: np.ndarray, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Replace some samples by pairs of near events of one training part: any of its events is the target.
 
     A drawn pair that would leave the training part is not used; its sample stays as it was.
@@ -294,8 +222,4 @@ def _with_pairs(
     chosen_N &= (near_N >= events.first_E[centre_N]) & (near_N < events.train_end_E[centre_N])
     pair_NH = np.full_like(history_NH, -1)
     pair_NH[:, 0] = near_N
-    return (
-        np.where(chosen_N, centre_N, target_N),
-        np.where(chosen_N[:, None], pair_NH, history_NH),
-        named_N & ~chosen_N,
-    )
+    return np.where(chosen_N, centre_N, target_N), np.where(chosen_N[:, None], pair_NH, history_NH)

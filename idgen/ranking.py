@@ -26,60 +26,8 @@ from idgen.backbones.family import evaluating, output_rows
 from idgen.decode import MAX_LOGITS, child_log_probs, constrained_beam_search, item_positions
 from idgen.precision import autocast
 from idgen.ranking_config import RankingConfig
-from idgen.samples import Split, Task, empty_prompt, eval_batches
+from idgen.samples import Split, Task, eval_batches
 from idgen.trie import Trie
-
-# Given items scored exactly, on the cache of the prompt; and how likely each ID is whatever somebody had before.
-
-AT_ONCE = 128
-"""Items whose priors are computed together."""
-
-
-def node_priors(model: Any, input_ids_1S: Tensor, attention_mask_1S: Tensor, trie: Trie) -> Tensor:
-    """log p(token | its beginning, a prompt without a history) at every node of the trie, (N,); 0 at the root.
-
-    Cost: one pass over all tokens of the catalogue.
-    """
-    model, trie = unwrap(model), trie.to(input_ids_1S.device)
-    prior_N = torch.zeros(len(trie.token_N), device=input_ids_1S.device)
-    with evaluating(model):
-        for item_M in torch.arange(len(trie), device=trie.device).split(AT_ONCE):
-            node_M = torch.zeros_like(item_M)
-            for hidden_1MD, label_1M in _steps(model, input_ids_1S, attention_mask_1S, trie.label_IT[item_M][None]):
-                inside_M = label_1M[0] >= 0
-                hidden_MD = hidden_1MD[0].expand(len(item_M), -1)[inside_M]
-                node_U, first_M = _firsts(node_M[inside_M])
-                child = trie.children(node_U)
-                prior_N[child.node_C] = child_log_probs(model, hidden_MD[first_M], node_U, trie)
-                node_M = torch.where(inside_M, trie.advance(node_M, label_1M[0].clamp(min=0)), node_M)
-    return prior_N
-
-
-def _firsts(node_M: Tensor) -> tuple[Tensor, Tensor]:
-    """The different nodes, and where each stands first."""
-    node_U, group_M = node_M.unique(return_inverse=True)
-    place_M = torch.arange(len(node_M), device=node_M.device)
-    return node_U, torch.full_like(node_U, len(node_M)).scatter_reduce(0, group_M, place_M, "amin")
-
-
-def with_prior(task: Task, model: Any, weight: float, device: torch.device, precision: Precision = "fp32") -> Task:
-    """The task whose items are ranked by log p(ID | history) - weight * log p(ID | a prompt without a history).
-
-    A language model gives much probability to short and common titles, whoever asks; at weight 1 an item is ranked by
-    how much the history speaks for it. The prior is that of ``model``, whatever model ranks: that of the student, which
-    all clients share, hides nothing and is worked out once. A weight of 0 changes nothing. The correction of a language
-    model by its own prior is that of domain conditional PMI (Holtzman et al., EMNLP 2021); differs from it: part of the
-    prior, and along the tokens of a trie.
-
-    Raises:
-        ValueError: prompts without a history have no words.
-    """
-    if weight == 0.0:
-        return task
-    with autocast(device, precision):
-        input_ids_1S, attention_mask_1S = (part.to(device) for part in empty_prompt(task))
-        prior_N = node_priors(model, input_ids_1S, attention_mask_1S, task.trie)
-    return task._replace(trie=task.trie.scored(-weight * prior_N.float()))
 
 
 def trie_log_probs(
@@ -87,7 +35,7 @@ def trie_log_probs(
 ) -> Tensor:
     """Log-probabilities of given items among all items of the catalogue, (B, M) float64; -inf for a candidate of -1.
 
-    log p(ID) = sum of log softmax(logits + scores of the trie's nodes) over the tokens that may follow in the trie: a
+    log p(ID) = sum of log softmax(logits) over the tokens that may follow in the trie: a
     distribution over the catalogue, whose sum over all items is 1. Cost: a user's candidates read the beginnings that
     they share once, and nothing behind the last place where the trie leaves a choice; where IDs are one token long, one
     step for any number of candidates.
@@ -113,29 +61,11 @@ def trie_log_probs(
             hidden_BKD, state = family.step(model, state, trie.token_N[node_BK], parent_BK, number)
             count_R = trie.num_children(node_BK.flatten())
             first_BK = (count_R.cumsum(0) - count_R).view_as(node_BK)
-            log_prob_C = child_log_probs(model, hidden_BKD.flatten(0, 1), node_BK.flatten(), trie, trie.score_N)
+            log_prob_C = child_log_probs(model, hidden_BKD.flatten(0, 1), node_BK.flatten(), trie)
             first_BM = first_BK.gather(1, place_BM.clamp(max=node_BK.shape[1] - 1))
             child_BM = first_BM + path.after_IT[item_BM, number] - trie.first_child_N1[node_BM]
             score_BM[open_BM] += log_prob_C[child_BM[open_BM]].double()
     return score_BM.masked_fill_(~asked_BM, -torch.inf)
-
-
-def _steps(
-    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, label_BMT: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """What predicts each token of the candidates, (B, 1, D) for the first and (B, M, D) later, with it, (B, M)."""
-    family, device = family_of(model), label_BMT.device
-    num_users, num_candidates, _ = label_BMT.shape
-    itself_BM = torch.arange(num_candidates, device=device).expand(num_users, -1)
-    nobody_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=device)
-    state = family.start(model, input_ids_BS, attention_mask_BS)
-    hidden_BMD, state = family.step(model, state, nobody_B1 + family.start_token(model), nobody_B1, 0)
-    for number in range(int((label_BMT >= 0).sum(2).max())):
-        if number:
-            given_BM = label_BMT[..., number - 1].clamp(min=0)  # behind its end an ID does not count any more
-            parent_BM = itself_BM if number > 1 else torch.zeros_like(itself_BM)
-            hidden_BMD, state = family.step(model, state, given_BM, parent_BM, number)
-        yield hidden_BMD, label_BMT[..., number]
 
 
 class _Paths(NamedTuple):
@@ -175,9 +105,8 @@ def _distinct(node_BM: Tensor, open_BM: Tensor, parent_BM: Tensor, padding: int)
 def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie) -> Tensor:
     """Log-probabilities of the root's children, (B, C) float64."""
     token_C = trie.token_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
-    score_C = 0.0 if trie.score_N is None else trie.score_N[trie.first_child_N1[0] : trie.first_child_N1[1]]
     parts = [
-        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double() + score_C, 1)
+        torch.log_softmax(family_of(model).token_logits(model, part_BD, token_C).double(), 1)
         for part_BD in hidden_BD.split(max(1, MAX_LOGITS // len(token_C)))
     ]
     return torch.cat(parts)
@@ -279,8 +208,6 @@ def catalogue_scores(
     for rows, hidden_RD in parts:
         with evaluating(model), autocast(trie.device, precision):
             score_RI = family.token_logits(model, hidden_RD, token_I, rows_ID)
-        if trie.score_N is not None:
-            score_RI = score_RI.double() + trie.score_N[trie.advance(torch.zeros_like(token_I), token_I)]
         yield rows, score_RI
 
 

@@ -7,8 +7,6 @@ from typing import Annotated
 
 from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
 
-# Settings of ranking, without the libraries of models, which take seconds to import.
-
 
 @dataclass(frozen=True)
 class RankingConfig:
@@ -18,15 +16,12 @@ class RankingConfig:
         num_beams: The number of beams of the constrained search; items beyond them count as not ranked. Items of the
             history take beams too before they are dropped. A run needs at least 20, since it reports hit@20, or as many
             as the largest catalogue has items. Where item IDs are one token each, every item is ranked without beams.
-        prior_correction: How much of a title's log-probability without any history is taken off its score (paper: 0).
-            Above 0 it keeps a pretrained model from recommending the titles that are common in general.
         num_eval_users: The number of users of a client in the validation of every round, drawn once; 0 takes all. The
             test takes all.
         eval_batch_size: The number of users that are decoded together.
     """
 
     num_beams: Annotated[int, at_least(1, most=10_000)] = 20
-    prior_correction: Annotated[float, at_least(0, most=2)] = 0.0
     num_eval_users: ZeroOrMore = 0
     eval_batch_size: OneOrMore = 32
 

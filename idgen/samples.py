@@ -44,8 +44,6 @@ from idgen.segments import NOTHING, PromptParts, Prompts, join, lay_out, make_pa
 from idgen.tokenizer import encode
 from idgen.trie import IGNORED_LABEL, Parents, Trie
 
-# Synthetic histories: histories and targets drawn from published item texts alone, without a single interaction.
-
 
 class Neighbours(NamedTuple):
     """The items whose texts stand nearest to each item's, itself not among them."""
@@ -115,8 +113,6 @@ class Samples(NamedTuple):
     """Segment of the target's item ID."""
     walk_N: np.ndarray
     """Bool: synthetic histories, waiting to be drawn or there."""
-    later_NL: np.ndarray
-    """Segments of the items that follow it, which are targets too; ``NOTHING`` behind the last one."""
 
 
 def with_walks(
@@ -124,7 +120,7 @@ def with_walks(
 ) -> Samples:
     """Put synthetic histories into the places that wait for them, each from a task drawn uniformly from the K tasks.
 
-    A walk has template 0 and no user. Raises ``ValueError`` where a task has no neighbours.
+    A walk has template 0. Raises ``ValueError`` where a task has no neighbours.
     """
     prompts, target_N = samples.prompts, samples.target_N.copy()
     task_N, history_NH = prompts.task_B.copy(), prompts.history_BH.copy()
@@ -143,14 +139,9 @@ def with_walks(
             segments = parts.first_item_K[number] + np.array(walk)
             target_N[place] = segments[-1]
             history_NH[place, : len(walk) - 1] = segments[-2::-1]  # newest first
-    wordings = len(parts.before_PL) // len(parts.first_item_K)
-    prompts = Prompts(
-        task_B=task_N,
-        wording_B=np.where(samples.walk_N, task_N * wordings + 1, prompts.wording_B),
-        user_B=np.where(samples.walk_N, NOTHING, prompts.user_B),
-        history_BH=history_NH,
-    )
-    return Samples(prompts, target_N, samples.walk_N, np.where(samples.walk_N[:, None], NOTHING, samples.later_NL))
+    num_templates = len(parts.before_PL) // len(parts.first_item_K)
+    template_N = np.where(samples.walk_N, task_N * num_templates, prompts.template_B)
+    return Samples(Prompts(task_N, template_N, history_NH), target_N, samples.walk_N)
 
 
 def with_targets(samples: Samples) -> Prompts:
@@ -213,7 +204,6 @@ class Task(NamedTuple):
     trie: Trie
     train: EventTable
     sequences: Sequence[list[int]]
-    user_texts: list[str] | None
     parts: PromptParts
     config: SampleConfig
     hold_out: bool
@@ -241,9 +231,8 @@ class Task(NamedTuple):
         assert self.trie.max_length == 1, self.name
         return torch.tensor(sorted(tokens[0] for tokens in self.item_ids.token_ids))
 
-    def wording_tokens(self) -> Tensor:
-        """The tokens of all wordings and separators, and of padding, rising: what prompts may hold beside items and
-        texts of users."""
+    def template_tokens(self) -> Tensor:
+        """The tokens of all templates and separators, and of padding, rising: what prompts may hold beside items."""
         segments, first_item = self.parts.segments, int(self.parts.first_item_K[0])
         fixed = segments.token_F[: segments.start_G[first_item]]
         return torch.tensor(sorted({self.parts.padding, *fixed.tolist()}))
@@ -256,38 +245,35 @@ def build_task(
     tokenizer: PreTrainedTokenizerBase,
     config: SampleConfig,
     hold_out: bool,
-    user_ids: ItemIds | None = None,
     neighbours: Neighbours | None = None,
 ) -> Task:
     """Tokenise what prompts are made of, once, and lay out the events of the users.
 
     ``hold_out``: True keeps the last two events of each user for validation and test (clients); False trains on all
-    of them (the public pool). ``user_ids``: the ID text of each user in the order of ``events.users``, needed unless
-    ``user_wording`` is "none"; an empty text stands for an unknown user. ``neighbours``: needed for ``walk_share``.
-    Errors: ``ValueError`` when IDs, users and catalogue do not belong together, or the shortest prompt is too long.
+    of them (the public pool). ``neighbours``: needed for ``walk_share``.
+    Errors: ``ValueError`` when IDs and catalogue do not belong together, or the shortest prompt is too long.
     """
-    _check_inputs(domain, events, item_ids, config, user_ids)
-    named = user_ids if config.user_wording != "none" else None
-    user_tokens: list[list[int]] = named.token_ids if named else [[]] * len(events.sequences)
+    if len(item_ids.token_ids) != len(domain.item_keys):
+        raise ValueError(
+            f"got {len(item_ids.token_ids)} item IDs for the {len(domain.item_keys)} items of domain {domain.name!r}; "
+            "expected one for each. The ID map belongs to other data: assign the item IDs again"
+        )
     end_token = _end_token(item_ids, tokenizer, config)
     parts = make_parts(
         domain.catalogue,
         item_ids.token_ids,
-        user_tokens,
         tokenizer,
         templates=config.templates,
         max_source_tokens=config.max_source_tokens,
         end_token=end_token,
         prompt_end=end_token if config.is_row else int(tokenizer.eos_token_id),  # type: ignore[arg-type]
     )
-    has_text_U = np.fromiter(map(bool, user_tokens), bool, len(user_tokens))
     return Task(
         name=domain.name if hold_out else domain.catalogue,
         item_ids=item_ids,
         trie=Trie.build(item_ids.token_ids, end_token),
-        train=event_table(events.sequences, hold_out, has_text_U, config.user_wording),
+        train=event_table(events.sequences, hold_out),
         sequences=SequenceArray.of(events.sequences),
-        user_texts=named.texts if named else None,
         parts=parts,
         config=config,
         hold_out=hold_out,
@@ -301,7 +287,6 @@ def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerB
     parts = make_parts(
         name,
         item_ids.token_ids,
-        [],
         tokenizer,
         templates=config.templates,
         max_source_tokens=config.max_source_tokens,
@@ -309,8 +294,7 @@ def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerB
         prompt_end=end_token if config.is_row else int(tokenizer.eos_token_id),  # type: ignore[arg-type]
     )
     trie = Trie.build(item_ids.token_ids, end_token)
-    nobody = event_table([], True, np.zeros(0, bool), config.user_wording)
-    return Task(name, item_ids, trie, nobody, [], None, parts, config, hold_out=True)
+    return Task(name, item_ids, trie, event_table([], True), [], parts, config, hold_out=True)
 
 
 def num_samples(tasks: Task | Sequence[Task]) -> int:
@@ -341,20 +325,19 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     config = tasks[0].config
     order = np.concatenate(_epoch(tasks, parts, events))
     if len(events.item_E) == 0:  # walks alone: they stand in the place of an event, whatever it is
-        events = event_table([[0]], False, np.zeros(1, bool), config.user_wording)
+        events = event_table([[0]], False)
     if len(order) == 0:
         raise ValueError(
             f"no training samples in {[task.name for task in tasks]}; expected users with two training events. "
             "Prepare the data with a larger min_length"
         )
     rng.shuffle(order)
-    num_wordings, nodes = len(load_templates(config.templates)), parents_of(tasks)
+    num_templates, nodes = len(load_templates(config.templates)), parents_of(tasks)
     for start in range(0, len(order), batch_size * BATCHES_AT_A_TIME):
         target_N = order[start : start + batch_size * BATCHES_AT_A_TIME]
         walk_N = target_N == A_WALK
-        draw = draw_samples(events, np.where(walk_N, 0, target_N), num_wordings, config, rng)
-        target_NT = following(parts, events, draw.target_N, config.num_targets)
-        samples = Samples(prompts_of(parts, events, draw), target_NT[:, 0], walk_N, target_NT[:, 1:])
+        draw = draw_samples(events, np.where(walk_N, 0, target_N), num_templates, config, rng)
+        samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), walk_N)
         if walk_N.any():
             samples = with_walks(samples, [task.neighbours for task in tasks], parts, rng)
         prompts = with_targets(samples) if config.is_row else samples.prompts
@@ -389,8 +372,7 @@ def eval_batches(
     chosen = np.arange(len(last_U)) if users is None else np.asarray(users, dtype=np.int64)
     target_N = last_U[chosen] - NUM_AFTER[split]
     history_NH = histories(events, target_N, task.config.shown_history)
-    template_N = np.zeros(len(target_N), np.int64)
-    draw = Draw(target_N, history_NH, template_N, events.named_E[target_N])
+    draw = Draw(target_N, history_NH, np.zeros(len(target_N), np.int64))
     segment_NW = lay_out(task.parts, prompts_of(task.parts, events, draw))
     order = np.argsort(num_tokens(task.parts.segments, segment_NW), kind="stable")
     for start in range(0, len(order), batch_size):
@@ -404,7 +386,7 @@ def eval_batches(
 
 
 def encode_histories(task: Task, histories: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Prompts (template 0, no user) for any histories, item numbers oldest first: (input_ids, attention_mask).
+    """Prompts (template 0) for any histories, item numbers oldest first: (input_ids, attention_mask).
 
     Errors: ``ValueError`` for an empty history or an item outside the catalogue.
     """
@@ -415,7 +397,7 @@ def encode_histories(task: Task, histories: Sequence[Sequence[int]]) -> tuple[Te
             raise ValueError(f"got history {list(history)}; expected item numbers from 0 to {len(task.trie) - 1}")
         history_BH[row, : len(newest)] = task.parts.first_item_K[0] + np.asarray(newest)
     zero_B = np.zeros(len(histories), np.int64)
-    prompts = Prompts(zero_B, zero_B + 1, zero_B, history_BH)
+    prompts = Prompts(zero_B, zero_B, history_BH)
     token_BS, length_B = join(task.parts.segments, lay_out(task.parts, prompts), task.parts.padding)
     return torch.from_numpy(token_BS), _mask(length_B, token_BS.shape[1])
 
@@ -426,7 +408,7 @@ def empty_prompt(task: Task) -> tuple[Tensor, Tensor]:
     Errors: ``ValueError`` when the templates have no words but the history.
     """
     zero_1 = np.zeros(1, np.int64)
-    segment_1W = lay_out(task.parts, Prompts(zero_1, zero_1 + 1, zero_1, np.zeros((1, 1), np.int64)))
+    segment_1W = lay_out(task.parts, Prompts(zero_1, zero_1, np.zeros((1, 1), np.int64)))
     if task.config.is_row:  # nothing closes but what closes the words
         segment_1W[:, -1] = NOTHING
     token_1S, length_1 = join(task.parts.segments, segment_1W, task.parts.padding)
@@ -452,42 +434,21 @@ def merge_tasks(tasks: Sequence[Task]) -> tuple[PromptParts, EventTable]:
     return merge_parts([task.parts for task in tasks]), merge_events([task.train for task in tasks])
 
 
-def _check_inputs(
-    domain: Domain, events: Events, item_ids: ItemIds, config: SampleConfig, user_ids: ItemIds | None
-) -> None:
-    if len(item_ids.token_ids) != len(domain.item_keys):
-        raise ValueError(
-            f"got {len(item_ids.token_ids)} item IDs for the {len(domain.item_keys)} items of domain {domain.name!r}; "
-            "expected one for each. The ID map belongs to other data: assign the item IDs again"
-        )
-    if config.user_wording != "none" and user_ids is None and events.users:
-        raise ValueError(
-            f"user_wording is {config.user_wording!r} but there are no user texts for domain {domain.name!r}; "
-            "expected one for each user. Write them with `idgen.item_ids.user_texts`, or set user_wording to 'none'"
-        )
-    if user_ids is not None and len(user_ids.token_ids) != len(events.sequences):
-        raise ValueError(
-            f"got {len(user_ids.token_ids)} user texts for {len(events.sequences)} users of domain {domain.name!r}; "
-            "expected one for each user"
-        )
-
-
 def prompts_of(parts: PromptParts, events: EventTable, draw: Draw) -> Prompts:
     """The segments that drawn samples are made of."""
     task_N = events.task_E[draw.target_N]
     item_NH = events.item_E[draw.history_NH] + parts.first_item_K[task_N][:, None]
-    wordings = len(parts.before_PL) // len(parts.first_item_K)
+    num_templates = len(parts.before_PL) // len(parts.first_item_K)
     return Prompts(
         task_B=task_N,
-        wording_B=task_N * wordings + 2 * draw.template_N + ~draw.named_N,
-        user_B=np.where(draw.named_N, parts.first_user_K[task_N] + events.user_E[draw.target_N], NOTHING),
+        template_B=task_N * num_templates + draw.template_N,
         history_BH=np.where(draw.history_NH >= 0, item_NH, NOTHING),
     )
 
 
 def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) -> np.ndarray:
     """(B, T) tokens of the targets' item IDs and the end token, if any, -100 as padding."""
-    return _labels(parts, item_segments(parts, events, target_B)[:, None], events.task_E[target_B])
+    return _labels(parts, item_segments(parts, events, target_B), events.task_E[target_B])
 
 
 def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tuple[np.ndarray, np.ndarray]:
@@ -503,7 +464,7 @@ def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig)
     if config.is_row:
         length_G = parts.segments.length_G
         cost_E = length_G[item_segments(parts, events, np.arange(len(events.item_E)))] + length_G[parts.end_K].max()
-        room = config.max_source_tokens - int(length_G[parts.before_PL[1::2]].sum(1).max())  # wordings without a user
+        room = config.max_source_tokens - int(length_G[parts.before_PL].sum(1).max())
         target_N = window_ends(events, config.max_history, cost_E, room)
     else:
         target_N = np.flatnonzero(is_target(events))
@@ -521,16 +482,6 @@ def parents_of(tasks: Sequence[Task]) -> Parents | None:
     return Parents.of([task.trie for task in tasks])
 
 
-def following(parts: PromptParts, events: EventTable, target_N: np.ndarray, count: int) -> np.ndarray:
-    """(N, ``count``) segments of the targets and of what their users had next in the training part."""
-    event_NT = target_N[:, None] + np.arange(count)
-    inside_NT = event_NT < events.train_end_E[target_N][:, None]
-    event_NT = np.where(inside_NT, event_NT, target_N[:, None])
-    segment_NT = np.where(inside_NT, item_segments(parts, events, event_NT), NOTHING)
-    segment_NT[:, 0] = item_segments(parts, events, target_N)  # of walks any event stands in the place of one
-    return segment_NT
-
-
 def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> int | None:
     """What closes an item ID; None where each is one token, which no other ID goes on from."""
     if all(len(tokens) == 1 for tokens in item_ids.token_ids):
@@ -541,20 +492,13 @@ def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: Sa
     return newline[0] if is_token else cast(int, tokenizer.eos_token_id)
 
 
-def _labels(parts: PromptParts, target_BT: np.ndarray, task_B: np.ndarray) -> np.ndarray:
-    end_BT = np.where(target_BT == NOTHING, NOTHING, parts.end_K[task_B][:, None])
-    closed_BT = np.stack([target_BT, end_BT], 2).reshape(len(target_BT), -1)
-    return join(parts.segments, closed_BT, IGNORED_LABEL)[0]
+def _labels(parts: PromptParts, target_B: np.ndarray, task_B: np.ndarray) -> np.ndarray:
+    return join(parts.segments, np.stack([target_B, parts.end_K[task_B]], 1), IGNORED_LABEL)[0]
 
 
 def _prompt_batch(parts: PromptParts, segment_BW: np.ndarray) -> TokenBatch:
     token_BS, length_B = join(parts.segments, segment_BW, parts.padding)
     return {"input_ids": torch.from_numpy(token_BS), "attention_mask": _mask(length_B, token_BS.shape[1])}
-
-
-def _batch(parts: PromptParts, segment_BW: np.ndarray, target_BT: np.ndarray, task_B: np.ndarray) -> TokenBatch:
-    label_BT = torch.from_numpy(_labels(parts, target_BT, task_B))
-    return {**_prompt_batch(parts, segment_BW), "labels": label_BT}
 
 
 def sample_batch(
@@ -567,10 +511,10 @@ def sample_batch(
 ) -> TokenBatch:
     """The samples ``rows`` of those that were drawn."""
     segment_BW, target_B = segment_NW[rows], samples.target_N[rows]
-    if not config.is_row:
-        target_BT = np.concatenate([target_B[:, None], samples.later_NL[rows]], 1)
-        return _batch(parts, segment_BW, target_BT, task_N[rows])
     batch = _prompt_batch(parts, segment_BW)
+    if not config.is_row:
+        batch["labels"] = torch.from_numpy(_labels(parts, target_B, task_N[rows]))
+        return batch
     given_B = num_given(parts, segment_BW, target_B, samples.walk_N[rows], task_N[rows])
     batch["row_labels"] = row_labels(batch, given_B)
     return batch
@@ -657,11 +601,8 @@ def samples_by_user(task: Task) -> list[np.ndarray]:
         ValueError: training samples that cannot be told apart by users, or whose texts depend on several users.
     """
     config = task.config
-    if config.pairs or config.user_wording != "none":
-        raise ValueError(
-            f"got samples.pairs {config.pairs} and user_wording {config.user_wording} with user_privacy, expected "
-            "false and none: a sample has to be of one user alone"
-        )
+    if config.pairs:
+        raise ValueError("got samples.pairs with user_privacy, expected false: a sample has to be of one user alone")
     target_N = sampled_events(task.parts, task.train, config)[0]
     starts = np.flatnonzero(np.diff(task.train.user_E[target_N])) + 1
     return np.split(target_N, starts) if len(target_N) else []
@@ -676,8 +617,7 @@ def user_batches(task: Task, target_lists: Sequence[np.ndarray], generator: torc
     target_N = np.concatenate(target_lists)
     draw = draw_samples(events, target_N, len(load_templates(config.templates)), config, rng)
     nobody_N = np.zeros(len(target_N), dtype=bool)
-    target_NT = following(parts, events, draw.target_N, config.num_targets)
-    samples = Samples(prompts_of(parts, events, draw), target_NT[:, 0], nobody_N, target_NT[:, 1:])
+    samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), nobody_N)
     prompts = with_targets(samples) if config.is_row else samples.prompts
     segment_NW, nodes = lay_out(parts, prompts), parents_of([task])
     for rows in np.split(np.arange(len(target_N)), np.cumsum([len(targets) for targets in target_lists])[:-1]):

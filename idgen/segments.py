@@ -1,7 +1,7 @@
 """Pieces of text that were tokenised once, and prompts put together from them without touching the tokenizer again.
 
 Shapes: G segments, F tokens of all segments, B prompts, W segments a prompt has at most, S input tokens, H history
-length, K tasks, P prompt wordings, L parts of a wording before (after) the history.
+length, K tasks, P prompt templates, L parts of a template before (after) the history.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from idgen.config import ROW_SETS
-from idgen.prompts import SEPARATOR, USER, TemplateSet, load_templates, split_wording
+from idgen.prompts import SEPARATOR, TemplateSet, load_templates, split_template
 from idgen.tokenizer import encode
 
 NOTHING = 0
 """Segment without tokens: fills the rows of prompts that have fewer segments."""
-THE_USER = -1
-"""Stands for the user's segment in the parts of a wording."""
 
 
 class Segments(NamedTuple):
@@ -31,18 +29,16 @@ class Segments(NamedTuple):
 
 
 class PromptParts(NamedTuple):
-    """All that prompts of K tasks are made of. Wording p of task k is row ``k * P + p`` of the tables of parts."""
+    """All that prompts of K tasks are made of. Template p of task k is row ``k * P + p`` of the tables of parts."""
 
     segments: Segments
     before_PL: np.ndarray
-    """Segments before the history: a segment number, ``NOTHING`` or ``THE_USER``."""
+    """Segments before the history."""
     after_PL: np.ndarray
     """Segments after the history; the last one closes the prompt."""
     separator_K: np.ndarray
     first_item_K: np.ndarray
     """Segment of item 0 of each task."""
-    first_user_K: np.ndarray
-    """Segment of user 0 of each task (an empty one for users without a text)."""
     end_K: np.ndarray
     """Segment that closes an item ID: the end token, or nothing."""
     max_source_tokens: int
@@ -54,10 +50,8 @@ class Prompts(NamedTuple):
     """What B prompts are to contain, before truncation."""
 
     task_B: np.ndarray
-    wording_B: np.ndarray
+    template_B: np.ndarray
     """Rows of the tables of parts."""
-    user_B: np.ndarray
-    """Segment of the user, ``NOTHING`` when the wording has none."""
     history_BH: np.ndarray
     """Segments of the history's items, NEWEST first, ``NOTHING`` behind the oldest one."""
 
@@ -73,7 +67,6 @@ def make_segments(sequences: Sequence[Sequence[int]]) -> Segments:
 def make_parts(
     domain: str,
     item_tokens: Sequence[Sequence[int]],
-    user_tokens: Sequence[Sequence[int]],
     tokenizer: PreTrainedTokenizerBase,
     *,
     templates: TemplateSet,
@@ -83,18 +76,17 @@ def make_parts(
 ) -> PromptParts:
     """Tokenise the words of all prompts of one domain and number the segments.
 
-    Wording ``2 t`` is template t with a user, ``2 t + 1`` the one without. ``end_token`` closes every item ID that is a
-    target, None where IDs need none; ``prompt_end`` closes the prompt. Under the templates of `ROW_SETS` the former
-    closes the words before the history and every item of it, instead of `SEPARATOR`: prompt and target are one row of
-    closed IDs.
-    Errors: ``ValueError`` when the longest template with the longest user and item does not fit, or the tokenizer lacks
-    a padding token.
+    ``end_token`` closes every item ID that is a target, None where IDs need none; ``prompt_end`` closes the prompt.
+    Under the templates of `ROW_SETS` the former closes the words before the history and every item of it, instead of
+    `SEPARATOR`: prompt and target are one row of closed IDs.
+    Errors: ``ValueError`` when the longest template with the longest item does not fit, or the tokenizer lacks a
+    padding token.
     """
     if tokenizer.pad_token_id is None:
         raise ValueError("the tokenizer has no padding token; load it with idgen.tokenizer.load_tokenizer")
-    split = [split_wording(wording, domain) for template in load_templates(templates) for wording in template]
-    words = sorted({part for before, after in split for part in (*before, *after) if part != USER})
-    number = {USER: THE_USER} | {word: 4 + place for place, word in enumerate(words)}
+    split = [split_template(template, domain) for template in load_templates(templates)]
+    words = sorted({text for pair in split for text in pair if text})
+    number = {"": NOTHING} | {text: 4 + place for place, text in enumerate(words)}
     end = [] if end_token is None else [end_token]
     is_row = templates in ROW_SETS
     if not is_row and tokenizer.decode([token for word in encode(tokenizer, ["a", "b"]) for token in word]) == "ab":
@@ -105,17 +97,11 @@ def make_parts(
     mark = [end] if is_row else encode(tokenizer, [SEPARATOR])
     fixed = [[], *(mark or [[]]), end, [] if prompt_end is None else [prompt_end], *encode(tokenizer, words)]
     parts = PromptParts(
-        segments=make_segments([*fixed, *item_tokens, *user_tokens]),
-        before_PL=_table(
-            [
-                [*(number[part] for part in before), *([2] if is_row and before and USER not in before else [])]
-                for before, _ in split
-            ]
-        ),
-        after_PL=_table([[number[part] for part in after] + [3] for _, after in split]),
+        segments=make_segments([*fixed, *item_tokens]),
+        before_PL=np.array([[number[before], 2 if is_row and before else NOTHING] for before, _ in split]),
+        after_PL=np.array([[number[after], 3] for _, after in split]),
         separator_K=np.array([1]),
         first_item_K=np.array([len(fixed)]),
-        first_user_K=np.array([len(fixed) + len(item_tokens)]),
         end_K=np.array([2]),
         max_source_tokens=max_source_tokens,
         padding=int(tokenizer.pad_token_id),
@@ -127,14 +113,14 @@ def make_parts(
 def merge_parts(parts: Sequence[PromptParts]) -> PromptParts:
     """One table for several tasks: task numbers count on, segments of later tasks are renumbered.
 
-    Errors: ``ValueError`` when the tasks differ in input length or number of wordings.
+    Errors: ``ValueError`` when the tasks differ in input length or number of templates.
     """
     if len(parts) == 1:
         return parts[0]
     settings = {(part.max_source_tokens, len(part.before_PL)) for part in parts}
     if len(settings) != 1:
         raise ValueError(
-            f"got tasks with different (max_source_tokens, number of wordings): {sorted(settings)}; "
+            f"got tasks with different (max_source_tokens, number of templates): {sorted(settings)}; "
             "expected equal ones. Build all tasks with the same SampleConfig"
         )
     shifts = np.cumsum([0, *(len(part.segments.length_G) for part in parts)])[:-1]
@@ -146,13 +132,12 @@ def merge_parts(parts: Sequence[PromptParts]) -> PromptParts:
     )
     return PromptParts(
         segments=segments,
-        before_PL=_stack([_shifted(part.before_PL, shift) for part, shift in zip(parts, shifts, strict=True)]),
-        after_PL=_stack([_shifted(part.after_PL, shift) for part, shift in zip(parts, shifts, strict=True)]),
+        before_PL=np.concatenate([_shifted(part.before_PL, shift) for part, shift in zip(parts, shifts, strict=True)]),
+        after_PL=np.concatenate([_shifted(part.after_PL, shift) for part, shift in zip(parts, shifts, strict=True)]),
         separator_K=np.concatenate(
             [_shifted(part.separator_K, shift) for part, shift in zip(parts, shifts, strict=True)]
         ),
         first_item_K=np.concatenate([part.first_item_K + shift for part, shift in zip(parts, shifts, strict=True)]),
-        first_user_K=np.concatenate([part.first_user_K + shift for part, shift in zip(parts, shifts, strict=True)]),
         end_K=np.concatenate([part.end_K + shift for part, shift in zip(parts, shifts, strict=True)]),
         max_source_tokens=parts[0].max_source_tokens,
         padding=parts[0].padding,
@@ -163,11 +148,10 @@ def lay_out(parts: PromptParts, prompts: Prompts) -> np.ndarray:
     """Segments of each prompt in reading order, (B, W).
 
     The oldest items are left out first when a prompt would be longer than ``max_source_tokens``; the words of the
-    prompt, the user and the newest item always stay.
+    prompt and the newest item always stay.
     """
     length_G = parts.segments.length_G
-    before_BL = _fill_user(parts.before_PL[prompts.wording_B], prompts.user_B)
-    after_BL = _fill_user(parts.after_PL[prompts.wording_B], prompts.user_B)
+    before_BL, after_BL = parts.before_PL[prompts.template_B], parts.after_PL[prompts.template_B]
     separator_B = parts.separator_K[prompts.task_B]
     room_B = parts.max_source_tokens - length_G[before_BL].sum(1) - length_G[after_BL].sum(1)
     history_BH = _newest_that_fit(prompts.history_BH, length_G, separator_B, room_B)
@@ -200,18 +184,15 @@ def join(segments: Segments, segment_BW: np.ndarray, padding: int) -> tuple[np.n
 def _check_room(parts: PromptParts, domain: str, num_items: int) -> None:
     """``num_items``: a row of which every item but the first is a target holds two at least."""
     length_G = parts.segments.length_G
-    first_item, first_user = int(parts.first_item_K[0]), int(parts.first_user_K[0])
-    longest_item = int(length_G[first_item:first_user].max(initial=0))
-    longest_user = int(length_G[first_user:].max(initial=0))
-    tables = np.concatenate([parts.before_PL, parts.after_PL], 1)
-    words_P = np.where(tables == THE_USER, longest_user, length_G[tables]).sum(1)
+    longest_item = int(length_G[int(parts.first_item_K[0]) :].max(initial=0))
+    words_P = length_G[np.concatenate([parts.before_PL, parts.after_PL], 1)].sum(1)
     mark = int(length_G[parts.separator_K].max())
     needed = int(words_P.max()) + num_items * (longest_item + mark) - mark
     if needed > parts.max_source_tokens:
         raise ValueError(
             f"max_source_tokens is {parts.max_source_tokens}, but a prompt of domain {domain!r} with "
             f"{'a single item' if num_items == 1 else 'two items'} needs up to {needed} (longest item ID "
-            f"{longest_item}, longest user text {longest_user}). Set max_source_tokens to {needed} or more"
+            f"{longest_item}). Set max_source_tokens to {needed} or more"
         )
 
 
@@ -224,24 +205,6 @@ def _newest_that_fit(
     return np.where(kept_BH, history_BH, NOTHING)
 
 
-def _fill_user(part_BL: np.ndarray, user_B: np.ndarray) -> np.ndarray:
-    return np.where(part_BL == THE_USER, user_B[:, None], part_BL)
-
-
 def _shifted(number: np.ndarray, shift: int) -> np.ndarray:
-    """Renumber, but for ``NOTHING`` (also right in every table: its segment 0) and ``THE_USER``."""
+    """Renumber, but for ``NOTHING``, which is segment 0 of every table."""
     return np.where(number > 0, number + shift, number)
-
-
-def _table(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Rows of unequal length as one array, filled up with ``NOTHING`` on the right."""
-    table = np.full((len(rows), max(map(len, rows))), NOTHING, np.int64)
-    for number, row in enumerate(rows):
-        table[number, : len(row)] = row
-    return table
-
-
-def _stack(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Tables of parts under each other, filled up with ``NOTHING`` on the right."""
-    width = max(table.shape[1] for table in tables)
-    return np.concatenate([np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in tables])

@@ -51,7 +51,6 @@ class Trie:
     label_IT: Tensor  # the IDs as labels: tokens, end token if any, then -100
     stride: int
     eos_token_id: int | None  # None: IDs have no end token
-    score_N: Tensor | None = None  # added to log p(node | its parent) wherever items are ranked; None: nothing
 
     @classmethod
     def build(cls, sequences: Sequence[Sequence[int]], eos_token_id: int | None) -> Trie:
@@ -106,10 +105,6 @@ class Trie:
             return self
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)  # type: ignore[arg-type]
-
-    def scored(self, score_N: Tensor | None) -> Trie:
-        """The same tree, which counts for or against its nodes (`idgen.ranking.with_prior`)."""
-        return replace(self, score_N=None if score_N is None else score_N.to(self.device))
 
     @property
     def stuck_token(self) -> int:

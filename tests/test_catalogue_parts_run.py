@@ -90,7 +90,7 @@ def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settin
             assert len(encoded[name]) == len(one.item_keys)
         model = attach_lora(made.model, LoraSettings(2, ("table",)))
         own_KV = rows_of_clients(adapter_shapes(model), tasks)[TABLE]
-        padding = len(tasks[0].wording_tokens())
+        padding = len(tasks[0].template_tokens())
         assert int(own_KV.all(0).sum()) == len(COMMON) + padding
         assert [int(row_V.sum()) - padding for row_V in own_KV] == [len(one.item_keys) for one in CUT.values()]
     assert Path(stage.folder / "ids" / "crime.json").is_file()

@@ -203,7 +203,7 @@ def test_goodreads_holds_what_the_papers_fix():
     assert pretrain.id_generator == "nandakishormpai/t5-small-machine-articles-tag-generation"
     assert (pretrain.alternating_phases, pretrain.train.epochs) == (3, 30)
     samples = pretrain.samples
-    assert (samples.templates, samples.user_wording) == ("natural", "prefix")
+    assert samples.templates == "natural"
     assert (samples.max_history, samples.shown_history, samples.max_source_tokens) == (20, 20, 512)
     assert (pretrain.train.learning_rate, pretrain.train.batch_size) == (1e-3, 64)
 

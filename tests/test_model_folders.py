@@ -46,7 +46,6 @@ TINY = {
         "ids": "keywords",
         "samples": {
             "templates": "history",
-            "user_wording": "none",
             "max_history": 3,
             "max_source_tokens": 96,
         },

@@ -23,14 +23,14 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 CPU = torch.device("cpu")
 DECODER = PretrainConfig(
     ids="item",
-    samples=SampleConfig(templates="history", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3),
+    samples=SampleConfig(templates="history", max_history=6, max_source_tokens=20, walk_share=0.3),
     text_encoder="tfidf",
     backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),
 )
 SENTENCES = dataclasses.replace(
     DECODER,
     ids="keywords",
-    samples=SampleConfig(templates="compact", user_wording="prefix", max_history=3, walk_share=0.3),
+    samples=SampleConfig(templates="compact", max_history=3, walk_share=0.3),
     backbone=BackboneConfig(d_model=16, num_layers=1),
 )
 

@@ -32,7 +32,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import LocalTraining, build_recommender, rows_of_clients
+from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
 from fedecider.models.folders import privacy_lines, read_inference_config
 from fedecider.models.recommender import Recommender
@@ -100,14 +100,14 @@ def rows(batches) -> list:
 
 DECODER = PretrainConfig(
     ids="item",
-    samples=SampleConfig(templates="history", user_wording="none", max_history=6, max_source_tokens=20, walk_share=0.3),
+    samples=SampleConfig(templates="history", max_history=6, max_source_tokens=20, walk_share=0.3),
     text_encoder="tfidf",
     backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),
     train=BackboneTraining(max_steps=3),
 )
 SENTENCES = PretrainConfig(
     ids="keywords",
-    samples=SampleConfig(templates="compact", user_wording="none", max_history=3),
+    samples=SampleConfig(templates="compact", max_history=3),
     backbone=BackboneConfig(d_model=16, num_layers=1),
 )
 
@@ -216,18 +216,6 @@ def test_a_foreign_pool_is_all_that_is_read(walk_share, tmp_path):
     assert [name for name in before if before[name] != after[name]] == ["backbone/model.safetensors"]
 
 
-def test_a_foreign_pool_with_user_texts(tmp_path):
-    samples = dataclasses.replace(SENTENCES.samples, user_wording="prefix")
-    settings = dataclasses.replace(SENTENCES, samples=samples)
-    config = RunConfig(domains="crime", public_domains="children", cache=str(tmp_path), pretrain=settings)
-    domains = load_data(config)
-    made = prepare.begin(config, domains, CPU)
-    assert [len(task.sequences) for task in made.tasks] == [0, 160]
-    assert (made.ids["crime"].public, made.ids["children"].clients) == (None, None)
-    assert len(made.ids["children"].public.texts) == 160
-    assert all(batch["labels"].shape[0] for batch in train_batches(made.tasks, 64, torch.Generator().manual_seed(0)))
-
-
 def test_what_can_be_no_foreign_pool(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(ValueError, match="expected other names"):
@@ -316,13 +304,6 @@ def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
         changed_V = train_locally(recommender, client, 1).adapters["lm_head.lora_b"].any(1)
         assert not changed_V[~own_KV[client]].any()
         assert changed_V[task.one_token_catalogue()].all()
-    with_texts = [tasks[0], tasks[1]._replace(user_texts=["a reader"])]
-    assert rows_of_clients(shapes, with_texts) == {}
-    outputs = {**shapes, "lm_head": shapes["lm_head"]._replace(is_table=False)}
-    (own_KV,) = rows_of_clients(outputs, with_texts).values()
-    assert [row_V.nonzero().flatten().tolist() for row_V in own_KV] == [
-        task.one_token_catalogue().tolist() for task in tasks[:2]
-    ]
 
 
 def test_counts_of_a_silo_are_its_own_and_the_public_pools(folder):

@@ -22,7 +22,7 @@ from idgen.prompts import SampleConfig
 pytestmark = pytest.mark.whole
 
 DOMAINS = sample_domains(["crime", "comics"], 0)
-SAMPLES = SampleConfig(templates="history", user_wording="none", max_history=8, max_source_tokens=24)
+SAMPLES = SampleConfig(templates="history", max_history=8, max_source_tokens=24)
 PRETRAIN = PretrainConfig(
     ids="item",
     text_encoder="tfidf",

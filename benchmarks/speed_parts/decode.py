@@ -54,9 +54,7 @@ def small_t5(data: str, domain: str) -> dict[str, Any]:
     catalogue = load_domains(data, [domain])[domain]
     tokenizer = train_tokenizer([*catalogue.item_texts, *prompt_texts("compact", [domain])], 4096)
     ids = keyword_item_ids(catalogue.item_keys, catalogue.item_texts, tokenizer)
-    samples = SampleConfig(
-        templates="compact", user_wording="none", max_history=10, max_source_tokens=64, item_dropout=0.2, pairs=True
-    )
+    samples = SampleConfig(templates="compact", max_history=10, max_source_tokens=64, item_dropout=0.2, pairs=True)
     task = build_task(catalogue, catalogue.clients, ids, tokenizer, samples, True)
     model = build_backbone(BackboneConfig(d_model=128, num_layers=2), tokenizer)
     train_backbone(model, task, BackboneTraining(learning_rate=2e-3, batch_size=BATCH, max_steps=STEPS), 0)

@@ -250,7 +250,7 @@ def client_task(folder: Path, domain: Any) -> Any:
     from idgen.tokenizer import load_tokenizer
 
     ids = ItemIds(**json.loads((folder / "ids.json").read_text()))
-    samples = SampleConfig(templates="history", user_wording="none", max_history=20, max_source_tokens=24)
+    samples = SampleConfig(templates="history", max_history=20, max_source_tokens=24)
     return build_task(domain, domain.clients, ids, load_tokenizer(folder / "model"), samples, True)
 
 

@@ -130,9 +130,7 @@ def drawn_client(num_items: int) -> Any:
     tokenizer = train_tokenizer(shop.item_texts[:100], 300)
     first = len(tokenizer)
     ids = ItemIds(shop.item_keys, [[first + item] for item in range(num_items)], {})
-    config = SampleConfig(
-        templates="history", user_wording="none", max_history=20, max_source_tokens=MAX_TOKENS, item_dropout=0.2
-    )
+    config = SampleConfig(templates="history", max_history=20, max_source_tokens=MAX_TOKENS, item_dropout=0.2)
     task = samples.build_task(shop, shop.clients, ids, tokenizer, config, True)
     vector_ID = torch.randn(first + num_items, WIDTH, generator=torch.Generator().manual_seed(0))
     model = build_small_decoder(

@@ -110,12 +110,6 @@ def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: ty
     settings, others = _with_precision(Settings(*found[len(beside) :])), found[: len(beside)]
     for one in choices(settings):
         _check_output_rate(one)
-    templates = settings.run.pretrain.samples.templates
-    if settings.ranking.prior_correction > 0.0 and templates == "history":
-        raise ValueError(
-            f"got prior_correction {settings.ranking.prior_correction} with samples.templates {templates}, whose "
-            "prompts are empty without a history, expected prior_correction 0, or templates with words"
-        )
     if settings.run.method != method:
         raise ValueError(
             f"got method {settings.run.method} from a file after --method {method}, expected --config before --method: "

@@ -3,7 +3,7 @@ on them: the public tasks and those of the clients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,32 +13,25 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.cross_silo.settings import PretrainConfig
-from fedecider.data.domain import Domain, Events, by_catalogue, is_part, numbers_in, with_unions
-from fedecider.evaluation.protocols import NUM_HELD_OUT
-from fedecider.evaluation.sequences import SequenceArray
+from fedecider.data.domain import Domain, by_catalogue, is_part, numbers_in, with_unions
 from fedecider.federation.record import write_json
 from fedecider.running.progress import progress
 from fedecider.running.run_folder import damage_names, read_object
 from idgen.id_generator import IDGenerator, make_item_ids
-from idgen.item_ids import ItemIds, phrase_item_ids, user_texts
+from idgen.item_ids import ItemIds, phrase_item_ids
 from idgen.samples import Neighbours, Task, build_task, nearest_items
 from idgen.semantic_ids import semantic_item_ids
 
-ID_GROUPS = ("items", "clients", "public")
 ITEM_VECTORS = "item_vectors.safetensors"
 
 
 class DomainIds(NamedTuple):
-    """Texts that stand for the items and users of one domain, and which items have near texts.
+    """Texts that stand for the items of one domain, and which items have near texts; silos of one catalogue share them.
 
-    Silos of one catalogue have all in common but ``clients``; of a domain that has a part of its catalogue, ``items``
-    are those of the catalogue, and ``public`` is left to it.
+    Of a domain that has a part of its catalogue, ``items`` are those of the catalogue.
     """
 
     items: ItemIds
-    clients: ItemIds | None
-    """One per client user; None without user wording, and where there are no such users."""
-    public: ItemIds | None
     neighbours: Neighbours | None = None
     """For synthetic histories; None without them."""
 
@@ -54,28 +47,19 @@ def assign_ids(
 ) -> dict[str, DomainIds]:
     """The IDs of every domain, and of unions of their catalogues (`with_unions`); ``id_texts``, which are fixed, by
     catalogue, and ``near`` by domain, empty where there are none.
-
-    Users are described by their training parts, public users by all their events.
     """
-
-    def users(items: ItemIds, events: Events, sequences: Sequence[list[int]]) -> ItemIds | None:
-        generate = None if generator is None else generator.candidates
-        if not sequences or settings.samples.user_wording == "none":
-            return None
-        return user_texts(events.users, sequences, items, tokenizer, generate)
-
-    wholes, shared = by_catalogue(domains), {}
-    for name, whole in wholes.items():
-        items = _item_ids(settings, whole, tokenizer, generator, id_texts.get(name), quiet)
-        shared[name] = DomainIds(items, None, users(items, whole.public, whole.public.sequences))
-    found = {}
+    wholes = by_catalogue(domains)
+    shared = {
+        name: _item_ids(settings, whole, tokenizer, generator, id_texts.get(name), quiet)
+        for name, whole in wholes.items()
+    }
+    ids = {}
     for name, domain in with_unions(domains).items():
-        whole, own = wholes[domain.catalogue], shared[domain.catalogue]
+        whole, items = wholes[domain.catalogue], shared[domain.catalogue]
         if is_part(domain, whole):
-            own = DomainIds(_some_of(own.items, numbers_in(domain, whole)), None, None)
-        parts = SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT)
-        found[name] = own._replace(clients=users(own.items, domain.clients, parts), neighbours=near.get(name))
-    return found
+            items = _some_of(items, numbers_in(domain, whole))
+        ids[name] = DomainIds(items, near.get(name))
+    return ids
 
 
 def _some_of(ids: ItemIds, numbers: Iterable[int]) -> ItemIds:
@@ -125,9 +109,8 @@ def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, Doma
     """Write ``folder/ids/<domain>.json``."""
     (folder / "ids").mkdir()
     for name, domain in with_unions(domains).items():
-        groups = zip(ID_GROUPS, (ids[name].items, ids[name].clients, ids[name].public), strict=True)
-        content = {group: None if value is None else value._asdict() for group, value in groups}
-        write_json(folder / "ids" / f"{name}.json", {"item_keys": domain.item_keys, **content})
+        content = {"item_keys": domain.item_keys, "items": ids[name].items._asdict()}
+        write_json(folder / "ids" / f"{name}.json", content)
 
 
 def load_ids(
@@ -156,14 +139,7 @@ def _load_texts(folder: Path, domain: Domain) -> DomainIds:
             f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
         )
     with damage_names(path):
-        sizes = (len(domain.item_keys), len(domain.clients.users), len(domain.public.users))
-        items, clients, public = (
-            None if content[group] is None else _checked_ids(content[group], size)
-            for group, size in zip(ID_GROUPS, sizes, strict=True)
-        )
-        if items is None:
-            raise ValueError("no item IDs")
-    return DomainIds(items, clients, public)
+        return DomainIds(_checked_ids(content["items"], len(domain.item_keys)))
 
 
 def _checked_ids(values: Mapping[str, Any], size: int) -> ItemIds:
@@ -194,7 +170,6 @@ def public_tasks(
             tokenizer,
             config.samples,
             False,
-            ids[domain.name].public,
             ids[domain.name].neighbours,
         )
         for domain in by_catalogue(domains).values()
@@ -220,7 +195,6 @@ def client_tasks(
             tokenizer,
             config.samples,
             True,
-            ids[name].clients,
             ids[name].neighbours,
         )
         for name, domain in domains.items()
@@ -231,8 +205,7 @@ def client_tasks(
 def _check_tokens(ids: Mapping[str, DomainIds], tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse IDs of another tokenizer: their tokens would be looked up beyond the embedding table."""
     for name, one in ids.items():
-        groups = [group for group in (one.items, one.clients, one.public) if group is not None]
-        largest = max((max(tokens, default=0) for group in groups for tokens in group.token_ids), default=0)
+        largest = max((max(tokens, default=0) for tokens in one.items.token_ids), default=0)
         if largest >= len(tokenizer):
             raise ValueError(
                 f"got token {largest} in ids/{name}.json of the pre-training stage, expected at most "

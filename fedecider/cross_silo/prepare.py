@@ -1,7 +1,7 @@
 """Everything before the first round: item IDs, backbone, student, the clients' tasks.
 
 Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
-(item and user IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``text_projection.safetensors``
+(item IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``text_projection.safetensors``
 where the backbone starts from them alone, ``codebook.safetensors`` of semantic IDs, ``report.json``. Folder of stage 2:
 ``backbone/`` (student and tokenizer) and ``report.json``.
 
@@ -80,7 +80,6 @@ from fedecider.running.run_folder import (
     Stage,
     begun_folder,
     cached_stage,
-    content_key,
     damage_names,
     file_digest,
     read_object,
@@ -101,7 +100,7 @@ from idgen.id_generator import IDGenerator, build_id_generator, train_id_generat
 from idgen.item_ids import unique_phrases
 from idgen.precision import check_quantize
 from idgen.prompts import prompt_texts
-from idgen.ranking import eval_users, rank_task, with_prior
+from idgen.ranking import eval_users, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task
 from idgen.semantic_ids import Codebook, fit_codebook, semantic_texts, semantic_tokens
@@ -575,8 +574,6 @@ def make_recommender(
     tokenizer = load_tokenizer(artifacts.distilled.folder / "backbone")
     student = load_backbone(artifacts.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
     tasks = training_tasks(settings, artifacts, tokenizer, names)
-    if settings.ranking.prior_correction > 0.0:
-        tasks = with_priors(tasks, student, settings, device)
     return build_recommender(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,
@@ -590,18 +587,6 @@ def make_recommender(
         processes=processes,
         checkpointing=settings.run.gradient_checkpointing,
     )._replace(protected=settings.run.privacy.clips, hidden=settings.run.secure_sum)
-
-
-def with_priors(tasks: Sequence[Task], student: Any, settings: Settings, device: torch.device) -> list[Task]:
-    """The tasks as they are ranked (`idgen.ranking.with_prior`); silos of one catalogue share what is worked out."""
-    weight, precision, found = settings.ranking.prior_correction, settings.training.precision, []
-    of_ids: dict[str, Task] = {}
-    for task in tasks:
-        ids = content_key(task.item_ids.token_ids)
-        if ids not in of_ids:
-            of_ids[ids] = with_prior(task, student.to(device), weight, device, precision)
-        found.append(task._replace(trie=of_ids[ids].trie))
-    return found
 
 
 def training_tasks(

@@ -153,16 +153,11 @@ def _placed(settings: Settings, root: Path) -> Settings:
 def check_deployable(settings: Settings) -> None:
     """``ValueError`` where a deployed run would not be the simulated one, or would need what sites do not have."""
     check_run(settings.run)
-    config, privacy, wording = settings.run, settings.run.privacy, settings.run.pretrain.samples.user_wording
+    config, privacy = settings.run, settings.run.privacy
     pooled = METHODS[config.method].pooled
     in_the_sum = privacy.noise_on == "sum" and privacy.noise_scale > 0.0
     for holds, got, expected in (
         (pooled, f"method {config.method}", "one that federates: pooling is what silos cannot do"),
-        (
-            wording != "none",
-            f"user_wording {wording}",
-            "none in a deployment: texts of client users are made in stage 1, which sites do not run",
-        ),
         (
             config.hyperparameter_candidates,
             "hyperparameter_candidates",

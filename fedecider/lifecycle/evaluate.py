@@ -26,7 +26,6 @@ from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.running.run_folder import SITE, RunFolder, damage_names, only_stage, read_metrics
 from idgen.backbone import load_backbone
-from idgen.ranking import with_prior
 from idgen.samples import Split
 from idgen.tokenizer import load_tokenizer
 
@@ -95,7 +94,6 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
             raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
         base = load_backbone(folder.backbone, tokenizer, settings.run.quantize, device)
-        task = with_prior(task, base.to(device), settings.ranking.prior_correction, device, settings.training.precision)
         model = load_adapter(base, adapter).to(device).eval()
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
         parts = (settings.ranking, drop_seen, precision, device)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -72,11 +71,10 @@ def train_on(
     ids = ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
     samples = replace(asked.samples, walk_share=0.0)  # synthetic histories are for what no customer has shown yet
     task = catalogue_task(table.catalogue or place.domain, ids, tokenizer, samples)
-    unnamed = event_table(sequences, False, np.zeros(len(sequences), bool), samples.user_wording)
     recommender = build_recommender(
         model,
         tokenizer,
-        [task._replace(name=place.domain, train=unnamed, sequences=sequences)],
+        [task._replace(name=place.domain, train=event_table(sequences, False), sequences=sequences)],
         seed=settings.run.seed,
         training=replace(settings.training, local_epochs=epochs),
         ranking=asked.ranking,

@@ -2,7 +2,7 @@
 
 Where item IDs are one token each, a target is compared with the items of its own catalogue alone: a client changes rows
 of that catalogue only, and of the words that its prompts hold where the embeddings are adapted too. Catalogues and
-wording are published, so that the places of these rows say nothing about a client's users, and both sides know them.
+templates are published, so that the places of these rows say nothing about a client's users, and both sides know them.
 
 Of methods whose server takes a mean, a row that one client alone has stays with it: there is nobody to average it with.
 
@@ -54,18 +54,14 @@ CommonRows = Sequence[Sequence[int]]
 
 
 def rows_of_clients(shapes: Shapes, tasks: Sequence[Task]) -> Tree:
-    """``TABLE`` -> (K, V) bool, the rows that training over the own catalogue may change; {} where that is any row.
-
-    Prompts that hold texts of users may hold any token. Which ones these are would be told by the places of the rows
-    that are sent, so whole tables travel then.
-    """
-    if HEAD not in shapes or (shapes[HEAD].is_table and any(task.user_texts is not None for task in tasks)):
+    """``TABLE`` -> (K, V) bool, the rows that training over the own catalogue may change; {} where that is any row."""
+    if HEAD not in shapes:
         return {}
     own_KV = torch.zeros(len(tasks), shapes[HEAD].out_features, dtype=torch.bool)
     for client, task in enumerate(tasks):
         own_KV[client, task.one_token_catalogue()] = True
         if shapes[HEAD].is_table:
-            own_KV[client, task.wording_tokens()] = True
+            own_KV[client, task.template_tokens()] = True
     return {TABLE: own_KV}
 
 

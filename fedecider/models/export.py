@@ -39,7 +39,7 @@ from fedecider.models.item_table import (
 )
 from idgen.backbones.families import family_of, unwrap
 from idgen.precision import keep_trainable, loading_options, quantize_of
-from idgen.prompts import SEPARATOR, load_templates, split_wording
+from idgen.prompts import SEPARATOR, load_templates, split_template
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task
 from idgen.segments import NOTHING
@@ -66,7 +66,6 @@ class PromptLayout(NamedTuple):
     """The class of transformers that loads the backbone."""
     continues_prompt: bool
     """Whether ``generate`` returns the prompt with the ID behind it, else the ID behind one start token."""
-    prior_correction: float = 0.0
     before_tokens: tuple[int, ...] = ()
     """What is written before the history, with what closes it."""
     separator_tokens: tuple[int, ...] = ()
@@ -175,32 +174,28 @@ def _search(prompt: PromptLayout) -> str:
 
 # What a model card says about prompts, taken from a task and the settings of decoding.
 
-WITHOUT_USER = 1
-"""The wording of template 0 for an unknown user, in the tables of `idgen.segments.PromptParts`."""
-
 
 def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str) -> PromptLayout:
-    """The prompt of template 0 for an unknown user, as `idgen.samples.encode_histories` writes it for ``model``."""
+    """The prompt of template 0, as `idgen.samples.encode_histories` writes it for ``model``."""
     samples, parts, family = task.config, task.parts, family_of(model)
-    before, after = split_wording(load_templates(samples.templates)[0].no_user, catalogue)
+    before, after = split_template(load_templates(samples.templates)[0], catalogue)
 
     def tokens(segments: Any) -> tuple[int, ...]:
         starts = [(int(parts.segments.start_G[one]), int(parts.segments.length_G[one])) for one in segments]
         return tuple(int(token) for start, length in starts for token in parts.segments.token_F[start : start + length])
 
-    after_L = parts.after_PL[WITHOUT_USER]
+    after_L = parts.after_PL[0]
     return PromptLayout(
-        before=" ".join(before),
-        after=" ".join(after),
+        before=before,
+        after=after,
         separator=None if samples.is_row else SEPARATOR,
         end_token=task.trie.eos_token_id,
         max_history=samples.shown_history,
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
-        prior_correction=ranking.prior_correction,
         auto_class=family.auto_class,
         continues_prompt=family.continues_prompt,
-        before_tokens=tokens(parts.before_PL[WITHOUT_USER]),
+        before_tokens=tokens(parts.before_PL[0]),
         separator_tokens=tokens(parts.separator_K[:1]),
         after_tokens=tokens(after_L),
         longest_id=max(map(len, task.item_ids.token_ids)),
@@ -330,11 +325,6 @@ def _prompt_text(prompt: PromptLayout) -> str:
         ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),
         ("beams", f"{prompt.num_beams}"),
     ]
-    if prompt.prior_correction:
-        said = (
-            "the share of log p(ID | no history) that the figures take off; the program does not, and ranks otherwise"
-        )
-        rows.append(("prior weight", f"{prompt.prior_correction}: {said}"))
     return _table(("what", "value"), rows)
 
 

@@ -27,7 +27,7 @@ from fedecider.running.run_folder import damage_names
 from idgen.decode import constrained_beam_search, stable_topk
 from idgen.item_ids import ItemIds
 from idgen.precision import autocast
-from idgen.ranking import catalogue_rows, catalogue_scores, trie_log_probs, with_prior
+from idgen.ranking import catalogue_rows, catalogue_scores, trie_log_probs
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
 
@@ -52,8 +52,7 @@ def model_scores(
 
     def log_probs(histories: Histories, item_BM: Tensor | None) -> Tensor:
         if item_BM is None:
-            kind = torch.float32 if trie.score_N is None else torch.float64
-            score_BI = torch.empty(len(histories), len(trie), dtype=kind, device=device)
+            score_BI = torch.empty(len(histories), len(trie), dtype=torch.float32, device=device)
             rows_ID = catalogue_rows(model, trie)
             for rows in batches(histories):
                 for part, score_RI in catalogue_scores(model, *prompts(histories, rows), trie, precision, rows_ID):
@@ -132,8 +131,6 @@ def ready_to_rank(
     with damage_names(place.adapter / ITEM_FILE):
         catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
         task = catalogue_task(catalogue, item_ids, tokenizer, place.inference.samples)
-    with model.disable_adapter():  # the student, whose prior counts for every client
-        task = with_prior(task, model, ranking.prior_correction, device)
     scores = model_scores(model, task, ranking, "fp32", device)
     items = Items(table.keys, table.titles)
     return Loaded(source, place, model, tokenizer, table, items, task, hybrid, scores, 0)
@@ -282,8 +279,7 @@ def search(
 def search_without_history(
     model: Any, task: Task, ranking: RankingConfig, k: int, number_A: Sequence[int] | None = None
 ) -> list[Scored]:
-    """The k best items, of ``number_A`` alone where it is given, behind the words of the prompt alone, without what a
-    prior takes off.
+    """The k best items, of ``number_A`` alone where it is given, behind the words of the prompt alone.
 
     Raises:
         ValueError: the templates have no words but the history.
@@ -294,7 +290,7 @@ def search_without_history(
         model,
         input_ids.to(device),
         attention_mask.to(device),
-        task.trie.scored(None).to(device),
+        task.trie.to(device),
         num_beams=ranking.beams_for(k, 0, len(task.trie)) if number_A is None else len(task.trie),
     )
     found = zip(item_1K[0].tolist(), score_1K[0].tolist(), strict=True)

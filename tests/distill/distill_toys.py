@@ -62,7 +62,7 @@ def make_task(num_items=15, lengths=(3, 5, 18, 11), seed=0):
     )
     tokenizer = train_tokenizer([*domain.item_texts, *prompt_texts("compact", ["shop"])], 250)
     ids = keyword_item_ids(domain.item_keys, domain.item_texts, tokenizer)
-    config = SampleConfig(templates="compact", user_wording="none", max_history=6)
+    config = SampleConfig(templates="compact", max_history=6)
     return build_task(domain, domain.clients, ids, tokenizer, config, True), tokenizer
 
 

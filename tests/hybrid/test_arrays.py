@@ -23,7 +23,7 @@ USERS = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=9), min_size=2
 @settings(deadline=None, max_examples=60)
 @given(USERS, st.integers(1, 5), st.booleans())
 def test_windows_are_those_of_a_loop(users, longest, hold_out):
-    events = event_table(users, hold_out, np.zeros(len(users), bool), "none")
+    events = event_table(users, hold_out)
     costs = np.arange(len(events.item_E)) % 3 + 1
     total, room, ends, first = np.concatenate([[0], np.cumsum(costs)]), 6, [], 0
     for user in users:
@@ -39,7 +39,7 @@ def test_windows_are_those_of_a_loop(users, longest, hold_out):
 @settings(deadline=None, max_examples=60)
 @given(USERS)
 def test_events_of_several_tasks_in_one_table(users):
-    one = event_table(users, True, np.ones(len(users), bool), "prefix")
+    one = event_table(users, True)
     both, size = merge_events([one, one]), len(one.item_E)
     for name in ("first_E", "train_end_E", "end_E"):
         assert getattr(both, name).tolist() == [*getattr(one, name), *(getattr(one, name) + size)]
@@ -105,6 +105,6 @@ def test_prepared_events_stay_where_arrow_has_them(tmp_path, monkeypatch):
     assert isinstance(read.timestamps, SequenceArray)
     assert arrays.sequences.value_E.dtype == np.int32
     assert not arrays.sequences.value_E.flags.owndata
-    table = event_table(read.sequences, True, np.zeros(50, bool), "none")
+    table = event_table(read.sequences, True)
     assert np.shares_memory(table.item_E, arrays.sequences.value_E)
     assert table.item_E.tolist() == [item for user in users for item in user]

@@ -17,7 +17,7 @@ from idgen.training import STAGE_ONE_COURSE
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
-PLAIN = SampleConfig(templates="compact", user_wording="none", max_history=6)
+PLAIN = SampleConfig(templates="compact", max_history=6)
 TRAIN = BackboneTraining(learning_rate=1e-2, batch_size=5)
 
 

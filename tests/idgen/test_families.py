@@ -21,7 +21,7 @@ from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import evaluating, labels_of, num_targets
 from idgen.decode import constrained_beam_search, score_catalogue
-from idgen.ranking import node_priors, trie_log_probs
+from idgen.ranking import trie_log_probs
 from idgen.training import sequence_loss
 from idgen.trie import Trie, TrieLogitsProcessor
 
@@ -48,16 +48,14 @@ def test_the_search_equals_the_exact_scorer(name, ids, end):
     assert float(best_BK[:, 0].sub(best_BK[:, -1]).min()) > 0.5  # the scores differ
 
 
-@pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
-def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, scored, monkeypatch):
-    """The oracle: teacher-forced logits, of which only what may follow a beginning is kept, and scores of nodes."""
+def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, monkeypatch):
+    """The oracle: teacher-forced logits, of which only what may follow a beginning is kept."""
     monkeypatch.setattr("idgen.ranking.MAX_LOGITS", 7)  # in pieces
     model, trie = MODELS[name](), Trie.build(ids, end)
     closed = [[*tokens, *([] if end is None else [end])] for tokens in ids]
     candidate_BM = torch.tensor([[3, 1, 0, 4, -1], [2, -1, 5, 2, 1], [0, 1, 2, 3, 5]])
-    score_N = torch.linspace(-1, 1, len(trie.token_N)) if scored else torch.zeros(len(trie.token_N))
-    found_BM = trie_log_probs(model, PROMPTS, MASK, trie.scored(score_N if scored else None), candidate_BM)
+    found_BM = trie_log_probs(model, PROMPTS, MASK, trie, candidate_BM)
     expected_BI = torch.zeros(len(PROMPTS), len(ids), dtype=torch.float64)
     with evaluating(model):
         logits = family_of(model).teacher_forced(model, PROMPTS, MASK)
@@ -66,12 +64,10 @@ def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, 
                 logit_TV = logits(user, torch.tensor([tokens]))[0].double()
                 for place, token in enumerate(tokens):
                     allowed = sorted({one[place] for one in closed if one[:place] == tokens[:place] and one[place:]})
-                    children_C = trie.walk(torch.tensor([[*tokens[:place], one] for one in allowed]))
-                    logit_C = logit_TV[place, allowed] + score_N[children_C]
-                    expected_BI[user, item] += torch.log_softmax(logit_C, 0)[allowed.index(token)]
+                    log_prob_C = torch.log_softmax(logit_TV[place, allowed], 0)
+                    expected_BI[user, item] += log_prob_C[allowed.index(token)]
     assert torch.allclose(expected_BI.exp().sum(1), torch.ones(len(PROMPTS), dtype=torch.float64))
-    if not scored:
-        assert torch.allclose(score_catalogue(model, PROMPTS, MASK, trie), expected_BI.float(), atol=1e-4)
+    assert torch.allclose(score_catalogue(model, PROMPTS, MASK, trie), expected_BI.float(), atol=1e-4)
     kept_BM = expected_BI.gather(1, candidate_BM.clamp(min=0)).masked_fill(candidate_BM < 0, -torch.inf)
     assert torch.allclose(found_BM, kept_BM, atol=1e-4)
 
@@ -86,16 +82,6 @@ def test_shared_beginnings_are_read_once_and_nothing_behind_the_last_choice(name
     # IDs 3, 34, 349 part behind 3 and behind 34; 78 and 7 9 10 11 behind 7; the others have their first token alone
     leaf = int(trie.token_N[-1])
     assert [token_BK.tolist() for token_BK in read[1:]] == [[[3], [7], [leaf]], [[4], [leaf], [leaf]]]
-
-
-def test_priors_of_nodes_count_against_items(name):
-    model, trie = MODELS[name](), Trie.build(LONG_IDS, 1)
-    prior_N = node_priors(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie)
-    item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie.scored(-0.7 * prior_N), len(LONG_IDS))
-    prior_I = score_catalogue(model, PROMPTS[1:2, :2], MASK[1:2, :2], trie)[0]
-    best_BK, order_BK = (score_catalogue(model, PROMPTS, MASK, trie) - 0.7 * prior_I).sort(1, descending=True)
-    assert item_BK.tolist() == order_BK.tolist()
-    assert torch.allclose(score_BK, best_BK, atol=1e-4)
 
 
 def test_a_common_heading_changes_nothing(name):

@@ -1,4 +1,4 @@
-"""Unique, valid, order-independent item IDs from any source of candidates, and user texts that cannot leak."""
+"""Unique, valid, order-independent item IDs from any source of candidates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from idgen.item_ids import (
     encode_item_ids,
     keyword_candidates,
     keyword_item_ids,
-    num_wording_items,
     quality,
     split_fields,
-    user_texts,
 )
 from idgen.tokenizer import decode_ids, encode_ids, train_tokenizer
 from idgen.trie import Trie
@@ -213,29 +211,3 @@ def test_ids_as_single_tokens():
     assert len({tuple(tokens) for tokens in single.token_ids}) == 60
     with pytest.raises(ValueError, match="cannot hold the ID '龍'"):
         encode_item_ids(ItemIds(["龍"], [[2]], {}), whole)
-
-
-ITEM_IDS = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
-SEQUENCES = [[3, 4, 5, 6, 7, 8], [9, 3, 4], [11, 12, 13, 14], [20, 21, 22, 23, 24], [3, 4, 5, 9, 9]]
-USERS = [f"u{number}" for number in range(len(SEQUENCES))]
-
-
-def copy_first(sources):
-    return [[source] for source in sources]
-
-
-@pytest.mark.parametrize("generate", [None, copy_first])
-def test_user_texts_are_unique_and_see_the_first_items_only(generate):
-    train = [sequence[:-2] for sequence in SEQUENCES]
-    texts = user_texts(USERS, train, ITEM_IDS, TOKENIZER, generate)
-    check(texts, 40)
-    deep = [[*sequence[: num_wording_items(len(sequence))], *[50] * 9][: len(sequence)] for sequence in train]
-    assert deep != train
-    assert user_texts(USERS, deep, ITEM_IDS, TOKENIZER, generate) == texts
-
-
-def test_the_number_of_items_that_user_texts_show():
-    assert [num_wording_items(length) for length in (1, 2, 3, 4, 5, 90)] == [1, 1, 2, 3, 3, 3]
-    assert user_texts(["u"], [[3, 4]], ITEM_IDS, TOKENIZER).texts == [ITEM_IDS.texts[3].split()[0]]
-    with pytest.raises(ValueError, match="no train item"):
-        user_texts(["u"], [[]], ITEM_IDS, TOKENIZER)

@@ -1,15 +1,14 @@
 """No leakage on the path of a run: IDs as pre-training assigns them, tasks as the clients train and are ranked on.
 
 The held-out items of all clients are replaced; whatever is written, shown or trained on before they are due must stay
-the same to the byte. The generator of user texts is a stub that repeats what it was shown, so that nothing is hidden
-by what a trained one would leave out. Decoder-only models are begun as a run begins them, up to their first step.
+the same to the byte. The ID generator is a stub that repeats what it was shown, so that nothing is hidden by what
+a trained one would leave out. Decoder-only models are begun as a run begins them, up to their first step.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from functools import cache
 
 import pytest
 import torch
@@ -83,11 +82,7 @@ def replaced(domain: Domain, num_last: int) -> Domain:
     return dataclasses.replace(domain, clients=domain.clients._replace(sequences=sequences))
 
 
-def settings(wording: str) -> PretrainConfig:
-    return PretrainConfig(
-        ids="keywords",
-        samples=SampleConfig(user_wording=wording, item_dropout=0.1, pairs=True),
-    )
+SENTENCES = PretrainConfig(ids="keywords", samples=SampleConfig(item_dropout=0.1, pairs=True))
 
 
 class Made:
@@ -95,9 +90,8 @@ class Made:
 
     def __init__(self, domains, config, tokenizer, ids):
         self.vocabulary = json.dumps(tokenizer.get_vocab(), sort_keys=True)
-        self.ids = json.dumps({name: [part and part._asdict() for part in one[:3]] for name, one in ids.items()})
+        self.ids = json.dumps({name: one.items._asdict() for name, one in ids.items()})
         self.longest_id = max(len(tokens) for one in ids.values() for tokens in one.items.token_ids)
-        self.user_texts = [text for one in ids.values() if one.clients for text in one.clients.texts]
         tasks = item_ids.client_tasks(domains, ids, tokenizer, config)
         self.train = [rows(train_batches(task, 8, torch.Generator().manual_seed(3))) for task in tasks]
         self.mixed = rows(train_batches(tasks, 8, torch.Generator().manual_seed(4)))
@@ -114,12 +108,11 @@ class Made:
             }
 
 
-def made(domains, wording, generator) -> Made:
-    """With user texts by ``generator``, for a T5."""
-    config = settings(wording)
-    tokenizer = prepare._tokenizer(config, domains, {})
-    ids = assign_ids(config, domains, tokenizer, generator, {}, {}, True)
-    return Made(domains, config, tokenizer, ids)
+def made(domains, generator) -> Made:
+    """For a T5."""
+    tokenizer = prepare._tokenizer(SENTENCES, domains, {})
+    ids = assign_ids(SENTENCES, domains, tokenizer, generator, {}, {}, True)
+    return Made(domains, SENTENCES, tokenizer, ids)
 
 
 def same_before_due(before: Made, after: Made, num_last: int) -> None:
@@ -136,30 +129,15 @@ def same_before_due(before: Made, after: Made, num_last: int) -> None:
     assert all(item != after.targets["test"][user] for user, item in before.targets["test"].items())
 
 
-@cache
-def unchanged(wording: str, generator) -> Made:
-    return made(DOMAINS, wording, generator)
-
-
 def rows(batches) -> list:
     return [{key: tensor.tolist() for key, tensor in batch.items()} for batch in batches]
 
 
-USER_TEXTS = [
-    (num_last, wording, generator)
-    for num_last in (1, 2)
-    for wording in ("none", "prefix")
-    for generator in (None, ECHO)
-]
-FAST = [(2, "prefix", ECHO), (1, "prefix", None), (2, "none", None)]
-
-
-@pytest.mark.parametrize(("num_last", "wording", "generator"), fast_where(FAST, USER_TEXTS))
-def test_held_out_items_reach_nothing_before_they_are_due(wording, generator, num_last):
-    before = unchanged(wording, generator)
-    after = made({name: replaced(domain, num_last) for name, domain in DOMAINS.items()}, wording, generator)
-    same_before_due(before, after, num_last)
-    assert len(before.user_texts) == (0 if wording == "none" else 2 * NUM_CLIENTS)
+@pytest.mark.parametrize("num_last", [1, 2])
+@pytest.mark.parametrize("generator", [None, ECHO])
+def test_held_out_items_reach_nothing_before_they_are_due(generator, num_last):
+    changed = {name: replaced(domain, num_last) for name, domain in DOMAINS.items()}
+    same_before_due(made(DOMAINS, generator), made(changed, generator), num_last)
 
 
 def with_item(domains: dict[str, Domain], place: int) -> dict[str, Domain]:
@@ -172,16 +150,9 @@ def with_item(domains: dict[str, Domain], place: int) -> dict[str, Domain]:
 
 
 def test_the_check_above_would_see_an_item_that_is_shown():
-    """The first items do reach the user texts, and the last training items do not."""
-    before = unchanged("prefix", ECHO)
-    for place, seen in ((0, True), (-3, False)):
-        after = made(with_item(DOMAINS, place), "prefix", ECHO)
-        changed = [a != b for a, b in zip(before.user_texts, after.user_texts, strict=True)]
-        long = [len(sequence) - 2 > 2 for sequence in DOMAINS["crime"].clients.sequences]
-        assert sum(long) > 3
-        assert all(is_new is seen for is_new, is_long in zip(changed, long, strict=False) if is_long)
-        assert before.train[0] != after.train[0]
-        assert before.train[1] == after.train[1]  # the other client's
+    before, after = made(DOMAINS, ECHO), made(with_item(DOMAINS, -3), ECHO)
+    assert before.train[0] != after.train[0]
+    assert before.train[1] == after.train[1]  # the other client's
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +180,7 @@ def begun(domains, case, folder) -> tuple[Made, dict[str, torch.Tensor]]:
     samples = {"item_dropout": 0.1, "walk_share": 0.3, "max_history": 6, "max_source_tokens": 120}
     config = PretrainConfig(
         ids=kind,
-        samples=SampleConfig(templates=templates, user_wording="none", **samples),
+        samples=SampleConfig(templates=templates, **samples),
         text_encoder="tfidf",
         backbone=BackboneConfig(d_model=16, num_layers=1, **source),
     )
@@ -277,10 +248,9 @@ def test_a_catalogue_returns_its_own_items_only():
         "corner": make_domain("corner", num_items=14, lengths=(5, 3, 8), seed=1),
     }
     check_public_disjoint(domains)
-    config = settings("none")
-    tokenizer = prepare._tokenizer(config, domains, {})
-    ids = assign_ids(config, domains, tokenizer, None, {}, {}, True)
-    tasks = item_ids.client_tasks(domains, ids, tokenizer, config)
+    tokenizer = prepare._tokenizer(SENTENCES, domains, {})
+    ids = assign_ids(SENTENCES, domains, tokenizer, None, {}, {}, True)
+    tasks = item_ids.client_tasks(domains, ids, tokenizer, SENTENCES)
     texts = [set(task.item_ids.texts) for task in tasks]
     assert texts[0] & texts[1]
     assert texts[0] - texts[1]

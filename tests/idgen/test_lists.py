@@ -13,15 +13,13 @@ from idgen.samples import build_task, empty_prompt, encode_histories, nearest_it
 DOMAIN = make_domain()
 BYTES = byte_level_tokenizer([*DOMAIN.item_texts, "one customer chose, one after the other:\n"])
 BYTES = PreTrainedTokenizerFast(tokenizer_object=BYTES.backend_tokenizer, eos_token="<|end|>", pad_token="<|end|>")
-LIST = {"templates": "list", "user_wording": "none", "max_history": 4}
+LIST = {"templates": "list", "max_history": 4}
 HEADING = "small shop that one customer chose, one after the other:"
 
 
 def task_of(tokenizer=BYTES, neighbours=None, **settings):
     ids = keyword_item_ids(DOMAIN.item_keys, DOMAIN.item_texts, tokenizer)
-    return build_task(
-        DOMAIN, DOMAIN.clients, ids, tokenizer, SampleConfig(**{**LIST, **settings}), True, None, neighbours
-    )
+    return build_task(DOMAIN, DOMAIN.clients, ids, tokenizer, SampleConfig(**{**LIST, **settings}), True, neighbours)
 
 
 def texts_of(task, **options):

@@ -24,12 +24,12 @@ DOMAIN = make_domain()
 TOKENIZER = make_tokenizer([DOMAIN])
 NUM_ITEMS = len(DOMAIN.item_keys)
 ONE_TOKEN = ItemIds([str(i) for i in range(NUM_ITEMS)], [[10 + i] for i in range(NUM_ITEMS)], {})
-EVERY = {"templates": "history", "user_wording": "none", "max_source_tokens": 200}
+EVERY = {"templates": "history", "max_source_tokens": 200}
 
 
 def task_of(item_ids=ONE_TOKEN, neighbours=None, hold_out=True, **settings):
     config = SampleConfig(**{**EVERY, "max_history": 4, **settings})
-    return build_task(DOMAIN, DOMAIN.clients, item_ids, TOKENIZER, config, hold_out, None, neighbours)
+    return build_task(DOMAIN, DOMAIN.clients, item_ids, TOKENIZER, config, hold_out, neighbours)
 
 
 def rows_of(task, seed=0):
@@ -54,7 +54,7 @@ def test_every_event_with_a_history_is_a_target_once():
 
 @pytest.mark.parametrize(("lengths", "longest"), [([9, 3, 6], 4), ([30], 4), ([8, 8], 1), ([3, 20], 50)])
 def test_windows_cover_the_training_parts(lengths, longest):
-    events = event_table([list(range(n)) for n in lengths], True, np.zeros(len(lengths), bool), "none")
+    events = event_table([list(range(n)) for n in lengths], True)
     covered = []
     free = np.zeros(len(events.item_E), np.int64)
     for end in window_ends(events, longest, free, 0):
@@ -71,7 +71,7 @@ def test_windows_cover_the_training_parts(lengths, longest):
 @pytest.mark.parametrize("room", [9, 12, 30])
 def test_windows_hold_what_fits(room):
     cost = np.array([3, 4, 2, 4, 4, 1, 2, 4, 3, 3, 4, 2])
-    events = event_table([list(range(7)), list(range(5))], False, np.zeros(2, bool), "none")
+    events = event_table([list(range(7)), list(range(5))], False)
     targets = []
     for end in window_ends(events, 3, cost, room):
         first = end
@@ -170,7 +170,7 @@ def test_walks_read_no_interaction():
     def found(sequences):
         domain = DOMAIN.__class__(**{**vars(DOMAIN), "clients": DOMAIN.clients._replace(sequences=sequences)})
         config = SampleConfig(**{**EVERY, "max_history": 4, "walk_share": 0.5})
-        task = build_task(domain, domain.clients, ONE_TOKEN, TOKENIZER, config, True, None, near)
+        task = build_task(domain, domain.clients, ONE_TOKEN, TOKENIZER, config, True, near)
         rows = rows_of(task)
         return sorted(tokens for tokens, labels in rows if labels[-1] != -100 and set(labels[:-1]) == {-100})
 
@@ -199,8 +199,7 @@ def test_an_id_that_begins_another_needs_an_end_token():
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"templates": "history"}, "user_wording prefix and pairs False, expected none"),
-        ({**EVERY, "pairs": True}, "pairs True, expected none and false"),
+        ({**EVERY, "pairs": True}, "pairs"),
         ({"walk_share": 1.0}, "walk_share 1.0"),
     ],
 )

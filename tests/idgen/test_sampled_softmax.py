@@ -53,9 +53,9 @@ def row_gradient(touched, value_TD, num_rows):
 
 
 def task_of(**settings):
-    config = SampleConfig(templates="history", user_wording="none", max_source_tokens=20, max_history=6, **settings)
+    config = SampleConfig(templates="history", max_source_tokens=20, max_history=6, **settings)
     near = nearest_items(torch.randn(40, 5, generator=generator())) if settings.get("walk_share") else None
-    return build_task(DOMAIN, DOMAIN.clients, ITEM_IDS, TOKENIZER, config, True, None, near)
+    return build_task(DOMAIN, DOMAIN.clients, ITEM_IDS, TOKENIZER, config, True, near)
 
 
 def test_the_correction_is_the_number_that_one_works_out_by_hand():

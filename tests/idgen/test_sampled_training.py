@@ -22,7 +22,7 @@ from idgen.training import RowAdamW
 
 DOMAINS = [make_domain(name, num_items=20, seed=seed) for seed, name in enumerate(("hats", "toys"))]
 TOKENIZER = make_tokenizer(DOMAINS)
-CONFIG = SampleConfig(templates="history", user_wording="none", max_source_tokens=10, max_history=6)
+CONFIG = SampleConfig(templates="history", max_source_tokens=10, max_history=6)
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,20 @@ from tiny_tasks import make_domain, make_ids, make_task, make_tokenizer
 
 from fedecider.data.domain import Events
 from idgen import prompts
-from idgen.item_ids import num_wording_items
-from idgen.prompts import SampleConfig, histories, load_templates, render
-from idgen.samples import build_task, encode_histories, eval_batches, num_batches, num_samples, train_batches
+from idgen.prompts import DOMAIN as DOMAIN_WORD
+from idgen.prompts import HISTORY, SampleConfig, domain_words, histories, load_templates
+from idgen.samples import encode_histories, eval_batches, num_batches, num_samples, train_batches
 
 DOMAIN = make_domain()
 OTHER = make_domain("other", num_items=9, lengths=(5, 12), seed=1)
 TOKENIZER = make_tokenizer([DOMAIN, OTHER])
 IDS = make_ids(DOMAIN, TOKENIZER)
-PLAIN = SampleConfig(user_wording="none")
+PLAIN = SampleConfig()
+
+
+def render(template, domain, texts):
+    """The prompt as text: item ID texts in the given order."""
+    return template.replace(DOMAIN_WORD, domain_words(domain)).replace(HISTORY, " ; ".join(texts))
 
 
 def rows(batches):
@@ -53,15 +58,12 @@ def test_assembled_tokens_are_those_of_the_full_text(templates):
     config = SampleConfig(templates=templates, max_history=4)
     task = make_task(DOMAIN, TOKENIZER, config)
     texts = set()
-    for user, sequence in enumerate(DOMAIN.clients.sequences):
+    for sequence in DOMAIN.clients.sequences:
         train = sequence[:-2]
         for place in range(1, len(train)):
             shown = [IDS.texts[item] for item in train[:place][-4:]]
-            named = place >= num_wording_items(len(train))
             for template in load_templates(templates):
-                wording = template.user if named else template.no_user
-                text = render(wording, DOMAIN.name, shown, task.user_texts[user])
-                texts.add((text, IDS.texts[train[place]]))
+                texts.add((render(template, DOMAIN.name, shown), IDS.texts[train[place]]))
     expected = {(tuple(TOKENIZER(text)["input_ids"]), tuple(TOKENIZER(target)["input_ids"])) for text, target in texts}
     got = {row for seed in range(40) for row in epoch(task, seed)}
     assert got <= expected
@@ -69,9 +71,9 @@ def test_assembled_tokens_are_those_of_the_full_text(templates):
 
 
 def test_the_oldest_items_give_way_and_the_newest_stay():
-    roomy = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", user_wording="none"))
+    roomy = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact"))
     longest = max(len(tokens) for tokens, _ in epoch(roomy))
-    config = SampleConfig(templates="compact", user_wording="none", max_source_tokens=longest // 2)
+    config = SampleConfig(templates="compact", max_source_tokens=longest // 2)
     task = make_task(DOMAIN, TOKENIZER, config)
     _, input_ids, mask, _ = next(eval_batches(task, "test", 99, users=[3]))
     tokens = input_ids[0][mask[0] == 1].tolist()
@@ -101,7 +103,6 @@ def test_history_is_at_most_twenty_items():
 def test_training_never_sees_held_out_items(data):
     """Replacing validation and test items changes no training batch, replacing the test item no input at all."""
     config = SampleConfig(
-        user_wording=data.draw(st.sampled_from(["none", "prefix"])),
         item_dropout=data.draw(st.sampled_from([0.0, 0.4])),
         pairs=data.draw(st.booleans()),
     )
@@ -124,32 +125,21 @@ def test_training_never_sees_held_out_items(data):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 24), st.integers(0, 22))
 def test_a_sample_does_not_see_its_target_or_later_items(place, item):
-    """With user wording "prefix", changing events from the target on leaves the bytes of the input alone."""
-    config = SampleConfig(user_wording="prefix")
+    """Changing events from the target on leaves the items of the input alone."""
     old = DOMAIN.clients.sequences[3]
     new = [*old[:place], *([item] * (len(old) - 2 - place)), *old[-2:]]
     seen = []
     for sequence in (old, new):
-        task = make_task(with_sequences(DOMAIN, [*DOMAIN.clients.sequences[:3], sequence]), TOKENIZER, config)
+        task = make_task(with_sequences(DOMAIN, [*DOMAIN.clients.sequences[:3], sequence]), TOKENIZER, PLAIN)
         events = task.train
         target = np.array([sum(map(len, DOMAIN.clients.sequences[:3])) + place])
-        shown = events.item_E[histories(events, target, 20)[0]][: min(place, 20)].tolist()
-        text = task.user_texts[3] if events.named_E[target[0]] else None
-        seen.append((shown, text))
+        seen.append(events.item_E[histories(events, target, 20)[0]][: min(place, 20)].tolist())
     assert seen[0] == seen[1]
-    assert seen[0][0] == old[:place][::-1][:20]
-
-
-def test_prefix_wording_hides_the_user_while_the_target_is_part_of_the_users_text():
-    for wording, expected in (("prefix", [0, 0, 1, 1, 1, 1]), ("none", [0] * 6)):
-        task = make_task(DOMAIN, TOKENIZER, SampleConfig(user_wording=wording))
-        start = sum(map(len, DOMAIN.clients.sequences[:2]))  # the third user: 7 training events, h = 3
-        assert task.train.named_E[start + 1 : start + 7].tolist() == expected
+    assert seen[0] == old[:place][::-1][:20]
 
 
 def test_eval_prompts_by_hand():
-    config = SampleConfig(user_wording="prefix", max_history=5)
-    task = make_task(DOMAIN, TOKENIZER, config)
+    task = make_task(DOMAIN, TOKENIZER, SampleConfig(max_history=5))
     template = load_templates("natural")[0]
     for split, cut in (("valid", 2), ("test", 1)):
         seen = []
@@ -157,7 +147,7 @@ def test_eval_prompts_by_hand():
             for user, tokens, keep, target in zip(user_B.tolist(), input_ids, mask, target_B.tolist(), strict=True):
                 sequence = DOMAIN.clients.sequences[user]
                 shown = [IDS.texts[item] for item in sequence[:-cut][-5:]]
-                text = render(template.user, DOMAIN.name, shown, task.user_texts[user])
+                text = render(template, DOMAIN.name, shown)
                 assert tokens[keep == 1].tolist() == TOKENIZER(text)["input_ids"]
                 assert target == sequence[-cut]
                 seen.append(user)
@@ -166,7 +156,7 @@ def test_eval_prompts_by_hand():
     assert sorted(chosen.tolist()) == [1, 3]
 
 
-def test_encode_histories_is_the_eval_prompt_without_a_user():
+def test_encode_histories_is_the_eval_prompt():
     task = make_task(DOMAIN, TOKENIZER, PLAIN)
     users, input_ids, mask, _ = next(eval_batches(task, "test", 99))
     got, got_mask = encode_histories(task, [DOMAIN.clients.sequences[user][:-1] for user in users.tolist()])
@@ -204,7 +194,7 @@ def test_crops_and_dropout_shorten_histories_but_never_empty_them(monkeypatch):
     monkeypatch.setattr(prompts, "PAIR_SHARE", 0.0)
     monkeypatch.setattr(prompts, "CROP_RATE", 0.5)
     mark = TOKENIZER(";", add_special_tokens=False)["input_ids"][-1]
-    full = SampleConfig(templates="compact", user_wording="none")
+    full = SampleConfig(templates="compact")
     mean = {}
     for name, change in {"none": {}, "geometric": {"pairs": True}, "dropout": {"item_dropout": 0.5}}.items():
         task = make_task(DOMAIN, TOKENIZER, dataclasses.replace(full, **change), item_ids=IDS)
@@ -241,8 +231,6 @@ def test_pairs_are_near_events_of_one_training_part(monkeypatch):
 def test_wrong_inputs_are_refused():
     with pytest.raises(ValueError, match="22 item IDs for the 23 items"):
         make_task(DOMAIN, TOKENIZER, PLAIN, item_ids=IDS._replace(token_ids=IDS.token_ids[1:]))
-    with pytest.raises(ValueError, match="no user texts"):
-        build_task(DOMAIN, DOMAIN.clients, IDS, TOKENIZER, SampleConfig(), True)
     with pytest.raises(ValueError, match="hold_out=True"):
         next(eval_batches(make_task(DOMAIN, TOKENIZER, PLAIN, hold_out=False), "test", 3))
     short = make_task(with_sequences(DOMAIN, [[0, 1, 2]] * 4), TOKENIZER, PLAIN)
@@ -252,7 +240,6 @@ def test_wrong_inputs_are_refused():
         {"item_dropout": 1.0},
         {"max_history": 0},
         {"templates": "x"},
-        {"user_wording": "train"},
     ):
         with pytest.raises(ValueError, match="expected"):
             SampleConfig(**change)

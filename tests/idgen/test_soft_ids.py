@@ -29,7 +29,7 @@ DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 OTHER = make_domain("other", num_items=7, lengths=(5, 6), seed=3)
 TOKENIZER = make_tokenizer([DOMAIN, OTHER], 250)
 V = len(TOKENIZER)
-PLAIN = SampleConfig(templates="compact", user_wording="none", max_history=6)
+PLAIN = SampleConfig(templates="compact", max_history=6)
 
 
 def tiny_t5(seed, width=8, dtype=torch.float32, **changes):
@@ -149,8 +149,8 @@ def test_one_hot_probabilities_are_the_hard_forward_exactly():
 
 def test_the_layout_is_the_recommenders_own():
     """A generator that writes the current IDs reproduces the recommender's training prompts, token for token."""
-    task = make_task(DOMAIN, TOKENIZER, dataclasses.replace(PLAIN, user_wording="prefix", max_history=4))
-    half = make_task(DOMAIN, TOKENIZER, dataclasses.replace(PLAIN, user_wording="prefix", max_history=2))
+    task = make_task(DOMAIN, TOKENIZER, dataclasses.replace(PLAIN, max_history=4))
+    half = make_task(DOMAIN, TOKENIZER, dataclasses.replace(PLAIN, max_history=2))
     source = make_source(tasks=[task])
     table = torch.arange(V, dtype=torch.float32)[:, None]
     got = set()

@@ -18,7 +18,7 @@ from idgen.training import Checkpoint
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
-TASK = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", user_wording="none", max_history=6))
+TASK = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", max_history=6))
 SMALL = BackboneConfig(d_model=8, num_layers=2)
 PIECES = {
     "epochs": {"epochs": 3},

@@ -17,7 +17,7 @@ from idgen.training import STAGE_ONE_COURSE, Checkpoint, train_model, validation
 DOMAIN = make_domain(num_items=11, lengths=(3, 4, 6, 9) * 4)
 SEQUENCES = [sequence[: [2, 3, 4, 7][user % 4]] for user, sequence in enumerate(DOMAIN.public.sequences)]
 TOKENIZER = make_tokenizer([DOMAIN], 250)
-SAMPLES = SampleConfig(templates="compact", user_wording="none", max_history=6)
+SAMPLES = SampleConfig(templates="compact", max_history=6)
 PUBLIC = DOMAIN.public._replace(sequences=SEQUENCES)
 TASK = build_task(DOMAIN, PUBLIC, make_ids(DOMAIN, TOKENIZER), TOKENIZER, SAMPLES, hold_out=False)
 SMALL = BackboneConfig(d_model=8, num_layers=2)

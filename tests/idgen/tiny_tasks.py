@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from fedecider.data.domain import Domain, Events
-from idgen.item_ids import ItemIds, keyword_item_ids, user_texts
+from idgen.item_ids import ItemIds, keyword_item_ids
 from idgen.prompts import SampleConfig, prompt_texts
 from idgen.samples import Task, build_task
 from idgen.tokenizer import train_tokenizer
@@ -45,9 +45,6 @@ def make_ids(domain, tokenizer) -> ItemIds:
 
 
 def make_task(domain, tokenizer, config: SampleConfig, hold_out: bool = True, item_ids: ItemIds | None = None) -> Task:
-    """The task of the domain's clients, with user texts as the wording asks for."""
+    """The task of the domain's clients."""
     ids = item_ids or make_ids(domain, tokenizer)
-    parts = [sequence[:-2] if hold_out else sequence for sequence in domain.clients.sequences]
-    named = config.user_wording == "prefix"
-    users = user_texts(domain.clients.users, parts, ids, tokenizer) if named else None
-    return build_task(domain, domain.clients, ids, tokenizer, config, hold_out, users)
+    return build_task(domain, domain.clients, ids, tokenizer, config, hold_out)

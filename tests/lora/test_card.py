@@ -55,7 +55,7 @@ LAYOUTS = {
 }
 
 
-HISTORY = SampleConfig(templates="history", user_wording="none", max_history=4, max_source_tokens=24)
+HISTORY = SampleConfig(templates="history", max_history=4, max_source_tokens=24)
 LIST = {"templates": "list", "max_source_tokens": 64}
 CASES = {
     **{f"t5, {name}": ("t5", samples) for name, samples in LAYOUTS.items()},

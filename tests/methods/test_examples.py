@@ -33,7 +33,7 @@ def domain():
 def recommender_of(domain, drop_seen, num_beams):
     tokenizer = train_tokenizer(domain.item_texts, 300)
     ids = keyword_item_ids(domain.item_keys, domain.item_texts, tokenizer)
-    config = SampleConfig(templates="compact", user_wording="none")
+    config = SampleConfig(templates="compact")
     backbone = BackboneConfig(d_model=16, num_layers=1)
     return build_recommender(
         attach_lora(build_backbone(backbone, tokenizer, seed=1), LoraSettings(rank=2)),

@@ -59,7 +59,7 @@ def parts():
     tasks = []
     for domain in domains:
         ids = keyword_item_ids(domain.item_keys, domain.item_texts, tokenizer)
-        config = SampleConfig(templates="compact", user_wording="none")
+        config = SampleConfig(templates="compact")
         tasks.append(build_task(domain, domain.clients, ids, tokenizer, config, hold_out=True))
     return tokenizer, tasks
 

@@ -128,7 +128,6 @@ def test_silos_start_as_their_domain_does(settings, tmp_path):
     assert first == second
     for name, domain in SILOS.items():
         assert silos.ids[name].items == whole.ids[domain.catalogue].items
-        assert silos.ids[name].public == whole.ids[domain.catalogue].public
     # What a user is asked is the same in a silo as in the whole domain: the prompt names the catalogue.
     tasks = {
         task.name: task
@@ -153,7 +152,9 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
     stage = prepare.pretrain_stage(config, SILOS, CPU, quiet=True)
     assert prepare.pretrain_stage(config, SILOS, CPU).reused
     sizes: list[int] = []
-    monkeypatch.setattr(prepare, "nearest_items", lambda vector_ID: sizes.append(len(vector_ID)) or near(vector_ID))
+    monkeypatch.setattr(
+        "fedecider.cross_silo.item_ids.nearest_items", lambda vector_ID: sizes.append(len(vector_ID)) or near(vector_ID)
+    )
     ids = load_ids(stage.folder, SILOS, DECODER)
     one, other = ids["crime.1"], ids["crime.2"]
     assert one.items == other.items

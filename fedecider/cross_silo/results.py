@@ -87,7 +87,6 @@ from fedecider.models.item_texts import (
 )
 from fedecider.models.new_items import GENERATOR_FOLDER, TEXT_FOLDER
 from fedecider.report.analyses import WAYS, message_bytes, total_bytes
-from fedecider.report.figures import alpha_curves, alpha_heat_map, save_figure, validation_curves
 from fedecider.report.joining import KEPT_WORDS
 from fedecider.report.tables import (
     CANARY,
@@ -624,20 +623,9 @@ def _write_metrics(
 
 
 def _write_rounds(run: Ended, models: Models) -> None:
-    """Fusion weights (where the method has them), traffic and the figures over all rounds."""
-    settings, method, _, recommender, _, state, folder, _ = run
+    """Fusion weights (where the method has them) and traffic over all rounds."""
+    settings, method, _, recommender, _, _, folder, _ = run
     records, names = read_records(folder.rounds), list(recommender.names)
-    rounds = [record["round"] for record in records]
-    figures = folder.root / "figures"
-    figures.mkdir(exist_ok=True)
-    scores = {
-        variant: {
-            name: [record["valid"][variant][client]["ndcg@10"] for record in records]
-            for client, name in enumerate(names)
-        }
-        for variant in method.variants
-    }
-    save_figure(validation_curves(scores, rounds, selected_round=state.best_round), figures / "validation")
     fusion = METHODS[settings.run.method].fusion_weights
     if fusion is not None:
         weights = fusion_over_rounds(fusion, method.init()[1], records)
@@ -646,9 +634,7 @@ def _write_rounds(run: Ended, models: Models) -> None:
         weights["alpha"] = weights["alpha"].masked_fill(silent_KK, 0.0)  # of a direction of zeros it says nothing
         if "alpha_modules" in weights:
             weights["alpha_modules"] = weights["alpha_modules"].masked_fill(silent_KK[:, None], 0.0)
-        shown = (weights["alpha"], rounds, names, state.best_round)
-        save_figure(alpha_heat_map(*shown), figures / "alpha_heat_map")
-        save_figure(alpha_curves(*shown), figures / "alpha_curves")
+        rounds = [record["round"] for record in records]
         content: dict[str, Any] = {"domains": names, "rounds": rounds, "alpha": weights.pop("alpha")}
         content["shares"] = norm_KK / norm_KK.sum(1, keepdim=True).clamp(min=EPSILON)
         if weights:

@@ -225,13 +225,7 @@ def _timing(analysis: Mapping[str, Any], colours: Mapping[str, str]) -> Section:
     rows = [[name, number_text(seconds, 2)] for name, seconds in found["client_s"].items()]
     rows.append(["all clients", number_text(found["train_s"], 2)])
     table = PageTable(["client", "local training a round (s)"], rows, "Mean over the rounds")
-    figure = convergence_time(
-        [entry["train_s"] for entry in rounds],
-        [entry["score"] for entry in rounds],
-        near,
-        [entry["round"] for entry in rounds],
-        colours.get(analysis["reported"], COLOURS[0]),
-    )
+    figure = convergence_time(rounds, near, colours.get(analysis["reported"], COLOURS[0]))
     return Section("Time and convergence", [text], [table], [figure])
 
 

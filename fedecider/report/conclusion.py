@@ -9,8 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import plotly.graph_objects as go
+
 from fedecider.evaluation.protocols import MUCH_BY_CHANCE, get_protocol
-from fedecider.report.figures import PlotFigure, client_bars, colours_of
+from fedecider.report.figures import client_bars, colours_of
 from fedecider.report.page import Conclusion, PageTable
 from fedecider.report.tables import COMPARED
 
@@ -104,7 +106,7 @@ def _interval(value: Mapping[str, Any], scale: float, digits: int) -> str:
     return mean if "-" in (mean, low, high) else f"{mean} [{low}, {high}]"
 
 
-def _figure(evidence: Evidence) -> PlotFigure:
+def _figure(evidence: Evidence) -> go.Figure:
     """The subject, the same alone and the best simple rule, client by client; the mean alone where they are many."""
     told, best = _told(evidence), best_of(evidence)
     kept = [label for label in told if label in (evidence.subject, best, *evidence.without_exchange)]

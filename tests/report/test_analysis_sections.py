@@ -37,8 +37,8 @@ def test_every_part_of_a_run_with_fusion_weights(analysis):
             assert all(len(row) == len(table.header) for row in table.rows)
             assert all(isinstance(cell, str) for row in table.rows for cell in row)
         for figure in one.figures:
-            assert figure.figure.layout.title.text
-            figure.figure.to_json()
+            assert figure.layout.title.text
+            figure.to_json()
 
 
 def test_figures_of_models_take_the_colours_of_the_page(analysis):
@@ -46,20 +46,20 @@ def test_figures_of_models_take_the_colours_of_the_page(analysis):
     colours = {own: "#111111", other: "#222222", "post_broadcast": "#111111", "pre_upload": "#333333"}
     figures = {one.title: one.figures for one in sections_of(analysis, colours)}
     for title in (TITLES[1], TITLES[2]):
-        drawn = {bar.name: bar.marker.color for figure in figures[title] for bar in figure.figure.data}
+        drawn = {bar.name: bar.marker.color for figure in figures[title] for bar in figure.data}
         assert drawn == {own: "#111111", other: "#222222"}
-    assert {curve.name: curve.line.color for curve in figures[TITLES[3]][0].figure.data} == {
+    assert {curve.name: curve.line.color for curve in figures[TITLES[3]][0].data} == {
         "post_broadcast": "#111111",
         "pre_upload": "#333333",
     }
-    assert figures[TITLES[6]][0].figure.data[0].line.color == "#111111"
+    assert figures[TITLES[6]][0].data[0].line.color == "#111111"
 
 
 def test_fusion_weights_are_one_figure_and_may_have_gaps():
     weights = {"domains": ["a", "b"], "rounds": [1, 2], "alpha": [[[1.0, None], [2.0, -3.0]], [[1.0, 2.0], [0.5, 1.0]]]}
     (one,) = fusion_section(weights, 2)
     assert len(one.figures) == 1
-    assert one.figures[0].figure.data[0].zmax == 3.0
+    assert one.figures[0].data[0].zmax == 3.0
     assert fusion_section(None, 2) == fusion_section({}, 2) == []
 
 

@@ -17,7 +17,6 @@ from fedecider.cross_silo.page import run_page
 from fedecider.cross_silo.warnings import run_warnings
 from fedecider.engine.page import page_colours, write_diverged
 from fedecider.engine.result import RunResult
-from fedecider.report.figures import COLOURS, DOMAIN_COLOURS
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
 
@@ -53,13 +52,13 @@ def test_the_page_says_what_the_files_say(folder):
         "crime</span></caption>"
     )  # the shortest answer first
     assert titles[:5] == ["In words", "Examples", "Results", "Convergence", "Fusion weights"]
-    assert titles[-4:] == ["What was run", "Where it comes from", "All settings", "Glossary"]
+    assert titles[-3:] == ["What was run", "Where it comes from", "All settings"]
 
 
 def test_the_page_opens_with_a_verdict(folder):
     text = body(folder)
     top = text.partition("<details")[0]
-    assert [top.count(f"<{tag}") for tag in ("figure ", "table>", "dfn")] == [1, 1, 0]
+    assert [top.count(f"<{tag}") for tag in ("figure ", "table>")] == [1, 1]
     assert text.count("<details") == text.count("<summary><h2 ") == text.count("</details>") > 5
     assert "<details open" not in text
     rows = re.findall(r'<th scope="row"[^>]*>(.*?)</th>', top)
@@ -69,7 +68,7 @@ def test_the_page_opens_with_a_verdict(folder):
         *("what would be switched on", "fewer"),
         "the best simple rule",
     ]
-    first = re.sub(r"<span class=\"tip\".*?</span>|<[^>]*>", "", text[: text.index('id="section-2"')])
+    first = re.sub(r"<[^>]*>", "", text[: text.index('id="section-2"')])
     for said in (
         f"Would one switch {REPORTED} on?",
         "Perhaps: it is better than popularity, the best simple rule, with reservations.",
@@ -117,8 +116,7 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
 def test_the_encoder_of_text_neighbours_is_named(folder):
     assert "as vectors of" not in body(folder)  # runs of before
     folder.metrics.write_text(json.dumps({**METRICS, "text_encoder": "TF-IDF <SVD>"}))
-    plain = re.sub(r"<span class=\"tip\".*?</span>|</?dfn[^>]*>", "", body(folder))
-    assert "Text neighbours: item texts as vectors of TF-IDF &lt;SVD&gt;." in plain
+    assert "Text neighbours: item texts as vectors of TF-IDF &lt;SVD&gt;." in body(folder)
 
 
 def test_numbers_to_download_are_those_of_the_files(folder):
@@ -183,9 +181,8 @@ def test_one_thing_has_one_colour_on_the_page(folder):
     labels = list(METRICS["domains"]["crime"]["test"])
     assert len({colours[label] for label in labels}) == len(labels)
     assert colours["post_broadcast"] == colours[REPORTED]
-    assert not set(DOMAIN_COLOURS) & set(COLOURS)
     drawn = run_conclusion(result()).figure
-    assert {bar.name: bar.marker.color for bar in drawn.figure.data} == {
+    assert {bar.name: bar.marker.color for bar in drawn.data} == {
         label: colours[label] for label in (REPORTED, "popularity")
     }
 

@@ -48,7 +48,7 @@ from idgen.backbone import train_backbone
 from idgen.item_ids import ItemIds, unique_phrases
 from idgen.new_items import append_rows
 from idgen.prompts import event_table
-from idgen.ranking import rank_task
+from idgen.ranking import RankingContext, rank_task
 from idgen.samples import catalogue_task
 from idgen.tokenizer import encode_ids, known_phrases, with_phrases
 
@@ -154,9 +154,7 @@ def positions(
         for group in GROUPS:
             events = event_table(split.asked[group], True)
             asked = task._replace(sequences=split.asked[group], train=events)
-            found[group][name] = rank_task(
-                model, asked, task.trie, "test", None, settings.ranking, drop_seen, "fp32", CPU
-            )
+            found[group][name] = rank_task(model, asked, "test", None, RankingContext(settings.ranking, drop_seen))
     return found
 
 

@@ -61,7 +61,7 @@ from idgen.decode import constrained_beam_search
 from idgen.item_ids import ItemIds
 from idgen.precision import Quantize
 from idgen.prompts import SampleConfig, prompt_texts
-from idgen.ranking import rank_task
+from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, build_task, eval_batches, train_batches
 from idgen.tokenizer import train_tokenizer
@@ -320,12 +320,11 @@ def decode(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
         backbone.to(bench.device)  # type: ignore[arg-type]
         same = agreement(host, Lists(*(value[:4] for value in fp32)), 0.95, 1e-3)
         remark += f"; on GPU and CPU in fp32: {same:.3f}"
-    trie = task.trie.to(bench.device)
     for precision, batch_size in [("fp32", size.decode_batches[0]), *(("bf16", n) for n in size.decode_batches)]:
         ranking = RankingConfig(num_beams=size.num_beams, eval_batch_size=batch_size)
 
         def rank(chosen: Tensor, ranking: RankingConfig = ranking, precision: str = precision) -> Tensor:
-            return rank_task(backbone, task, trie, "valid", chosen, ranking, True, precision, bench.device)
+            return rank_task(backbone, task, "valid", chosen, RankingContext(ranking, True, precision, bench.device))
 
         rank(users[:batch_size])
         reset_memory(bench.device)

@@ -32,7 +32,7 @@ from fedecider.federation.streams import stream
 from fedecider.running.options import run
 from fedecider.running.run_folder import content_key
 from idgen.backbone import load_backbone
-from idgen.ranking import eval_users, rank_task
+from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.tokenizer import load_tokenizer
 
 KINDS: Sequence[str] = get_args(get_type_hints(PretrainConfig)["ids"])
@@ -115,7 +115,7 @@ def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:
     drawn = stream(args.seed, "eval_users", domain)
     users = eval_users(task, "valid", args.num_users, drawn)  # asked for test items, it takes all users
     drop_seen = get_protocol(settings.run.protocol).drop_seen
-    positions = rank_task(model, task, task.trie, "test", users, settings.ranking, drop_seen, "fp32", device)
+    positions = rank_task(model, task, "test", users, RankingContext(settings.ranking, drop_seen))
     content |= {"report": ids[domain].items.report, "ndcg@10": mean_metrics(positions, (10,))["ndcg@10"]}
     content |= {"num_users": len(positions), "validation": validated(stage), "commit": provenance.git_commit()}
     write_json(path, content)

@@ -66,7 +66,7 @@ from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
 from idgen.precision import autocast
-from idgen.ranking import catalogue_blocks, ranks_all
+from idgen.ranking import RankingContext, catalogue_blocks, ranks_all
 from idgen.samples import Task, build_task, eval_batches
 from idgen.tokenizer import load_tokenizer
 
@@ -384,10 +384,10 @@ def run_places(cell: Cell, clients: Mapping[str, Domain], options: Mapping[str, 
         task = task_of(cell.domain, users.take(own), ids, tokenizer, settings)
         if cell.row.is_hybrid:
             hybrid = load_hybrid(folder.private / client, cell.domain.item_keys)
-            parts = (settings.ranking, True, settings.training.precision, cell.device)
+            context = RankingContext(settings.ranking, True, settings.training.precision, cell.device)
             asked = {client: (hybrid, {client: beside_model_of(hybrid)})}
             near = nearest_texts(hybrid.unit_ID, device=cell.device)
-            _, mixed = rank_mixtures(model, task, "test", None, *parts, asked, near)
+            _, mixed = rank_mixtures(model, task, "test", None, context, asked, near)
             ranked = {"strict": mixed[client][client]}
         else:
             ranked = rank(model, task, settings, cell.device)
@@ -404,6 +404,7 @@ def task_of(domain: Domain, users: Events, ids: ItemIds, tokenizer: Any, setting
 def rank(model: Any, task: Task, settings: Settings, device: torch.device) -> Places:
     """Under every protocol; scores and beams, which do not depend on it, are asked for once."""
     trie, ranking, precision = task.trie.to(device), settings.ranking, settings.training.precision
+    context = RankingContext(ranking, precision=precision, device=device)
     found = {name: torch.empty(len(task.sequences), dtype=torch.float64) for name in PROTOCOLS}
 
     def seen_by(user_B: Tensor) -> dict[str, list[Sequence[int]]]:
@@ -412,7 +413,7 @@ def rank(model: Any, task: Task, settings: Settings, device: torch.device) -> Pl
         return {name: histories if drop else [[] for _ in histories] for name, drop in drops.items()}
 
     if ranks_all(trie):
-        for block in catalogue_blocks(model, task, trie, "test", None, ranking, precision, device):
+        for block in catalogue_blocks(model, task, "test", None, context):
             for name, seen in seen_by(block.user_B).items():
                 found[name][block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen)
         return found

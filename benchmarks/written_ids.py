@@ -36,7 +36,7 @@ from fedecider.federation.record import read_json, write_json
 from fedecider.running.options import run
 from idgen.backbone import load_backbone
 from idgen.item_ids import ItemIds
-from idgen.ranking import rank_task
+from idgen.ranking import RankingContext, rank_task
 from idgen.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
@@ -85,8 +85,8 @@ def settings_of(clients: Mapping[str, Domain], options: Mapping[str, Any], work:
 
 def ranked(model: Any, domain: Domain, ids: ItemIds, tokenizer: Any, settings: Settings) -> dict[str, float]:
     task = task_of(domain, domain.clients, ids, tokenizer, settings)
-    asked = (settings.ranking, True, settings.training.precision, CPU)
-    return mean_metrics(rank_task(model, task, task.trie, "test", None, *asked), (10,))
+    context = RankingContext(settings.ranking, precision=settings.training.precision)
+    return mean_metrics(rank_task(model, task, "test", None, context), (10,))
 
 
 def backbone_row(name: str, domain: Domain, clients: Mapping[str, Domain], settings: Settings) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from idgen.backbones.small_decoder import build_small_decoder
 from idgen.backbones.small_t5 import build_small_t5
 from idgen.config import BackboneConfig, BackboneTraining
 from idgen.precision import Quantize, keep_trainable, loading_options
-from idgen.ranking import rank_task, ranks_all
+from idgen.ranking import RankingContext, rank_task, ranks_all
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, TokenBatch, candidates_of, num_batches, train_batches, with_candidates
 from idgen.text_vectors import start_from_word_vectors, token_vectors, word_vectors
@@ -270,13 +270,9 @@ def train_backbone(
         return (with_candidates(batch, candidates, drawn) for batch in found)
 
     def validate() -> Tensor:
-        ranking, where = RankingConfig(eval_batch_size=VALIDATION_BATCH), torch.device(device)
-        position_U = torch.cat(
-            [
-                rank_task(model, task, task.trie.to(where), "test", user_U, ranking, True, config.precision, where)
-                for task, user_U in validation
-            ]
-        )
+        ranking = RankingConfig(eval_batch_size=VALIDATION_BATCH)
+        context = RankingContext(ranking, precision=config.precision, device=torch.device(device))
+        position_U = torch.cat([rank_task(model, task, "test", user_U, context) for task, user_U in validation])
         return user_metrics(position_U, (10,))["ndcg@10"]
 
     with row_gradients(model, candidates is not None):

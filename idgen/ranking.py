@@ -9,7 +9,7 @@ Shape legend: B users of a batch, U users of a task, K beams, I items.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -115,16 +115,22 @@ def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie) -> Tensor:
 # Where the held-out items of a task's users stand in the answers of a backbone.
 
 
+class RankingContext(NamedTuple):
+    """How users are ranked, whatever the model and the task."""
+
+    ranking: RankingConfig = RankingConfig()
+    drop_seen: bool = True
+    """Whether items of the history are no candidates."""
+    precision: Precision = "fp32"
+    device: torch.device = torch.device("cpu")
+
+
 def rank_task(
     model: PreTrainedModel | PeftModel,
     task: Task,
-    trie: Trie,
     split: Split,
     users: Tensor | None,
-    ranking: RankingConfig,
-    drop_seen: bool,
-    precision: Precision,
-    device: torch.device,
+    context: RankingContext,
     share: tuple[int, int] = (0, 1),
 ) -> Tensor:
     """(U,) float64 places in the order of ``users`` (default: all); batches come sorted by length and are put back.
@@ -132,17 +138,20 @@ def rank_task(
     Exact over the whole catalogue where every ID is one token (`ranks_all`), a place in the list of the beams else.
     ``share`` (p, P): every P-th batch from p on alone; users of the others are not ranked.
     """
+
+    def seen(user_B: Tensor) -> list[Sequence[int]] | None:
+        return [history(task.sequences[user], split) for user in user_B.tolist()] if context.drop_seen else None
+
     position_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
-    if ranks_all(trie):
-        for block in catalogue_blocks(model, task, trie, split, users, ranking, precision, device, share):
-            seen = [history(task.sequences[user], split) for user in block.user_B.tolist()] if drop_seen else None
-            position_U[block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen)
+    if ranks_all(task.trie):
+        for block in catalogue_blocks(model, task, split, users, context, share):
+            position_U[block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen(block.user_B))
     else:
-        for user_B, prompt, target_B in _prompts(task, split, users, ranking, device, share):
-            seen = [history(task.sequences[user], split) if drop_seen else [] for user in user_B.tolist()]
-            with autocast(device, precision):
-                item_BK, _ = constrained_beam_search(model, *prompt, trie, num_beams=ranking.num_beams)
-            position_U[user_B] = item_positions(item_BK.cpu(), target_B, seen).double()
+        trie = task.trie.to(context.device)
+        for user_B, prompt, target_B in _prompts(task, split, users, context, share):
+            with autocast(context.device, context.precision):
+                item_BK, _ = constrained_beam_search(model, *prompt, trie, num_beams=context.ranking.num_beams)
+            position_U[user_B] = item_positions(item_BK.cpu(), target_B, seen(user_B)).double()
     return position_U if users is None else position_U[users]
 
 
@@ -158,18 +167,16 @@ class ScoredUsers(NamedTuple):
 def catalogue_blocks(
     model: Any,
     task: Task,
-    trie: Trie,
     split: Split,
     users: Tensor | None,
-    ranking: RankingConfig,
-    precision: Precision,
-    device: torch.device,
+    context: RankingContext,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[ScoredUsers]:
     """The users of `rank_task`, a block after the other, each read once; at most `MAX_LOGITS` scores at a time."""
+    trie = task.trie.to(context.device)
     rows_ID = catalogue_rows(model, trie)
-    for user_B, prompt, target_B in _prompts(task, split, users, ranking, device, share):
-        for rows_B, score_BI in catalogue_scores(model, *prompt, trie, precision, rows_ID):
+    for user_B, prompt, target_B in _prompts(task, split, users, context, share):
+        for rows_B, score_BI in catalogue_scores(model, *prompt, trie, context.precision, rows_ID):
             yield ScoredUsers(user_B[rows_B], target_B[rows_B], score_BI)
 
 
@@ -215,12 +222,11 @@ def _prompts(
     task: Task,
     split: Split,
     users: Tensor | None,
-    ranking: RankingConfig,
-    device: torch.device,
+    context: RankingContext,
     share: tuple[int, int],
 ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]:
-    """Numbers of users, their prompts on ``device``, their targets."""
-    batches = eval_batches(task, split, ranking.eval_batch_size, users)
+    """Numbers of users, their prompts on the device, their targets."""
+    batches, device = eval_batches(task, split, context.ranking.eval_batch_size, users), context.device
     for user_B, input_ids, attention_mask, target_B in islice(batches, share[0], None, share[1]):
         yield user_B, (input_ids.to(device), attention_mask.to(device)), target_B
 

@@ -13,7 +13,7 @@ from fedecider.cross_silo.prepare import begin
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domain
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
-from idgen.ranking import rank_task
+from idgen.ranking import RankingContext, rank_task
 
 TINY = {
     "num_rounds": 1,
@@ -75,8 +75,8 @@ def test_one_pass_gives_the_places_of_every_protocol(domain, ids, tmp_path):
     task = public_bar.task_of(domain, domain.clients, started.ids["crime"].items, started.tokenizer, settings)
     found = public_bar.rank(started.model, task, settings, torch.device("cpu"))
     for name, full in public_bar.PROTOCOLS.items():
-        asked = (started.model, task, task.trie, "test", None, settings.ranking)
-        wanted = rank_task(*asked, get_protocol(full).drop_seen, "fp32", torch.device("cpu"))
+        context = RankingContext(settings.ranking, get_protocol(full).drop_seen)
+        wanted = rank_task(started.model, task, "test", None, context)
         assert torch.equal(found[name], wanted), name
     assert not torch.equal(found["strict"], found["keep_seen"])
 

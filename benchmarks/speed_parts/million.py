@@ -186,14 +186,12 @@ def places(folder: Path, size: int, split: str, most: int) -> dict[str, Any]:
     import torch
 
     from fedecider.evaluation.metrics import mean_metrics
-    from idgen.ranking import rank_task
-    from idgen.ranking_config import RankingConfig
+    from idgen.ranking import RankingContext, rank_task
 
     model, task = load_model(folder, "trained"), client_task(folder, read(folder))
     num_users = len(task.sequences)
     users = torch.from_numpy(asked_users(num_users, most))
-    cpu = torch.device("cpu")
-    position_U = rank_task(model, task, task.trie, split, users, RankingConfig(), True, "fp32", cpu)
+    position_U = rank_task(model, task, split, users, RankingContext())
     return {"customers": len(users), "ndcg@10": mean_metrics(position_U)["ndcg@10"]}
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
 from fedecider.baselines.own import own_positions
-from fedecider.bounds import Precision
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student
 from fedecider.data.domain import Domain, by_catalogue, is_part
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
@@ -61,8 +60,7 @@ from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.precision import autocast
-from idgen.ranking import catalogue_blocks, eval_users, rank_task, ranks_all
-from idgen.ranking_config import RankingConfig
+from idgen.ranking import RankingContext, catalogue_blocks, eval_users, rank_task, ranks_all
 from idgen.samples import Split, Task, eval_batches
 
 # The baselines that stand in every run of the cross-silo track: models without any adapter, counts, item texts, the
@@ -101,13 +99,11 @@ def zero_shot(
         return {STUDENT: student}
     teacher = load_backbone(artifacts.pretrained.folder / "backbone", recommender.tokenizer)
     teacher.to(device)  # type: ignore[arg-type]
-    drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
-    ranking = settings.ranking
+    drop_seen = get_protocol(settings.run.protocol).drop_seen
+    context = RankingContext(settings.ranking, drop_seen, settings.training.precision, device)
     return {
         TEACHER: {
-            task.name: rank_task(
-                teacher, task, task.trie.to(device), split, None, ranking, drop_seen, precision, device
-            )
+            task.name: rank_task(teacher, task, split, None, context)
             for task in recommender.tasks
             if task.name in artifacts.domains
         },
@@ -290,8 +286,8 @@ def _ranked(
     task, ranking = recommender.tasks[client], recommender.ranking
     users = eval_users(task, split, ranking.num_eval_users, stream(recommender.seed, "eval_users", task.name))
     drop_seen = get_protocol(settings.run.protocol).drop_seen
-    parts = (ranking, drop_seen, recommender.training.precision, recommender.device)
-    return rank_mixtures(recommender.model, task, split, users, *parts, asked, near)
+    context = RankingContext(ranking, drop_seen, recommender.training.precision, recommender.device)
+    return rank_mixtures(recommender.model, task, split, users, context, asked, near)
 
 
 def rank_mixtures(
@@ -299,10 +295,7 @@ def rank_mixtures(
     task: Task,
     split: Split,
     users: Tensor | None,
-    ranking: RankingConfig,
-    drop_seen: bool,
-    precision: Precision,
-    device: torch.device,
+    context: RankingContext,
     asked: Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]],
     near: NearTexts | None,
 ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
@@ -312,20 +305,19 @@ def rank_mixtures(
     every ID is one token, users come in blocks whose items the model scores once, and everything else reads these
     scores.
     """
-    trie, parts = task.trie.to(device), (ranking, precision, device)
     users = torch.arange(len(task.sequences)) if users is None else users
-    if not ranks_all(trie):
+    if not ranks_all(task.trie):
         contexts = held_out_contexts([task.sequences[user] for user in users.tolist()], split)
-        scores = model_scores(model, task, *parts)
-        return rank_task(model, task, trie, split, users, ranking, drop_seen, precision, device), {
+        scores = model_scores(model, task, context.ranking, context.precision, context.device)
+        return rank_task(model, task, split, users, context), {
             row: {name: _positions_of(hybrid, mixture, contexts, scores) for name, mixture in mixtures.items()}
             for row, (hybrid, mixtures) in asked.items()
         }
     model_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
     found = {row: {name: model_U.clone() for name in mixtures} for row, (_, mixtures) in asked.items()}
-    for user_B, target_B, score_BI in catalogue_blocks(model, task, trie, split, users, *parts):
+    for user_B, target_B, score_BI in catalogue_blocks(model, task, split, users, context):
         contexts = held_out_contexts([task.sequences[user] for user in user_B.tolist()], split)
-        model_U[user_B] = catalogue_positions(score_BI, target_B, contexts.histories if drop_seen else None)
+        model_U[user_B] = catalogue_positions(score_BI, target_B, contexts.histories if context.drop_seen else None)
         for row, (hybrid, mixtures) in asked.items():
             assert near is not None
             places = block_positions(hybrid, near, contexts, list(mixtures.values()), score_BI)

@@ -100,7 +100,7 @@ from idgen.id_generator import IDGenerator, build_id_generator, train_id_generat
 from idgen.item_ids import unique_phrases
 from idgen.precision import check_quantize
 from idgen.prompts import prompt_texts
-from idgen.ranking import eval_users, rank_task
+from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import Task, catalogue_task
 from idgen.semantic_ids import Codebook, fit_codebook, semantic_texts, semantic_tokens
@@ -327,21 +327,10 @@ def _valid_metrics(
 ) -> dict[str, dict[str, float]]:
     """hit@10 and ndcg@10 per domain on a sample of the clients' validation items; for the report only."""
     drop_seen = get_protocol(config.protocol).drop_seen
-    found = {}
+    context, found = RankingContext(RankingConfig(), drop_seen, config.distill.precision, device), {}
     for task in tasks:
         users = eval_users(task, "valid", NUM_REPORT_USERS, stream(config.seed, "eval_users", task.name))
-        position_U = rank_task(
-            model,
-            task,
-            task.trie.to(device),
-            "valid",
-            users,
-            RankingConfig(),
-            drop_seen,
-            config.distill.precision,
-            device,
-        )
-        metrics = mean_metrics(position_U)
+        metrics = mean_metrics(rank_task(model, task, "valid", users, context))
         found[task.name] = {name: metrics[name] for name in ("hit@10", "ndcg@10")}
     return found
 

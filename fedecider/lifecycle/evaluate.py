@@ -26,6 +26,7 @@ from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.running.run_folder import SITE, RunFolder, damage_names, only_stage, read_metrics
 from idgen.backbone import load_backbone
+from idgen.ranking import RankingContext
 from idgen.samples import Split
 from idgen.tokenizer import load_tokenizer
 
@@ -96,7 +97,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         base = load_backbone(folder.backbone, tokenizer, settings.run.quantize, device)
         model = load_adapter(base, adapter).to(device).eval()
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
-        parts = (settings.ranking, drop_seen, precision, device)
+        context = RankingContext(settings.ranking, drop_seen, precision, device)
         private, asked, near = folder.private / task.name, {}, None
         if (private / HISTORIES_FILE).is_file():
             raise ValueError(
@@ -111,7 +112,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
                 rows[HYBRID_ROW] = hybrid.alone
             asked = {HYBRID_ROW: (hybrid, rows)}
             near = nearest_texts(hybrid.unit_ID, device=device)
-        position_U, mixed = rank_mixtures(model, task, split, None, *parts, asked, near)
+        position_U, mixed = rank_mixtures(model, task, split, None, context, asked, near)
         metrics = mean_metrics(position_U)
         found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
         for row, place_U in mixed.get(HYBRID_ROW, {}).items():

@@ -26,7 +26,7 @@ from fedecider.federation.streams import stream
 from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.methods.config import LocalTraining
 from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
-from idgen.ranking import eval_users, rank_task
+from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import (
     Split,
@@ -325,7 +325,7 @@ def build_recommender(
     processes = processes if processes is not None and processes.within_a_client else Processes()
     device = torch.device(device)
     model.to(device)
-    tries = [task.trie.to(device) for task in tasks]
+    context = RankingContext(ranking, drop_seen, training.precision, device)
 
     # a target among its own catalogue's items where an ID is one token, for adapters of the output that change no other
     # catalogue's rows; else among all tokens
@@ -358,18 +358,7 @@ def build_recommender(
 
     def ranked(client: int, split: str, share: tuple[int, int] = (0, 1)) -> Tensor:
         users = eval_users(tasks[client], split, ranking.num_eval_users, stream(seed, "eval_users", tasks[client].name))
-        return rank_task(
-            model,
-            tasks[client],
-            tries[client],
-            cast(Split, split),
-            users,
-            ranking,
-            drop_seen,
-            training.precision,
-            device,
-            share,
-        )
+        return rank_task(model, tasks[client], cast(Split, split), users, context, share)
 
     def ranked_together(client: int, split: str) -> Tensor:
         parts = processes.gather(ranked(client, split, (processes.index, processes.count)))

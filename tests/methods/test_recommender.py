@@ -32,7 +32,7 @@ from idgen.backbones.families import unwrap
 from idgen.decode import score_catalogue
 from idgen.item_ids import keyword_item_ids
 from idgen.prompts import SampleConfig
-from idgen.ranking import rank_task
+from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import build_task, eval_batches, num_samples
 from idgen.tokenizer import train_tokenizer
@@ -288,9 +288,10 @@ def test_wrong_settings_are_refused(config, changes, message):
 def test_processes_that_share_a_client_rank_its_users_between_them(parts):
     recommender = recommender_of(parts, num_beams=15, eval_batch_size=1)
     whole = recommender.positions(0, "test")
-    task, device = recommender.tasks[0], torch.device("cpu")
-    asked = (recommender.model, task, task.trie, "test", None, recommender.ranking, True, "fp32", device)
-    shares = [rank_task(*asked, share=(index, 3)) for index in range(3)]
+    context = RankingContext(recommender.ranking)
+    shares = [
+        rank_task(recommender.model, recommender.tasks[0], "test", None, context, (index, 3)) for index in range(3)
+    ]
     assert sorted(int((share != NOT_RANKED).sum()) for share in shares) == [1, 1, 2]  # four users
     assert torch.equal(torch.stack(shares).amin(0), whole)
 
@@ -298,10 +299,9 @@ def test_processes_that_share_a_client_rank_its_users_between_them(parts):
 @pytest.mark.parametrize("drop_seen", [True, False])
 def test_ids_of_one_token_are_ranked_exactly_whatever_the_beams(parts, drop_seen):
     recommender = recommender_of(parts, num_beams=3, eval_batch_size=3)
-    task, device = recommender.tasks[0], torch.device("cpu")
     one_token = Trie.build([[7 + 2 * item] for item in range(15)], None)
-    asked = (recommender.model, task, one_token, "test", None, recommender.ranking, drop_seen, "fp32", device)
-    place_U = rank_task(*asked)
+    task = recommender.tasks[0]._replace(trie=one_token)
+    place_U = rank_task(recommender.model, task, "test", None, RankingContext(recommender.ranking, drop_seen))
     for users, input_ids, mask, targets in eval_batches(task, "test", 2):
         scores = score_catalogue(recommender.model, input_ids, mask, one_token)
         for user, score_I, target in zip(users.tolist(), scores, targets.tolist(), strict=True):

@@ -32,8 +32,6 @@ from fedecider.running.progress import log_line
 from fedecider.running.run_folder import check_output, content_key, damage_names, identity, read_object, recorded
 
 FORMAT = 2
-READABLE = (1, FORMAT)
-"""Format 1 named ``clients`` instead of hosts where every site is one client."""
 PROJECT_FILE = "project.json"
 
 
@@ -187,14 +185,14 @@ def read_project(root: Path) -> Project:
     if not path.is_file():
         raise ValueError(f"got {root} without {PROJECT_FILE}, expected a folder that scripts/deploy.py provision wrote")
     check_sums(root)
-    content = read_object(path, {"format": int, "run": str, "settings": dict})
-    if content["format"] not in READABLE:
+    content = read_object(path, {"format": int, "run": str, "settings": dict, "hosts": dict})
+    if content["format"] != FORMAT:
         raise ValueError(f"got format {content['format']} in {path}, expected {FORMAT}: another version wrote it")
     track = track_of_config(content["settings"])
     track.methods.check_recorded(content["settings"], str(path), exact=True)
     parts: Parts = track.part("deployment")
     with damage_names(path):
-        hosts = content.get("hosts") or {str(name): [place] for place, name in enumerate(content["clients"])}
+        hosts = content["hosts"]
         numbers = sorted(number for own in hosts.values() for number in own)
         if numbers != list(range(len(numbers))) or not all(hosts.values()):
             raise ValueError("hosts do not have every client once")

@@ -25,7 +25,6 @@ from fedecider.deployment.llm import party, public
 from fedecider.deployment.messages import DeploymentConfig, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
-from fedecider.federation.state import write_sums
 from fedecider.report.joining import DIFFERENCE, joining_of_sites, joining_sentences
 from fedecider.running.launch import start
 
@@ -283,19 +282,6 @@ def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
             make_site(project, place(tmp_path, project, "sports", tmp_path), launch)
         with pytest.raises(ValueError, match="comics"):
             make_site(project, place(tmp_path, project, "comics", playground / "public"), launch)
-
-
-def test_a_project_of_the_format_before_is_read(playground, tmp_path):
-    """Which named its clients, and no sites."""
-    root = tmp_path / "project"
-    shutil.copytree(playground / "project", root)
-    content = read(root / "project.json")
-    content |= {"format": 1, "clients": list(content.pop("hosts"))}
-    (root / "project.json").write_text(json.dumps(content))
-    write_sums(root)
-    found, project = read_project(root), read_project(playground / "project")
-    assert (found.hosts, found.run) == (project.hosts, project.run)
-    assert found.hosts == {"crime": [0], "comics": [1]}
 
 
 def test_a_server_takes_the_mean_that_is_asked_for(playground, monkeypatch):

@@ -442,14 +442,6 @@ def test_a_site_reads_no_project_in_which_it_has_one_user(tmp_path):
         read_project(root)
 
 
-def test_a_project_of_the_format_before_is_read(tmp_path):
-    project = prepared(settings_of("fedmf"), tmp_path)
-    path = project.root / "project.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1, "track": "embedding"}))
-    write_sums(project.root)
-    assert read_project(project.root) == project
-
-
 @pytest.mark.parametrize("hosts", [{"north": [0, 1], "south": [1, 2]}, {"north": [], "south": [0, 1]}, {"north": 3}])
 def test_a_project_whose_sites_do_not_have_every_user_once_is_damaged(hosts, tmp_path):
     root = prepared(settings_of("fedmf"), tmp_path).root

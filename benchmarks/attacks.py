@@ -20,7 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
 from provenance import heading
 
 import fedecider
@@ -29,6 +28,7 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.federation.record import write_json
 from fedecider.running.options import run
+from fedecider.testing.faults import Fault, faulty_runs
 
 PAGE = Path(__file__).parent / "results" / "attacks.md"
 KEPT = 0.95
@@ -43,16 +43,16 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg, weighting examples": {"method": "fedavg", "fedavg": {"weighting": "examples"}},
 }
 """Row of the table -> what sets it apart."""
-ATTACKS: dict[str, dict[str, Any] | None] = {
-    "none": None,
-    "away": {"kind": "away"},
-    "x1e3": {"kind": "scale", "factor": 1e3},
-    "x1e30": {"kind": "scale", "factor": 1e30},
-    "sign flip": {"kind": "sign_flip"},
-    "random": {"kind": "random"},
-    "replay": {"kind": "replay", "rounds": "2-"},
-    "NaN": {"kind": "nan"},
-    "1e6 examples": {"kind": "weight", "factor": 1e6},
+ATTACKS: dict[str, tuple[Fault, ...]] = {
+    "none": (),
+    "away": (Fault(0, "away"),),
+    "x1e3": (Fault(0, "scale", factor=1e3),),
+    "x1e30": (Fault(0, "scale", factor=1e30),),
+    "sign flip": (Fault(0, "sign_flip"),),
+    "random": (Fault(0, "random"),),
+    "replay": (Fault(0, "replay", 2),),
+    "NaN": (Fault(0, "nan"),),
+    "1e6 examples": (Fault(0, "weight", factor=1e6),),
 }
 COMPANIES: dict[str, Any] = {
     "num_rounds": 5,
@@ -84,16 +84,13 @@ def cell(row: str, attack: str, work: Path) -> dict[str, Any]:
     settings = {**(USERS if users else COMPANIES), **chosen, "num_threads": 1}
     settings |= {} if users else {"cache": str(work / "cache")}
     names = [] if users else sorted(companies())
-    if fault := ATTACKS[attack]:
-        scenario = work / "scenario.yaml"
-        scenario.write_text(yaml.safe_dump({"faults": [{"client": 0, **fault}]}))
-        settings["faults"] = str(scenario)
     output = work / "run"
     shutil.rmtree(output, ignore_errors=True)
     method = settings.pop("method")
     data = settings.pop("dataset") if users else companies()
     try:
-        fedecider.federate(data, method, config=settings, output=output, progress=False)
+        with faulty_runs(ATTACKS[attack]):
+            fedecider.federate(data, method, config=settings, output=output, progress=False)
     except Diverged as error:
         return {"ndcg@10": 0.0, "ended": str(error)}
     metrics = json.loads((output / "metrics.json").read_text())

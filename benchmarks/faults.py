@@ -21,20 +21,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedecider.deployment.faults import faulty
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.server import Plan, run_deployed
 from fedecider.deployment.site import Site, one_client
 from fedecider.federation.aggregate import with_robust_mean
-from fedecider.federation.faults import MESSAGE_KINDS, Fault, faulty_channel
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.methods import METHODS
+from fedecider.testing.faults import MESSAGE_KINDS, Fault, faulty_channel
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "methods"), str(TESTS / "embedding_fr")]
+sys.path[:0] = [str(TESTS), str(TESTS / "methods"), str(TESTS / "embedding_fr"), str(TESTS / "deployment")]
 users: Any = import_module("toy_federation")
 domains: Any = import_module("toy_recommender")
+faulty: Any = import_module("faulty_site").faulty
 
 NAMES = ("crime", "comics", "children")
 HIT = 1
@@ -78,21 +78,17 @@ class Ran(NamedTuple):
     """Refused after the last round."""
 
 
-def carries(name: str) -> bool:
-    return name.endswith("lora_b")
-
-
 def llm_method(name: str, data: Any = None) -> Any:
     return METHODS[name].build(domains.toy_recommender(NAMES, data=data), METHODS[name].config())
 
 
 def simulated(case: Case, faults: Sequence[Fault], **options: Any) -> Ran:
     if case.track == "LLM":
-        plan = faulty_channel(faults, 0, carries)
+        plan = faulty_channel(faults)
         method = with_robust_mean(llm_method(case.method), case.mean)
         state, records = domains.run(method, 3, ROUNDS, channel=plan, **options)
     else:
-        plan = faulty_channel(faults, 0)
+        plan = faulty_channel(faults)
         method = with_robust_mean(users.toy_method(case.method, **dict(case.options)), case.mean)
         state, records = users.run(method, rounds=ROUNDS, channel=plan, **options)
     return Ran(state, records, [])
@@ -116,7 +112,7 @@ def deployed(case: Case, faults: Sequence[Fault]) -> Ran:
                 finish=lambda state, download: {"row": {"hit@10": {"mean": 0.5}}},
                 most_bytes=MOST,
             )
-            answers.append(faulty(site.answer, client, faults, 0, carries, MOST))
+            answers.append(faulty(site.answer, client, faults, 0, MOST))
 
         def exchange(sent: Any, deadline_s: float) -> dict[int, bytes]:
             found = {client: answers[client](blob) for client, blob in sent.items()}
@@ -229,7 +225,7 @@ def _honest(case: Case, ran: Ran) -> dict[str, torch.Tensor]:
     server = dict(ran.state.server)
     if case.method == "fedecider":  # a pair of factors is one product; the attacker's own direction is its own affair
         keep = [0, 2] if case.expected == "no effect" else [0, 1, 2]
-        for name in [name for name in server if carries(name)]:
+        for name in [name for name in server if name.endswith("lora_b")]:
             pair = name.replace("lora_b", "lora_a")
             server[name] = (server[name] @ server.pop(pair))[keep]
     keep = [client for client in range(7 if case.track != "LLM" else 3) if client != HIT]

@@ -79,6 +79,7 @@ from fedecider.report.joining import of_one_item, unlike_ones
 from fedecider.running.launch import start
 from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder, Stage
+from fedecider.testing.faults import Fault, faulty_runs
 from idgen.item_ids import ItemIds
 from idgen.samples import nearest_items
 
@@ -438,10 +439,6 @@ class Shared(NamedTuple):
 def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: Path) -> Settings:
     words = [f"--config={CONFIG}", f"--method={cell.method}", f"--output={output}", f"--cache={cache}"]
     words += [f"--seed={cell.seed}", f"--domains={','.join(clients)}"]
-    away = [{"client": name, "kind": "away"} for name in clients if cell.away(name)]
-    if away:
-        write_json(cache / "away.yaml", {"faults": away})
-        words.append(f"--faults={cache / 'away.yaml'}")
     return parse_settings("", [*words, *option_words({**SETTINGS, **cell.options})])
 
 
@@ -484,14 +481,16 @@ def artifacts_of(shared: Shared, clients: Mapping[str, Domain]) -> BaseArtifacts
 def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Path) -> Ended:
     """These companies after their rounds, as a run of `fedecider.federate` has them; nothing is handed over."""
     settings = settings_of(clients, cell, work / "cache", work / "run")
-    _, faults = check_federation(settings, clients)
+    check_federation(settings, clients)
     artifacts = artifacts_of(shared, clients)
     settings = as_trained(settings, overlap_data(settings, clients)["nothing"])
     launch = shared_out(settings, start(settings.run.num_threads), clients)
     prepared = prepare_rounds(settings, artifacts, launch)
     if trains_alone(settings, len(clients)):
         prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
-    state = train(rounds_of(settings, prepared, launch, faults))
+    away = [Fault(number, "away") for number, name in enumerate(clients) if cell.away(name)]
+    with faulty_runs(away):
+        state = train(rounds_of(settings, prepared, launch))
     folder = RunFolder(work / "run")
     return Ended(settings, prepared.method, prepared.blocks, prepared.recommender, artifacts, state, folder, launch)
 

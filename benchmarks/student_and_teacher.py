@@ -75,7 +75,7 @@ def local_rows(settings: Settings) -> tuple[dict[str, dict[str, Tensor]], Mappin
     artifacts = build_base_artifacts(settings.run, launch)
     prepared = prepare_rounds(settings, artifacts, launch)
     method, recommender = prepared.method, prepared.recommender
-    state = train(rounds_of(settings, prepared, launch, []))
+    state = train(rounds_of(settings, prepared, launch))
     shares = chosen_shares(settings, method, recommender, state, recommender.names)
     rows: dict[str, dict[str, Tensor]] = {WHOLE: {}, TAKEN: {}}
     for client, name in enumerate(recommender.names):

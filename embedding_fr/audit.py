@@ -20,7 +20,7 @@ from torch import Tensor
 from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedease import parties
-from embedding_fr.setup import EmbeddingSettings, Setup, faults_and_hashes, set_up, train
+from embedding_fr.setup import EmbeddingSettings, Setup, hashes_of, set_up, train
 from fedecider.audit.attacks import (
     ATTACKS,
     AuditConfig,
@@ -38,7 +38,6 @@ from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import Interval, bootstrap_interval
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.callbacks import collecting
-from fedecider.federation.faults import Fault
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.record import read_records
 from fedecider.federation.streams import stream
@@ -72,8 +71,8 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
 
     Raises:
         FileNotFoundError: there is no run.
-        ValueError: it did not finish, it summed uploads unseen, its data or its faults are other ones now, its rounds
-            come out differently here, or no upload has a row or a count for every item.
+        ValueError: it did not finish, it summed uploads unseen, its data are other ones now, its rounds come out
+            differently here, or no upload has a row or a count for every item.
     """
     root = Path(config.run)
     folder, record, metrics = finished(root)
@@ -86,16 +85,13 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
             "sum alone says what is seen of that mean"
         )
     interactions = load_interactions(settings.data)
-    faults, hashes = faults_and_hashes(settings, interactions)
-    if record["data"].get(interactions.name) != hashes[interactions.name]:
+    if record["data"] != hashes_of(settings, interactions):
         raise ValueError(f"got other data than those of {root}, expected the same. Give the run's folder with --data")
-    if record["data"] != hashes:
-        raise ValueError(f"got other faults in {settings.run.faults} than those of {root}, expected the same")
     records = read_records(folder.rounds)
     setup = set_up(settings, interactions, launch.device)
     clients = audited_clients(config, interactions.num_users)
     num_rounds = min(config.num_rounds, len(records))
-    seen = watch_rounds(settings, setup, clients, num_rounds, records[:num_rounds], faults)
+    seen = watch_rounds(settings, setup, clients, num_rounds, records[:num_rounds])
     with damage_names(folder.metrics):
         best = metrics["test"][metrics["reported"]]["ndcg@10"]
         utility = Interval(*(float(best[name]) for name in Interval._fields))
@@ -123,9 +119,8 @@ def watch_rounds(
     clients: Sequence[int],
     num_rounds: int,
     records: Sequence[dict],
-    faults: Sequence[Fault],
 ) -> Watched:
-    """Do the first rounds again, faults included, and score every item from what reaches the server.
+    """Do the first rounds again, and score every item from what reaches the server.
 
     Raises:
         ValueError: a round is not the recorded one; no upload of ``clients`` arrived, or none has a row or a count for
@@ -177,7 +172,7 @@ def watch_rounds(
 
     run = replace(settings.run, num_rounds=num_rounds, patience=0, num_eval_users=0)
     watching = setup._replace(method=watched(setup.method, see, after), validated=setup.validated[:1])
-    train(settings._replace(run=run), watching, [collecting(again)], faults=faults)
+    train(settings._replace(run=run), watching, [collecting(again)])
     _check_again(again, records)
     if not arrived:
         raise ValueError(

@@ -13,7 +13,7 @@ from embedding_fr.results import privacy_text, write_embedding_results
 from embedding_fr.setup import (
     EmbeddingSettings,
     check_server_memory,
-    faults_and_hashes,
+    hashes_of,
     rounds_of,
     set_up,
 )
@@ -21,7 +21,6 @@ from fedecider.comparison.tuning import Tunable
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.readers.raw import to_stderr
 from fedecider.engine.run import Experiment, Rounds, kept_data
-from fedecider.federation.faults import Fault
 from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, as_plain
@@ -52,9 +51,10 @@ def load(settings: EmbeddingSettings, launch: Launch) -> Experiment:
 
 def experiment_on(interactions: Interactions, settings: EmbeddingSettings) -> Experiment:
     """A run on these data."""
-    faults, hashes = faults_and_hashes(settings, interactions)
-    prepare = partial(_prepare, settings, interactions, faults)
-    return Experiment(settings, hashes, [interactions.name], prepare, {"card": interactions.card})
+    prepare = partial(_prepare, settings, interactions)
+    return Experiment(
+        settings, hashes_of(settings, interactions), [interactions.name], prepare, {"card": interactions.card}
+    )
 
 
 def tunable(settings: EmbeddingSettings, launch: Launch) -> Tunable:
@@ -76,7 +76,6 @@ def file_settings(settings: EmbeddingSettings) -> dict[str, Any]:
 def _prepare(
     settings: EmbeddingSettings,
     interactions: Interactions,
-    faults: list[Fault],
     launch: Launch,
     resumed: RunFolder | None,
 ) -> Rounds:
@@ -90,4 +89,4 @@ def _prepare(
     def finish(state: RunState, folder: RunFolder) -> None:
         write_embedding_results(settings, setup, interactions, state, folder, launch)
 
-    return rounds_of(settings, setup, launch.processes, faults, finish)
+    return rounds_of(settings, setup, launch.processes, finish)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -29,7 +28,6 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
 from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.channel import ONE_BY_ONE, AggregationBackend, Channel
-from fedecider.federation.faults import Fault, faulty_channel, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.processes import Processes
@@ -38,8 +36,7 @@ from fedecider.federation.secure_rounds import SecureSums, securely_summed_round
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.running.machine import available_bytes, check_memory, has_room
-from fedecider.running.options import load_yaml
-from fedecider.running.run_folder import RunFolder, as_plain, content_key
+from fedecider.running.run_folder import RunFolder, as_plain
 
 # The memory of a server's step against what is available, before the first round.
 
@@ -201,8 +198,6 @@ class EmbeddingRunConfig:
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch.
         checkpoint_every: A checkpoint is written every so many rounds, and after the last one.
         resume: If true, the stopped run in output goes on.
-        faults: The file of a scenario, of what goes wrong in which round (configs/scenarios), with users by their
-            keys or numbers; if empty, nothing does.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             of every number, or norm_clip, a mean of changes bounded to their median size, against hostile uploads.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
@@ -226,7 +221,6 @@ class EmbeddingRunConfig:
     num_threads: Threads = 0
     checkpoint_every: OneOrMore = 25
     resume: bool = False
-    faults: str = ""
     robust_mean: RobustMean = "mean"
     tracker: str = ""
 
@@ -242,8 +236,6 @@ class EmbeddingRunConfig:
         check_one_mean(self.secure_sum, self.robust_mean)
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
-        if self.faults and not self.federation:
-            raise ValueError("got faults with federation false, expected federation: nothing leaves a client")
 
 
 class EmbeddingSettings(NamedTuple):
@@ -302,21 +294,16 @@ def set_up(settings: EmbeddingSettings, interactions: Interactions, device: torc
     return Setup(method, population, blocks, pack, pack(users) if users else blocks, federation, aggregation)
 
 
-def faults_and_hashes(settings: EmbeddingSettings, interactions: Interactions) -> tuple[list[Fault], dict[str, str]]:
-    """The faults of the run's scenario, and the hashes of all that it reads: its data and, where there are some, these,
-    and attributes of the items.
+def hashes_of(settings: EmbeddingSettings, interactions: Interactions) -> dict[str, str]:
+    """The hashes of all that a run reads: its data and, where its method has them, attributes of the items.
 
     Raises:
-        ValueError: the file of the scenario cannot be read, or is none for these users; the method needs attributes and
-            there are none.
+        ValueError: the method needs attributes and there are none.
     """
-    run, hashes = settings.run, {interactions.name: interactions.content_hash()}
-    if METHODS[run.method].attributes:
+    hashes = {interactions.name: interactions.content_hash()}
+    if METHODS[settings.run.method].attributes:
         hashes["attributes"] = attribute_digest(interactions, settings.method)
-    if not run.faults:
-        return [], hashes
-    faults = read_faults(load_yaml(Path(run.faults)), interactions.users, run.faults)
-    return faults, {**hashes, "faults": content_key(faults)}
+    return hashes
 
 
 def build_method(settings: EmbeddingSettings, federation: Federation) -> FederatedMethod:
@@ -381,11 +368,6 @@ def check_settings(settings: EmbeddingSettings, population: Population) -> None:
         raise ValueError(
             f"got secure with participation {run.participation}, expected 1: all clients exchange keys and shares"
         )
-    if entry.needs_everyone(settings.method) and run.faults and settings.method.noise_scale:
-        raise ValueError(
-            f"got secure and noise_scale {settings.method.noise_scale} with faults {run.faults!r}, expected none: "
-            "every client adds its share of the noise, and epsilon counts them all"
-        )
 
 
 def check_shared_noise(settings: EmbeddingSettings, method: FederatedMethod) -> None:
@@ -393,9 +375,9 @@ def check_shared_noise(settings: EmbeddingSettings, method: FederatedMethod) -> 
     run, privacy = settings.run, settings.privacy
     if privacy.noise_on == "upload" or privacy.noise_scale == 0.0 or not run.federation:
         return
-    if run.faults or run.robust_mean != "mean":
+    if run.robust_mean != "mean":
         raise ValueError(
-            f"got noise_on sum with faults {run.faults!r} and robust_mean {run.robust_mean}, expected none and mean: "
+            f"got noise_on sum with robust_mean {run.robust_mean}, expected mean: "
             "the shares of the noise add up in the plain sum over a whole cohort only"
         )
     if not method.takes_mean:
@@ -465,11 +447,10 @@ def rounds_of(
     settings: EmbeddingSettings,
     setup: Setup,
     processes: Processes,
-    faults: Sequence[Fault] = (),
     finish: Callable[[RunState, RunFolder], None] = lambda state, folder: None,
 ) -> Rounds:
     """The rounds of a run; each one, or each ``eval_every``-th, is scored on the validation items of all users
-    together, or of those drawn for it. ``faults`` are played, as `fedecider.federation.faults.faulty_channel` says."""
+    together, or of those drawn for it."""
     run = settings.run
 
     def protect(upload, download, round, cohort_size):
@@ -485,7 +466,7 @@ def rounds_of(
             summarise_logs=mean_logs,
         ),
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience, eval_every=run.eval_every),
-        faulty_channel(faults, run.seed, channel=Channel(protect, aggregation=setup.aggregation)),
+        Channel(protect, aggregation=setup.aggregation),
         processes,
         finish,
         checkpoint_every=run.checkpoint_every,
@@ -496,8 +477,6 @@ def train(
     settings: EmbeddingSettings,
     setup: Setup,
     callbacks: Sequence[RoundCallback] = (),
-    *,
-    faults: Sequence[Fault] = (),
 ) -> RunState:
     """All rounds in this process, with nothing written.
 
@@ -505,7 +484,7 @@ def train(
         ValueError: the server's memory does not suffice, told before the first round.
     """
     check_server_memory(settings.run.method, settings.method, setup.federation.num_items, lambda text: None)
-    return train_rounds(rounds_of(settings, setup, Processes(), faults), callbacks)
+    return train_rounds(rounds_of(settings, setup, Processes()), callbacks)
 
 
 def mean_logs(logs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

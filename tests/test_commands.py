@@ -65,7 +65,7 @@ def test_files_of_settings_come_with_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert CONFIGS == REPOSITORY / "configs"
     assert settings_file("configs/demo.yaml") == CONFIGS / "demo.yaml"
-    assert settings_file("configs/scenarios/nan.yaml") == CONFIGS / "scenarios" / "nan.yaml"
+    assert settings_file("configs/deepspeed/zero2.json") == CONFIGS / "deepspeed" / "zero2.json"
     settings = parse_settings("", ["--config", "configs/companies.yaml"])
     assert (settings.run.domain_names, settings.run.num_rounds) == (["*"], 20)
     assert parse_settings("", ["--config=configs/companies.yaml"]) == settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from slow import slow
 
-from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS
+from fedecider.testing.faults import MESSAGE_KINDS, UPLOAD_KINDS
 
 
 @pytest.fixture(scope="module")

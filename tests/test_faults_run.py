@@ -1,4 +1,4 @@
-"""A run with a scenario of faults, from the command line."""
+"""Runs in which something goes wrong, from the command line."""
 
 import json
 import runpy
@@ -9,6 +9,7 @@ import yaml
 from slow import slow
 
 from fedecider.federation.secure_rounds import SecureSums
+from fedecider.testing.faults import Fault, faulty_runs
 
 pytestmark = pytest.mark.whole
 
@@ -30,55 +31,49 @@ def playground(tmp_path_factory):
     content["pretrain"]["train"] |= {"max_steps": 4}
     content["distill"] |= {"epochs": 1}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
-    (folder / "bad.yaml").write_text("faults: [{client: nobody, kind: away}]\n")
     return folder
 
 
 @pytest.mark.slow
-def test_a_scenario_is_played_told_and_part_of_the_run(playground, monkeypatch, capsys):
+def test_faults_are_in_the_records(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    scenario = str(REPOSITORY / "configs" / "scenarios" / "absences.yaml")
-    assert federate("--config", "toy.yaml", "--faults", scenario, "--output", "runs/faulty") == 0
+    with faulty_runs([Fault(1, "away", 1, 2), Fault(2, "late", 3)]):
+        assert federate("--config", "toy.yaml", "--output", "runs/faulty") == 0
     records = [json.loads(line) for line in Path("runs/faulty/rounds.jsonl").read_text().splitlines()]
     away = {"client": 1, "reason": "away"}
     late = {"client": 2, "reason": "came after round 3 was closed"}
     assert [record["refused_uploads"] for record in records] == [[away], [away], [late]]
     assert [len(record["clients"]) for record in records] == [2, 2, 3]
-    (playground / "other.yaml").write_text("faults: [{client: crime, kind: nan}]\n")
-    words = ("--config", "toy.yaml", "--faults", "other.yaml", "--output", "runs/faulty", "--resume", "true")
-    assert federate(*words) == 2
-    assert "another configuration" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_secure_sum_survives_a_straggler_and_counts_its_messages(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    (playground / "late.yaml").write_text("faults: [{client: comics, kind: late, rounds: 1}]\n")
-    words = ("--config", "toy.yaml", "--method", "fedavg", "--num_rounds", "1", "--faults", "late.yaml")
-    assert federate(*words, "--secure_sum", "true", "--output", "runs/late") == 0
+    words = ("--config", "toy.yaml", "--method", "fedavg", "--num_rounds", "1", "--secure_sum", "true")
+    with faulty_runs([Fault(1, "late", 1, 1)]):
+        assert federate(*words, "--output", "runs/late") == 0
     (record,) = [json.loads(line) for line in Path("runs/late/rounds.jsonl").read_text().splitlines()]
     assert [one["reason"] for one in record["refused_uploads"]] == ["came after round 1 was closed"]
     assert len(record["clients"]) == 3
     capsys.readouterr()
     (group, *_) = json.loads(Path("runs/late/communication.json").read_text())["tensors"]["1"]
     assert group["up"]["secure:keys"] == 96
-    words = ("--config", "toy.yaml", "--method", "fedavg", "--secure_sum", "true")
     monkeypatch.setattr(SecureSums.__new__, "__defaults__", (0.9, None, {}))
-    assert federate(*words, "--faults", "late.yaml", "--output", "runs/few") == 2
+    with faulty_runs([Fault(1, "late", 1, 1)]):
+        assert federate(*words, "--output", "runs/few") == 2
     assert "2 of 3 uploads for the secure sum of round 1, expected 3 at least" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--faults", "bad.yaml"), "expected one of crime, comics, children"),
-        (("--faults", "nowhere.yaml"), "nowhere.yaml"),
+        (("--faults", "away.yaml"), "faults"),
         (("--robust_mean", "median"), "takes no mean over clients"),
         (("--secure_sum", "true"), "got secure_sum with fedecider, whose server takes no mean over clients"),
         (("--secure_sum", "true", "--robust_mean", "median", "--method", "fedavg"), "a secure sum shows none"),
     ],
 )
-def test_bad_scenarios_are_told_and_nothing_is_left(words, message, playground, monkeypatch, capsys):
+def test_bad_settings_are_told_and_nothing_is_left(words, message, playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     assert federate("--config", "toy.yaml", *words, "--output", "runs/bad") == 2
     assert message in capsys.readouterr().err
@@ -105,10 +100,6 @@ def ratings(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ratings")
     rows = [f"{10 + user},i{(user * 3 + step * (1 + user % 3)) % 20},{step}" for user in range(12) for step in range(5)]
     (folder / "toy.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
-    (folder / "faults.yaml").write_text(
-        "faults:\n  - {client: '13', kind: away, rounds: 1}\n  - {client: 4, kind: late, rounds: 2-}\n"
-    )
-    (folder / "bad.yaml").write_text("faults: [{client: 13, kind: away}]\n")
     return folder
 
 
@@ -118,34 +109,26 @@ def embedding(ratings, *words):
     return federate("--method", "fedmf", *data, *small, *words)
 
 
-def test_a_scenario_of_the_embedding_track_names_users_by_key_or_number(ratings, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ("--output", "run", "--local_epochs", "1")
-    assert embedding(ratings, "--faults", str(ratings / "faults.yaml"), *words) == 0
-    records = [json.loads(line) for line in Path("run/rounds.jsonl").read_text().splitlines()]
+def test_faults_of_users_are_in_the_records(ratings, tmp_path):
+    output = tmp_path / "run"
+    with faulty_runs([Fault(3, "away", 1, 1), Fault(4, "late", 2)]):
+        assert embedding(ratings, "--output", str(output), "--local_epochs", "1") == 0
+    records = [json.loads(line) for line in (output / "rounds.jsonl").read_text().splitlines()]
     late = {"client": 4, "reason": "came after round 2 was closed"}
     assert [record["refused_uploads"] for record in records] == [[{"client": 3, "reason": "away"}], [late]]
     assert [record["clients"][0]["clients"] for record in records] == [11, 12]
-    assert embedding(ratings, *words, "--resume", "true") == 2
-    assert "another configuration" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--faults", "bad.yaml"), "or a number from 0 to 11"),
-        (("--faults", "faults.yaml", "--federation", "false"), "nothing leaves a client"),
         (("--robust_mean", "median", "--federation", "false"), "takes no mean over clients"),
         (("--robust_mean", "middle"), "robust_mean"),
         (("--robust_mean", "median", "--secure_sum", "true"), "a secure sum shows none"),
-        (
-            ("--faults", "faults.yaml", "--method", "fedease", "--secure", "true", "--clip", "2", "--noise_scale", "1"),
-            "every client adds its share of the noise",
-        ),
         (("--robust_mean", "median", "--embedding_size", "65536", "--num_negatives", "9"), ""),
     ],
 )
-def test_bad_scenarios_of_the_embedding_track_leave_nothing(words, message, ratings, tmp_path, monkeypatch, capsys):
+def test_bad_settings_of_the_cross_device_track_leave_nothing(words, message, ratings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ratings)
     if not message:
         monkeypatch.setattr("embedding_fr.setup.device_bytes", lambda device: 80_000_000)
@@ -201,11 +184,9 @@ def test_a_stage_that_diverges_ends_the_run_and_is_not_kept(block, step, playgro
 
 def test_one_company_of_numbers_that_are_none_is_named_and_the_run_goes_on(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
-    (playground / "huge.yaml").write_text(
-        "faults: [{client: crime, kind: scale, factor: 1.0e+30}, {client: comics, kind: scale, rounds: 2}]\n"
-    )
-    words = ("--config", "toy.yaml", "--method", "fedavg", "--num_rounds", "2", "--faults", "huge.yaml")
-    assert federate(*words, "--output", "runs/huge") == 0
+    words = ("--config", "toy.yaml", "--method", "fedavg", "--num_rounds", "2")
+    with faulty_runs([Fault(0, "scale", factor=1e30), Fault(1, "scale", 2)]):
+        assert federate(*words, "--output", "runs/huge") == 0
     metrics = json.loads(Path("runs/huge/metrics.json").read_text())
     assert [(one["round"], one["client"]) for one in metrics["non_finite_uploads"]] == [(1, 0), (2, 0)]
     for text in (

@@ -181,7 +181,7 @@ def test_the_wheel_runs_from_another_folder(installed, tmp_path):
 
 @pytest.mark.slow
 def test_the_demo_runs_from_the_wheel_in_an_empty_folder(installed, tmp_path):
-    words = ("--num_rounds", "1", "--faults", "configs/scenarios/sign_flip.yaml", "--output", "run")
+    words = ("--num_rounds", "1", "--output", "run")
     ran(installed / "fedecider", "federate", "--domains", "crime,comics,children", *words, folder=tmp_path)
     assert (tmp_path / "run" / "report.html").is_file()
     content = json.loads((tmp_path / "run" / "run.json").read_text())

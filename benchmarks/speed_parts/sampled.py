@@ -259,7 +259,7 @@ def two_shops(work: str) -> dict[str, Any]:
         settings, began = parse_settings("", [*words.split(), "--output", f"{folder}/runs"]), time.process_time()
         artifacts = build_base_artifacts(settings.run, launch)
         prepared, records = time.process_time() - began, []
-        rounds = rounds_of(settings, prepare_rounds(settings, artifacts, launch), launch, [])
+        rounds = rounds_of(settings, prepare_rounds(settings, artifacts, launch), launch)
         began = time.process_time()
         train(rounds, [collecting(records)])
         spent = time.process_time() - began

@@ -26,7 +26,6 @@ from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.channel import ONE_BY_ONE, AggregationBackend, Channel
 from fedecider.federation.cohort import cohort_size
-from fedecider.federation.faults import Fault, faulty_channel, read_faults
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import Clients, RoundSettings
@@ -38,14 +37,8 @@ from fedecider.methods.local import beside
 from fedecider.methods.recommender import ClientModels, summed_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
-from fedecider.running.options import load_yaml
 from fedecider.running.progress import log_line, stage
-from fedecider.running.run_folder import PLACES, RunFolder, as_plain, content_key
-
-
-def carries_update(name: str) -> bool:
-    """Whether a tensor of adapters has the sign and size of their update: of the two factors the second one."""
-    return name.endswith("lora_b")
+from fedecider.running.run_folder import PLACES, RunFolder, as_plain
 
 
 class Prepared(NamedTuple):
@@ -76,10 +69,10 @@ def experiment_on(
     state: RunState | None = None,
 ) -> Experiment:
     """A run on these data; ``artifacts`` gives the stages that it shares with others, ``state`` a start."""
-    hashes, faults = check_federation(settings, domains)
+    hashes = check_federation(settings, domains)
     check_own(clients_of(domains), reserved_labels(settings.run.method))
     names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
-    prepare = partial(_prepare, settings, faults, artifacts, overlap, state)
+    prepare = partial(_prepare, settings, artifacts, overlap, state)
     return Experiment(settings, hashes, names, prepare, {"overlap": overlap})
 
 
@@ -115,7 +108,6 @@ def settings_of(run: str) -> dict[str, Any]:
 
 def _prepare(
     asked: Settings,
-    faults: Sequence[Fault],
     build: Callable[[RunConfig, Launch], BaseArtifacts],
     overlap: Mapping[str, Any],
     state: RunState | None,
@@ -128,10 +120,8 @@ def _prepare(
     with stage("selection"):
         selected = select(asked, artifacts, launch, resumed)
     settings = as_trained(selected.settings, overlap["nothing"])
-    if settings.run.method != asked.run.method:
-        faults = []
-        if launch.is_main:
-            log_line(ALONE)
+    if settings.run.method != asked.run.method and launch.is_main:
+        log_line(ALONE)
     launch = shared_out(settings, launch, artifacts.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
@@ -145,11 +135,11 @@ def _prepare(
         prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
     if state is not None:
         prepared = prepared._replace(method=going_on(prepared.method, state))
-    rounds = rounds_of(settings, prepared, launch, faults)
+    rounds = rounds_of(settings, prepared, launch)
     return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, selected))
 
 
-def rounds_of(settings: Settings, prepared: Prepared, launch: Launch, faults: Sequence[Fault]) -> Rounds:
+def rounds_of(settings: Settings, prepared: Prepared, launch: Launch) -> Rounds:
     """The rounds alone, with nothing written after them."""
     config = settings.run
     channel = Channel(protect=protector(prepared.method, config.privacy, config.seed), aggregation=prepared.aggregation)
@@ -157,13 +147,13 @@ def rounds_of(settings: Settings, prepared: Prepared, launch: Launch, faults: Se
         prepared.method,
         Clients(prepared.blocks, metrics_per_client, prepared.recommender.names),
         RoundSettings(config.num_rounds, config.seed, config.participation, patience=config.patience),
-        faulty_channel(faults, config.seed, carries_update, channel),
+        channel,
         launch.processes,
     )
 
 
-def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple[dict[str, str], list[Fault]]:
-    """Hashes of the data, and the faults that are played; what cannot be run is told before any work.
+def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> dict[str, str]:
+    """Hashes of what decides a run beside its settings; what cannot be run is told before any work.
 
     Raises:
         ValueError: a setting that does not suit the data or another setting.
@@ -175,15 +165,12 @@ def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> tuple
     privacy_data(settings, len(clients))  # what cannot be accounted for is told before any work
     check_uploads(settings, len(clients))
     hashes = {name: domain.content_hash() for name, domain in domains.items()}
-    faults = read_faults(load_yaml(Path(config.faults)), list(clients), config.faults) if config.faults else []
-    return {**hashes, **beside_data(config)}, faults
+    return {**hashes, **beside_data(config)}
 
 
 def beside_data(config: RunConfig) -> dict[str, str]:
-    """Hashes of what else decides a run: the text encoder as installed here, and the scenario of faults. A resumed run
-    must find them unchanged."""
-    found = {TEXT_ENCODER: encoder_digest(config.pretrain.text_encoder)}
-    return {**found, "faults": content_key(load_yaml(Path(config.faults)))} if config.faults else found
+    """Hash of the text encoder as installed here, which decides a run too. A resumed run must find it unchanged."""
+    return {TEXT_ENCODER: encoder_digest(config.pretrain.text_encoder)}
 
 
 def prepare_rounds(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> Prepared:

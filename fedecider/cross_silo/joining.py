@@ -86,7 +86,7 @@ def as_trained(settings: Settings, nothing_common: bool) -> Settings:
         return settings
     if not only_items(settings):
         return settings
-    sent: dict[str, Any] = {"privacy": PrivacyConfig(), "secure_sum": False, "robust_mean": "mean", "faults": ""}
+    sent: dict[str, Any] = {"privacy": PrivacyConfig(), "secure_sum": False, "robust_mean": "mean"}
     return settings._replace(run=dataclasses.replace(settings.run, method=LOCAL, **sent), method=LocalConfig())
 
 

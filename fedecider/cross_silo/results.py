@@ -132,10 +132,10 @@ def check_privacy(settings: Settings) -> None:
         )
     if privacy.clips and config.method in SENDS_NOTHING:
         raise ValueError(f"got privacy.clip with {config.method}, expected none: no upload leaves a client there")
-    if privacy.noise_on == "sum" and privacy.noise_scale > 0.0 and (config.faults or config.robust_mean != "mean"):
+    if privacy.noise_on == "sum" and privacy.noise_scale > 0.0 and config.robust_mean != "mean":
         raise ValueError(
-            f"got privacy.noise_on sum with faults {config.faults!r} and robust_mean {config.robust_mean}, expected "
-            "none and mean: the shares of the noise add up in the plain sum over a whole cohort only"
+            f"got privacy.noise_on sum with robust_mean {config.robust_mean}, expected mean: "
+            "the shares of the noise add up in the plain sum over a whole cohort only"
         )
     if users.on:
         if config.hyperparameter_candidates:

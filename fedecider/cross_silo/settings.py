@@ -157,7 +157,6 @@ class RunConfig:
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
-        faults: The file of a scenario, of what goes wrong in which round (configs/scenarios); if empty, nothing does.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
             the median of their norms.
@@ -198,7 +197,6 @@ class RunConfig:
     hyperparameter_candidates: tuple[dict[str, Any], ...] = ()
     gradient_checkpointing: bool = False
     quantize: Quantize = "none"
-    faults: str = ""
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
     update_scales: str = "0,0.25,0.5,0.75,1"

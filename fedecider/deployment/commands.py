@@ -132,9 +132,7 @@ def simulate(words: Sequence[str]) -> None:
     for name, site in site_names(project.names).items():
         home = (output / SITES / name).absolute()
         shared.write_own(name, home / "data")
-        files[site] = PartyFile(
-            root, str(home / "run"), str(home / "data"), name, run.num_threads, shared.faults, config
-        )
+        files[site] = PartyFile(root, str(home / "run"), str(home / "data"), name, run.num_threads, config)
     flare.simulate_parties(project.names, files, output)
     collect(["--run", str(output)])
 

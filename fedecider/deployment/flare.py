@@ -37,10 +37,10 @@ from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from nvflare.job_config.api import FedJob
 
-from fedecider.deployment.faults import Answer
 from fedecider.deployment.messages import Message, pack
 from fedecider.deployment.project import PartyFile, party_file, read_project, site_names
-from fedecider.deployment.run import answer_of, make_site, serve
+from fedecider.deployment.run import make_site, serve
+from fedecider.deployment.site import Answer
 from fedecider.engine.track import GROUP
 from fedecider.federation.record import upload_notes, write_json
 from fedecider.running.launch import round_text, start
@@ -141,7 +141,7 @@ def _made_ready(name: str) -> Answer:
     party = read_party(name)
     launch = start(party.num_threads)
     project = read_project(Path(party.project))
-    return answer_of(project, make_site(project, party, launch), party)
+    return make_site(project, party, launch).answer
 
 
 def of_blob(blob: bytes) -> FLModel:

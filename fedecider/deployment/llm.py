@@ -16,7 +16,6 @@ import torch
 from fedecider.cross_silo.command_line import settings_from_plain
 from fedecider.cross_silo.conclusion import joining_lines
 from fedecider.cross_silo.entries import KEPT
-from fedecider.cross_silo.federate import carries_update
 from fedecider.cross_silo.hyperparameter_selection import check_sizes, check_uploads
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
@@ -49,7 +48,6 @@ from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site, one_client
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.aggregate import with_robust_mean
-from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.method import Block, Download, FederatedMethod
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import write_json
@@ -64,7 +62,6 @@ from fedecider.models.versions import drop_versions
 from fedecider.report.joining import difference_row, odd_sentences
 from fedecider.report.tables import rows_data
 from fedecider.running.launch import Launch
-from fedecider.running.options import load_yaml, settings_file
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import SITE, RunFolder, only_stage, provenance, recorded
 
@@ -95,19 +92,15 @@ def public(settings: Settings, sites: str = "") -> Shared:
 
 
 def simulated(settings: Settings, sites: str = "") -> Shared:
-    """A project, and the domains of all sites; these play the scenario of the settings."""
+    """A project, and the domains of all sites."""
     _check_sites(sites)
-    faults = str(settings_file(settings.run.faults).absolute()) if settings.run.faults else ""
-    settings = settings._replace(run=replace(settings.run, faults=""))
     check_deployable(settings)
     domains = load_data(settings.run)
-    if faults:
-        read_faults(load_yaml(Path(faults)), list(domains), faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
 
     def write_own(name: str, folder: Path) -> None:
         save_domains({name: domains[name]}, folder)
 
-    return _shared(settings, domains)._replace(write_own=write_own, faults=faults)
+    return _shared(settings, domains)._replace(write_own=write_own)
 
 
 def _check_sites(sites: str) -> None:
@@ -326,5 +319,4 @@ PARTS = Parts(
     own_data=own_domain,
     server=server,
     site=site,
-    carries_update=carries_update,
 )

@@ -91,7 +91,6 @@ class PartyFile:
         data: The folder of the site's own prepared domain, or of its users' interactions; empty at the server.
         client: The client whose users this site has, or its own name where it hosts several; empty at the server.
         num_threads: The number of CPU threads; 0 leaves the choice to torch.
-        faults: The file of a scenario that a site plays, to try what the others do then; if empty, none.
         deployment: What the server waits for and takes, and a site's largest message.
     """
 
@@ -100,7 +99,6 @@ class PartyFile:
     data: str = ""
     client: str = ""
     num_threads: int = 1
-    faults: str = ""
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
 
     def __post_init__(self) -> None:
@@ -121,8 +119,6 @@ class Shared(NamedTuple):
     """Sentences for whoever makes it."""
     write_own: Callable[[str, Path], None] = lambda name, folder: None
     """Writes the data of a site, where all of them are on one machine."""
-    faults: str = ""
-    """File of the scenario that sites play there."""
 
 
 class Parts(NamedTuple):
@@ -143,8 +139,6 @@ class Parts(NamedTuple):
     site: Callable[[Project, PartyFile, Launch], Site]
     more: Mapping[str, type] = {}
     """What it adds to ``project.json``, and of which type."""
-    carries_update: Callable[[str], bool] | None = None
-    """As `fedecider.federation.faults.faulty_channel` takes it; None where sites play no faults."""
 
 
 def make_project(track: Track, shared: Shared, output: Path, device: torch.device, quiet: bool = False) -> Project:
@@ -205,9 +199,8 @@ def read_project(root: Path) -> Project:
 
 def check_run(run: Any) -> None:
     """``ValueError`` for what a simulation alone does."""
-    for name in ("faults", "tracker"):
-        if value := getattr(run, name):
-            raise ValueError(f"got {name} {value}, expected none in a deployment: simulate it")
+    if run.tracker:
+        raise ValueError(f"got tracker {run.tracker}, expected none in a deployment: simulate it")
 
 
 def party_file(path: Path) -> PartyFile:

@@ -11,17 +11,14 @@ from typing import Any
 import torch
 
 from fedecider.bounds import Diverged
-from fedecider.deployment.faults import Answer, faulty
 from fedecider.deployment.messages import STARTED, Channel, Transport
 from fedecider.deployment.project import PartyFile, Project
 from fedecider.deployment.server import run_deployed
 from fedecider.deployment.site import Site
 from fedecider.evaluation.metrics import MACRO
 from fedecider.federation.callbacks import Checkpoints
-from fedecider.federation.faults import MESSAGE_KINDS, UPLOAD_KINDS, read_faults
 from fedecider.federation.record import Recorder, read_records, write_json
 from fedecider.running.launch import Launch
-from fedecider.running.options import load_yaml
 from fedecider.running.run_folder import as_plain, opened_run, provenance, read_run
 
 WIRE_FILE = "wire.json"
@@ -115,19 +112,3 @@ def make_site(project: Project, party: PartyFile, launch: Launch) -> Site:
     site = project.parts.site(project, party, launch)
     Path(party.output).mkdir(parents=True, exist_ok=True)
     return site
-
-
-def answer_of(project: Project, site: Site, party: PartyFile) -> Answer:
-    """What answers for ``site``; with the file of a scenario it plays what that says of its client.
-
-    Raises:
-        ValueError: the scenario is wrong, or sites of the track play none.
-    """
-    if not party.faults:
-        return site.answer
-    carries = project.parts.carries_update
-    if carries is None:
-        raise ValueError(f"got faults {party.faults}, expected none at a site of {project.track.title}: simulate them")
-    listed = read_faults(load_yaml(Path(party.faults)), project.names, party.faults, (*UPLOAD_KINDS, *MESSAGE_KINDS))
-    client, config = site.hosted.clients[0], party.deployment
-    return faulty(site.answer, client, listed, project.settings.run.seed, carries, config.max_bytes, config.deadline_s)

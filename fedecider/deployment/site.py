@@ -126,6 +126,10 @@ class NotHeld(ValueError):
     """The download that a message speaks of is not here."""
 
 
+Answer = Callable[[bytes], bytes]
+"""message -> the site's answer."""
+
+
 class Site(NamedTuple):
     """One party of a deployed run, with the clients that it hosts."""
 

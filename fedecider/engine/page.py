@@ -28,7 +28,7 @@ from fedecider.report.tables import (
 from fedecider.running.run_folder import PLACES, RunFolder
 
 PAGE_FILE = "report.html"
-HIDDEN = (*PLACES, "raw", "faults")
+HIDDEN = (*PLACES, "raw")
 """Settings that name places of a machine."""
 SECONDS = (
     ("train_s", "local training, all clients"),

@@ -308,7 +308,6 @@ def test_a_damaged_project_is_refused(playground, tmp_path):
         (("--method", "centralised"), "expected one that federates"),
         (("--public_domains", "children"), "got public_domains"),
         (("--data", ""), "got no data"),
-        (("--faults", "scenario.yaml"), "got faults scenario.yaml"),
         (("--secure_sum", "true"), "got secure_sum with fedecider, whose server takes no mean over clients"),
         (("--robust_mean", "median"), "got robust_mean median with fedecider, whose server takes no mean"),
         (("--lora_targets", "nonsense"), "nonsense"),

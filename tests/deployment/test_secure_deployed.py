@@ -9,10 +9,10 @@ from test_deployed import MOST, NAMES, build, catalogue_recommender, deployed, r
 from toy_recommender import SILOS, toy_data
 
 from fedecider.deployment.messages import Message, pack, unpack
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.methods.recommender import TABLE, travelling_rows
 from fedecider.testing import llm_contract
+from fedecider.testing.faults import Fault, faulty_channel
 
 pytestmark = pytest.mark.whole
 
@@ -21,7 +21,7 @@ SUMS = SecureSums(5, 0.6)
 
 def simulated(name, rounds, *faults, recommender=None, sums=SUMS, clients=3):
     method = build(name, recommender or toy_recommender())
-    plan = faulty_channel(faults, 0)
+    plan = faulty_channel(faults)
     aggregation = securely_summed_rounds(method, sums)
     return run(method, clients, rounds, channel=plan._replace(aggregation=aggregation))
 

@@ -25,7 +25,7 @@ from fedecider.data.interactions import Interactions
 from fedecider.deployment.commands import collect
 from fedecider.deployment.messages import DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.project import PartyFile, make_project, read_project
-from fedecider.deployment.run import answer_of, make_site, serve
+from fedecider.deployment.run import make_site, serve
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.callbacks import collecting
 from fedecider.federation.cohort import sample_cohort
@@ -405,7 +405,6 @@ REFUSED = {
     ("fedmf", NOISE + " --noise_on sum"): "got noise on the sum",
     ("fedmf", "--noise_without_clip true --noise_scale 1"): "got noise_without_clip with noise_scale 1.0",
     ("fedmf", "--protocol strict/sampled99"): "expected one that ranks the whole catalogue",
-    ("fedmf", "--faults scenario.yaml"): "got faults scenario.yaml",
     ("fedmf", "--tracker tensorboard"): "got tracker tensorboard",
     ("fednear", ""): "expected one whose uploads have one shape",
 }
@@ -450,14 +449,6 @@ def test_a_project_whose_sites_do_not_have_every_user_once_is_damaged(hosts, tmp
     write_sums(root)
     with pytest.raises(ValueError, match=re.escape("project.json")):
         read_project(root)
-
-
-def test_a_site_plays_no_scenario(tmp_path):
-    project = prepared(settings_of("fedmf"), tmp_path)
-    site = sites_of(project, tmp_path)[0]
-    assert answer_of(project, site, place(tmp_path, project, "north")) == site.answer
-    with pytest.raises(ValueError, match="faults"):
-        answer_of(project, site, PartyFile("p", "o", faults="scenario.yaml"))
 
 
 OWN = {

@@ -12,9 +12,9 @@ from embedding_fr.methods import METHODS
 from embedding_fr.setup import local_only
 from fedecider.federation import aggregate
 from fedecider.federation.aggregate import robust, weighted_mean, with_robust_mean
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Upload
 from fedecider.federation.wire import dense
+from fedecider.testing.faults import Fault, faulty_channel
 
 MEANS = ["median", "trimmed_mean", "norm_clip"]
 BY_ROWS = [
@@ -42,7 +42,7 @@ def whole(method):
 
 
 def run_with(method, *faults, rounds=2, **options):
-    plan = faulty_channel(faults, 0)
+    plan = faulty_channel(faults)
     return run(method, rounds=rounds, channel=plan, **options)
 
 

@@ -28,11 +28,11 @@ from fedecider.baselines import ease
 from fedecider.baselines.ease import mirror
 from fedecider.baselines.fitting import train_matrix
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 from fedecider.federation.state import Parameters
+from fedecider.testing.faults import Fault, faulty_channel
 
 
 def method(federation=None, **settings):
@@ -189,7 +189,7 @@ def test_a_masked_upload_tells_nothing_by_itself():
 
 @pytest.mark.parametrize("neighbours", [0, 4])
 def test_who_drops_out_after_its_shares_is_left_out_of_the_sum(neighbours):
-    late = faulty_channel([Fault(client, "late") for client in (2, 5)], 0)
+    late = faulty_channel([Fault(client, "late") for client in (2, 5)])
     plain, _ = run(method(dtype="float64"), rounds=1, channel=late)
     secure, _ = run(method(dtype="float64", secure=True, mask_neighbours=neighbours), rounds=1, channel=late)
     assert torch.equal(plain.server["weights"], secure.server["weights"])

@@ -29,11 +29,11 @@ from embedding_fr.methods.fednear import (
     weighted_history,
 )
 from fedecider.evaluation.protocols import PROTOCOLS
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 from fedecider.federation.state import Parameters
+from fedecider.testing.faults import Fault, faulty_channel
 
 AS_EASE = {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0}
 
@@ -317,7 +317,7 @@ def test_a_masked_upload_tells_nothing_by_itself():
 
 
 def test_who_drops_out_after_its_shares_is_left_out_of_the_sum():
-    late = faulty_channel([Fault(client, "late") for client in (0, 6)], 0)
+    late = faulty_channel([Fault(client, "late") for client in (0, 6)])
     plain, secure = (run(method(secure=on), rounds=1, channel=late)[0].server for on in (False, True))
     assert torch.equal(plain["weights"], secure["weights"])
     assert not torch.equal(plain["weights"], run(method(), rounds=1)[0].server["weights"])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from toy_federation import run, toy_method
 
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
+from fedecider.testing.faults import Fault, faulty_channel
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_a_round_is_the_plain_one_also_without_who_drops_out(name):
     method = toy_method(name)
     aggregation = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
     for gone in ((), (2, 5)):
-        late = faulty_channel([Fault(client, "late") for client in gone], 0)
+        late = faulty_channel([Fault(client, "late") for client in gone])
         plain, _ = run(method, rounds=1, channel=late)
         secure, records = run(method, rounds=1, channel=late._replace(aggregation=aggregation))
         for key, tensor in plain.server.items():

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from slow import fast_where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
@@ -14,16 +13,15 @@ from toy_recommender import SILOS, blocks, catalogue_recommender, run, summarise
 from fedecider.bounds import Diverged
 from fedecider.federation import aggregate
 from fedecider.federation.aggregate import Arrived, bounded, robust, weighted_mean, with_robust_mean
-from fedecider.federation.faults import Fault, faulty_channel, read_faults
 from fedecider.federation.method import Upload
 from fedecider.federation.record import upload_notes
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.wire import joined
 from fedecider.methods import METHODS
+from fedecider.testing.faults import Fault, faulty_channel
 
 pytestmark = pytest.mark.whole
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ["crime", "comics", "children"]
 
 
@@ -36,7 +34,7 @@ def build(name, recommender=None):
 
 
 def run_with(name, *faults, rounds=3, kind="mean", recommender=None, clients=3):
-    plan = faulty_channel(faults, 0, carries)
+    plan = faulty_channel(faults)
     method = with_robust_mean(build(name, recommender), kind)
     return run(method, clients, rounds, channel=plan)
 
@@ -49,7 +47,7 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-def test_nothing_goes_wrong_in_an_empty_scenario():
+def test_nothing_goes_wrong_without_faults():
     state, records = run_with("fedecider")
     plain, _ = run(build("fedecider"), 3, 3)
     assert same(state.server, plain.server)
@@ -89,7 +87,7 @@ def test_what_hostile_uploads_are():
     upload = Upload(torch.tensor([4, 7]), torch.ones(2), tensors)
 
     def sent(kind, round=1, plan=None):
-        plan = plan or faulty_channel([Fault(7, kind, factor=10.0)], 0, carries)
+        plan = plan or faulty_channel([Fault(7, kind, factor=10.0)])
         return plan.delivery(upload, nothing_sent, round).upload
 
     flipped = sent("sign_flip")
@@ -103,7 +101,7 @@ def test_what_hostile_uploads_are():
     torch.testing.assert_close(noise[1].norm(), tensors["x.lora_b"][1].norm())
     assert not torch.equal(noise[1], tensors["x.lora_b"][1])
     assert torch.equal(noise, sent("random").tensors["x.lora_b"])  # drawn from the seed
-    replays = faulty_channel([Fault(7, "replay", 2)], 0, carries)
+    replays = faulty_channel([Fault(7, "replay", 2)])
     later = upload._replace(tensors={name: tensor * 3 for name, tensor in tensors.items()})
     replays.delivery(upload, nothing_sent, 1)
     assert replays.delivery(later, nothing_sent, 2).upload.tensors["x.lora_b"].tolist() == [[6.0] * 4, [2.0] * 4]
@@ -214,35 +212,9 @@ def test_methods_without_a_mean_are_refused():
             with_robust_mean(build(name), "median")
 
 
-def test_scenarios_are_read():
-    (one,) = read_faults({"faults": [{"client": "comics", "kind": "scale", "rounds": "2-4", "factor": 3}]}, NAMES, "f")
-    assert one == Fault(1, "scale", 2, 4, 3.0)
-    assert [one.holds(round) for round in (1, 2, 4, 5)] == [False, True, True, False]
-    ends = [
-        read_faults({"faults": [{"client": "crime", "kind": "away", "rounds": r}]}, NAMES, "f")[0] for r in (3, "3-")
-    ]
-    assert [(one.first, one.last) for one in ends] == [(3, 3), (3, None)]
-    for path in sorted((REPOSITORY / "configs" / "scenarios").glob("*.yaml")):
-        assert read_faults(yaml.safe_load(path.read_text()), NAMES, str(path))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "got no list of faults"),
-        ({"faults": []}, "got no list of faults"),
-        ({"faults": [{"client": "crime"}]}, "expected client and kind"),
-        ({"faults": [{"client": "crime", "kind": "away", "when": 3}]}, "expected client and kind"),
-        ({"faults": [{"client": "crime", "kind": "sleepy"}]}, "expected one of away, late"),
-        ({"faults": [{"client": "sports", "kind": "away"}]}, "expected one of crime, comics"),
-        ({"faults": [{"client": "crime", "kind": "away", "rounds": "4-2"}]}, "expected such as 3, 2-4 or 2-"),
-        ({"faults": [{"client": "crime", "kind": "away", "rounds": 0}]}, "expected such as 3"),
-        ({"faults": [{"client": "crime", "kind": "scale", "factor": "big"}]}, "expected a number"),
-    ],
-)
-def test_bad_scenarios_are_one_sentence(content, message):
-    with pytest.raises(ValueError, match=message):
-        read_faults(content, NAMES, "scenario.yaml")
+def test_a_fault_holds_in_its_rounds():
+    assert [Fault(1, "scale", 2, 4).holds(round) for round in (1, 2, 4, 5)] == [False, True, True, False]
+    assert [Fault(1, "away", 3).holds(round) for round in (2, 3, 99)] == [False, True, True]
 
 
 def arrived(tensors, weights=None, received=None, block=1):
@@ -343,7 +315,7 @@ def test_a_round_of_which_nobody_is_left_ends_the_run():
     ):
         with pytest.raises(Diverged, match=r"no usable upload in round 2 \(of client 0"):
             run_with("fedavg", *faults, rounds=3)
-    plan = faulty_channel([Fault(client, "nan", 1) for client in range(3)], 0, carries)
+    plan = faulty_channel([Fault(client, "nan", 1) for client in range(3)])
     with pytest.raises(Diverged, match=r"in round 1 \(of crime, comics, children: numbers"):
         run_rounds(build("fedavg"), Clients(blocks(3), summarise, NAMES), RoundSettings(1, 0), plan)
     run_with("fedavg", Fault(0, "nan"), Fault(1, "late"), rounds=1)
@@ -373,7 +345,7 @@ def test_of_two_clients_the_one_whose_upload_is_far_is_named():
     def ends_in_nan(*given):
         raise ValueError("got NaN scores for 3 of 3 users")
 
-    plan = faulty_channel((Fault(1, "scale", factor=1e6),), 0, carries)
+    plan = faulty_channel((Fault(1, "scale", factor=1e6),))
     method = build("fedavg", pair)._replace(positions=ends_in_nan)
     with pytest.raises(Diverged, match=r"got NaN scores for 3 of 3 users\. In round 1, far from .*: client 1 \(norm"):
         run(method, 2, 1, channel=plan)

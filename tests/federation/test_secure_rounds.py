@@ -10,7 +10,6 @@ from slow import fast_where
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import catalogue_recommender, run, toy_recommender
 
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.rounds import Sent
 from fedecider.federation.secure_rounds import (
@@ -24,6 +23,7 @@ from fedecider.federation.secure_rounds import (
 )
 from fedecider.federation.wire import measure
 from fedecider.methods import METHODS
+from fedecider.testing.faults import Fault, faulty_channel
 
 pytestmark = pytest.mark.whole
 
@@ -40,7 +40,7 @@ def build(name, recommender=None, **config):
 def secured(name, rounds=2, *faults, recommender=None, clients=3, own_rows=None, **options):
     method = build(name, recommender, **options.pop("config", {}))
     sums = SecureSums(5, options.pop("threshold", 0.6), own_rows=own_rows or {})
-    plan = faulty_channel(faults, 0, lambda tensor: tensor.endswith("lora_b"))
+    plan = faulty_channel(faults)
     aggregation = securely_summed_rounds(method, sums)
     return run(method, clients, rounds, channel=plan._replace(aggregation=aggregation), **options)
 
@@ -68,7 +68,7 @@ def test_one_round_is_the_plain_one_to_the_resolution(name):
 def test_a_dropout_gives_the_round_of_the_others(name):
     """Late: after keys and shares, so that its masks must be taken off. The plain mean leaves it out as well."""
     late = Fault(1, "late", 1, 1)
-    plan = faulty_channel([late], 0)
+    plan = faulty_channel([late])
     plain, plain_records = run(build(name), 3, 2, channel=plan)
     secure, records = secured(name, 2, late)
     close(secure.server, plain.server, 1e-5)
@@ -93,7 +93,7 @@ def test_the_server_sees_one_upload_that_is_nobodys():
         )
     )
     aggregation = securely_summed_rounds(spied, SecureSums(5))
-    plan = faulty_channel([Fault(0, "late", 2)], 0)
+    plan = faulty_channel([Fault(0, "late", 2)])
     run(spied, 3, 2, channel=plan._replace(aggregation=aggregation))
     assert [upload.clients.tolist() for upload in seen] == [[-1], [-1]]
     assert [upload.mean_of.tolist() for upload in seen] == [[0, 1, 2], [1, 2]]
@@ -102,7 +102,7 @@ def test_the_server_sees_one_upload_that_is_nobodys():
 
 def test_who_stays_away_is_no_part_of_the_sum():
     away = Fault(2, "away", 1, 1)
-    plan = faulty_channel([away], 0)
+    plan = faulty_channel([away])
     plain, _ = run(build("fedavg"), 3, 2, channel=plan)
     secure, _ = secured("fedavg", 2, away)
     close(secure.server, plain.server, 1e-5)
@@ -154,7 +154,7 @@ def test_silos_sum_every_row_over_those_who_send_it():
     secure, records = secured("fedavg", 1, recommender=recommender, clients=4, own_rows=recommender.own_rows)
     close(secure.server, plain.server, RESOLUTION + 1e-7)
     late = Fault(3, "late")
-    plan = faulty_channel([late], 0)
+    plan = faulty_channel([late])
     plain, _ = run(build("fedavg", catalogue_recommender()), 4, 1, channel=plan)
     secure, _ = secured(
         "fedavg", 1, late, recommender=catalogue_recommender(), clients=4, own_rows=recommender.own_rows

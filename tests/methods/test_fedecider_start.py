@@ -7,7 +7,6 @@ from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.results import fusion_over_rounds
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.fedecider import FUSION_WEIGHTS, FedeciderConfig, _scaled, _started, fedecider, load_variant
@@ -15,6 +14,7 @@ from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import fused_factors, load_plain, module_names, without_prefix
 from fedecider.models.directions import module_cosines, update_norms
+from fedecider.testing.faults import Fault, faulty_channel
 
 pytestmark = pytest.mark.whole
 
@@ -74,7 +74,7 @@ def test_the_start_by_hand():
 
 
 def test_who_s_first_upload_is_lost_starts_when_the_server_has_its_direction():
-    lost = faulty_channel([Fault(1, "late", 1, 1)], 0)
+    lost = faulty_channel([Fault(1, "late", 1, 1)])
     for rounds, met in ((2, [True, False, True]), (3, [True, True, True])):
         state, records = run(build(), 3, rounds, channel=lost)
         assert [one["client"] for one in records[0]["refused_uploads"]] == [1]

@@ -10,13 +10,13 @@ from test_flora import loaded, products
 from toy_recommender import WORDING, catalogue_recommender, run
 
 from fedecider.federation.channel import Channel
-from fedecider.federation.faults import Fault, faulty_channel
 from fedecider.federation.secure_rounds import ROW_WEIGHTS, SecureSums, securely_summed_rounds
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
 from fedecider.methods.recommender import HOME, TABLE, as_known, rows_at_home, summed_rows, travelling_rows
 from fedecider.models.adapters import adapter_shapes, without_prefix
 from fedecider.testing import llm_contract
+from fedecider.testing.faults import Fault, faulty_channel
 
 pytestmark = pytest.mark.whole
 
@@ -203,7 +203,7 @@ def test_secure_sums_give_the_plain_rows_and_do_not_tell_whose_they_are(companie
 
 def test_a_row_whose_other_seller_dropped_out_is_the_survivor_s(companies):
     recommender = companies()._replace(hidden=True)
-    plan = faulty_channel([Fault(1, "late")], 0)
+    plan = faulty_channel([Fault(1, "late")])
     method, told = build("fedavg", recommender), travelling_rows(recommender, True).told
     aggregation = securely_summed_rounds(method, SecureSums(5, own_rows=told))
     state, _ = run(method, 3, 1, channel=plan._replace(aggregation=aggregation))

@@ -1,23 +1,18 @@
-"""Faults that a site plays itself, to see what the server and the other sites do: what it answers is damaged.
-
-Whatever a scenario of a simulation does to uploads (`fedecider.federation.faults`), and damage that only messages have.
-"""
+"""A site that plays faults: what a faulty channel does to uploads, and damage that only messages have."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from fedecider.deployment.messages import MARKS, Message, pack, unpack
+from fedecider.deployment.site import Answer
 from fedecider.federation.channel import Channel
-from fedecider.federation.faults import MESSAGE_KINDS, Fault, faulty_channel
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.streams import stream
-
-Answer = Callable[[bytes], bytes]
-"""message -> the site's answer."""
+from fedecider.testing.faults import MESSAGE_KINDS, Fault, faulty_channel
 
 
 def faulty(
@@ -25,7 +20,6 @@ def faulty(
     client: int,
     faults: Sequence[Fault],
     seed: int,
-    carries: Callable[[str], bool],
     most_bytes: int,
     deadline_s: float = 0.0,
 ) -> Answer:
@@ -38,7 +32,7 @@ def faulty(
     """
     own = [fault for fault in faults if fault.client == client]
     hostile = [fault for fault in own if fault.kind not in MESSAGE_KINDS]
-    channel = faulty_channel(hostile, seed, carries)
+    channel = faulty_channel(hostile, seed)
 
     def played(blob: bytes) -> bytes:
         asked = unpack(blob, most_bytes)

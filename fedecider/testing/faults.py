@@ -1,23 +1,24 @@
 """What goes wrong in a federation, on purpose: clients that are away or late, uploads that are damaged or hostile.
 
-A scenario is a list of faults, each of one client over some rounds; everything random in it is drawn from the run's
-seed. The server does not know of it: it sees what arrives.
+Everything random is drawn from a seed. The server does not know of it: it sees what arrives.
 
 Shape legend: C clients of a block, R rows of a table that a client holds.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from fedecider.federation.channel import Channel, Delivered
-from fedecider.federation.method import Download, Tree, Upload
+from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
+from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, download_of, take_row
 
@@ -27,9 +28,6 @@ MessageKind = Literal[
 ]
 Kind = UploadKind | MessageKind
 UPLOAD_KINDS, MESSAGE_KINDS = get_args(UploadKind), get_args(MessageKind)
-_KEYS = {"client", "kind", "rounds", "factor"}
-LARGEST_FACTOR = 1e30
-"""An update times it is still finite in float32, which ends at 3.4e38."""
 _OF_ANY_NUMBERS = ("away", "late", "random", "replay", "weight")
 
 
@@ -44,7 +42,7 @@ class Fault:
             ``factor`` times themselves (scale), noise of their size (random; of whole numbers the same ones in another
             order), NaN (nan), what the client sent in the round before (replay; at its first upload, and the first
             after a resumed run, there is none before); weight claims ``factor`` times as many examples. The others
-            (`MESSAGE_KINDS`) damage messages, which a deployment alone has: `fedecider.deployment.faults`.
+            (`MESSAGE_KINDS`) damage messages, which a deployment alone has: a channel leaves uploads as they are.
         first: The first round.
         last: The last round; None for no end.
         factor: Of scale and weight.
@@ -60,63 +58,11 @@ class Fault:
         return self.first <= round and (self.last is None or round <= self.last)
 
 
-def read_faults(content: Any, names: Sequence[str], source: str, kinds: Sequence[str] = UPLOAD_KINDS) -> list[Fault]:
-    """The faults in ``content``, ``{"faults": [{"client": name, "kind": ..., "rounds": "2-4", "factor": ...}, ...]}``.
+def faulty_channel(faults: Sequence[Fault], seed: int = 0, channel: Channel = Channel()) -> Channel:
+    """``channel`` with these faults on it.
 
-    ``client``: a name of ``names``, or, as a whole number, a place in it from 0 on. ``rounds``: "3", "2-4" or "2-"
-    (without end); all rounds when it is left out. ``kinds`` are those that can be played.
-
-    Raises:
-        ValueError: it is not of that form, or names a client that the run does not have.
-    """
-    listed = content.get("faults") if isinstance(content, dict) and set(content) == {"faults"} else None
-    if not isinstance(listed, list) or not listed:
-        raise ValueError(f"got no list of faults in {source}, expected faults: [{{client: NAME, kind: away}}, ...]")
-    return [_fault(one, names, f"fault {number} of {source}", kinds) for number, one in enumerate(listed, 1)]
-
-
-def _fault(one: Any, names: Sequence[str], source: str, kinds: Sequence[str]) -> Fault:
-    if not isinstance(one, Mapping) or not {"client", "kind"} <= set(one) <= _KEYS:
-        raise ValueError(
-            f"got {str(one)[:200]} as {source}, expected client and kind, and rounds and factor if need be"
-        )
-    if one["kind"] not in kinds:
-        only = ": it damages messages, which a deployment alone has" if one["kind"] in MESSAGE_KINDS else ""
-        raise ValueError(f"got kind {str(one['kind'])[:40]!r} in {source}, expected one of {', '.join(kinds)}{only}")
-    span = re.fullmatch(r"([0-9]{1,9})(-?)([0-9]{0,9})", str(one.get("rounds", "1-")))
-    if span is None or int(span[1]) < 1 or (span[3] and (not span[2] or int(span[3]) < int(span[1]))):
-        raise ValueError(f"got rounds {str(one.get('rounds'))[:40]!r} in {source}, expected such as 3, 2-4 or 2-")
-    last = int(span[3]) if span[3] else None if span[2] else int(span[1])
-    factor = one.get("factor", 1e6)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) <= LARGEST_FACTOR:
-        raise ValueError(f"got factor {str(factor)[:40]!r} in {source}, expected a number of at most {LARGEST_FACTOR}")
-    return Fault(_number(one["client"], names, source), one["kind"], int(span[1]), last, float(factor))
-
-
-def _number(client: Any, names: Sequence[str], source: str) -> int:
-    """The number of the client with this name, or with this number."""
-    if isinstance(client, str) and client in names:
-        return names.index(client)
-    if type(client) is int and 0 <= client < len(names):
-        return client
-    some = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-    raise ValueError(
-        f"got client {str(client)[:40]!r} in {source}, expected one of {some} or a number from 0 to {len(names) - 1}"
-    )
-
-
-def faulty_channel(
-    faults: Sequence[Fault],
-    seed: int,
-    carries: Callable[[str], bool] = lambda name: True,
-    channel: Channel = Channel(),
-) -> Channel:
-    """``channel`` with these faults on it. ``carries``: whether a tensor of that name has the sign and size of the
-    update.
-
-    Of a low-rank product one factor has: turned round both, it would be the same update. What a client sends is whole
-    tables, also where the simulation holds changed rows: of a block with a client that something happens to they are
-    built, and take the memory of as many tables as the block has clients.
+    What a client sends is whole tables, also where the simulation holds changed rows: of a block with a client that
+    something happens to they are built, and take the memory of as many tables as the block has clients.
     """
     kept: dict[int, Tree] = {}
     replayed = {fault.client for fault in faults if fault.kind == "replay"}
@@ -145,7 +91,7 @@ def faulty_channel(
                 elif fault.kind == "weight":
                     weight_C[row] *= fault.factor
                 else:
-                    sent = _damaged(fault, sent, carries, seed, round)
+                    sent = _damaged(fault, sent, seed, round)
             if client in replayed:
                 kept[client] = fresh
             if reason:
@@ -157,6 +103,17 @@ def faulty_channel(
         return Delivered(_of(_with(arrived, changed) if changed else arrived, kept_C), refused)
 
     return channel._replace(availability=availability, delivery=delivery)
+
+
+@contextmanager
+def faulty_runs(faults: Sequence[Fault], seed: int = 0) -> Iterator[None]:
+    """Every run that begins within the block has these faults."""
+
+    def with_faults(method: FederatedMethod, clients: Clients, settings: RoundSettings, channel: Channel, *more: Any):
+        return run_rounds(method, clients, settings, faulty_channel(faults, seed, channel), *more)
+
+    with patch("fedecider.engine.run.run_rounds", with_faults):
+        yield
 
 
 def _whole(upload: Upload, sent_to: Callable[[], Download], row: int) -> Tree:
@@ -171,25 +128,23 @@ def _looks(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tree.items()}
 
 
-def _damaged(fault: Fault, tree: Tree, carries: Callable[[str], bool], seed: int, round: int) -> Tree:
+def _damaged(fault: Fault, tree: Tree, seed: int, round: int) -> Tree:
     if fault.kind not in _OF_ANY_NUMBERS and tree and not any(one.is_floating_point() for one in tree.values()):
         raise ValueError(
             f"got the fault {fault.kind} of client {fault.client}, who sends whole numbers, expected one of "
             f"{', '.join(_OF_ANY_NUMBERS)}"
         )
-    return {name: _damaged_tensor(fault, name, tensor, carries, seed, round) for name, tensor in tree.items()}
+    return {name: _damaged_tensor(fault, name, tensor, seed, round) for name, tensor in tree.items()}
 
 
-def _damaged_tensor(
-    fault: Fault, name: str, value: Tensor, carries: Callable[[str], bool], seed: int, round: int
-) -> Tensor:
+def _damaged_tensor(fault: Fault, name: str, value: Tensor, seed: int, round: int) -> Tensor:
     if fault.kind == "random":
         return _random(value, stream(seed, "fault", fault.client, round, name))
     if not value.is_floating_point():
         return value
     if fault.kind == "nan":
         return torch.full_like(value, torch.nan)
-    if fault.kind in ("sign_flip", "scale") and carries(name):
+    if fault.kind in ("sign_flip", "scale") and not name.endswith("lora_a"):  # both factors: the same product
         return value * (-1.0 if fault.kind == "sign_flip" else fault.factor)
     return value
 

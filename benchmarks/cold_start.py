@@ -92,9 +92,6 @@ def hide(domain: Domain, share: float, seed: int) -> Split:
         kept = [(user, items) for user, items in kept if len(items) >= MIN_EVENTS]
         return Events([user for user, _ in kept], [items for _, items in kept], None)
 
-    def columns(values: Sequence[str]) -> list[str]:
-        return [values[item] for item in old]
-
     asked: dict[str, list[list[int]]] = {group: [] for group in GROUPS}
     users: dict[str, list[str]] = {group: [] for group in GROUPS}
     for user, sequence in zip(domain.clients.users, domain.clients.sequences, strict=True):
@@ -104,9 +101,7 @@ def hide(domain: Domain, share: float, seed: int) -> Split:
             users[group].append(user)
     trained = replace(
         domain,
-        item_keys=columns(domain.item_keys),
-        titles=columns(domain.titles),
-        item_texts=columns(domain.item_texts),
+        catalogue=domain.catalogue.part(domain.name, old),
         clients=reduced(domain.clients),
         public=reduced(domain.public),
     )

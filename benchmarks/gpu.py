@@ -37,6 +37,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from distill.pairing import build_student
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.callbacks import RoundCallback
@@ -144,7 +145,7 @@ def make_bench(size: Size, device: torch.device) -> Bench:
             Events([f"{name}-{group}{user}" for user in range(size.num_users)], sequences(size, rng), None)
             for group in ("client", "public")
         ]
-        domain = Domain(name, keys, keys, keys, events[0], events[1], {})
+        domain = Domain(name, Catalogue(name, keys, keys, keys), events[0], events[1], {})
         clients.append(build_task(domain, events[0], ids, tokenizer, SAMPLES, True))
         public.append(build_task(domain, events[1], ids, tokenizer, SAMPLES, False))
     return Bench(size, device, tokenizer, public, clients)
@@ -302,7 +303,7 @@ def first_users(task: Task, count: int, bench: Bench) -> Task:
     keys = [f"{task.name}{item:06d}" for item in range(len(task.trie))]
     users, chosen = [f"u{user}" for user in range(count)], task.sequences[:count]
     events = Events(users, chosen, None)
-    domain = Domain(task.name, keys, keys, keys, events, Events([], [], None), {})
+    domain = Domain(task.name, Catalogue(task.name, keys, keys, keys), events, Events([], [], None), {})
     return build_task(domain, events, task.item_ids, bench.tokenizer, SAMPLES, True)
 
 

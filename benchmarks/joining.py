@@ -60,7 +60,7 @@ from fedecider.cross_silo.prepare import BaseArtifacts, chosen_shares, distill_s
 from fedecider.cross_silo.results import Ended, added_by
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
-from fedecider.data.domain import Domain, Events, is_part, numbers_in
+from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import unit_vectors
 from fedecider.data.silos import share_by, share_out
 from fedecider.data.store import load_domains
@@ -457,7 +457,7 @@ def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:
 def texts_of(shared: Shared, ended: Ended) -> Mapping[str, ItemTexts]:
     """Company -> the texts of its items."""
     domains, name = ended.artifacts.domains, shared.whole.name
-    if any(is_part(domain, shared.whole) for domain in domains.values()):
+    if any(domain.is_part for domain in domains.values()):
         return item_texts_of(ended.settings, ended.artifacts)
     if name not in shared.texts:
         shared.texts[name] = next(iter(item_texts_of(ended.settings, ended.artifacts).values()))
@@ -469,8 +469,8 @@ def artifacts_of(shared: Shared, clients: Mapping[str, Domain]) -> BaseArtifacts
     found, items = {}, shared.ids.items
     for client, domain in clients.items():
         found[client] = shared.ids
-        if is_part(domain, shared.whole):
-            number_I = numbers_in(domain, shared.whole)
+        if domain.is_part:
+            number_I = domain.catalogue_number_I
             texts, tokens = ([of[item] for item in number_I] for of in (items.texts, items.token_ids))
             vector_ID = load_file(shared.pretrained.folder / ITEM_VECTORS)[shared.whole.name]
             near = nearest_items(vector_ID[torch.from_numpy(number_I)])

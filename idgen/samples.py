@@ -260,7 +260,7 @@ def build_task(
         )
     end_token = _end_token(item_ids, tokenizer, config)
     parts = make_parts(
-        domain.catalogue,
+        domain.catalogue.name,
         item_ids.token_ids,
         tokenizer,
         templates=config.templates,
@@ -269,7 +269,7 @@ def build_task(
         prompt_end=end_token if config.is_row else int(tokenizer.eos_token_id),  # type: ignore[arg-type]
     )
     return Task(
-        name=domain.name if hold_out else domain.catalogue,
+        name=domain.name if hold_out else domain.catalogue.name,
         item_ids=item_ids,
         trie=Trie.build(item_ids.token_ids, end_token),
         train=event_table(events.sequences, hold_out),

@@ -17,7 +17,7 @@ from test_silos_run import CPU, DECODER, REPOSITORY, SENTENCES, WHOLE, main, row
 from fedecider.cross_silo import item_ids, prepare
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.settings import RunConfig
-from fedecider.data.domain import NO_EVENTS, by_catalogue, numbers_in
+from fedecider.data.domain import NO_EVENTS
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.methods.recommender import TABLE, rows_of_clients
@@ -78,11 +78,10 @@ def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settin
     if settings is DECODER:
         student = prepare.distill_stage(config, stage, CUT, CPU, quiet=True)
         assert (student.folder / "backbone").is_dir()
-        whole = by_catalogue(CUT)["crime"]
         of_union = load_file(stage.folder / item_ids.ITEM_VECTORS)["crime"]
-        assert len(of_union) == len(whole.item_keys)
+        assert len(of_union) == len(SECOND.catalogue.keys)
         table_VD = made.model.get_input_embeddings().weight.detach()
-        for number, token_ids in zip(numbers_in(SECOND, whole), ids["crime.2"].items.token_ids, strict=True):
+        for number, token_ids in zip(SECOND.catalogue_number_I, ids["crime.2"].items.token_ids, strict=True):
             row_D, vector_D = table_VD[token_ids[0]], of_union[number]
             assert float(torch.nn.functional.cosine_similarity(row_D, vector_D, 0)) > 0.999
         encoded = encoded_texts(CUT, "tfidf", str(tmp_path))

@@ -20,7 +20,9 @@ from fedecider.cross_silo.joining import (
     taken,
     trains_alone,
 )
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
+from fedecider.data.sellers import with_shared_catalogues
 from fedecider.report.analyses import cost_of_joining
 from fedecider.report.joining import joining_sentences, odd_sentences, of_one_item, unlike_ones
 
@@ -32,15 +34,20 @@ def settings(*words):
     return parse_settings("", [*ROWS, *words])
 
 
-def company(name, keys, catalogue=""):
+def company(name, keys, catalogue=None):
     users = [f"{name}-{number}" for number in range(2)]
     events = Events(users, [[0, 1, 2], [2, 1, 0]], None)
-    return Domain(name, keys, keys, [f"title: {key}" for key in keys], events, NO_EVENTS, {}, catalogue)
+    items = Catalogue(catalogue or name, keys, keys, [f"title: {key}" for key in keys])
+    return Domain(name, items, events, NO_EVENTS, {})
+
+
+def in_one_catalogue(companies):
+    return with_shared_catalogues({name: company(name, one.item_keys, "ean") for name, one in companies.items()})
 
 
 APART = {name: company(name, [f"{name}-{item}" for item in "abc"]) for name in ("north", "south", "east")}
 UNMATCHED = {**APART, "south": company("south", ["north-a", "north-c", "south-b"])}
-TOGETHER = {name: company(name, one.item_keys, "ean") for name, one in UNMATCHED.items()}
+TOGETHER = in_one_catalogue(UNMATCHED)
 
 
 def test_rows_of_items_are_all_that_such_adapters_change():
@@ -72,9 +79,8 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     for words in (("--local_row", "show"), ("--lora_targets", "table,attention"), ("--method", "centralised")):
         told = settings(*words)
         assert as_trained(told, True) == told
-    one_shop = {name: replace(one, catalogue="shop") for name, one in TOGETHER.items()}
-    assert not overlap_data(asked, one_shop)["nothing"]
-    assert overlap_data(asked, {name: replace(one, catalogue="shop") for name, one in APART.items()})["nothing"]
+    assert not together["nothing"]
+    assert overlap_data(asked, in_one_catalogue(APART))["nothing"]
     with_layers = parse_settings("", list(COMPANIES))  # one of the candidates adapts layers
     assert overlap_data(with_layers, APART)["sentences"] == [
         "No two of north, south, east share an item: each can gain only through shared layers of the model."
@@ -174,13 +180,13 @@ def test_mixed_up_item_numbers_are_seen_in_texts():
     draw, unit = np.random.default_rng(0), np.eye(5)
     number_I = draw.permutation(40)
     kinds = unit[np.arange(40) // 8]
+    goods = Catalogue("shop", *([f"k{item:02}" for item in range(40)] for _ in range(3)))
 
     def shop(name, count, numbers=None):
         rows = [(8 * draw.integers(5) + draw.permutation(8)[:6]).tolist() for _ in range(count)]
         rows = rows if numbers is None else [[int(numbers[item]) for item in row] for row in rows]
-        keys = [f"k{item:02}" for item in range(40)]
         events = Events([f"{name}-{user}" for user in range(count)], rows, None)
-        return Domain(name, keys, keys, keys, events, NO_EVENTS, {}, "shop")
+        return Domain(name, goods, events, NO_EVENTS, {})
 
     domains = {name: shop(name, 200) for name in ("north", "south")} | {"east": shop("east", 30)}
     unit_of = dict.fromkeys(("north", "south", "east", "west"), kinds)
@@ -191,7 +197,8 @@ def test_mixed_up_item_numbers_are_seen_in_texts():
     wrong = checked_events({**domains, "west": mixed}, unit_of)
     assert unlike_ones(wrong) == ["west"]
     assert abs(wrong["west"]["likeness"]) < 0.1
-    other = checked_events({name: replace(one, catalogue=name) for name, one in domains.items()}, unit_of)
+    apart = {name: replace(one, catalogue=replace(goods, name=name)) for name, one in domains.items()}
+    other = checked_events(apart, unit_of)
     assert all(one.keys() == {"most_sold"} for one in other.values()), "other goods have other texts"
     alone = checked_events({"west": replace(mixed, public=domains["north"].clients)}, unit_of)
     assert unlike_ones(alone) == ["west"], "a site by itself looks at the public users"

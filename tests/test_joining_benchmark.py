@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedecider
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import save_domain
 from fedecider.running.run_folder import Stage
@@ -33,7 +34,7 @@ def shop(name="beauty", num_users=100, num_events=20):
     )
     keys = [f"{name}-{item:02}" for item in range(60)]
     texts = [f"title: {'red' if item < 30 else 'blue'} thing {item}" for item in range(60)]
-    return joining.with_card(Domain(name, keys, texts, texts, clients, public, {}))
+    return joining.with_card(Domain(name, Catalogue(name, keys, texts, texts), clients, public, {}))
 
 
 @pytest.fixture

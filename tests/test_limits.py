@@ -12,6 +12,7 @@ from embedding_fr import setup
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.hyperparameter_selection import check_limits
 from fedecider.cross_silo.prepare import load_data, pretrain_stage
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
 from fedecider.running import machine as memory
@@ -130,7 +131,7 @@ def test_a_rank_and_a_beam_as_large_as_there_is_use_for_are_taken():
 def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one_token():
     events = Events(["a", "b"], [[0, 1, 2, 3], [4, 5, 6, 7]], None)
     keys = [f"i{number:02d}" for number in range(12)]
-    domains = {"few": Domain("few", keys, keys, keys, events, events._replace(users=["c", "d"]), {})}
+    domains = {"few": Domain("few", Catalogue("few", keys, keys, keys), events, events._replace(users=["c", "d"]), {})}
     settings = parse_settings("", ["--hybrid.kind", "none", *map(str, WORDS)])
     check_limits(with_beams(settings, 12), domains)
     for num_beams, message in ((11, "expected at least 12: hit@20 is reported"), (13, "expected at most 12")):
@@ -156,7 +157,7 @@ def test_data_without_public_users_are_told_before_stage_1(tmp_path):
 def test_a_client_with_nothing_to_train_on_is_told():
     users = Events(["a", "b"], [[0, 1, 2], [3, 4, 5]], None)  # the last two of each are held out
     keys = [f"i{number:02d}" for number in range(30)]
-    domain = Domain("brief", keys, keys, keys, users, Events([], [], None), {})
+    domain = Domain("brief", Catalogue("brief", keys, keys, keys), users, Events([], [], None), {})
     settings = parse_settings("", ["--hybrid.kind", "none"])
     with pytest.raises(ValueError, match="got no user of brief with two training events, expected one at least"):
         check_limits(settings, {"brief": domain})

@@ -26,6 +26,7 @@ from fedecider.cross_silo.without import joint_positions
 from fedecider.data.card import make_card
 from fedecider.data.domain import NO_EVENTS, Domain, Events, clients_of
 from fedecider.data.sample import sample_domains
+from fedecider.data.sellers import by_catalogue
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
@@ -127,7 +128,7 @@ def test_silos_start_as_their_domain_does(settings, tmp_path):
     first, second = (rows(train_batches(made.tasks, 16, torch.Generator().manual_seed(1))) for made in (whole, silos))
     assert first == second
     for name, domain in SILOS.items():
-        assert silos.ids[name].items == whole.ids[domain.catalogue].items
+        assert silos.ids[name].items == whole.ids[domain.catalogue.name].items
     # What a user is asked is the same in a silo as in the whole domain: the prompt names the catalogue.
     tasks = {
         task.name: task
@@ -162,7 +163,7 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
     assert sizes == [len(WHOLE[name].item_keys) for name in ("crime", "comics")], "once per catalogue"
     vectors = load_file(stage.folder / prepare.ITEM_VECTORS)
     for name, domain in SILOS.items():
-        for found, expected in zip(ids[name].neighbours, near(vectors[domain.catalogue]), strict=True):
+        for found, expected in zip(ids[name].neighbours, near(vectors[domain.catalogue.name]), strict=True):
             assert (found == expected).all()
     sizes.clear()
     of_one = load_ids(stage.folder, SILOS, DECODER, walks_of=["comics.2"])
@@ -182,7 +183,7 @@ def stage_1(config: RunConfig, cache: Path) -> dict[str, bytes]:
     names = (
         "backbone/model.safetensors",
         "item_vectors.safetensors",
-        *(f"ids/{name}.json" for name in load_data(config)),
+        *(f"ids/{name}.json" for name in by_catalogue(load_data(config))),
     )
     return {name: (stage.folder / name).read_bytes() for name in names}
 

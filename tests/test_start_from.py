@@ -10,6 +10,7 @@ import torch
 
 from fedecider.cli.main import main
 from fedecider.cross_silo.continued import going_on, on_catalogue
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
@@ -33,9 +34,7 @@ def next_month(domain):
     public = domain.public._replace(sequences=[[item + 1 for item in items] for items in domain.public.sequences])
     return dataclasses.replace(
         domain,
-        item_keys=keys,
-        titles=["New", *domain.titles],
-        item_texts=["title: new thing", *domain.item_texts],
+        catalogue=Catalogue(domain.name, keys, ["New", *domain.titles], ["title: new thing", *domain.item_texts]),
         clients=clients,
         public=public,
     )

@@ -58,9 +58,7 @@ def everybody(data: str) -> Domain:
     pool = [part for part in parts if len(part[1]) >= 3]
     return Domain(
         name="beauty",
-        item_keys=beauty.item_keys,
-        titles=beauty.titles,
-        item_texts=beauty.item_texts,
+        catalogue=beauty.catalogue,
         clients=Events([*public.users, *clients.users], rows, None),
         public=Events([user for user, _ in pool], [row for _, row in pool], None) if pool else NO_EVENTS,
         card={},

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from idgen import samples
 
@@ -52,9 +53,12 @@ def drawn_shop(name: str, num_users: int, num_items: int, num_public: int, seed:
     titles = [f"kind{item // ITEMS_A_TOPIC} make{item % 7} model{item}" for item in range(num_items)]
     return Domain(
         name=name,
-        item_keys=[f"{name}-{item:06d}" for item in range(num_items)],
-        titles=titles,
-        item_texts=[f"title: {title}" for title in titles],
+        catalogue=Catalogue(
+            name,
+            keys=[f"{name}-{item:06d}" for item in range(num_items)],
+            titles=titles,
+            texts=[f"title: {title}" for title in titles],
+        ),
         clients=Events(keys[num_public:], sequences[num_public:], None),
         public=Events(keys[:num_public], sequences[:num_public], None),
         card={},

@@ -118,7 +118,7 @@ def _distances(domains: Mapping[str, Domain], encoder: str, alpha_KK: Tensor | N
         drawn = {}
         for name, domain in domains.items():
             texts = domain.item_texts if kind == "item" else analyses.newest_titles(domain)
-            same = domain.catalogue if kind == "item" else name  # silos of a catalogue draw the same items
+            same = domain.catalogue.name if kind == "item" else name  # silos of a catalogue draw the same items
             drawn[name] = analyses.sample_texts(texts, analyses.MAX_TEXTS, stream(0, "analysis", kind, same))
         distance_KK = analyses.domain_distances(drawn, loaded)
         found["num_texts"][kind] = {name: len(texts) for name, texts in drawn.items()}

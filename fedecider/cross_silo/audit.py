@@ -45,7 +45,7 @@ from fedecider.cross_silo.prepare import (
     load_student,
     make_recommender,
 )
-from fedecider.data.domain import clients_of
+from fedecider.data.domain import Domain, clients_of
 from fedecider.data.store import CARD_FILE, load_domains
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.statistics import Interval
@@ -327,25 +327,25 @@ def members_and_others(
     sequences = domain.clients.sequences
     kept = set(calibration(domain, run.seed)) if run.hybrid.kind != "none" else set()
     members = [sequence for user, sequence in enumerate(sequences) if user not in kept]
-    others = [sequence for one in away_from_run(run.data, domain.catalogue, domains) for sequence in one]
+    others = [sequence for one in away_from_run(run.data, domain, domains) for sequence in one]
     others = others or [sequences[user] for user in sorted(kept)]
     if not others:
         raise ValueError(
-            f"got nobody of the catalogue {domain.catalogue} on whom the run did not train, expected some to compare "
-            "with: prepare the data with --silos and leave one silo out of --domains, or run with --hybrid.kind "
-            "mixture, which keeps users out of the training"
+            f"got nobody of the catalogue {domain.catalogue.name} on whom the run did not train, expected some to "
+            "compare with: prepare the data with --silos and leave one silo out of --domains, or run with "
+            "--hybrid.kind mixture, which keeps users out of the training"
         )
     return _drawn(config, members, f"{name} in"), _drawn(config, others, f"{name} out")
 
 
-def away_from_run(data: str, catalogue: str, domains: Mapping[str, Any]) -> list[Sequence[list[int]]]:
-    """Client sequences of the silos of a catalogue beside the run's own."""
-    found = sorted(path.parent.name for path in Path(data).glob(f"{catalogue}.*/{CARD_FILE}")) if data else []
-    silos = [name for name in found if name not in domains]
-    away = load_domains(data, silos) if silos else {}
-    known = [one.item_keys for one in domains.values() if one.catalogue == catalogue]
-    same = (one for one in away.values() if one.catalogue == catalogue and known.count(one.item_keys) == len(known))
-    return [domain.clients.sequences for domain in same]
+def away_from_run(data: str, domain: Domain, domains: Mapping[str, Domain]) -> list[Sequence[list[int]]]:
+    """Client sequences of the silos of the catalogue of ``domain`` beside the run's own ``domains``."""
+    name = domain.catalogue.name
+    prepared = sorted(path.parent.name for path in Path(data).glob(f"{name}.*/{CARD_FILE}")) if data else []
+    away = [silo for silo in prepared if silo not in domains]
+    own = [other.name for other in domains.values() if other.catalogue is domain.catalogue]
+    silos = load_domains(data, [*own, *away]) if away else {}
+    return [silos[silo].clients.sequences for silo in away if silos[silo].items is silos[domain.name].items]
 
 
 def ask(

@@ -20,8 +20,9 @@ import torch
 import yaml
 
 from fedecider.cross_silo.settings import RunConfig
-from fedecider.data.domain import Domain, by_catalogue, clients_of, is_part
+from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import chosen_encoder
+from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
 from fedecider.running.machine import available_bytes
 from fedecider.running.options import load_yaml, peek
@@ -125,23 +126,23 @@ class Choice(NamedTuple):
 
 def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
     """Counts of prepared domains, those of a foreign pool among them."""
-    clients, catalogues = clients_of(domains), by_catalogue(domains)
+    clients, sellers = clients_of(domains), by_catalogue(domains).values()
     lengths = [length for domain in clients.values() for length in domain.clients.arrays().sequences.length_U.tolist()]
     sizes = [domain.clients.num_events for domain in clients.values()]
-    items = {name: len(domain.item_keys) for name, domain in catalogues.items()}
-    texts = {text for domain in catalogues.values() for text in domain.item_texts if any(map(str.isalpha, text))}
+    num_items = [len(one.catalogue.keys) for one in sellers]
+    texts = {text for one in sellers for text in one.catalogue.texts if any(map(str.isalpha, text))}
     return DataFacts(
         names=tuple(clients),
         num_catalogues=len({domain.catalogue for domain in clients.values()}),
         num_users=len(lengths),
         num_events=sum(lengths),
         events_per_user=float(median(lengths)) if lengths else 0.0,
-        num_items=max(items.values()),
-        num_all_items=sum(items.values()),
+        num_items=max(num_items),
+        num_all_items=sum(num_items),
         num_texts=len(texts),
         num_public=len({user for domain in domains.values() for user in domain.public.users}),
         spread=max(sizes) / min(sizes) if sizes else 1.0,
-        has_parts=any(is_part(domain, catalogues[domain.catalogue]) for domain in clients.values()),
+        has_parts=any(domain.is_part for domain in clients.values()),
     )
 
 

@@ -57,8 +57,9 @@ from fedecider.cross_silo.entries import (
 from fedecider.cross_silo.federate import beside_data
 from fedecider.cross_silo.page import example_sections
 from fedecider.cross_silo.prepare import Settings, load_data
-from fedecider.data.domain import Domain, clients_of, once_a_catalogue
+from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import encoder_label, load_encoder
+from fedecider.data.sellers import once_each
 from fedecider.engine.result import EXAMPLES_FILE, RunResult
 from fedecider.engine.track import track_of
 from fedecider.evaluation.metrics import MACRO, mean_metrics
@@ -506,13 +507,10 @@ def _text_starts(shared: Shared, encoder: str, width: int) -> dict[str, TextStar
     """By domain; the texts of a small catalogue may span fewer dimensions than the table has."""
     domains = shared.domains
     encoded = encoded_texts(domains, encoder, str(shared.cache))
-    once = {catalogue: encoded[domain.name] for catalogue, domain in once_a_catalogue(domains).items()}
+    once = {catalogue: encoded[domain.name] for catalogue, domain in once_each(domains).items()}
     vectors = item_vectors(once, width, zero_fill=True)
     source = [encoder_digest(encoder), *(domain.content_hash() for domain in domains.values())]
-    return {
-        name: TextStart(vectors[domain.catalogue if domain.catalogue in once else name], source)
-        for name, domain in domains.items()
-    }
+    return {name: TextStart(vectors[domain.items.name], source) for name, domain in domains.items()}
 
 
 def _trained(shared: Shared, domain: Domain, config: SasrecConfig, seed: int, start: TextStart | None) -> Path:

@@ -17,8 +17,9 @@ from torch import Tensor
 from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
 from fedecider.baselines.own import own_positions
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student
-from fedecider.data.domain import Domain, by_catalogue, is_part
+from fedecider.data.domain import Domain
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
+from fedecider.data.sellers import by_catalogue
 from fedecider.evaluation.canary import memoriser_positions
 from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol, history
@@ -123,10 +124,10 @@ def item_texts_of(
 ) -> dict[str, ItemTexts]:
     """Domain -> its item texts as vectors of ``pretrain.text_encoder``, worked out once for silos of a catalogue."""
     vectors = encoded_texts(artifacts.everyone, settings.run.pretrain.text_encoder, settings.run.cache)
-    wholes, once = by_catalogue(artifacts.everyone), {}
+    once: dict[str, ItemTexts] = {}
     found: dict[str, ItemTexts] = {}
     for name, domain in artifacts.domains.items():
-        same = name if is_part(domain, wholes[domain.catalogue]) else domain.catalogue
+        same = domain.items.name
         if same not in once:
             unit_ID = unit_vectors(vectors[name].numpy())
             once[same] = ItemTexts(unit_ID, nearest_texts(unit_ID, device=device))
@@ -375,11 +376,10 @@ def catalogue_groups(domains: Mapping[str, Domain], config: HybridConfig) -> dic
     if "others" not in config.source_names:
         return {}
     groups: dict[str, list[str]] = {}
-    for catalogue, whole in by_catalogue(domains).items():
-        names = [name for name, domain in domains.items() if domain.catalogue == catalogue]
-        apart = [names]
-        if any(is_part(domains[name], whole) for name in names):
-            apart = _overlapping({name: set(domains[name].item_keys) for name in names})
+    for catalogue, sellers in by_catalogue(domains).items():
+        apart = [names := list(sellers.domains)]
+        if any(domain.is_part for domain in sellers.domains.values()):
+            apart = _overlapping({name: set(domain.item_keys) for name, domain in sellers.domains.items()})
         for group in apart:
             if len(group) > 1 and shared_items([domains[name].item_keys for name in group]).num_items:
                 groups[catalogue if len(group) == len(names) else f"{catalogue}-{group[0]}"] = group

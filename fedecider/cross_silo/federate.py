@@ -20,7 +20,8 @@ from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
 from fedecider.cross_silo.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
 from fedecider.cross_silo.settings import RunConfig
-from fedecider.data.domain import Domain, by_catalogue, clients_of
+from fedecider.data.domain import Domain, clients_of
+from fedecider.data.sellers import by_catalogue
 from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.federation.aggregate import with_robust_mean

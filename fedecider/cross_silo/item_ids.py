@@ -3,18 +3,20 @@ on them: the public tasks and those of the clients."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.cross_silo.settings import PretrainConfig
-from fedecider.data.domain import Domain, by_catalogue, is_part, numbers_in, with_unions
+from fedecider.data.catalogue import Catalogue
+from fedecider.data.domain import Domain
+from fedecider.data.sellers import by_catalogue
 from fedecider.federation.record import write_json
+from fedecider.models.item_texts import rows_of
 from fedecider.running.progress import progress
 from fedecider.running.run_folder import damage_names, read_object
 from idgen.id_generator import IDGenerator, make_item_ids
@@ -26,9 +28,10 @@ ITEM_VECTORS = "item_vectors.safetensors"
 
 
 class DomainIds(NamedTuple):
-    """Texts that stand for the items of one domain, and which items have near texts; silos of one catalogue share them.
+    """Texts that stand for the items of a domain or of a whole catalogue, and which items have near texts.
 
-    Of a domain that has a part of its catalogue, ``items`` are those of the catalogue.
+    Silos of one catalogue share them; of a domain that has a part of its catalogue, ``items`` are those of the
+    catalogue.
     """
 
     items: ItemIds
@@ -45,53 +48,52 @@ def assign_ids(
     near: Mapping[str, Neighbours],
     quiet: bool,
 ) -> dict[str, DomainIds]:
-    """The IDs of every domain, and of unions of their catalogues (`with_unions`); ``id_texts``, which are fixed, by
-    catalogue, and ``near`` by domain, empty where there are none.
+    """The IDs of every domain and catalogue; ``id_texts``, which are fixed, by catalogue, and ``near`` by domain and
+    catalogue, empty where there are none.
     """
-    wholes = by_catalogue(domains)
-    shared = {
-        name: _item_ids(settings, whole, tokenizer, generator, id_texts.get(name), quiet)
-        for name, whole in wholes.items()
+    ids = {
+        name: _item_ids(settings, sellers.catalogue, tokenizer, generator, id_texts.get(name), quiet)
+        for name, sellers in by_catalogue(domains).items()
     }
-    ids = {}
-    for name, domain in with_unions(domains).items():
-        whole, items = wholes[domain.catalogue], shared[domain.catalogue]
-        if is_part(domain, whole):
-            items = _some_of(items, numbers_in(domain, whole))
-        ids[name] = DomainIds(items, near.get(name))
-    return ids
+    return _by_name(domains, ids, near)
 
 
-def _some_of(ids: ItemIds, numbers: Iterable[int]) -> ItemIds:
-    """Those of the items with these numbers; the report stays that of all."""
-    numbers = list(numbers)
-    return ItemIds([ids.texts[one] for one in numbers], [ids.token_ids[one] for one in numbers], ids.report)
+def _by_name(
+    domains: Mapping[str, Domain], ids: Mapping[str, ItemIds], near: Mapping[str, Neighbours]
+) -> dict[str, DomainIds]:
+    """Those of the catalogues, and of every domain its rows of them."""
+    rows = {name: _rows_of(ids[domain.catalogue.name], domain) for name, domain in domains.items()}
+    return {name: DomainIds(items, near.get(name)) for name, items in {**ids, **rows}.items()}
+
+
+def _rows_of(ids: ItemIds, domain: Domain) -> ItemIds:
+    """Of a catalogue's IDs those of the items that ``domain`` sells; the report stays that of all."""
+    if not domain.is_part:
+        return ids
+    numbers = domain.catalogue_number_I.tolist()
+    return ItemIds([ids.texts[item] for item in numbers], [ids.token_ids[item] for item in numbers], ids.report)
 
 
 def neighbours_of(
     vectors: Mapping[str, Tensor], domains: Mapping[str, Domain], names: Collection[str] | None = None
 ) -> dict[str, Neighbours]:
-    """Domain -> the near items among its own, and union of a catalogue -> those of all; once where items are the same.
+    """Catalogue, and domain -> the near items among its own; ``vectors`` by catalogue.
 
-    ``vectors`` by catalogue; ``names``: of which domains, and of silos with the same items; None for all, unions too.
+    ``names``: of which domains, and of the catalogues that they sell all of; None for all.
     """
-    wholes, found = by_catalogue(domains), {}
     near: dict[str, Neighbours] = {}
-    asked = {one.catalogue for name, one in domains.items() if names is None or name in names}
-    for name, domain in (with_unions(domains) if names is None else domains).items():
-        catalogue, whole = domain.catalogue, wholes[domain.catalogue]
-        if is_part(domain, whole):
-            if names is None or name in names:
-                found[name] = nearest_items(vectors[catalogue][torch.from_numpy(numbers_in(domain, whole))])
-        elif catalogue in asked:
-            near[catalogue] = near.get(catalogue) or nearest_items(vectors[catalogue])
-            found[name] = near[catalogue]
-    return found
+    for name, sellers in by_catalogue(domains).items():
+        wanted = [domain for domain in sellers.domains.values() if names is None or domain.name in names]
+        if names is None or not all(domain.is_part for domain in wanted):
+            near[name] = nearest_items(vectors[name])
+        for domain in wanted:
+            near[domain.name] = nearest_items(rows_of(vectors[name], domain)) if domain.is_part else near[name]
+    return near
 
 
 def _item_ids(
     settings: PretrainConfig,
-    domain: Domain,
+    catalogue: Catalogue,
     tokenizer: PreTrainedTokenizerBase,
     generator: IDGenerator | None,
     id_texts: list[str] | None,
@@ -99,47 +101,47 @@ def _item_ids(
 ) -> ItemIds:
     if id_texts is not None:
         make = semantic_item_ids if settings.ids == "semantic" else phrase_item_ids
-        return make(domain.item_keys, id_texts, tokenizer, item_texts=domain.item_texts)
-    with progress(f"item IDs of {domain.catalogue}", not quiet and generator is not None) as on_step:
+        return make(catalogue.keys, id_texts, tokenizer, item_texts=catalogue.texts)
+    with progress(f"item IDs of {catalogue.name}", not quiet and generator is not None) as on_step:
         writer = generator if settings.ids == "generator" else None
-        return make_item_ids(domain.item_keys, domain.item_texts, tokenizer, writer, settings.words, on_step)
+        return make_item_ids(catalogue.keys, catalogue.texts, tokenizer, writer, settings.words, on_step)
 
 
 def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, DomainIds]) -> None:
-    """Write ``folder/ids/<domain>.json``."""
+    """Write ``folder/ids/<catalogue>.json``."""
     (folder / "ids").mkdir()
-    for name, domain in with_unions(domains).items():
-        content = {"item_keys": domain.item_keys, "items": ids[name].items._asdict()}
+    for name, sellers in by_catalogue(domains).items():
+        content = {"item_keys": sellers.catalogue.keys, "items": ids[name].items._asdict()}
         write_json(folder / "ids" / f"{name}.json", content)
 
 
 def load_ids(
     folder: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
 ) -> dict[str, DomainIds]:
-    """IDs of every domain and union, neighbours too where ``config`` asks for synthetic histories; those of a catalogue
-    are worked out once. ``walks_of``: the domains whose walks are drawn, all by default; others go without neighbours.
+    """IDs of every domain and catalogue, neighbours too where ``config`` asks for synthetic histories.
+
+    ``walks_of``: the domains whose synthetic histories are drawn, all by default; others go without neighbours.
 
     Raises:
         ValueError: they were assigned to another catalogue, or a file is damaged.
     """
-    found = {name: _load_texts(folder, domain) for name, domain in with_unions(domains).items()}
+    ids = {name: _load_texts(folder, sellers.catalogue) for name, sellers in by_catalogue(domains).items()}
     if config.samples.walk_share == 0.0 or (walks_of is not None and not walks_of):
-        return found
+        return _by_name(domains, ids, {})
     with damage_names(folder / ITEM_VECTORS):
-        near = neighbours_of(load_file(folder / ITEM_VECTORS), domains, walks_of)
-    return {name: one._replace(neighbours=near.get(name)) for name, one in found.items()}
+        return _by_name(domains, ids, neighbours_of(load_file(folder / ITEM_VECTORS), domains, walks_of))
 
 
-def _load_texts(folder: Path, domain: Domain) -> DomainIds:
-    path = folder / "ids" / f"{domain.name}.json"
+def _load_texts(folder: Path, catalogue: Catalogue) -> ItemIds:
+    path = folder / "ids" / f"{catalogue.name}.json"
     content = read_object(path)
-    if content.get("item_keys") != domain.item_keys:
+    if content.get("item_keys") != catalogue.keys:
         raise ValueError(
-            f"got item IDs of another catalogue for {domain.name} in {folder}, expected the one of the data "
-            f"({len(domain.item_keys)} items). Run scripts/pretrain.py on these data"
+            f"got item IDs of another catalogue for {catalogue.name} in {folder}, expected the one of the data "
+            f"({len(catalogue.keys)} items). Run scripts/pretrain.py on these data"
         )
     with damage_names(path):
-        return DomainIds(_checked_ids(content["items"], len(domain.item_keys)))
+        return _checked_ids(content["items"], len(catalogue.keys))
 
 
 def _checked_ids(values: Mapping[str, Any], size: int) -> ItemIds:
@@ -162,18 +164,13 @@ def public_tasks(
     Catalogues without public users have synthetic histories alone.
     """
     _check_tokens(ids, tokenizer)
-    return [
-        build_task(
-            domain,
-            domain.public,
-            ids[domain.name].items,
-            tokenizer,
-            config.samples,
-            False,
-            ids[domain.name].neighbours,
+    tasks = []
+    for name, sellers in by_catalogue(domains).items():
+        whole = sellers.whole
+        tasks.append(
+            build_task(whole, whole.public, ids[name].items, tokenizer, config.samples, False, ids[name].neighbours)
         )
-        for domain in by_catalogue(domains).values()
-    ]
+    return tasks
 
 
 def client_tasks(

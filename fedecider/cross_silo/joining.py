@@ -29,8 +29,9 @@ from fedecider.cross_silo.entries import (
 )
 from fedecider.cross_silo.hyperparameter_selection import choices as selectable
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, Shares, best_shares
-from fedecider.data.domain import Domain, Events, clients_of, once_a_catalogue
+from fedecider.data.domain import Domain, Events, clients_of
 from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence, unlike_keys
+from fedecider.data.sellers import once_each
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
@@ -104,14 +105,14 @@ def overlap_data(
     told = own_sentence(overlap, own, *hope) if own else ""
     sentences = [told] if told else overlap_sentences(overlap, *hope)
     common = [(pair.first, pair.second) for pair in overlap.pairs if pair.num_items]
-    apart = [pair for pair in common if len({clients[name].catalogue for name in pair}) > 1]
+    apart = [pair for pair in common if clients[pair[0]].catalogue is not clients[pair[1]].catalogue]
     if apart:
         who = "; ".join(" and ".join(pair) for pair in apart)
         sentences.append(
             f"These items are not matched, and nothing is learnt of them together: {who}. Prepare the data with one "
             "--catalogue, such as ean, where equal keys are the same items."
         )
-    if unlike := unlike_keys({name: domain.item_keys for name, domain in once_a_catalogue(clients).items()}):
+    if unlike := unlike_keys({name: domain.item_keys for name, domain in once_each(clients).items()}):
         sentences.append(unlike)
     return {
         "by": overlap.by,
@@ -289,7 +290,7 @@ def checked_events(domains: Mapping[str, Domain], unit_of: Mapping[str, np.ndarr
         others = [
             one[0]
             for other, one in every.items()
-            if one is not None and other != name and domains[other].catalogue == domain.catalogue
+            if one is not None and other != name and domains[other].catalogue is domain.catalogue
         ]
         if len(domains) == 1 and (public := _likeness(name, domain.public, unit_of[name])) is not None:
             others, least = [public[0]], 1

@@ -1,6 +1,6 @@
 """Everything before the first round: item IDs, backbone, student, the clients' tasks.
 
-Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<domain>.json``
+Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<catalogue>.json``
 (item IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``text_projection.safetensors``
 where the backbone starts from them alone, ``codebook.safetensors`` of semantic IDs, ``report.json``. Folder of stage 2:
 ``backbone/`` (student and tokenizer) and ``report.json``.
@@ -36,15 +36,11 @@ from fedecider.cross_silo.item_ids import (
 )
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig, Settings
 from fedecider.data.card import describe, make_card
-from fedecider.data.domain import (
-    NO_EVENTS,
-    Domain,
-    by_catalogue,
-    check_public_disjoint,
-    clients_of,
-)
+from fedecider.data.catalogue import Catalogue
+from fedecider.data.domain import NO_EVENTS, Domain, check_public_disjoint, clients_of
 from fedecider.data.encoders import load_encoder
 from fedecider.data.sample import sample_domains
+from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
@@ -68,7 +64,7 @@ from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import (
     CODEBOOK_FILE,
     PROJECTION_FILE,
-    encoded_texts,
+    encoded_catalogues,
     encoder_digest,
     save_codebook,
     save_projection,
@@ -111,6 +107,7 @@ from idgen.training import Checkpoint
 # Stages 1 and 2: what all clients share before the first round - tokenizer, item IDs, backbone and its student.
 
 Domains = Mapping[str, Domain]
+Catalogues = Mapping[str, Catalogue]
 
 
 NUM_REPORT_USERS = 200
@@ -147,6 +144,7 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
         "domains": [(name, domain.content_hash()) for name, domain in domains.items()],
         "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
         "step": "kept by the last items of public users",
+        "ids": "by catalogue",
     }
     if config.pretrain.needs_item_vectors:
         inputs["encoder"] = encoder_digest(config.pretrain.text_encoder)
@@ -176,16 +174,17 @@ def distill_stage(
 
 def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool = True) -> Beginning:
     """Tokenizer, item IDs, public tasks and the untrained backbone: stage 1 up to the backbone's first step."""
-    settings, catalogues = config.pretrain, by_catalogue(domains)
-    _check_public(settings, catalogues)
+    settings = config.pretrain
+    catalogues = {name: sellers.catalogue for name, sellers in by_catalogue(domains).items()}
+    _check_public(settings, domains)
     source, source_tokens = settings.backbone.name_or_path, settings.samples.max_source_tokens
     if source is not None:
         check_backbone(source, None, source_tokens)  # else it is missed after the ID generator was trained
-    keys = {name: domain.item_keys for name, domain in catalogues.items()}
+    keys = {name: catalogue.keys for name, catalogue in catalogues.items()}
     vectors, projection, id_texts, codebook = {}, None, {}, None
     id_tokens: list[str] = []
     if settings.needs_item_vectors:
-        encoded = encoded_texts(catalogues, settings.text_encoder, config.cache)
+        encoded = encoded_catalogues(domains, settings.text_encoder, config.cache)
         fewer = not settings.has_text_start  # no table has to be filled: neighbours are found in fewer dimensions too
         projection = text_projection(encoded, settings.backbone.d_model, zero_fill=fewer)
         vectors = {name: projection.rows(name, text_IE) for name, text_IE in encoded.items()}
@@ -194,7 +193,7 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
             id_texts = {name: semantic_texts(codebook, keys[name], encoded[name]) for name in encoded}
             id_tokens = semantic_tokens(codebook, [text for texts in id_texts.values() for text in texts])
     if settings.ids == "item":
-        texts = {name: domain.item_texts for name, domain in catalogues.items()}
+        texts = {name: catalogue.texts for name, catalogue in catalogues.items()}
         id_texts = unique_phrases(keys, texts, settings.words)
         id_tokens = [text for of_domain in id_texts.values() for text in of_domain]
     tokenizer = _tokenizer(settings, catalogues, id_tokens)
@@ -216,11 +215,11 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     return Beginning(tokenizer, generator, *begun)
 
 
-def _check_public(settings: PretrainConfig, catalogues: Domains) -> None:
+def _check_public(settings: PretrainConfig, domains: Domains) -> None:
     """Refuse settings under which the backbone would have nothing to learn from."""
-    if any(domain.public.users for domain in catalogues.values()):
+    if any(domain.public.users for domain in domains.values()):
         return
-    who, phases = f"got no public user in {', '.join(catalogues)}", settings.alternating_phases
+    who, phases = f"got no public user in {', '.join(by_catalogue(domains))}", settings.alternating_phases
     if phases > 0:
         raise ValueError(
             f"{who}, expected some with alternating_phases {phases}: the ID generator learns from them. Set "
@@ -255,7 +254,7 @@ def _pretrain(
                 checkpointing=config.gradient_checkpointing,
                 validation=made.validation,
             )
-    report["ids"] = {name: ids[domain.name].items.report for name, domain in by_catalogue(domains).items()}
+    report["ids"] = {name: ids[name].items.report for name in by_catalogue(domains)}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     save_backbone(model, tokenizer, folder / "backbone")
     if generator is not None:
@@ -340,17 +339,17 @@ def save_backbone(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) 
     tokenizer.save_pretrained(str(folder))
 
 
-def _tokenizer(settings: PretrainConfig, catalogues: Domains, id_tokens: Sequence[str]) -> PreTrainedTokenizerBase:
+def _tokenizer(settings: PretrainConfig, catalogues: Catalogues, id_tokens: Sequence[str]) -> PreTrainedTokenizerBase:
     """Item texts are catalogue data, which every client publishes; no interaction is read."""
     if settings.tokenizer_source:
         return load_tokenizer(settings.tokenizer_source)
-    texts = [text for domain in catalogues.values() for text in domain.item_texts]
+    texts = [text for catalogue in catalogues.values() for text in catalogue.texts]
     prompts = prompt_texts(settings.samples.templates, list(catalogues))
     return train_tokenizer([*texts, *prompts], settings.vocab_size(len(id_tokens)), id_tokens)
 
 
 def _id_generator(
-    config: RunConfig, catalogues: Domains, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
+    config: RunConfig, catalogues: Catalogues, tokenizer: PreTrainedTokenizerBase, device: torch.device, quiet: bool
 ) -> tuple[IDGenerator, list[dict]]:
     settings, seed = config.pretrain, derive_seed(config.seed, "id generator")
     bf16 = settings.train.precision == "bf16"
@@ -358,7 +357,7 @@ def _id_generator(
     generator.model.to(device)
     if settings.id_generator:  # it writes tags already
         return generator, []
-    texts = [text for domain in catalogues.values() for text in domain.item_texts]
+    texts = [text for catalogue in catalogues.values() for text in catalogue.texts]
     with progress("ID generator", not quiet) as on_step:
         logs = train_id_generator(generator, texts, seed, on_step)
     return generator, logs
@@ -384,7 +383,7 @@ def _alternate(
             ids,
             assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, {}, near, True),
             make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
-            item_texts=[domain.item_texts for domain in by_catalogue(domains).values()],
+            item_texts=[sellers.catalogue.texts for sellers in by_catalogue(domains).values()],
             tokenizer=tokenizer,
             num_phases=settings.alternating_phases,
             train=settings.train,
@@ -444,8 +443,8 @@ def load_data(config: RunConfig) -> dict[str, Domain]:
     if not config.public_names:
         return domains
     pool = load(config.public_names)
-    own = {domain.catalogue for domain in domains.values()}
-    both = [name for name, domain in pool.items() if domain.catalogue in own]
+    own = {domain.catalogue.name for domain in domains.values()}
+    both = [name for name, domain in pool.items() if domain.catalogue.name in own]
     if both:
         raise ValueError(
             f"got public_domains {both} with a catalogue of the clients, expected other catalogues: a foreign pool "
@@ -508,7 +507,7 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     if launch.is_main:
-        reports = {name: ids[domain.name].items.report for name, domain in by_catalogue(clients).items()}
+        reports = {name: ids[name].items.report for name in by_catalogue(clients)}
         log_line("item IDs: " + ", ".join(f"{name} {one['num_items']:,}" for name, one in reports.items()))
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
 
@@ -588,7 +587,7 @@ def training_tasks(
     own = {task.name: task for task in tasks}
 
     def of_catalogue(name: str) -> Task:
-        catalogue, samples = artifacts.everyone[name].catalogue, settings.run.pretrain.samples
+        catalogue, samples = artifacts.everyone[name].catalogue.name, settings.run.pretrain.samples
         return catalogue_task(catalogue, artifacts.ids[name].items, tokenizer, samples)._replace(name=name)
 
     return [own[name] if name in own else of_catalogue(name) for name in names or own]

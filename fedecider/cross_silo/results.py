@@ -44,7 +44,7 @@ from fedecider.cross_silo.joining import (
 )
 from fedecider.cross_silo.page import run_page
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
-from fedecider.data.domain import Domain, by_catalogue
+from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.engine.result import CARDS_FILE, EXAMPLES_FILE, RunResult
 from fedecider.evaluation.metrics import MACRO, ranked_share
@@ -81,7 +81,7 @@ from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
 from fedecider.models.item_texts import (
     CODEBOOK_FILE,
     PROJECTION_FILE,
-    encoded_texts,
+    encoded_catalogues,
     encoder_digest,
     save_projection,
 )
@@ -302,7 +302,7 @@ def export_models(
             details["share of the trained update"] = f"{shares[name]:g}"
         if "table" in settings.run.lora_settings.targets:
             details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
-        items, catalogue = artifacts.ids[name].items, "" if domain.catalogue == name else domain.catalogue
+        items, catalogue = artifacts.ids[name].items, "" if domain.catalogue.name == name else domain.catalogue.name
         examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
         facts = run_facts(settings, method.name, recommender.names, domain, state.best_round, rows, promised)
         alpha, pretrain = dict(added.get(name, {})) if keeps[name] == "joined" else {}, settings.run.pretrain
@@ -315,7 +315,9 @@ def export_models(
             card=Card(
                 method=method.name,
                 domain=name,
-                prompt=prompt_layout(recommender.tasks[client], settings.ranking, recommender.model, domain.catalogue),
+                prompt=prompt_layout(
+                    recommender.tasks[client], settings.ranking, recommender.model, domain.catalogue.name
+                ),
                 alpha=alpha,
                 metrics=metrics,
                 protocol=stamp(get_protocol(settings.run.protocol)),
@@ -338,7 +340,7 @@ def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Pa
             texts.mkdir(exist_ok=True)
             shutil.copy(path, texts)
     if settings.run.hybrid.kind != "none" and not (texts / PROJECTION_FILE).is_file():
-        encoded = encoded_texts(by_catalogue(artifacts.everyone), pretrain.text_encoder, settings.run.cache)
+        encoded = encoded_catalogues(artifacts.everyone, pretrain.text_encoder, settings.run.cache)
         texts.mkdir(exist_ok=True)
         save_projection(texts / PROJECTION_FILE, means_alone(encoded), encoder_digest(pretrain.text_encoder))
     if pretrain.ids == "generator":

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, EventArrays, Events, Size
+from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, EventArrays, Events
+from fedecider.data.dropped import Size
 from fedecider.data.readers.raw import RawEvents, finer_than_seconds
 from fedecider.evaluation.sequences import SequenceArray
 

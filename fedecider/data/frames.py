@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.data.consent import Consent
-from fedecider.data.domain import Domain, Dropped, once_a_catalogue
+from fedecider.data.domain import Domain
+from fedecider.data.dropped import Dropped
 from fedecider.data.federated import FederatedData
 from fedecider.data.given import (
     NAME,
@@ -36,7 +37,16 @@ from fedecider.data.given import (
 from fedecider.data.import_report import ImportReport, how_keys_differ
 from fedecider.data.overlap import unlike_keys
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
-from fedecider.data.readers.raw import Catalogue, ItemFields, RawDomain, RawEvents, RawFile, ReadOptions, collect_items
+from fedecider.data.readers.raw import (
+    ItemFields,
+    ItemRecords,
+    RawDomain,
+    RawEvents,
+    RawFile,
+    ReadOptions,
+    collect_items,
+)
+from fedecider.data.sellers import once_each
 from fedecider.data.silos import share_by
 from fedecider.data.table_files import FileOptions, TableFile
 from fedecider.data.times import checked_clock
@@ -497,12 +507,12 @@ def _order(raw: Mapping[str, Any], pool: Collection[str], sources: _Sources) -> 
 
 def _facts(domains: Mapping[str, Domain]) -> list[str]:
     """What was left out, and who is public."""
-    facts, catalogues = [], once_a_catalogue(domains)
+    facts, catalogues = [], once_each(domains)
     for name, domain in catalogues.items():
         lost = {why: counts for why, counts in domain.card["dropped"].items() if why != NOT_CHOSEN}
         if any(any(counts.values()) for counts in lost.values()):
             facts.append(f"{name}: {Dropped(lost)}")
-    num_public = len({user for domain in catalogues.values() for user in domain.public.users})
+    num_public = len({user for domain in domains.values() for user in domain.public.users})
     num_private = len({user for domain in domains.values() for user in domain.clients.users})
     if num_public:
         return [*facts, f"{num_public:,} of {num_public + num_private:,} customers are public"]
@@ -513,5 +523,5 @@ def _facts(domains: Mapping[str, Domain]) -> list[str]:
     ]
 
 
-def _wanted(records: list[tuple[str, ItemFields]], wanted: Collection[str], options: ReadOptions) -> Catalogue:
+def _wanted(records: list[tuple[str, ItemFields]], wanted: Collection[str], options: ReadOptions) -> ItemRecords:
     return collect_items(records, wanted, options, Path("items"), allow_same=True)

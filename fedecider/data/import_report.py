@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import takewhile
 
-from fedecider.data.domain import UNKNOWN_TIME, Domain, Dropped, once_a_catalogue
+from fedecider.data.domain import UNKNOWN_TIME, Domain
+from fedecider.data.dropped import Dropped
 from fedecider.data.given import Reading
 from fedecider.data.overlap import plain_key, without_point, without_zeros
 from fedecider.data.prepare import NOT_CHOSEN
 from fedecider.data.readers.raw import RawEvents
+from fedecider.data.sellers import by_catalogue, once_each
 
 MUCH = 0.1
 """An import that loses a larger share of its rows says so first."""
@@ -72,8 +74,9 @@ class ImportReport:
     def add_domains(self, domains: Mapping[str, Domain]) -> None:
         """What is left after the filters."""
         self.num_events = sum(one.clients.num_events for one in domains.values())
-        for name, domain in once_a_catalogue(domains).items():
-            self.num_events += domain.public.num_events
+        pools = [pool for sellers in by_catalogue(domains).values() for pool in sellers.public_pools]
+        self.num_events += sum(pool.num_events for pool in pools)
+        for name, domain in once_each(domains).items():
             dropped = {why: counts for why, counts in domain.card["dropped"].items() if why != NOT_CHOSEN}
             self.left.append(f"{name}: {Dropped(dropped)}")
             if twice := domain.card["raw"]["exact_duplicate_events"]:

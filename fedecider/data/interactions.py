@@ -18,15 +18,9 @@ import numpy as np
 
 from fedecider.bounds import ZeroOrMore, check
 from fedecider.data.card import describe
-from fedecider.data.domain import (
-    UNKNOWN_TIME,
-    Dropped,
-    EventArrays,
-    Events,
-    Size,
-    check_item_numbers,
-    update_json,
-)
+from fedecider.data.content import update_json
+from fedecider.data.domain import UNKNOWN_TIME, EventArrays, Events, check_item_numbers
+from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import Sequences, compress, filter_core, first_occurrences, k_core, order_events, take
 from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
 from fedecider.data.readers.raw import (

@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedecider.data.domain import Domain, once_a_catalogue
+from fedecider.data.domain import Domain
+from fedecider.data.sellers import once_each
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 
@@ -240,9 +241,9 @@ def overlap_of(domains: Mapping[str, Domain], by: Way | None = None, secret: byt
             return found
         other = overlap_of(domains, "texts", secret)
         return found if other.nothing else other
-    once = once_a_catalogue(domains)  # silos of a catalogue have the same items
+    once = once_each(domains)
     marks = {name: item_marks(domain, by, secret) for name, domain in once.items()}
-    place = {name: domain.catalogue if domain.catalogue in once else name for name, domain in domains.items()}
+    place = {name: domain.items.name for name, domain in domains.items()}
     return Overlap(list(domains), by, _pairs(marks, place, {name: _counts_of(one) for name, one in domains.items()}))
 
 

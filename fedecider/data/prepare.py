@@ -16,8 +16,10 @@ import numpy as np
 from fedecider.bounds import Seed, ShareBelow1, ZeroOrMore, at_least, check
 from fedecider.bounds import Share as ShareUpTo1
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.consent import Consent, user_order
-from fedecider.data.domain import Domain, Dropped, Size, check_public_disjoint, once_a_catalogue
+from fedecider.data.domain import Domain, check_public_disjoint
+from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import (
     Sequences,
     chosen_events,
@@ -34,14 +36,15 @@ from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDom
 from fedecider.data.readers.raw import (
     DEFAULT_TEXT_FIELDS,
     OTHER_TEXT_FIELDS,
-    Catalogue,
     ItemFields,
+    ItemRecords,
     Log,
     describe_bad_lines,
     display_title,
     item_text,
     to_stderr,
 )
+from fedecider.data.sellers import once_each, with_shared_catalogues
 from fedecider.data.store import file_sha256, save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS
 
@@ -184,7 +187,7 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
     domains = prepare_domains(config, to_stderr)
     save_domains(domains, config.output)
     print(summary(domains))
-    for name, domain in once_a_catalogue(domains).items():
+    for name, domain in once_each(domains).items():
         print(f"{name}: {Dropped(domain.card['dropped'])}")
     print(f"written to {config.output}")
     return domains
@@ -221,6 +224,7 @@ def prepare_domains(
     for name, one in filtered.items():
         public = _choose_public(config, name, one.sequences, ranked[name], client_anywhere)
         domains[name] = _build_domain(config, name, one, clients[name], public)
+    domains = with_shared_catalogues(domains)
     if share or config.silos > 1:
         whole = {name: domains.pop(name) for name in config.domain_names}
         domains = {**(share(whole) if share else _deal_out(config, whole)), **domains}
@@ -239,7 +243,7 @@ def _deal_out(config: PrepareConfig, whole: Mapping[str, Domain]) -> dict[str, D
 
 class _Filtered(NamedTuple):
     sequences: Sequences
-    catalogue: Catalogue
+    records: ItemRecords
     raw: RawSummary
     dropped: Dropped
 
@@ -265,21 +269,21 @@ def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: Log | No
         steps.append((REPEATS, sequences.size()))
         _check_not_empty(name, steps[-1][1], raw_size, config)
 
-    catalogue = raw.read_catalogue(frozenset(sequences.used_items()))
-    with_text = _check_texts(config, name, sequences, catalogue.items, raw)
+    records = raw.read_catalogue(frozenset(sequences.used_items()))
+    with_text = _check_texts(config, name, sequences, records.items, raw)
     if with_text is not sequences:
         sequences = filter_core(with_text, min_user, min_item)
         steps.append((NO_TEXT, sequences.size()))
         _check_not_empty(name, steps[-1][1], raw_size, config)
-    dropped = _dropped(raw, catalogue, raw_size, steps)
-    return _Filtered(sequences, catalogue, _summarise(raw, raw_size, num_duplicates), dropped)
+    dropped = _dropped(raw, records, raw_size, steps)
+    return _Filtered(sequences, records, _summarise(raw, raw_size, num_duplicates), dropped)
 
 
-def _dropped(raw: RawDomain, catalogue: Catalogue, size: Size, steps: Sequence[tuple[str, Size]]) -> Dropped:
+def _dropped(raw: RawDomain, records: ItemRecords, size: Size, steps: Sequence[tuple[str, Size]]) -> Dropped:
     """What reading and the filters took away; ``steps``: each filter and what it left."""
     dropped = raw.dropped()
-    dropped.add("texts of items without events", records=catalogue.num_unused)
-    dropped.add("repeated texts of an item", records=catalogue.num_same + catalogue.num_different)
+    dropped.add("texts of items without events", records=records.num_unused)
+    dropped.add("repeated texts of an item", records=records.num_same + records.num_different)
     for reason, after in steps:
         size = dropped.step(reason, size, after)
     return dropped
@@ -394,22 +398,25 @@ def _build_domain(
     numbers = sorted(np.flatnonzero(used_I).tolist(), key=items.__getitem__)
     keys, number_I = [items[number] for number in numbers], np.zeros(len(items), np.int32)
     number_I[numbers] = np.arange(len(numbers))
-    fields = [one.catalogue.items[key] for key in keys]
+    fields = [one.records.items[key] for key in keys]
     domain = Domain(
         name=name,
-        item_keys=keys,
-        titles=[display_title(item) or _text(config, item)[:80] for item in fields],
-        item_texts=[_text(config, item) for item in fields],
+        catalogue=Catalogue(
+            # a foreign pool has nothing of the clients
+            name if name in config.public_names else config.catalogue or name,
+            keys,
+            titles=[display_title(item) or _text(config, item)[:80] for item in fields],
+            texts=[_text(config, item) for item in fields],
+        ),
         clients=numbered(events["c"], number_I),
         public=numbered(events["p"], number_I),
         card={},
-        catalogue="" if name in config.public_names else config.catalogue,  # a foreign pool has nothing of the clients
     )
     chosen = take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
     if config.max_length is not None:
         one.dropped.step(TOO_LONG, size, domain.size())
-    counts = {"repeated_same": one.catalogue.num_same, "repeated_different": one.catalogue.num_different}
+    counts = {"repeated_same": one.records.num_same, "repeated_different": one.records.num_different}
     settings, dropped = _settings(config), one.dropped.plain()
     domain.card.update(make_card(domain, one.raw, catalogue_records=counts, dropped=dropped, settings=settings))
     return domain

@@ -32,6 +32,7 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from fedecider.data.card import make_card, overlaps
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.readers.raw import DEFAULT_TEXT_FIELDS, ItemFields, item_text
 
@@ -152,9 +153,12 @@ def _domain(name: str, seed: int) -> Domain:
     keys = [f"{name}-{place:04d}" for place in range(len(texts))]
     domain = Domain(
         name=name,
-        item_keys=keys,
-        titles=[text["title"] for text in texts],
-        item_texts=[item_text(text, DEFAULT_TEXT_FIELDS, 500) for text in texts],
+        catalogue=Catalogue(
+            name,
+            keys,
+            titles=[text["title"] for text in texts],
+            texts=[item_text(text, DEFAULT_TEXT_FIELDS, 500) for text in texts],
+        ),
         clients=_events(name, seed, books, _client_names(name), public=False),
         public=_events(name, seed, books, _numbered(f"{name}-public", NUM_PUBLIC), public=True),
         card={},

@@ -77,9 +77,7 @@ def _with_parts(domain: Domain, silos: list[Domain], overlap: float, seed: int) 
             )
         part = replace(
             silo,
-            item_keys=[silo.item_keys[item] for item in sold],
-            titles=[silo.titles[item] for item in sold],
-            item_texts=[silo.item_texts[item] for item in sold],
+            own_items=silo.items.part(silo.name, sold),
             clients=clients,
             public=_of_items(silo.public, number_I),
             card={},
@@ -187,7 +185,7 @@ def _silo(
     domain: Domain, names: list[str], number: int, place_U: np.ndarray, how: str, cluster_U: np.ndarray | None
 ) -> Domain:
     clients = domain.clients.take(place_U)
-    silo = replace(domain, name=names[number], clients=clients, card={}, catalogue=domain.catalogue)
+    silo = replace(domain, name=names[number], clients=clients, card={})
     facts: dict[str, Any] = {
         "number": number + 1,
         "same_catalogue": [name for name in names if name != silo.name],

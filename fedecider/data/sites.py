@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedecider.data.card import RawSummary, make_card
-from fedecider.data.domain import NO_EVENTS, Domain, Dropped, Events
+from fedecider.data.catalogue import Catalogue
+from fedecider.data.domain import NO_EVENTS, Domain, Events
+from fedecider.data.dropped import Dropped
 from fedecider.data.filtering import (
     chosen_events,
     compress,
@@ -104,11 +106,12 @@ def publish(
         if not public.users:
             raise ValueError(f"got no public user ({dropped}), expected some, or no events where nobody is public")
     titles = [display_title(fields[key]) for key in keys]
-    whole = Domain(name, keys, titles, [text_of[key] for key in keys], NO_EVENTS, public, {})
+    catalogue = Catalogue(name, keys, titles, [text_of[key] for key in keys])
+    whole = Domain(name, catalogue, NO_EVENTS, public, {})
     settings = {"source": "tables", "min_length": min_length, "max_length": max_length, "missing_text": missing_text}
     whole.card.update(make_card(whole, raw, dropped=dropped.plain(), settings=settings))
     names = [f"{name}.{company}" for company in companies]
-    domains = {one: replace(whole, name=one, card={**whole.card, "name": one}, catalogue=name) for one in names}
+    domains = {one: replace(whole, name=one, card={**whole.card, "name": one}) for one in names}
     if output is not None:
         save_domains(domains, output)
     return domains

@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from fedecider.data.domain import Domain, Events, check_catalogues, check_public_disjoint
+from fedecider.data.catalogue import Catalogue
+from fedecider.data.domain import Domain, Events, check_public_disjoint
+from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.sequences import SequenceArray
 
 CARD_FILE = "card.json"
@@ -103,8 +105,7 @@ def load_domains(folder: str | Path, names: Iterable[str] | None = None) -> dict
         )
     domains = {name: _read(root / name) for name in wanted}
     check_public_disjoint(domains)
-    check_catalogues(domains)
-    return domains
+    return with_shared_catalogues(domains)
 
 
 def _fitting(pattern: str, found: Sequence[str]) -> list[str]:
@@ -162,7 +163,7 @@ def _write(domain: Domain, folder: Path) -> None:
     files = [*(f"{name}.parquet" for name in TABLES), *(f"{name}.safetensors" for name in mapped)]
     card = {
         **domain.card,
-        **({"catalogue": domain.catalogue} if domain.catalogue != domain.name else {}),
+        **({"catalogue": domain.catalogue.name} if domain.catalogue.name != domain.name else {}),
         "content_hash": domain.content_hash(),
         "tables_sha256": {name: file_sha256(folder / name) for name in files},
     }
@@ -226,13 +227,15 @@ def _read(folder: Path) -> Domain:
     items = _read_table(folder / "items.parquet", ("key", "title", "text")).to_pydict()
     return Domain(
         name=folder.name,
-        item_keys=items["key"],
-        titles=items["title"],
-        item_texts=items["text"],
-        **{name: (_map_events if name in mapped else _read_events)(folder / f"{name}.parquet") for name in USERS},
+        catalogue=Catalogue(card.get("catalogue", "") or folder.name, items["key"], items["title"], items["text"]),
+        clients=_events_of(folder, "clients", mapped),
+        public=_events_of(folder, "public", mapped),
         card=card,
-        catalogue=card.get("catalogue", ""),
     )
+
+
+def _events_of(folder: Path, group: str, mapped: Sequence[str]) -> Events:
+    return (_map_events if group in mapped else _read_events)(folder / f"{group}.parquet")
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -355,15 +358,15 @@ def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
     configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables)
     rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card))
     is_cut = "silo" in card and "same_catalogue" not in card["silo"]
-    silo = ""
-    if domain.catalogue != domain.name and (is_cut or "catalogue" in card.get("settings", {})):
+    silo, catalogue = "", domain.catalogue.name
+    if catalogue != domain.name and (is_cut or "catalogue" in card.get("settings", {})):
         silo = (
-            f"\nIts item keys are those of `{domain.catalogue}`: another domain of that catalogue has the same item "
+            f"\nIts item keys are those of `{catalogue}`: another domain of that catalogue has the same item "
             "under the same key.\n"
         )
-    elif domain.catalogue != domain.name:
+    elif catalogue != domain.name:
         silo = (
-            f"\nA silo: one of several companies with the items and public users of `{domain.catalogue}`. No client "
+            f"\nA silo: one of several companies with the items and public users of `{catalogue}`. No client "
             "user is one of another silo's.\n"
         )
     return f"""---

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from fedecider.bounds import Diverged
 from fedecider.data.card import summary
-from fedecider.data.domain import Domain, Dropped
+from fedecider.data.domain import Domain
+from fedecider.data.dropped import Dropped
 from fedecider.data.sites import own_users
 from fedecider.data.sites import publish as publish_tables
 from fedecider.deployment.messages import DeploymentConfig
@@ -293,5 +294,5 @@ def _texts(words: str) -> dict[str, str] | None:
 def _log(domains: dict[str, Domain], output: str) -> None:
     log_line(summary(domains))
     first = next(iter(domains.values()))
-    log_line(f"{first.catalogue}: {Dropped(first.card['dropped'])}")
+    log_line(f"{first.catalogue.name}: {Dropped(first.card['dropped'])}")
     log_line(f"written to {output}")

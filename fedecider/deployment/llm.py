@@ -170,13 +170,18 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     """A server (``own`` empty) or the site whose domain is in ``own`` (`own_domain`)."""
     settings = project.settings
     known = load_domains(settings.run.data, project.names)
-    everyone = {name: own.get(name, domain) for name, domain in known.items()}
+    everyone = known | {name: with_clients(known[name], domain) for name, domain in own.items()}
     pretrained, distilled = (only_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = load_ids(pretrained.folder, known, settings.run.pretrain, walks_of=own)
-    artifacts = BaseArtifacts(dict(own), ids, pretrained, distilled, everyone)
+    artifacts = BaseArtifacts({name: everyone[name] for name in own}, ids, pretrained, distilled, everyone)
     recommender = make_recommender(settings, artifacts, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)
     return Party(recommender, with_robust_mean(method, settings.run.robust_mean), artifacts)
+
+
+def with_clients(public: Domain, own: Domain) -> Domain:
+    """``public``, which sites share, with the client users of the site that has the same items (`own_domain`)."""
+    return replace(public, clients=own.clients, card=own.card)
 
 
 def own_domain(project: Project, data: str, name: str) -> Domain:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.sasrec import training_sequences
-from fedecider.data.domain import Domain, once_a_catalogue
+from fedecider.data.domain import Domain
+from fedecider.data.sellers import once_each
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, rank_held_out
 from fedecider.federation.method import Block
 from fedecider.federation.streams import derive_seed
@@ -107,14 +108,14 @@ def id_clients(domains: Mapping[str, Domain], seed: int, protocol: Protocol, dev
     """
     if protocol.num_sampled is not None:
         raise ValueError(f"got the protocol {protocol.name}, expected one of whole catalogues, such as strict")
-    once = once_a_catalogue(domains)
+    once = once_each(domains)
     catalogues = list(once)
     sizes = [len(domain.item_keys) for domain in once.values()]
     ends = list(accumulate(sizes))
     person = {key: number for number, key in enumerate(sorted({u for d in domains.values() for u in d.clients.users}))}
     found = []
     for name, domain in domains.items():
-        number = catalogues.index(domain.catalogue if domain.catalogue in once else name)
+        number = catalogues.index(domain.items.name)
         found.append(
             Client(
                 name,

@@ -18,7 +18,8 @@ from torch import Tensor
 from fedecider.bounds import OneOrMore, Participation, Seed, Setting, Threads, ZeroOrMore, check
 from fedecider.comparison.compare import Cell, Course, Entry, Shared, TrackRows, course_of
 from fedecider.comparison.tuning import Tunable, search_of
-from fedecider.data.domain import Domain, clients_of, once_a_catalogue
+from fedecider.data.domain import Domain, clients_of
+from fedecider.data.sellers import once_each
 from fedecider.data.store import load_domains
 from fedecider.engine.page import Parts, write_run_page
 from fedecider.engine.result import RunResult
@@ -219,7 +220,7 @@ def experiment_on(domains: Mapping[str, Domain], settings: IdSettings) -> Experi
 
         return rounds._replace(finish=finish)
 
-    return Experiment(settings, hashes, list(once_a_catalogue(domains)), prepare)
+    return Experiment(settings, hashes, list(once_each(domains)), prepare)
 
 
 def tunable(settings: IdSettings, launch: Launch) -> Tunable:

@@ -19,8 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedecider.data.domain import Domain, by_catalogue, is_part, numbers_in
+from fedecider.data.domain import Domain
 from fedecider.data.encoders import chosen_encoder, encoder_label, is_fitted, load_encoder
+from fedecider.data.sellers import by_catalogue
 from fedecider.running.progress import progress, stage
 from fedecider.running.run_folder import cached_stage, check_tensors, content_key, damage_names, file_digest
 from idgen.semantic_ids import Codebook
@@ -42,28 +43,31 @@ def encoder_digest(name: str) -> str:
     return file_digest(Path(chosen)) if Path(chosen).is_dir() else chosen
 
 
-def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> dict[str, Tensor]:
-    """Domain -> (I, E) float32 vectors of its published item texts; all catalogues are encoded once, in one call.
-
-    An item that several domains of a catalogue sell has one text (`fedecider.data.domain.united`).
-    """
-    wholes = by_catalogue(domains)
-    texts = {name: whole.item_texts for name, whole in wholes.items()}
+def encoded_catalogues(domains: Mapping[str, Domain], encoder: str, cache: str) -> dict[str, Tensor]:
+    """Catalogue -> (I, E) float32 vectors of its published item texts; all are encoded once, in one call."""
+    texts = {name: sellers.catalogue.texts for name, sellers in by_catalogue(domains).items()}
 
     def build(folder: Path) -> None:
-        vector_IE = _encoded([text for of_domain in texts.values() for text in of_domain], encoder, Path(cache))
-        parts = vector_IE.split([len(of_domain) for of_domain in texts.values()])
+        vector_IE = _encoded([text for of_one in texts.values() for text in of_one], encoder, Path(cache))
+        parts = vector_IE.split([len(of_one) for of_one in texts.values()])
         save_file({name: part.contiguous() for name, part in zip(texts, parts, strict=True)}, folder / VECTOR_FILE)
 
     with stage("texts"):
         kept = cached_stage(Path(cache), "text-vectors", {"encoder": encoder_digest(encoder), "texts": texts}, build)
     with damage_names(kept.folder / VECTOR_FILE):
-        loaded = load_file(kept.folder / VECTOR_FILE)
-    found = {name: loaded[domain.catalogue] for name, domain in domains.items()}
-    parts = {name: one for name, one in domains.items() if is_part(one, wholes[one.catalogue])}
-    return found | {
-        name: found[name][torch.from_numpy(numbers_in(one, wholes[one.catalogue]))] for name, one in parts.items()
-    }
+        vectors = load_file(kept.folder / VECTOR_FILE)
+        return {name: vectors[name] for name in texts}  # in the order of the clients, which sums over all keep
+
+
+def encoded_texts(domains: Mapping[str, Domain], encoder: str, cache: str) -> dict[str, Tensor]:
+    """Domain -> (I, E) vectors of what it sells: rows of those of its catalogue."""
+    vectors = encoded_catalogues(domains, encoder, cache)
+    return {name: rows_of(vectors[domain.catalogue.name], domain) for name, domain in domains.items()}
+
+
+def rows_of(vector_ID: Tensor, domain: Domain) -> Tensor:
+    """Of (I, D) vectors of a catalogue those of the items that ``domain`` sells; all of them are not copied."""
+    return vector_ID if not domain.is_part else vector_ID[torch.from_numpy(domain.catalogue_number_I)]
 
 
 def _encoded(texts: Sequence[str], encoder: str, cache: Path) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.evaluation.metrics import metrics_per_client
 from fedecider.evaluation.protocols import STRICT
@@ -34,15 +35,20 @@ PUBLIC = {"films": {"pam": [0, 1, 2, 3, 4], "pia": [11, 10, 9]}, "songs": {"pat"
 
 def tiny_domains(histories: Histories = HISTORIES) -> dict[str, Domain]:
     """The clients' domains, as a prepared folder would give them."""
+    catalogues = {name: _tiny_catalogue(name) for name in ITEMS}
     found = {}
     for name, users in histories.items():
-        catalogue = name.partition(".")[0]
-        keys = [f"{catalogue}{number:02d}" for number in range(ITEMS[catalogue])]
-        public = PUBLIC[catalogue]
+        catalogue = catalogues[name.partition(".")[0]]
+        public = PUBLIC[catalogue.name]
         clients = Events(list(users), [list(items) for items in users.values()], None)
         others = Events(list(public), [list(items) for items in public.values()], None) if public else NO_EVENTS
-        found[name] = Domain(name, keys, keys, keys, clients, others, {}, catalogue)
+        found[name] = Domain(name, catalogue, clients, others, {})
     return found
+
+
+def _tiny_catalogue(name: str) -> Catalogue:
+    keys = [f"{name}{number:02d}" for number in range(ITEMS[name])]
+    return Catalogue(name, keys, keys, keys)
 
 
 def tiny_clients(seed: int = 0, histories: Histories = HISTORIES) -> IdClients:

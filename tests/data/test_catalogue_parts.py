@@ -8,26 +8,19 @@ import numpy as np
 import pytest
 
 import fedecider
-from fedecider.data.domain import (
-    NO_EVENTS,
-    Domain,
-    Events,
-    by_catalogue,
-    check_catalogues,
-    numbers_in,
-    once_a_catalogue,
-    with_unions,
-)
+from fedecider.data.catalogue import Catalogue
+from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.prepare import PrepareConfig
+from fedecider.data.sellers import by_catalogue, once_each, with_shared_catalogues
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 
 
-def company(name: str, keys: str, public: Events = NO_EVENTS, **given) -> Domain:
+def company(name: str, keys: str, public: Events = NO_EVENTS) -> Domain:
     """Sells the items ``keys``, a letter each, which it describes in its own words."""
     texts = [f"title: {key} at {name}" for key in keys]
     users = Events([f"{name}:{user}" for user in range(2)], [[0, 1, 2], [1, 2, 0]], None)
-    return Domain(name, list(keys), list(keys), texts, users, public, {}, **{"catalogue": "ean", **given})
+    return Domain(name, Catalogue("ean", list(keys), list(keys), texts), users, public, {})
 
 
 NORTH = company("north", "abde", Events(["ann", "bob"], [[0, 1, 3], [3, 2, 0]], [[10, 20, 30], [1, 2, 3]]))
@@ -35,9 +28,14 @@ SOUTH = company("south", "bcd", Events(["ann", "eve"], [[0, 1, 2, 2], [2, 1, 0]]
 BOTH = {"south": SOUTH, "north": NORTH}
 
 
+def whole_of(domains) -> Domain:
+    (sellers,) = by_catalogue(with_shared_catalogues(domains)).values()
+    return sellers.whole
+
+
 def test_the_union_has_every_item_once_and_public_users_who_are_one_person():
-    (whole,) = by_catalogue(BOTH).values()
-    assert (whole.name, whole.catalogue, "".join(whole.item_keys)) == ("ean", "ean", "abcde")
+    whole, both = whole_of(BOTH), with_shared_catalogues(BOTH)
+    assert (whole.name, whole.catalogue.name, "".join(whole.item_keys)) == ("ean", "ean", "abcde")
     of = ["north", "north", "south", "north", "north"]  # who is first by name and sells it, whatever the order given
     assert whole.item_texts == [f"title: {key} at {one}" for key, one in zip("abcde", of, strict=True)]
     # ann's b at 20 is told by both and counts once; her c at 25 stands before the e at 30
@@ -48,33 +46,34 @@ def test_the_union_has_every_item_once_and_public_users_who_are_one_person():
     }
     assert not whole.clients.users
     other = replace(SOUTH, public=SOUTH.public._replace(users=["zoe", "eve"]))
-    alone = by_catalogue({"north": NORTH, "south": other})["ean"].public
+    alone = whole_of({"north": NORTH, "south": other}).public
     assert (alone.users, alone.sequences[3]) == (["ann", "bob", "eve", "zoe"], [1, 2, 3, 3])
-    assert numbers_in(SOUTH, whole).tolist() == [1, 2, 3]
-    assert list(with_unions(BOTH)) == ["south", "north", "ean"]
-    assert list(once_a_catalogue(BOTH)) == ["south", "north"]
-    assert by_catalogue(dict(reversed(BOTH.items())))["ean"].content_hash() == whole.content_hash()
+    assert both["south"].catalogue_number_I.tolist() == [1, 2, 3]
+    assert both["south"].catalogue is both["north"].catalogue
+    assert list(once_each(both)) == ["south", "north"]
+    assert whole_of(dict(reversed(BOTH.items()))).content_hash() == whole.content_hash()
 
 
 def test_without_times_the_company_speaks_that_has_most_events():
     untimed = replace(NORTH, public=NORTH.public._replace(timestamps=None))
-    whole = by_catalogue({"north": untimed, "south": SOUTH})["ean"]
+    whole = whole_of({"north": untimed, "south": SOUTH})
     assert whole.public.sequences[0] == [1, 2, 3, 3]
 
 
 def test_equal_parts_are_silos_and_need_no_union():
     twin = replace(SOUTH, name="east", clients=company("east", "bcd").clients)
-    found = by_catalogue({"south": SOUTH, "east": twin})
-    assert found["ean"] is SOUTH
-    assert list(with_unions({"south": SOUTH, "east": twin})) == ["south", "east"]
-    assert list(once_a_catalogue({"south": SOUTH, "east": twin})) == ["ean"]
+    shared = with_shared_catalogues({"south": SOUTH, "east": twin})
+    assert shared["south"].catalogue is shared["east"].catalogue
+    assert not shared["south"].is_part
+    assert shared["south"].public is shared["east"].public
+    assert list(once_each(shared)) == ["ean"]
 
 
 def test_what_cannot_be_is_refused(tmp_path):
-    check_catalogues(BOTH)
+    with_shared_catalogues(BOTH)
     named = replace(SOUTH, name="ean")
     with pytest.raises(ValueError, match="got the domain 'ean' with a part of the items of the catalogue 'ean'"):
-        check_catalogues({"ean": named, "north": NORTH})
+        with_shared_catalogues({"ean": named, "north": NORTH})
     save_domains(BOTH, tmp_path)
     back = load_domains(tmp_path)
     assert {name: one.content_hash() for name, one in back.items()} == {
@@ -92,7 +91,9 @@ def whole_domain(num_users=60, num_items=30) -> Domain:
     times = [list(range(100 * user, 100 * user + 9)) for user in range(num_users)]
     public = Events(["p1", "p2"], sequences[:2], times[:2])
     users = Events([f"u{user:02d}" for user in range(2, num_users)], sequences[2:], times[2:])
-    return Domain("shop", keys, keys, [f"title: {key}" for key in keys], users, public, {"items": {}})
+    return Domain(
+        "shop", Catalogue("shop", keys, keys, [f"title: {key}" for key in keys]), users, public, {"items": {}}
+    )
 
 
 def test_silos_whose_catalogues_are_cut():
@@ -119,7 +120,7 @@ def test_silos_whose_catalogues_are_cut():
         }
         assert "same_catalogue" not in one.card["silo"]
     assert lost == sum(one.card["silo"]["events_of_others_items"] for one in cut.values()) > 0
-    check_catalogues(cut)
+    with_shared_catalogues(cut)
     apart = share_out(shop, 3, None, 0, 0.0)
     assert len(set.intersection(*(set(one.item_keys) for one in apart.values()))) == 0
     assert {n: one.content_hash() for n, one in share_out(shop, 3, None, 0, 1.0).items()} == {
@@ -148,10 +149,11 @@ def test_tables_of_companies_lead_there_where_equal_keys_have_the_same_texts():
     (north, of_north), (south, of_south) = tables(0), tables(2)
     of_south[0]["title"] = f"{of_south[0]['title']} new"  # three words of four are the same
     data = fedecider.from_events({"north": north, "south": south}, {"north": of_north, "south": of_south}, name="mall")
-    assert {one.catalogue for one in data.values()} == {"mall"}
+    assert {one.catalogue.name for one in data.values()} == {"mall"}
     assert "items matched by key, which have the same texts: north and south 3" in data.notes
-    (whole,) = by_catalogue(data).values()
-    assert whole.item_keys == ["0", "1", "2", "3", "4", "5", "6"]
+    whole = data["north"].catalogue
+    assert whole is data["south"].catalogue
+    assert whole.keys == ["0", "1", "2", "3", "4", "5", "6"]
     assert data["south"].titles[0].endswith("new")  # its own words stay with it
     assert not whole.titles[2].endswith("new")
 
@@ -171,10 +173,10 @@ def test_numbers_of_each_company_own_are_not_matched():
     (north, of_north), (south, of_south) = tables(0), tables(2, words=WORDS[::-1])
     given = {"north": north, "south": south}, {"north": of_north, "south": of_south}
     data = fedecider.from_events(*given)
-    assert [one.catalogue for one in data.values()] == ["north", "south"]
+    assert [one.catalogue.name for one in data.values()] == ["north", "south"]
     assert any(note.startswith("keys in common, but not their texts: north and south 3") for note in data.notes)
     forced = fedecider.from_events(*given, catalogue="ean")
-    assert {one.catalogue for one in forced.values()} == {"ean"}
+    assert {one.catalogue.name for one in forced.values()} == {"ean"}
     south, of_south = tables(2)
     with pytest.raises(ValueError, match="got a company and the catalogue of all called 'north'"):
         fedecider.from_events({"north": north, "south": south}, {"north": of_north, "south": of_south}, name="north")

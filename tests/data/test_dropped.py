@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fedecider.data.domain import Dropped, Size
+from fedecider.data.dropped import Dropped, Size
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.readers import SOURCES, ReadOptions

@@ -8,7 +8,7 @@ import pytest
 
 import fedecider
 from fedecider.data import open_prepared
-from fedecider.data.domain import check_catalogues
+from fedecider.data.sellers import with_shared_catalogues
 
 TITLES = [f"Thing {number}" for number in range(6)]
 
@@ -35,8 +35,8 @@ def companies():
 
 def test_companies_share_one_catalogue(companies):
     assert companies.names == list(companies) == ["north", "south"]
-    check_catalogues(companies.domains)
-    assert {domain.catalogue for domain in companies.values()} == {"shop"}
+    with_shared_catalogues(companies.domains)
+    assert {domain.catalogue.name for domain in companies.values()} == {"shop"}
     assert companies["north"].clients.users == [f"north:{user}" for user in range(8)]
     assert len(companies["south"].clients.users) == 7
     assert companies["north"].public == companies["south"].public
@@ -60,7 +60,7 @@ def test_companies_with_catalogues_of_their_own():
     things = {"south": products(item="id", title="name"), "north": products()}
     found = fedecider.from_events({"south": events(0, 5, **names), "north": events(0, 6)}, things)
     assert found.names == ["south", "north"]
-    assert [domain.catalogue for domain in found.values()] == ["shop", "shop"]
+    assert [domain.catalogue.name for domain in found.values()] == ["shop", "shop"]
     assert found["south"].clients.users[0] == "south:0"
     assert "items of south: item is column 'id', title is column 'name'" in found.notes
 

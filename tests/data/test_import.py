@@ -605,12 +605,12 @@ def test_companies_that_are_imported_one_by_one_are_matched_by_key(tmp_path, cap
         files = [str(tmp_path / f"{name}.csv"), "--items", str(tmp_path / f"{name}_items.csv")]
         assert main(["import", *files, "--catalogue", "ean", "--output", str(tmp_path / "data")]) == 0
     data = open_prepared(tmp_path / "data")
-    assert {one.catalogue for one in data.values()} == {"ean"}
+    assert {one.catalogue.name for one in data.values()} == {"ean"}
     assert data["south"].clients.users[0].startswith("south:")  # u0 of both are two customers
     items = f"{tmp_path}/north_items.csv,{tmp_path}/south_items.csv"
     both = [str(tmp_path / "north.csv"), str(tmp_path / "south.csv"), "--items", items]
     assert main(["import", *both, "--output", str(tmp_path / "both")]) == 0
-    assert {one.catalogue for one in open_prepared(tmp_path / "both").values()} == {"shop"}
+    assert {one.catalogue.name for one in open_prepared(tmp_path / "both").values()} == {"shop"}
     assert main(["import", *both[:2], "--items", f"{items},x.csv", "--output", str(tmp_path / "none")]) == 2
     assert "got 3 tables of items and 2 of events" in capsys.readouterr().err
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 import json
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedecider.cli.main import main
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.overlap import (
     common_items,
@@ -26,6 +26,7 @@ from fedecider.data.overlap import (
     unlike_keys,
     unlike_marks,
 )
+from fedecider.data.sellers import with_shared_catalogues
 from fedecider.data.store import save_domains
 
 SECRET = b"0123456789abcdef" * 2
@@ -34,7 +35,11 @@ SECRET = b"0123456789abcdef" * 2
 def company(name: str, keys: list[str], sequences: list[list[int]], texts: list[str] | None = None) -> Domain:
     users = [f"{name}-{number}" for number in range(len(sequences))]
     return Domain(
-        name, keys, keys, texts or [f"title: {key}" for key in keys], Events(users, sequences, None), NO_EVENTS, {}
+        name,
+        Catalogue(name, keys, keys, texts or [f"title: {key}" for key in keys]),
+        Events(users, sequences, None),
+        NO_EVENTS,
+        {},
     )
 
 
@@ -43,6 +48,12 @@ NORTH = company("north", ["a", "b", "c", "d"], [[1, 1, 3, 0, 2], [2, 1, 0, 0]])
 SOUTH = company("south", ["b", "d", "e"], [[2, 0, 1, 1], [2, 2, 1, 1, 1]])
 EAST = company("east", ["x", "y"], [[0, 1, 0], [1, 0, 1]])
 THREE = {"north": NORTH, "south": SOUTH, "east": EAST}
+
+
+def in_one_catalogue(companies):
+    """Who sell parts of it."""
+    parts = {name: replace(one, catalogue=replace(one.catalogue, name="ean")) for name, one in companies.items()}
+    return with_shared_catalogues(parts)
 
 
 def test_pairs_by_hand():
@@ -59,16 +70,16 @@ def test_pairs_by_hand():
 
 def test_parts_of_one_catalogue_have_numbers_of_their_own():
     """As companies that say nothing of their keys, pair by pair; silos of it are still compared once."""
-    parts = {name: dataclasses.replace(one, catalogue="ean") for name, one in THREE.items()}
+    parts = in_one_catalogue(THREE)
     assert overlap_of(parts) == overlap_of(THREE)
-    twin = dataclasses.replace(parts["south"], name="twin")
+    twin = replace(parts["south"], name="twin")
     assert overlap_of({"south": parts["south"], "twin": twin}).pairs[0].num_items == 3
 
 
 def test_an_equal_text_is_no_common_item_of_parts_of_one_catalogue():
     sold = {"one": ["a", "b"], "two": ["c", "d"]}
     apart = {name: company(name, keys, [[0, 1, 0]] * 2, ["a lamp", "a chair"]) for name, keys in sold.items()}
-    parts = {name: dataclasses.replace(one, catalogue="ean") for name, one in apart.items()}
+    parts = in_one_catalogue(apart)
     found = [(one.by, one.nothing) for one in (overlap_of(apart), overlap_of(parts))]
     assert found == [("texts", False), ("keys", True)]
 
@@ -153,7 +164,7 @@ def test_keys_without_their_leading_zero_are_said():
     assert unlike_keys({"a": [f"{key}" for key in range(300)], "b": ["00", *"123456"]})[-100:].endswith("import again.")
     assert unlike_keys({"a": [f"{key}" for key in range(300)], "b": ["00", *map(str, range(1, 200))]}) == ""  # one
     shown = {one.name: marks_from(marks_of(one, b"agreed").plain(), one.name) for one in (south, EAST)}
-    west_marks = marks_of(replace(west, item_keys=["0401", "0402", "77", "x"]), b"agreed")
+    west_marks = marks_of(replace(west, catalogue=replace(west.catalogue, keys=["0401", "0402", "77", "x"])), b"agreed")
     assert ": 2 of west and south. Where" in unlike_marks({"west": west_marks, **shown})
     assert unlike_marks(shown) == ""
 
@@ -222,9 +233,7 @@ def test_bad_marks_are_one_line(words, message, tmp_path, monkeypatch, capsys):
 
 
 def test_parts_of_one_catalogue_and_silos_of_it():
-    parts = {name: replace(one, catalogue="shop") for name, one in THREE.items()}
-    assert overlap_of(parts) == overlap_of(THREE)
-    silos = {f"shop.{number}": replace(NORTH, name=f"shop.{number}", catalogue="shop") for number in (1, 2)}
+    silos = {f"shop.{number}": replace(NORTH, name=f"shop.{number}") for number in (1, 2)}
     found = overlap_of({**silos, "south": SOUTH})
     assert [pair.num_items for pair in found.pairs] == [4, 2, 2]
     assert found.pairs[2].event_share == pytest.approx((4 / 5, 2 / 5))

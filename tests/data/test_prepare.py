@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedecider.data.card import describe, overlaps
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.prepare import PrepareConfig, amazon2018_d3, prepare, prepare_domains, summary
 from fedecider.evaluation.protocols import history, target, train_part
@@ -177,7 +178,7 @@ def test_overlaps_by_hand():
         def events(names):
             return Events(names, [[0, 1, 2]] * len(names), None)
 
-        return Domain(name, keys, keys, keys, events(clients), events(public), {})
+        return Domain(name, Catalogue(name, keys, keys, keys), events(clients), events(public), {})
 
     found = overlaps(
         {
@@ -224,9 +225,9 @@ def test_domain_checks(two_domains):
     with pytest.raises(ValueError, match="both clients and public"):
         replace(domain, public=domain.clients)
     with pytest.raises(ValueError, match="not sorted"):
-        replace(domain, item_keys=domain.item_keys[::-1])
+        replace(domain.catalogue, keys=domain.item_keys[::-1])
     with pytest.raises(ValueError, match="duplicate item key"):
-        replace(domain, item_keys=[domain.item_keys[0], *domain.item_keys[:-1]])
+        replace(domain.catalogue, keys=[domain.item_keys[0], *domain.item_keys[:-1]])
     with pytest.raises(ValueError, match="item number outside"):
         replace(domain, clients=domain.clients._replace(sequences=[[99, 1, 2], *domain.clients.sequences[1:]]))
     with pytest.raises(ValueError, match="2 events; expected at least 3"):
@@ -234,4 +235,4 @@ def test_domain_checks(two_domains):
     with pytest.raises(ValueError, match=r"1 user\(s\); expected at least 2"):
         replace(domain, clients=Events(["a"], [[0, 1, 2]], None))
     with pytest.raises(ValueError, match="without text"):
-        replace(domain, item_texts=["", *domain.item_texts[1:]])
+        replace(domain.catalogue, texts=["", *domain.item_texts[1:]])

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from fedecider.data.card import make_card
-from fedecider.data.domain import Domain, Events, by_catalogue, check_catalogues, clients_of
+from fedecider.data.catalogue import Catalogue
+from fedecider.data.domain import Domain, Events, clients_of
 from fedecider.data.prepare import PrepareConfig, prepare, prepare_domains
+from fedecider.data.sellers import by_catalogue, with_shared_catalogues
 from fedecider.data.silos import share_out, taste_clusters
 from fedecider.data.store import load_domains, save_domains
 
@@ -28,7 +30,7 @@ def domain(name: str, num_users: int = 90, first: int = 0) -> Domain:
     sequences = [[10 * ((user + first) % 3) + (user * step) % 10 for step in range(1, 6)] for user in range(len(users))]
     times = [[100 * user + step for step in range(5)] for user in range(len(users))]
     public = Events([f"{name}-public"], [[0, 11, 22]], [[1, 2, 3]])
-    made = Domain(name, keys, keys, texts, Events(users, sequences, times), public, {})
+    made = Domain(name, Catalogue(name, keys, keys, texts), Events(users, sequences, times), public, {})
     made.card.update(make_card(made, catalogue_records={"repeated_same": 7, "repeated_different": 0}))
     return made
 
@@ -43,7 +45,9 @@ def rows(events: Events) -> dict[str, tuple[list[int], list[int]]]:
 
 def numbers(silos: dict[str, Domain], name: str) -> dict[str, str]:
     """User -> number of the silo, for one catalogue."""
-    return {user: silo.name[-1] for silo in silos.values() if silo.catalogue == name for user in silo.clients.users}
+    return {
+        user: silo.name[-1] for silo in silos.values() if silo.catalogue.name == name for user in silo.clients.users
+    }
 
 
 @pytest.mark.parametrize("skew", [None, 0.3])
@@ -51,7 +55,7 @@ def test_silos_are_a_partition_of_the_clients_with_one_catalogue(skew):
     silos = share_out(DOMAINS, 3, skew, 0)
     assert list(silos) == ["shop.1", "shop.2", "shop.3", "attic.1", "attic.2", "attic.3"]
     for name, whole in DOMAINS.items():
-        own = [silo for silo in silos.values() if silo.catalogue == name]
+        own = [silo for silo in silos.values() if silo.catalogue.name == name]
         found = [rows(silo.clients) for silo in own]
         assert sum(map(len, found)) == len(whole.clients.users)
         assert {user: row for part in found for user, row in part.items()} == rows(whole.clients)
@@ -60,7 +64,7 @@ def test_silos_are_a_partition_of_the_clients_with_one_catalogue(skew):
             assert (silo.item_keys, silo.item_texts, silo.public) == (whole.item_keys, whole.item_texts, whole.public)
         if skew is None and name == "attic":  # the first by name: nobody has a number yet
             assert [len(part) for part in found] == [19, 18, 18]
-    check_catalogues(silos)
+    with_shared_catalogues(silos)
     assert list(by_catalogue(silos)) == ["shop", "attic"]
 
 
@@ -95,7 +99,7 @@ def test_clusters_are_tastes_and_do_not_see_held_out_items():
 
 def taste_spread(silos: dict[str, Domain]) -> float:
     """Mean over tastes of the largest share of its users that one silo of the shop has."""
-    own = [silo for silo in silos.values() if silo.catalogue == "shop"]
+    own = [silo for silo in silos.values() if silo.catalogue.name == "shop"]
     count_ST = np.array([np.bincount([items[0] // 10 for items in s.clients.sequences], minlength=3) for s in own])
     return float((count_ST.max(0) / count_ST.sum(0)).mean())
 
@@ -152,10 +156,10 @@ def test_round_trip_and_names_with_a_star(tmp_path):
     back = load_domains(tmp_path, ["shop.*", "attic.2"])
     assert list(back) == [*names, "attic.2"]  # by number: 10 behind 9
     for name, one in back.items():
-        assert one.catalogue == silos[name].catalogue
+        assert one.catalogue.name == silos[name].catalogue.name
         assert one.clients == silos[name].clients
         assert one.content_hash() == silos[name].content_hash() == one.card["content_hash"]
-    assert load_domains(tmp_path, ["shop"])["shop"].catalogue == "shop"
+    assert load_domains(tmp_path, ["shop"])["shop"].catalogue.name == "shop"
     assert "catalogue" not in json.loads((tmp_path / "shop" / "card.json").read_text())
     with pytest.raises(ValueError, match=r"no prepared data for \['films\.\*'\]"):
         load_domains(tmp_path, ["films.*"])
@@ -167,21 +171,22 @@ def test_round_trip_and_names_with_a_star(tmp_path):
 
 def test_the_catalogue_is_part_of_the_hash_where_it_is_another_name():
     whole = domain("shop")
-    assert replace(whole, catalogue="shop").content_hash() == whole.content_hash()
-    assert replace(whole, catalogue="mall").content_hash() != whole.content_hash()
+    assert replace(whole, catalogue=replace(whole.catalogue, name="shop")).content_hash() == whole.content_hash()
+    assert replace(whole, catalogue=replace(whole.catalogue, name="mall")).content_hash() != whole.content_hash()
 
 
 def test_silos_that_do_not_belong_together_are_refused(tmp_path):
     first, second = (share_out({"shop": DOMAINS["shop"]}, 2, None, 0)[f"shop.{number}"] for number in (1, 2))
+    items = second.catalogue
     others = {
-        "other item keys": replace(second, item_keys=[*second.item_keys[:-1], "shop-99"]),
-        "other titles": replace(second, titles=["another", *second.titles[1:]]),
-        "other item texts": replace(second, item_texts=["title: another", *second.item_texts[1:]]),
-        "other public": replace(second, public=second.public._replace(sequences=[[0, 11, 23]])),
+        "keys": replace(second, catalogue=replace(items, keys=[*items.keys[:-1], "shop-99"])),
+        "titles": replace(second, catalogue=replace(items, titles=["another", *items.titles[1:]])),
+        "texts": replace(second, catalogue=replace(items, texts=["title: another", *items.texts[1:]])),
+        "public users": replace(second, public=second.public._replace(sequences=[[0, 11, 23]])),
     }
-    for message, other in others.items():
+    for what, other in others.items():
         save_domains({"shop.1": first, "shop.2": other}, tmp_path)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"got other {what if what == 'public users' else 'items'} in 'shop"):
             load_domains(tmp_path)
 
 
@@ -229,7 +234,7 @@ def test_domains_of_a_foreign_pool_have_no_clients(raw):
     assert sorted(found["games.1"].clients.users + found["games.2"].clients.users) == alone.clients.users
     assert found["games.1"].public == alone.public
     named = prepare_domains(config(raw, users_per_domain=12, public_domains="films", catalogue="ean"))
-    assert {name: one.catalogue for name, one in named.items()} == {"games": "ean", "films": "films"}
+    assert {name: one.catalogue.name for name, one in named.items()} == {"games": "ean", "films": "films"}
     everybody = {f"shared{u}" for u in range(10)} | {f"films{u}" for u in range(10, 25)}
     assert set(found["films"].public.users) == everybody - set(alone.clients.users)
     assert everybody & set(alone.clients.users)

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from fedecider.data import from_events
-from fedecider.data.domain import check_catalogues
+from fedecider.data.sellers import with_shared_catalogues
 from fedecider.data.sites import own_users, publish
 from fedecider.data.store import load_domains
 
@@ -30,9 +30,9 @@ def public(tmp_path):
 def test_every_company_has_the_whole_catalogue_and_the_same_public_users(public):
     domains = load_domains(public)
     assert list(domains) == ["shop.north", "shop.south"]
-    check_catalogues(domains)
+    with_shared_catalogues(domains)
     for domain in domains.values():
-        assert domain.catalogue == "shop"
+        assert domain.catalogue.name == "shop"
         assert domain.item_keys == [one["sku"] for one in ITEMS]  # 06 and 07 too, which no public user bought
         assert domain.titles[7] == "Thing 7"
         assert domain.item_texts[7] == "title: thing 7"
@@ -47,7 +47,7 @@ def test_own_users_change_nothing_that_is_shared(public, tmp_path):
     assert load_domains(tmp_path / "own")["shop.north"].content_hash() == found.content_hash()
     assert (found.item_keys, found.titles, found.item_texts) == (shared.item_keys, shared.titles, shared.item_texts)
     assert found.public == shared.public
-    assert found.catalogue == "shop"
+    assert found.catalogue.name == "shop"
     assert dict(zip(found.clients.users, found.clients.sequences, strict=True)) == {
         str(user): [(user + step) % 6 for step in range(3)] for user in range(4)
     }
@@ -92,7 +92,7 @@ def test_tables_of_several_companies_in_one_place(tmp_path):
     assert list(found) == ["north", "south"]
     assert list(load_domains(tmp_path)) == list(found)
     for name, domain in found.items():
-        assert domain.catalogue == "shop"
+        assert domain.catalogue.name == "shop"
         assert {user.partition(":")[0] for user in domain.clients.users} == {name}
         assert domain.card["silo"]["shared_out"] == "by company"
     users = [user for domain in found.values() for user in domain.clients.users] + found["north"].public.users

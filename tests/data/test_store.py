@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fedecider.data import store
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import load_domains, save_domain, save_domains
 
@@ -26,7 +27,9 @@ def small_domain(name="games", clients=("a", "b"), public=("c",), times=True):
 
     titles = ["Schön", "B | b", "C"]
     texts = ["title: schön", "title: b | b", "title: c"]
-    return Domain(name, ["k0", "k1", "k2"], titles, texts, events(clients), events(public), {"name": name})
+    return Domain(
+        name, Catalogue(name, ["k0", "k1", "k2"], titles, texts), events(clients), events(public), {"name": name}
+    )
 
 
 @pytest.mark.parametrize("times", [True, False])
@@ -50,9 +53,9 @@ def test_content_hash_sees_everything_but_the_card():
     domain = small_domain()
     changed = [
         replace(domain, name="other"),
-        replace(domain, item_keys=["k0", "k1", "k3"]),
-        replace(domain, titles=["Schön", "B", "C"]),
-        replace(domain, item_texts=["title: x", *domain.item_texts[1:]]),
+        replace(domain, catalogue=replace(domain.catalogue, keys=["k0", "k1", "k3"])),
+        replace(domain, catalogue=replace(domain.catalogue, titles=["Schön", "B", "C"])),
+        replace(domain, catalogue=replace(domain.catalogue, texts=["title: x", *domain.item_texts[1:]])),
         replace(domain, clients=domain.clients._replace(users=["a", "x"])),
         replace(domain, clients=domain.clients._replace(sequences=[[2, 0, 0], [1, 1, 2, 0]])),
         replace(domain, clients=domain.clients._replace(timestamps=[[5, -1, 9], [1, 2, 3, 5]])),
@@ -115,7 +118,7 @@ def test_nothing_half_written(tmp_path, monkeypatch):
 
     original = parquet.write_table
     monkeypatch.setattr(parquet, "write_table", fail_late)
-    new = replace(old, titles=["X", "Y", "Z"])
+    new = replace(old, catalogue=replace(old.catalogue, titles=["X", "Y", "Z"]))
     with pytest.raises(OSError, match="disk full"):
         save_domains({"games": new, "films": replace(new, name="films")}, tmp_path)
     monkeypatch.undo()

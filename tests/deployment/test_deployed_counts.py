@@ -20,6 +20,7 @@ from test_sources import SHOPS, same, shop
 from fedecider.cross_silo.entries import client_counts, own_counts
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
+from fedecider.data.sellers import with_shared_catalogues
 from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts, what_sites_learn
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
@@ -35,7 +36,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RUN = RunConfig(seed=5, hybrid=HybridConfig(kind="mixture"))
 NAMES = list(SHOPS)
 BOOKS = NAMES[:3]
-FOUR = {f"books.{number}": shop(f"books.{number}", number - 1) for number in range(1, 5)}
+FOUR = with_shared_catalogues({f"books.{number}": shop(f"books.{number}", number - 1) for number in range(1, 5)})
 """Of whom one may be lost."""
 ROUND = 4
 
@@ -53,8 +54,8 @@ def sites_in(folder, shops=SHOPS):
 def site_in(folder, client, shops=SHOPS):
     domain = list(shops.values())[client]
     site = site_of("fedavg", 0, folder / domain.name)
-    sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue} in round")
-    group = [place for place, one in enumerate(shops.values()) if one.catalogue == domain.catalogue]
+    sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue.name} in round")
+    group = [place for place, one in enumerate(shops.values()) if one.catalogue is domain.catalogue]
     items = shared_items([list(shops.values())[place].item_keys for place in group])
     return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group, items))
 
@@ -208,7 +209,7 @@ def test_too_few_sites_go_on_without_each_other(kind, reason, tmp_path, caplog):
 
 def test_two_of_five_are_no_sum_of_five(tmp_path):
     """The threshold is one of all sites, also of those who have not even announced keys."""
-    shops = {f"books.{number}": shop(f"books.{number}", number) for number in range(1, 6)}
+    shops = with_shared_catalogues({f"books.{number}": shop(f"books.{number}", number) for number in range(1, 6)})
     gone = lambda client, asked: client > 1 and asked.kind == "count_keys"  # noqa: E731
     line = shared(sites_in(tmp_path, shops), tmp_path / "server", shops=shops, away=gone)
     assert any("got 2 of 5 uploads" in one["reason"] for one in line.refused)
@@ -437,14 +438,12 @@ def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
     assert wire["refused_after_rounds"] == []
 
 
-PARTS = {
-    name: dataclasses.replace(
-        one,
-        item_keys=[f"{number + first:02d}" for number in range(NUM_ITEMS)],
-        catalogue="books",
-    )
-    for first, (name, one) in enumerate(FOUR.items())
-}
+def part(domain, first):
+    keys = [f"{number + first:02d}" for number in range(NUM_ITEMS)]
+    return dataclasses.replace(domain, catalogue=dataclasses.replace(domain.catalogue, name="books", keys=keys))
+
+
+PARTS = with_shared_catalogues({name: part(one, first) for first, (name, one) in enumerate(FOUR.items())})
 """Each sells an item that the one before does not have, and lacks its first one."""
 
 

@@ -274,7 +274,8 @@ def test_server_sites_and_the_report_say_what_companies_have_in_common(playgroun
 def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
     project = read_project(playground / "project")
     domain = load_domains(playground / "site-crime", ["crime"])["crime"]
-    save_domains({"crime": dataclasses.replace(domain, titles=[*domain.titles[:-1], "Other"])}, tmp_path)
+    other = dataclasses.replace(domain.catalogue, titles=[*domain.titles[:-1], "Other"])
+    save_domains({"crime": dataclasses.replace(domain, catalogue=other)}, tmp_path)
     with start(1) as launch:
         with pytest.raises(ValueError, match="crime"):
             make_site(project, place(tmp_path, project, "crime", tmp_path), launch)

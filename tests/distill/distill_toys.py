@@ -7,6 +7,7 @@ import random
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from idgen.item_ids import keyword_item_ids
 from idgen.prompts import SampleConfig, prompt_texts
@@ -49,9 +50,12 @@ def make_task(num_items=15, lengths=(3, 5, 18, 11), seed=0):
     names = [f"{a} {b}" for a in ("red", "blue", "green", "amber", "grey") for b in ("harbour", "castle", "engine")]
     domain = Domain(
         name="shop",
-        item_keys=[f"i{number:02d}" for number in range(num_items)],
-        titles=names[:num_items],
-        item_texts=[f"title: {name}" for name in names[:num_items]],
+        catalogue=Catalogue(
+            "shop",
+            keys=[f"i{number:02d}" for number in range(num_items)],
+            titles=names[:num_items],
+            texts=[f"title: {name}" for name in names[:num_items]],
+        ),
         clients=Events(
             [f"u{number}" for number in range(len(lengths))],
             [[draw.randrange(num_items) for _ in range(length)] for length in lengths],

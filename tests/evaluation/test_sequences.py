@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.data.domain import update_json
+from fedecider.data.content import update_json
 from fedecider.evaluation.sequences import SequenceArray
 
 ROWS = st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=9)

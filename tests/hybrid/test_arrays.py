@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import load_domains, save_domain
 from fedecider.evaluation.protocols import train_part
@@ -92,7 +93,7 @@ def test_prepared_events_stay_where_arrow_has_them(tmp_path, monkeypatch):
     users = [[place % 5, 1, 2, place % 3] for place in range(50)]
     keys = [f"k{number}" for number in range(5)]
     events = Events([f"u{place}" for place in range(50)], users, [[1, 2, 3, 4]] * 50)
-    save_domain(Domain("games", keys, keys, keys, events, Events([], [], None), {}), tmp_path)
+    save_domain(Domain("games", Catalogue("games", keys, keys, keys), events, Events([], [], None), {}), tmp_path)
 
     def refused(*_):
         raise AssertionError("made a list")

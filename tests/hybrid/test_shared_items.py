@@ -5,7 +5,9 @@ import pytest
 import scipy
 
 from fedecider.cross_silo.entries import catalogue_groups, client_counts, own_counts
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
+from fedecider.data.sellers import with_shared_catalogues
 from fedecider.deployment.counts import what_sites_learn
 from fedecider.models.counts import Counts, no_counts, shared_items, without
 from fedecider.models.hybrid import HybridConfig
@@ -18,12 +20,11 @@ def shop(name, keys, catalogue="ean") -> Domain:
     rng = np.random.default_rng(len(name) + ord(name[0]))
     users = [f"{name}:{user}" for user in range(5)]
     sequences = [rng.integers(len(keys), size=7).tolist() for _ in users]
-    return Domain(
-        name, list(keys), list(keys), list(keys), Events(users, sequences, None), NO_EVENTS, {}, catalogue=catalogue
-    )
+    items = Catalogue(catalogue, list(keys), list(keys), list(keys))
+    return Domain(name, items, Events(users, sequences, None), NO_EVENTS, {})
 
 
-SHOPS = {name: shop(name, keys) for name, keys in SOLD.items()}
+SHOPS = with_shared_catalogues({name: shop(name, keys) for name, keys in SOLD.items()})
 
 
 def by_key(counts: Counts, keys: str) -> tuple[dict, dict]:
@@ -76,7 +77,8 @@ def test_two_companies_sum_what_both_sell():
     found, _ = client_counts(two, OTHERS, 0)
     _, of_north = by_key(own_counts(two["north"]), SOLD["north"])
     assert by_key(found["south"], SOLD["south"])[1] == {key: of_north[key] for key in "bcde" if key in of_north}
-    chain = {**two, "far": shop("far", "fgh")}  # has f with south alone: of three nobody's item has three sellers
+    # far has f with south alone: of three nobody's item has three sellers
+    chain = with_shared_catalogues({**two, "far": shop("far", "fgh")})
     assert catalogue_groups(chain, OTHERS) == {}
     assert what_sites_learn(chain, OTHERS) == []
 

@@ -12,7 +12,9 @@ from hybrid_toys import NUM_ITEMS, sequences
 from fedecider.cross_silo import entries as hybrids
 from fedecider.cross_silo import prepare
 from fedecider.cross_silo.prepare import calibration
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
+from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models.counts import calibration_users, count_events
@@ -25,11 +27,13 @@ def shop(name: str, seed: int, silo: bool = True) -> Domain:
 
     keys = [f"item{number:02d}" for number in range(NUM_ITEMS)]
     clients, public = events("c", sequences(6, seed)), events("p", sequences(3, seed + 50))
-    catalogue = name.partition(".")[0] if silo else ""
-    return Domain(name, keys, keys, keys, clients, public, {}, catalogue)
+    catalogue = name.partition(".")[0] if silo else name
+    return Domain(name, Catalogue(catalogue, keys, keys, keys), clients, public, {})
 
 
-SHOPS = {name: shop(name, seed) for seed, name in enumerate(("books.1", "books.2", "books.3", "games.1"))}
+SHOPS = with_shared_catalogues(
+    {name: shop(name, seed) for seed, name in enumerate(("books.1", "books.2", "books.3", "games.1"))}
+)
 
 
 def own(name: str):

@@ -63,8 +63,8 @@ def fewer_items(domain: Domain, count: int) -> Domain:
         events._replace(sequences=[[item % count for item in sequence] for sequence in events.sequences])
         for events in (domain.clients, domain.public)
     )
-    texts = {name: getattr(domain, name)[:count] for name in ("item_keys", "titles", "item_texts")}
-    return dataclasses.replace(domain, clients=clients, public=public, **texts)
+    catalogue = domain.catalogue.part(domain.name, range(count))
+    return dataclasses.replace(domain, clients=clients, public=public, catalogue=catalogue)
 
 
 FEW_ITEMS = {name: fewer_items(domain, 60) for name, domain in DOMAINS.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from idgen.item_ids import ItemIds, keyword_item_ids
 from idgen.prompts import SampleConfig, prompt_texts
@@ -25,9 +26,12 @@ def make_domain(name: str = "small_shop", num_items: int = 23, lengths: tuple[in
 
     return Domain(
         name=name,
-        item_keys=[f"{name}{n:03d}" for n in range(num_items)],
-        titles=titles,
-        item_texts=[f"title: {title}; categories: {THINGS[n % 5]}" for n, title in enumerate(titles)],
+        catalogue=Catalogue(
+            name,
+            keys=[f"{name}{n:03d}" for n in range(num_items)],
+            titles=titles,
+            texts=[f"title: {title}; categories: {THINGS[n % 5]}" for n, title in enumerate(titles)],
+        ),
         clients=events(f"{name}-c", 0),
         public=events(f"{name}-p", 1),
         card={},

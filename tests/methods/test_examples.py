@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedecider.cross_silo.entries import decode_examples, example_users
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.methods.recommender import LocalTraining, build_recommender
@@ -27,7 +28,9 @@ def domain():
     users = [f"secret{user}" for user in range(5)]
     keys = [f"k{item:02d}" for item in range(15)]
     texts = [f"title: {title}" for title in titles]
-    return Domain("crime", keys, titles, texts, Events(users, sequences, None), Events([], [], None), {})
+    return Domain(
+        "crime", Catalogue("crime", keys, titles, texts), Events(users, sequences, None), Events([], [], None), {}
+    )
 
 
 def recommender_of(domain, drop_seen, num_beams):

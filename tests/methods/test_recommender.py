@@ -7,6 +7,7 @@ import torch
 from toy_recommender import run, toy_recommender
 
 from fedecider.bounds import Diverged
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
@@ -49,7 +50,7 @@ def make_domain(name: str, num_items: int, lengths: list[int], step: int) -> Dom
     users = [f"{name}{user}" for user in range(len(lengths))]
     texts = [f"title: {title}" for title in titles]
     keys = [f"{name}{item:02d}" for item in range(num_items)]
-    return Domain(name, keys, titles, texts, Events(users, sequences, None), Events([], [], None), {})
+    return Domain(name, Catalogue(name, keys, titles, texts), Events(users, sequences, None), Events([], [], None), {})
 
 
 @pytest.fixture(scope="module")

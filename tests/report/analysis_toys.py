@@ -4,6 +4,7 @@ import json
 
 import torch
 
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.federation.record import write_json
@@ -26,7 +27,7 @@ def toy_domains():
         texts = [f"title: {name} volume {key * 2}" for key in keys]
         titles = [key.upper() for key in keys]
         titles = titles if name == "crime" else [f"Volume {title * 2}" for title in titles]
-        return Domain(name, keys, titles, texts, Events(users, SEQUENCES[name], None), NO_EVENTS, {})
+        return Domain(name, Catalogue(name, keys, titles, texts), Events(users, SEQUENCES[name], None), NO_EVENTS, {})
 
     return {"crime": one("crime", ["a", "b", "c", "d"]), "comics": one("comics", ["u", "v", "w"])}
 

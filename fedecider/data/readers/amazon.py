@@ -16,9 +16,9 @@ from typing import Any
 
 from fedecider.data.readers.raw import (
     BELOW_RATING,
-    Catalogue,
     EventTable,
     ItemFields,
+    ItemRecords,
     RawDomain,
     ReadOptions,
     clean,
@@ -59,7 +59,7 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
         else:
             table.skip(BELOW_RATING)
 
-    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
         def parse(line: bytes) -> tuple[str, ItemFields]:
             record = json_or_literal(line)
             return record["asin"], _product(record) if record["asin"] in wanted else {}

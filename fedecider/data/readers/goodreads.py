@@ -18,9 +18,9 @@ from fedecider.data.readers.raw import (
     MAX_TIME,
     NUM_SHELVES,
     STATE_SHELVES,
-    Catalogue,
     EventTable,
     ItemFields,
+    ItemRecords,
     RawDomain,
     ReadOptions,
     clean,
@@ -69,7 +69,7 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
         if (path := find_optional(raw, [f"goodreads_book_{name}.json"])) is not None
     }
 
-    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
         names = {name: dict(read_records(file, _NAME_OF[name])) for name, file in extras.items()}
 
         def parse(line: bytes) -> tuple[str, ItemFields]:

@@ -16,9 +16,9 @@ from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.readers.raw import (
     BELOW_RATING,
     NO_ITEMS,
-    Catalogue,
     EventTable,
     ItemFields,
+    ItemRecords,
     RawDomain,
     RawFile,
     ReadOptions,
@@ -57,7 +57,7 @@ def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
     else:
         _add_sequences(table, events_file, domain, keys, options)
 
-    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
         return collect_items(((key, fields) for _, key, fields in items), wanted, options, items_file.path)
 
     return RawDomain(table.build(), read_catalogue, [events_file, items_file])

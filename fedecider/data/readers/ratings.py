@@ -21,9 +21,9 @@ from fedecider.data.readers.raw import (
     NO_ITEMS,
     NUM_SHELVES,
     STATE_SHELVES,
-    Catalogue,
     EventTable,
     ItemFields,
+    ItemRecords,
     RawDomain,
     RawFile,
     ReadOptions,
@@ -74,7 +74,7 @@ def read_movielens(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
         else:
             table.skip(BELOW_RATING)
 
-    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
         if movies is None:
             return no_texts(wanted)
         return collect_items(_movies(movies), wanted, options, movies.path)
@@ -158,7 +158,7 @@ def read_goodbooks(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
         else:
             table.skip(BELOW_RATING)
 
-    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
         shelves = _shelves(tag_files)
 
         def records() -> Iterator[tuple[str, ItemFields]]:
@@ -240,7 +240,7 @@ def _with_artists(raw: Path, table: EventTable, events: RawFile, options: ReadOp
         return RawDomain(table.build(), no_texts, [events])
     artists = options.file(path)
 
-    def read_catalogue(wanted: Collection[str]) -> Catalogue:
+    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
         rows = read_csv(artists, ("id", "name"), _artist_row, "\t", quoting=False, expected=_ORIGINAL)
         return collect_items(rows, wanted, options, artists.path)
 

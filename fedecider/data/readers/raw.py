@@ -24,7 +24,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedecider.data.domain import UNKNOWN_TIME, Dropped, Size
+from fedecider.data.domain import UNKNOWN_TIME
+from fedecider.data.dropped import Dropped, Size
 
 logger = logging.getLogger(__name__)
 
@@ -399,7 +400,7 @@ class RawEvents(NamedTuple):
         return Size(len(self.users), len(self.items), len(self.user_E))
 
 
-class Catalogue(NamedTuple):
+class ItemRecords(NamedTuple):
     """Texts of the wanted items and what was found on the way."""
 
     items: dict[str, ItemFields]
@@ -415,7 +416,7 @@ class RawDomain(NamedTuple):
     """One domain of a raw source."""
 
     events: RawEvents
-    read_catalogue: Callable[[Collection[str]], Catalogue]
+    read_catalogue: Callable[[Collection[str]], ItemRecords]
     """Texts of the wanted item keys, read when called (after k-core, so that few texts are held)."""
     files: list[RawFile]
     """First the one with the events; the counts of the item files fill up when the catalogue is read."""
@@ -502,7 +503,7 @@ def collect_items(
     options: ReadOptions,
     path: Path,
     allow_same: bool = False,
-) -> Catalogue:
+) -> ItemRecords:
     """The wanted items of a stream of (key, fields).
 
     With ``allow_same``, a repeated record with equal fields is counted and skipped (Amazon's meta files have such).
@@ -523,12 +524,12 @@ def collect_items(
             num_same += 1
         if options.duplicate_items != "first" and not (allow_same and known == fields):
             raise duplicate_key(path, key, known, fields)
-    return Catalogue(items, num_same, num_different, num_unused)
+    return ItemRecords(items, num_same, num_different, num_unused)
 
 
-def no_texts(_wanted: Collection[str]) -> Catalogue:
+def no_texts(_wanted: Collection[str]) -> ItemRecords:
     """The catalogue of a source without item texts."""
-    return Catalogue({}, 0, 0, 0)
+    return ItemRecords({}, 0, 0, 0)
 
 
 def duplicate_key(path: Path, key: str, first: ItemFields, second: ItemFields) -> ValueError:

@@ -167,7 +167,7 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
             assert (found == expected).all()
     sizes.clear()
     of_one = load_ids(stage.folder, SILOS, DECODER, walks_of=["comics.2"])
-    assert [name for name, found in of_one.items() if found.neighbours is not None] == ["comics.1", "comics.2"]
+    assert [name for name, found in of_one.items() if found.neighbours is not None] == ["comics", "comics.2"]
     assert all(one.neighbours is None for one in load_ids(stage.folder, SILOS, DECODER, walks_of=()).values())
     assert sizes == [len(WHOLE["comics"].item_keys)]
     student = prepare.distill_stage(config, stage, SILOS, CPU, quiet=True)
@@ -247,9 +247,6 @@ def test_a_run_over_silos_leaves_everything_behind(folder, monkeypatch):
     assert sum(metrics["domains"][f"crime.{number}"]["num_users"] for number in (1, 2)) == NUM_CLIENTS
     assert sorted(path.name for path in (run / "adapters").iterdir()) == sorted(SILOS)
     assert torch.tensor(json.loads((run / "fusion_weights.json").read_text())["alpha"]).shape == (2, 4, 4)
-    analysis = json.loads((run / "analysis.json").read_text())
-    assert analysis["distances"]["item_distance"][0][1] == pytest.approx(0.0, abs=1e-9)
-    assert analysis["distances"]["item_distance"][0][2] > 0.01
     assert main("evaluate", "--run", "runs/silos") == 0
     assert main("report", "--run", "runs/silos") == 0
     items = json.loads((run / "adapters" / "crime.2" / "item_ids.json").read_text())
@@ -261,8 +258,6 @@ def test_a_run_over_silos_leaves_everything_behind(folder, monkeypatch):
 def test_rows_of_the_own_catalogue_are_all_that_travels(folder):
     run = folder / "runs" / "silos"
     content = json.loads((run / "communication.json").read_text())
-    analysis = json.loads((run / "analysis.json").read_text())
-    assert all(entry["equal"] for entry in analysis["traffic"])
     (before, after) = [json.loads(line)["traffic"] for line in (run / "rounds.jsonl").read_text().splitlines()]
     common = content["common_rows"]
     assert common[0][1] == common[0][0] > len(SILOS["crime.1"].item_keys)

@@ -1,13 +1,13 @@
 """Everything before the first round: item IDs, backbone, student, the clients' tasks.
 
-Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``, ``ids/<catalogue>.json``
-(item IDs), ``item_vectors.safetensors`` where item texts are read as vectors, ``text_projection.safetensors``
-where the backbone starts from them alone, ``codebook.safetensors`` of semantic IDs, ``report.json``. Folder of stage 2:
-``backbone/`` (student and tokenizer) and ``report.json``.
+Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), ``id_generator/``,
+``ids/<catalogue>.json``, ``item_vectors.safetensors`` where item texts are read as vectors,
+``text_projection.safetensors`` where the backbone starts from them alone, ``codebook.safetensors`` of semantic IDs,
+``report.json``. Folder of stage 2: ``backbone/`` (student and tokenizer) and ``report.json``.
 
-Item IDs, item vectors and public tasks are made once per catalogue, which silos share, and of which companies have
-parts (`fedecider.data.domain.by_catalogue`): an item that several sell has one ID and one vector. ``domains`` are those
-of the clients and, behind them, those of a foreign pool, which have no client users (`load_data`).
+Item IDs, item vectors and public tasks are made once per catalogue (`fedecider.data.sellers.by_catalogue`): an item that
+several sell has one ID and one vector. ``domains`` are those of the clients and, behind them, those of a foreign pool,
+which have no client users (`load_data`).
 """
 
 from __future__ import annotations

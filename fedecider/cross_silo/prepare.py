@@ -5,9 +5,9 @@ Folder of stage 1: ``backbone/`` (teacher and tokenizer, Hugging Face layout), `
 ``text_projection.safetensors`` where the backbone starts from them alone, ``codebook.safetensors`` of semantic IDs,
 ``report.json``. Folder of stage 2: ``backbone/`` (student and tokenizer) and ``report.json``.
 
-Item IDs, item vectors and public tasks are made once per catalogue (`fedecider.data.sellers.by_catalogue`): an item that
-several sell has one ID and one vector. ``domains`` are those of the clients and, behind them, those of a foreign pool,
-which have no client users (`load_data`).
+Item IDs, item vectors and public tasks are made once per catalogue (`fedecider.data.sellers.by_catalogue`): an item
+that several sell has one ID and one vector. ``domains`` are those of the clients and, behind them, those of a foreign
+pool, which have no client users (`load_data`).
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -28,11 +30,13 @@ from provenance import heading
 from embedding_fr.blocks import Federation
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train
-from embedding_fr.testing.loop import reference_clients, run_reference
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, Setup, set_up, train
+from embedding_fr.testing.loop import make_user, reference_clients, run_reference
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.callbacks import collecting
+from fedecider.federation.method import RowUpdate, Tree, Upload
+from fedecider.federation.rows import write_rows
 from fedecider.report.analyses import total_bytes
 from fedecider.running.options import run
 
@@ -87,6 +91,7 @@ def method_case(name: str, interactions: Interactions, rounds: int) -> dict:
     worst = largest_difference(name, interactions)
     setup = set_up(settings, interactions, torch.device("cpu"))
     federation, reference = reference_of(name, settings, interactions)
+    users = partial(make_user, federation, settings.training, setup.population)
     population, participation = setup.population, settings.run.participation
     sample = list(range(0, interactions.num_users, max(1, interactions.num_users // SAMPLE)))
     server, local = setup.method.init()
@@ -102,7 +107,7 @@ def method_case(name: str, interactions: Interactions, rounds: int) -> dict:
         train(one, setup, [collecting(records)])
         ours.append(records[-1]["wall_s"])
         started = time.perf_counter()
-        reference_clients(reference, federation, settings.training, population, 1, sample, server, local)
+        reference_clients(reference, users, 1, sample, server, local)
         theirs.append((time.perf_counter() - started) * scale)
     ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
     return {
@@ -190,6 +195,49 @@ def synthetic(num_users: int, num_items: int, mean_events: int = 20, seed: int =
     keys = [f"{item:0{width}d}" for item in range(num_items)]
     users = [str(user) for user in range(num_users)]
     return Interactions("synthetic", users, keys, [""] * num_items, sequences, None, {})
+
+
+class Run:
+    """A run round by round, with its CPU seconds."""
+
+    def __init__(self, method: str, interactions: Interactions):
+        settings = run_settings(LeaderboardConfig(num_rounds=2), InteractionsConfig(), method, "strict", {}, 0, 0)
+        self.setup: Setup = set_up(settings, interactions, torch.device("cpu"))
+        self.local: Tree
+        self.start()
+
+    def start(self) -> None:
+        """Back to where a run begins."""
+        self.local = {}  # not beside the new ones
+        server, local = self.setup.method.init()
+        self.server: Tree = server
+        self.local = {name: tensor.clone() for name, tensor in local.items()}
+
+    def round(self, number: int) -> tuple[float, float]:
+        """CPU seconds of local training, with what clients keep written back, and of aggregation.
+
+        As in a run, uploads are taken one block after the other.
+        """
+        method, seconds = self.setup.method, 0.0
+
+        def uploads() -> Iterator[Upload]:
+            nonlocal seconds
+            for block in self.setup.blocks:
+                own = {name: tensor[block.clients] for name, tensor in self.local.items()}
+                download = method.broadcast(number, self.server, block.clients)
+                started = time.process_time()
+                upload, new, _ = method.client_update(number, download, own, block)
+                for name, rows in new.items():
+                    if isinstance(rows, RowUpdate):
+                        write_rows(self.local[name], block.clients, rows)
+                    else:
+                        self.local[name][block.clients] = rows
+                seconds += time.process_time() - started
+                yield upload
+
+        started = time.process_time()
+        self.server = method.server_aggregate(number, self.server, uploads())
+        return seconds, time.process_time() - started - seconds
 
 
 def peak_gb() -> float:

@@ -64,12 +64,11 @@ class Point(NamedTuple):
 
 
 def measure_embedding(method: str, clients: int, items: int) -> Point:
-    from compiled_clients import Side
-    from embedding import synthetic
+    from embedding import Run, synthetic
 
-    Side(method, synthetic(50, 60), compiled=True).round(1)  # compiles
+    Run(method, synthetic(50, 60)).round(1)  # compiles
     before = _resident()
-    side = Side(method, synthetic(clients, items), compiled=True)
+    side = Run(method, synthetic(clients, items))
     runs: list[tuple[float, float]] = []
     while len(runs) < 21 and 2 * sum(map(sum, runs)) < ENOUGH_S:
         side.start()

@@ -176,13 +176,13 @@ def _frame(events: np.ndarray) -> Any:
 
 
 def ours(method: str) -> Round:
-    from compiled_clients import Side
+    from embedding import Run
 
     from embedding_fr.methods import METHODS
     from fedecider.data.interactions import InteractionsConfig, load_interactions
 
     name = f"{method}/code" if METHODS[method].code else method
-    side = Side(name, load_interactions(InteractionsConfig()), compiled=True)
+    side = Run(name, load_interactions(InteractionsConfig()))
 
     def run(number: int) -> tuple[float, float]:
         started = time.process_time()

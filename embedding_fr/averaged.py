@@ -7,7 +7,7 @@ Shape legend: N clients of the run, C clients of a block, I items, D dims, B exa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -15,20 +15,19 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
+from embedding_fr.examples import round_examples
+from embedding_fr.kernels import Kernel
 from embedding_fr.local_training import (
     Gradients,
-    Kernel,
     Logits,
     Objective,
-    Optimiser,
-    Penalty,
     check_finite,
     plain_gradients,
     received,
     received_rows,
-    round_examples,
     train_epochs,
 )
+from embedding_fr.optimisers import Optimiser
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -45,6 +44,14 @@ class Model(NamedTuple):
     """Shared tensors that are item tables, held by their touched rows during local training."""
     scores: Callable[[Tree, Tree], Tensor] | None = None
     """Server tree, own rows -> (C, I) logits of the whole catalogue, where what clients share can be computed once."""
+    gradients: Gradients = plain_gradients
+    """Those of the logits; a closed form is faster."""
+    kernel: Kernel | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """What a client minimises."""
+        return Objective(self.logits, gradients=self.gradients, kernel=self.kernel)
 
 
 def averaged(
@@ -54,21 +61,13 @@ def averaged(
     training: EmbeddingTraining,
     *,
     optimiser: Optimiser,
-    groups: Sequence[Sequence[str]] | None = None,
     uniform: bool = False,
-    gradients: Gradients = plain_gradients,
-    kernel: Kernel | None = None,
-    penalty: Callable[[Tree], Penalty] | None = None,
 ) -> FederatedMethod:
     """Local epochs on (shared, private), then ``theta <- sum_u w_u theta_u / sum_u w_u`` over the shared tensors.
 
-    ``groups`` are updated one after the other on every batch (default: everything at once); ``uniform`` weighs
-    clients alike instead of by train items; ``kernel`` is the compiled form of the plain objective; ``penalty`` makes
-    a regulariser from the parameters at the start of the round. The optimiser's state is fresh in every round. Variant
+    ``uniform`` weighs clients alike instead of by train items. The optimiser's state is fresh in every round. Variant
     ``global``: the shared tensors after aggregation with the private ones of the client.
     """
-    names = [*model.shared, *model.private]
-    groups = groups or [names]
 
     def init() -> tuple[Tree, Tree]:
         return dict(model.shared), dict(model.private)
@@ -77,23 +76,16 @@ def averaged(
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
+        drawn = round_examples(federation, training, block, round)
         params = {name: tensor.clone() for name, tensor in own.items()}
-        for shared in model.shared:
-            table = shared in model.tables
-            params[shared] = (
-                received_rows(download, shared, row_CR)
-                if table
-                else received(download, shared, len(block.clients)).clone()
-            )
-        objective = Objective(model.logits, penalty(params) if penalty else None)
-        loss_C = train_epochs(objective, params, groups, examples, place_CB, training, optimiser, gradients, kernel)
+        params |= received_model(model, download, drawn.row_CR)
+        loss_C = train_epochs(model.objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         upload = Upload(
             block.clients,
             torch.ones_like(loss_C) if uniform else block.data.num_train_C.to(loss_C.dtype),
             {shared: params[shared] for shared in model.shared},
-            rows=dict.fromkeys(model.tables, row_CR),
+            rows=dict.fromkeys(model.tables, drawn.row_CR),
         )
         return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
 
@@ -114,6 +106,16 @@ def averaged(
         upload_like=lambda round, server: {shared: server[shared] for shared in model.shared},
         takes_mean=True,
     )
+
+
+def received_model(model: Model, download: Download, row_CR: Tensor) -> Tree:
+    """Copies of what the clients got: of item tables the rows ``row_CR``, networks in full."""
+    return {
+        name: received_rows(download, name, row_CR)
+        if name in model.tables
+        else received(download, name, len(row_CR)).clone()
+        for name in model.shared
+    }
 
 
 def score_all(model: Model, download: Download, own: Tree) -> Tensor:

@@ -175,7 +175,7 @@ def rank_users(score_CI: Tensor, data: UserData, split: str, protocol: Protocol)
 
 def positions_compiled(score_CI: Tensor, target_C: Tensor, seen_CT: Tensor) -> Tensor | None:
     """:func:`positions_stacked` in one pass over the scores, 50 times as fast; None where a score is NaN."""
-    from embedding_fr.compiled.training import count_scores  # Numba: half a second that --help does without
+    from embedding_fr.compiled.counts import count_scores  # Numba: half a second that --help does without
 
     count_CK = torch.empty(len(score_CI), 3, dtype=torch.int64)
     count_scores(score_CI.contiguous().numpy(), target_C.numpy(), seen_CT.numpy(), count_CK.numpy())

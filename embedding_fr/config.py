@@ -21,8 +21,6 @@ class EmbeddingTraining:
         num_negatives: The number of negatives that are drawn for each positive, anew in every round.
         weight_decay: The weight of the L2 term of every local step. Of item tables that are held by rows it reaches
             only the rows that the client touches in this round.
-        compiled: If true, clients train one after the other with compiled code, on a CPU and where the method has it.
-            If false, they train in blocks with PyTorch, as on a GPU. Results differ by rounding.
     """
 
     embedding_size: Width = 16
@@ -33,7 +31,6 @@ class EmbeddingTraining:
     batch_size: OneOrMore = 256
     num_negatives: OneOrMore = 4
     weight_decay: NotNegative = 0.0
-    compiled: bool = True
 
     def __post_init__(self) -> None:
         check(self)

@@ -111,12 +111,12 @@ def check_scales(scale_C: Tensor, clients: Tensor, bound: float) -> None:
 def add_histories(
     square_II: Tensor, histories: Sequence[Tensor], scale_C: Tensor, reach: float = math.inf, *, ordered: bool = False
 ) -> None:
-    """Add what clients count for their pairs, oldest item first: :func:`embedding_fr.compiled.training.add_pairs`.
+    """Add what clients count for their pairs, oldest item first: :func:`embedding_fr.compiled.counts.add_pairs`.
 
     In place, on the CPU, client by client: in float64 the sums are exact, in float32 whole numbers up to 2^24 are, and
     others are rounded alike wherever a block ends, as long as clients come in the same order.
     """
-    from embedding_fr.compiled.training import add_pairs  # Numba: half a second that --help does without
+    from embedding_fr.compiled.counts import add_pairs  # Numba: half a second that --help does without
 
     if not histories:
         return  # all clients of a block are away

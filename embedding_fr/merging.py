@@ -17,28 +17,22 @@ from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
+from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_training import (
-    ExampleBatch,
-    Kernel,
     Logits,
     Objective,
-    Optimiser,
-    compilable,
     dot_logits,
-    fresh_state,
-    in_threads,
     inner_products,
-    plain_gradients,
     take,
     train_batches,
 )
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
+from embedding_fr.optimisers import Optimiser, fresh_state
 from embedding_fr.tables import personal_table
 from fedecider.bounds import NotNegative, Share, check
 from fedecider.federation.method import Tree
@@ -150,33 +144,13 @@ def features(merging: Merging, last_CID: Tensor, received_CID: Tensor) -> Tensor
     return torch.cat([received_CID - last_CID, last_CID], 2)
 
 
-def merged_table(merging: Merging, own: Tree, received_CID: Tensor, compiled: bool = False) -> tuple[Tensor, Tensor]:
-    """(C, I, D) ``Q_l + rho (Q_g - Q_l)`` with the clients' adapters (equation 10), and (C,) the mean of rho.
-
-    ``compiled``: EM takes compiled code on a CPU.
-    """
+def merged_table(merging: Merging, own: Tree, received_CID: Tensor) -> tuple[Tensor, Tensor]:
+    """(C, I, D) ``Q_l + rho (Q_g - Q_l)`` with the clients' adapters (equation 10), and (C,) the mean of rho."""
     last_CID = own[LAST].to(received_CID.device)
-    if compiled and merging.scheme == "EM" and compilable(last_CID):
-        return _merged_compiled(merging, last_CID.contiguous(), own[ADAPTER], received_CID)
     rho = last_CID.new_full((len(last_CID), 1, 1), merging.rho)
     if merging.learns:
         rho = weights_of(merging, own[ADAPTER], features(merging, last_CID, received_CID))
     return torch.addcmul(last_CID, rho, received_CID - last_CID), rho.mean((1, 2))
-
-
-def _merged_compiled(
-    merging: Merging, last_CID: Tensor, adapter_CP: Tensor, received_CID: Tensor
-) -> tuple[Tensor, Tensor]:
-    from embedding_fr.compiled.network import merge_tables  # Numba: half a second
-
-    sent_XID = received_CID[:1] if received_CID.stride(0) == 0 else received_CID.contiguous()
-    merged_CID, sizes = torch.empty_like(last_CID), np.array(merging.sizes(last_CID.shape[2]))
-    arrays = [tensor.numpy() for tensor in (last_CID, sent_XID, adapter_CP.contiguous())]
-
-    def share(first: int, stride: int) -> np.ndarray:
-        return merge_tables(*arrays, sizes, merged_CID.numpy(), first, stride)
-
-    return merged_CID, torch.from_numpy(sum(in_threads(share)))
 
 
 def open_merge(
@@ -212,42 +186,25 @@ def merge_epochs(merge: Merge, scorer: Scorer, params: Tree, batches: Iterable[E
         return merge
     kept_CRD = params[scorer.table] - merge.step_CRD
     seen = {**params, "feature": merge.feature, "kept": kept_CRD, "difference": merge.difference_CRD, **merge.adapter}
-    objective, gradients = Objective(merged_logits(merge.merging, scorer)), plain_gradients
+    objective = Objective(merged_logits(merge.merging, scorer))
     if scorer.logits is dot_logits:
         seen["kept_score"] = inner_products(kept_CRD, params["user"])
         seen["effect"] = inner_products(merge.difference_CRD, params["user"])
-        gradients = partial(dot_adapter_gradients, merge.merging.sizes(kept_CRD.shape[2]))
-    train_batches(objective, seen, [[ADAPTER]], batches, merge.optimiser, merge.state, gradients, measure=False)
+        sizes = merge.merging.sizes(kept_CRD.shape[2])
+        objective = objective._replace(gradients=partial(dot_adapter_gradients, sizes))
+    train_batches(objective, seen, batches, merge.optimiser, merge.state, measure=False)
     step_CRD = weights_of(merge.merging, merge.adapter[ADAPTER], merge.feature) * merge.difference_CRD
     params[scorer.table] = kept_CRD + step_CRD
     return merge._replace(step_CRD=step_CRD)
 
 
-def merging_kernel(merge: Merge) -> Kernel:
-    """The compiled form of :func:`merge_epochs` and of the steps of user and table behind it, under
-    :func:`embedding_fr.local_training.dot_logits`, epoch after epoch."""
-    from embedding_fr.compiled.network import train_merged  # Numba: half a second
-
-    sizes = np.array(merge.merging.sizes(merge.difference_CRD.shape[2]))
-    return Kernel(
-        train=train_merged,
-        gradients=dot_adapter_gradients,
-        tables=("item_table",),
-        vectors=(("user",), (ADAPTER,)),
-        constants=(merge.difference_CRD.numpy(), merge.feature.contiguous().numpy(), sizes),
-        alternates=True,
-    )
-
-
-def close_merge(
-    merge: Merge, row_CR: Tensor, trained_CRD: Tensor, compiled: bool = False
-) -> tuple[Tensor, Tree, Tensor]:
+def close_merge(merge: Merge, row_CR: Tensor, trained_CRD: Tensor) -> tuple[Tensor, Tree, Tensor]:
     """The client's new table (C, I, D), its new local tensors of merging, and (C,) the mean of rho.
 
     Rows that no example touched hold the last merge, the others ``trained_CRD``.
     """
     own = {LAST: merge.last_CID, **merge.adapter}
-    whole_CID, rho_C = merged_table(merge.merging, own, merge.received_CID, compiled)
+    whole_CID, rho_C = merged_table(merge.merging, own, merge.received_CID)
     set_rows(whole_CID, row_CR, trained_CRD)
     return whole_CID, {**own, LAST: whole_CID}, rho_C
 

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation
-from embedding_fr.local_training import compilable, in_threads
 from fedecider.bounds import WIDEST
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
@@ -71,36 +69,16 @@ def mlp_of_catalogue(params: Tree, name: str, row_IF: Tensor, client_CK: Tensor)
     """(C, out, I) outputs of one network that all clients share, on rows I that all of them share.
 
     ``params`` lack C, as in a server tree. The first layer's product with the rows is then the same for every client
-    and computed once; each client adds its own part. On a CPU compiled code takes a few items and one client at a time,
-    so that hidden units stay in the caches and nothing depends on who shares the block; numbers are those of
-    :func:`mlp` up to rounding.
+    and computed once; each client adds its own part. Numbers are those of :func:`mlp` up to rounding.
     """
     num_layers, num_common = _num_layers(params, name), client_CK.shape[1]
     weights = [params[f"{name}.{layer}.weight"].T[None] for layer in range(num_layers)]
     biases = [params[f"{name}.{layer}.bias"][None, :, None] for layer in range(num_layers)]
     row_1UI = weights[0][:, :, num_common:] @ row_IF.T
-    if compilable(client_CK):
-        sizes = (num_common + row_IF.shape[1], *(weight.shape[1] for weight in weights))
-        return _catalogue_compiled(flat_network(params, name), sizes, client_CK, row_1UI[0])
     hidden = row_1UI + (weights[0][:, :, :num_common] @ client_CK[:, :, None] + biases[0])
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
         hidden = torch.baddbmm(bias, weight.expand(len(hidden), -1, -1), hidden.relu_())
     return hidden
-
-
-def flat_network(params: Tree, name: str) -> Tensor:
-    """(P,) weight and bias of one layer after the other, of a network without C."""
-    layers = range(_num_layers(params, name))
-    return torch.cat([params[f"{name}.{layer}.{part}"].flatten() for layer in layers for part in ("weight", "bias")])
-
-
-def _catalogue_compiled(network_P: Tensor, sizes: tuple[int, ...], client_CK: Tensor, product_UI: Tensor) -> Tensor:
-    from embedding_fr.compiled.network import climb_catalogue  # Numba: half a second
-
-    output_COI = client_CK.new_empty(len(client_CK), sizes[-1], product_UI.shape[1])
-    arrays = [tensor.contiguous().numpy() for tensor in (client_CK, product_UI, output_COI)]
-    in_threads(lambda first, stride: climb_catalogue(network_P.numpy(), np.array(sizes), *arrays, first, stride))
-    return output_COI
 
 
 class MlpGradients(NamedTuple):

@@ -1,8 +1,7 @@
-"""Random draws of a round, compiled: number by number those of :mod:`embedding_fr.local_training`.
+"""A client's local epochs, compiled: gradients in closed form, Adam or SGD, batch after batch.
 
-Shape legend: C clients of a block, B examples of a client, E epochs, T train items, A avoided items, T items of the
-largest client, I items, T seen items of a client, R touched rows, D dims, K columns of a low-rank factor; within one
-client: S examples of a batch, P numbers of a flat parameter.
+Shape legend: C clients of a block, R touched rows, D dims, K columns of a low-rank factor, E epochs; within one client:
+S examples of a batch, P numbers of a flat parameter.
 """
 
 from __future__ import annotations
@@ -13,130 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedecider.federation import compiled_rows as compiling
-from fedecider.federation.compiled_rows import compiled
-
-# Random draws of a round, compiled: number by number those of :mod:`embedding_fr.local_training`.
-
-COLUMN = (1 << 24) - 1
-"""Low bits of a sort key: the column it stands for (a client has at most 16 million examples)."""
-_STEP, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
-
-
-@compiled
-def counter_draw(key, number):
-    """Draw ``number`` (from 0) of a stream: :func:`fedecider.federation.streams.counter_draws`."""
-    value = key + (number + 1) * _STEP
-    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * _MIX_1
-    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * _MIX_2
-    return (value ^ ((value >> 31) & 0x1FFFFFFFF)) & 0x7FFFFFFFFFFFFFFF
-
-
-@compiled
-def draw_items(train_CT, num_positive_C, avoid_CA, num_avoid_C, key_C, count_C, num_items, item_CB):
-    """The items of :func:`embedding_fr.local_training.draw_examples`: train items, negatives, ``num_items``."""
-    draws = np.empty(item_CB.shape[1], np.int64)
-    below = np.empty(avoid_CA.shape[1], np.int64)
-    for client in range(len(item_CB)):
-        positives, count, avoided = num_positive_C[client], count_C[client], num_avoid_C[client]
-        item_CB[client, :positives] = train_CT[client, :positives]
-        item_CB[client, count:] = num_items
-        for j in range(avoided):
-            below[j] = avoid_CA[client, j] - j  # allowed items below the avoided one
-        draw, found = draws[positives:count], item_CB[client, positives:count]
-        for x in range(len(draw)):
-            draw[x] = ((counter_draw(key_C[client], positives + x) >> 31) * (num_items - avoided)) >> 32
-            found[x] = 0
-        left = avoided
-        while left > 1:  # one level of all searches after the other, without a branch: the processor does eight at once
-            half = left >> 1
-            for x in range(len(draw)):
-                found[x] += half if below[np.uint64(found[x] + half - 1)] <= draw[x] else 0
-            left -= half
-        for x in range(len(draw)):
-            found[x] += draw[x] + (avoided > 0 and below[np.uint64(found[x])] <= draw[x])
-
-
-@compiled
-def number_rows(key_CB, num_items, row_CB, place_CB):
-    """From sorted keys ``item << 32 | example``: distinct items of each client (-1 pads), the place of each example
-    among them. -> the largest number of rows; padded examples share one.
-    """
-    largest = 0
-    for client in range(len(key_CB)):
-        row, last = -1, -1
-        for i in range(key_CB.shape[1]):
-            item = key_CB[client, i] >> 32
-            if item != last:
-                row, last = row + 1, item
-                row_CB[client, row] = item if item < num_items else -1
-            place_CB[client, key_CB[client, i] & 0xFFFFFFFF] = row
-        row_CB[client, row + 1 :] = -1
-        largest = max(largest, row + 1)
-    return largest
-
-
-@compiled
-def order_keys(key_C, count_C, first_epoch, key_CEB):
-    """The sort keys of :func:`embedding_fr.local_training.shuffled` for the epochs from ``first_epoch`` on."""
-    for client in range(len(key_C)):
-        for number in range(key_CEB.shape[1]):
-            first = (first_epoch + number) << 32
-            for column in range(count_C[client]):
-                key_CEB[client, number, column] = (counter_draw(key_C[client], first + column) >> 1 & ~COLUMN) | column
-            key_CEB[client, number, count_C[client] :] = 1 << 62
-
-
-# Sums of item pairs over clients, compiled: what a client with n items costs grows with n^2, not with the
-# catalogue.
-
-
-@compiled
-def add_pairs(item_CT, count_C, scale_C, reach, steps, ordered, square_II):
-    """Add what each client counts for its pairs to the lower triangle, diagonal included, of ``square_II``.
-
-    The first ``count_C[c]`` of ``item_CT[c]`` are a client's items, oldest first, all different. A pair d places apart
-    counts ``scale / (1 + d / reach)``, rounded down to a multiple of ``1 / steps``. With ``ordered`` the strict upper
-    triangle gets the same numbers, with + where the item with the lower number came first and - where it came last.
-    """
-    for c in range(len(item_CT)):
-        scale = scale_C[c]
-        for later in range(count_C[c]):
-            item = item_CT[c, later]
-            for earlier in range(later + 1):
-                other = item_CT[c, earlier]
-                value = math.floor(scale * (1.0 / (1.0 + (later - earlier) / reach)) * steps) / steps
-                low, high = min(item, other), max(item, other)
-                square_II[high, low] += value
-                if ordered and low < high:
-                    square_II[low, high] += value if other < item else -value
-
-
-# Ranking of held-out items, compiled: one pass over each client's scores.
-
-
-@compiled
-def count_scores(score_CI, target_C, seen_CT, count_CK):
-    """Into ``count_CK`` (C, 3): how many scores lie above that of the target, equal it (its own too), and are NaN.
-
-    Items ``seen_CT`` (numbers of I and more pad) are left out.
-    """
-    num_items = score_CI.shape[1]
-    for c in range(len(score_CI)):
-        scores, own = score_CI[c], score_CI[c, target_C[c]]
-        above, equal, invalid = 0, 0, 0
-        for i in range(num_items):
-            above += scores[i] > own
-            equal += scores[i] == own
-            invalid += scores[i] != scores[i]
-        for item in seen_CT[c]:
-            if item < num_items:
-                above -= scores[item] > own
-                equal -= scores[item] == own
-                invalid -= scores[item] != scores[item]
-        count_CK[c, 0], count_CK[c, 1], count_CK[c, 2] = above, equal, invalid
-
-
-# A client's local epochs, compiled: gradients in closed form, Adam or SGD, batch after batch.
 
 compiled_training = compiling.compiled(
     fastmath={"contract", "reassoc", "nsz", "arcp"}  # sums in any order; NaN and infinity stay what they are
@@ -267,11 +142,8 @@ def outer(gradient_P, slope_R, vector_D):
 
 
 @compiled_training
-def train_linear(table_CRD, scorer_CP, goal_CRD, pull, schedule):
-    """Score ``q_i . w``, or with P = D + 1 numbers ``q_i . w + b``. -> (C,) mean loss over the last epoch.
-
-    Every row's gradient has ``pull (q_i - goal_i)`` added; without rows ``goal_CRD`` says that there is no such term.
-    """
+def train_linear(table_CRD, scorer_CP, schedule):
+    """Score ``q_i . w``, or with P = D + 1 numbers ``q_i . w + b``. -> (C,) mean loss over the last epoch."""
     num_clients, _, dims = table_CRD.shape
     number, biased = table_CRD.dtype.type, scorer_CP.shape[1] > dims
     loss_C = np.zeros(num_clients, table_CRD.dtype)
@@ -283,8 +155,6 @@ def train_linear(table_CRD, scorer_CP, goal_CRD, pull, schedule):
         num_rows = schedule.place_CB[client, :count].max() + 1
         table, scorer = table_CRD[client, :num_rows], scorer_CP[client]
         flat, slope = table.reshape(num_rows * dims), np.empty(num_rows, table.dtype)
-        pulled, strength = goal_CRD.shape[1] > 0, number(pull)
-        goal = goal_CRD[client, :num_rows].reshape(num_rows * dims) if pulled else flat
         table_work, scorer_work = np.zeros((3, len(flat)), table.dtype), np.zeros((3, len(scorer)), table.dtype)
         steps, num_epochs = 0, schedule.order_CEB.shape[1]
         for epoch in range(num_epochs):
@@ -307,10 +177,6 @@ def train_linear(table_CRD, scorer_CP, goal_CRD, pull, schedule):
                     if steps_table:
                         row_sums(slope, row, logit, now)
                         outer(table_work[GRADIENT], slope, scorer[:dims])
-                        if pulled:
-                            gradient = table_work[GRADIENT]
-                            for i in range(len(flat)):
-                                gradient[i] += strength * (flat[i] - goal[i])
                         step(schedule, schedule.rate_T[0], steps, flat, table_work)
                     if steps_scorer:
                         step(schedule, schedule.rate_T[1], steps, scorer, scorer_work)

@@ -17,17 +17,11 @@ from torch import Tensor
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    ExampleBatch,
-    Objective,
-    Optimiser,
-    check_finite,
-    received,
-    round_examples,
-    train_epochs,
-)
+from embedding_fr.examples import ExampleBatch, round_examples
+from embedding_fr.local_training import Objective, check_finite, received, train_epochs
 from embedding_fr.methods.entry import Method
-from embedding_fr.methods.pfedrec import code_item_rate, linear_gradients, linear_model
+from embedding_fr.methods.pfedrec import IN_TURN, code_item_rate, linear_gradients, linear_model
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.similarity import k_means
 from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
 from embedding_fr.tables import personal_table
@@ -42,7 +36,6 @@ ROWS = 128
 """Clients whose tables are read at a time."""
 ROUNDING = 1e-9
 """Distances that differ by less are ties."""
-SCORER = ("scorer.0.weight", "scorer.0.bias")
 
 
 @dataclass(frozen=True)
@@ -119,8 +112,8 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
     """
     model = linear_model(federation, training)
     start_ID = model.shared["item_table"]
-    rates = {**dict.fromkeys(SCORER, training.learning_rate), "item_table": code_item_rate(federation, training)}
-    optimiser = Optimiser("sgd", rates, training.weight_decay)
+    rates = {**dict.fromkeys(IN_TURN[0], training.learning_rate), "item_table": code_item_rate(federation, training)}
+    optimiser = Optimiser("sgd", rates, training.weight_decay, IN_TURN)
 
     def init() -> tuple[Tree, Tree]:
         table_NID = personal_table(start_ID, federation.num_clients, federation.table_bytes)
@@ -133,7 +126,7 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         num_clients = len(block.clients)
-        examples, _, _ = round_examples(federation, training, block, round)
+        drawn = round_examples(federation, training, block, round).on_whole_tables(federation.num_items)
         params = {name: tensor.clone() for name, tensor in own.items()}
         params["item_table"] = received(download, "item_table", num_clients).clone()
         anchor_S = anchors(federation, config, round)
@@ -148,15 +141,12 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
                 row_ASD = params["item_table"][: batch.active, anchor_S].requires_grad_()
                 with torch.enable_grad():
                     value_A = contrastive_loss(row_ASD, label_CS[: batch.active], config)
-                    (pull_ASD,) = torch.autograd.grad(value_A.sum(), row_ASD)
-                found["item_table"].index_add_(1, anchor_S, pull_ASD, alpha=config.contrast_weight)
+                    (by_row_ASD,) = torch.autograd.grad(value_A.sum(), row_ASD)
+                found["item_table"].index_add_(1, anchor_S, by_row_ASD, alpha=config.contrast_weight)
             return found, logit_AB
 
-        # Whole tables: every anchor moves, and place and number of an item are one.
-        item_CB = examples.item_CB.clamp(max=federation.num_items - 1)
-        objective = Objective(model.logits)
-        groups = (SCORER, ("item_table",))
-        loss_C = train_epochs(objective, params, groups, examples, item_CB, training, optimiser, gradients)
+        objective = Objective(model.logits, gradients=gradients)
+        loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         table_CID = params["item_table"]
         upload = Upload(block.clients, torch.ones_like(loss_C), {"item_table": table_CID})

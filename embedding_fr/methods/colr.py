@@ -16,23 +16,22 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.examples import ExampleBatch, round_examples
 from embedding_fr.local_training import (
-    ExampleBatch,
     Gradients,
     Objective,
-    Optimiser,
     check_finite,
     dot_logits,
     inner_products,
     received,
     received_rows,
-    round_examples,
     row_slopes,
     take,
     train_epochs,
     weighted_sum,
 )
 from embedding_fr.methods.entry import Method, always
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.tables import normal
 from fedecider.bounds import WIDEST, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
@@ -115,23 +114,22 @@ def colr(federation: Federation, training: EmbeddingTraining, config: ColrConfig
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
+        drawn = round_examples(federation, training, block, round)
         params = {
             "user": own["user"].clone(),
-            "item_table": received_rows(download, "item_table", row_CR),
-            "factor": zeros["factor"].new_zeros(*row_CR.shape, config.rank),
+            "item_table": received_rows(download, "item_table", drawn.row_CR),
+            "factor": zeros["factor"].new_zeros(*drawn.row_CR.shape, config.rank),
         }
         gradients = low_rank_gradients(basis(round), training.weight_decay)
-        optimiser, groups = Optimiser("sgd", rates), [list(rates)]
-        objective = Objective(dot_logits)
-        loss_C = train_epochs(objective, params, groups, examples, place_CB, training, optimiser, gradients)
+        objective = Objective(dot_logits, gradients=gradients)
+        loss_C = train_epochs(objective, params, drawn, training, Optimiser("sgd", rates))
         check_finite(params, loss_C, block.clients, round)
-        sent = {"factor": params["factor"], "touched": (row_CR >= 0).to(loss_C.dtype)}
+        sent = {"factor": params["factor"], "touched": (drawn.row_CR >= 0).to(loss_C.dtype)}
         upload = Upload(
             block.clients,
             torch.ones_like(loss_C),
             {name: sent[name] for name in zeros},
-            rows=dict.fromkeys(zeros, row_CR),
+            rows=dict.fromkeys(zeros, drawn.row_CR),
             num_rows=dict.fromkeys(zeros, federation.num_items),
             payload=dict.fromkeys(
                 zeros.keys() - {"factor"}, torch.full_like(block.clients, mark_bytes(len(zeros["factor"])))

@@ -17,19 +17,12 @@ from torch import Tensor
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    Objective,
-    check_finite,
-    dot_gradients,
-    dot_logits,
-    round_examples,
-    take,
-    train_epochs,
-)
+from embedding_fr.examples import round_examples
+from embedding_fr.local_training import check_finite, take, train_epochs
 from embedding_fr.merging import LAST, set_rows
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedem_code import few_places, mixed_few, part_of
-from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
+from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
 from embedding_fr.similarity import code_similarity, first_components, project_on_simplex
 from embedding_fr.tables import PERSONAL, collect, personal_table, squared_distances, start_server
 from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, Width, check
@@ -116,25 +109,15 @@ def fedca(federation: Federation, training: EmbeddingTraining, config: FedcaConf
         return Download({}, {TABLE: server[TABLE][clients], PERSONAL: server[PERSONAL][clients]})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
+        drawn = round_examples(federation, training, block, round)
         start_CID = current_table(download, own, config.own_share)
-        params = {"user": own["user"].clone(), TABLE: take(start_CID, row_CR.clamp(min=0))}
-        loss_C = train_epochs(
-            Objective(dot_logits),
-            params,
-            [list(params)],
-            examples,
-            place_CB,
-            training,
-            optimiser,
-            dot_gradients,
-            dot_kernel(),
-        )
+        params = {"user": own["user"].clone(), TABLE: take(start_CID, drawn.row_CR.clamp(min=0))}
+        loss_C = train_epochs(model.objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
-        real_CB = (examples.item_CB < federation.num_items).to(torch.float64)
-        count_CR = real_CB.new_zeros(row_CR.shape).scatter_add_(1, place_CB, real_CB)
+        real_CB = (drawn.examples.item_CB < federation.num_items).to(torch.float64)
+        count_CR = real_CB.new_zeros(drawn.row_CR.shape).scatter_add_(1, drawn.place_CB, real_CB)
         sent = {
-            TABLE: set_rows(start_CID, row_CR, params[TABLE]),
+            TABLE: set_rows(start_CID, drawn.row_CR, params[TABLE]),
             BASIS: principal_directions(params[TABLE], count_CR, config.num_components),
         }
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), sent)

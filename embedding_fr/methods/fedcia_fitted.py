@@ -15,23 +15,20 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.examples import ExampleBatch, epoch_batches, round_examples
 from embedding_fr.gram import leading_eigenpairs
 from embedding_fr.local_training import (
-    ExampleBatch,
     Gradients,
     Objective,
-    Optimiser,
     check_finite,
     dot_logits,
-    epoch_batches,
-    fresh_state,
     inner_products,
-    round_examples,
     row_slopes,
     train_batches,
     weighted_sum,
 )
 from embedding_fr.methods.entry import Method, always
+from embedding_fr.optimisers import Optimiser, fresh_state
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, Real, Space, Whole, ZeroOrMore, check
 from fedecider.federation.aggregate import finite_clients, weighted_mean
@@ -141,12 +138,11 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, _, _ = round_examples(federation, training, block, round)
-        place_CB = examples.item_CB.clamp(max=num_items - 1)  # padding has weight 0: any row will do
+        drawn = round_examples(federation, training, block, round).on_whole_tables(num_items)
         params = {"user": own["user"].clone(), TABLE: fitted(own, download)}
         state = {key: own[key].to(tensor.device, copy=True) for key, tensor in fresh_state(optimiser, params).items()}
-        batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
-        loss_C = train_batches(Objective(dot_logits), params, [list(rates)], batches, optimiser, state, gradients)
+        batches = epoch_batches(drawn.examples, drawn.place_CB, training.batch_size, range(training.local_epochs))
+        loss_C = train_batches(Objective(dot_logits, gradients=gradients), params, batches, optimiser, state)
         check_finite(params, loss_C, block.clients, round)
         sent = params[TABLE] @ params[TABLE].mT if whole else params[TABLE]
         upload = Upload(block.clients, torch.ones_like(loss_C), {name: sent})

@@ -16,21 +16,15 @@ from torch import Tensor
 from embedding_fr.averaged import averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.examples import RoundExamples, epoch_batches, round_examples
 from embedding_fr.local_training import (
-    Examples,
     Objective,
-    Optimiser,
     check_finite,
-    compilable,
     dot_gradients,
     dot_logits,
-    epoch_batches,
-    fresh_state,
     received,
     received_rows,
-    round_examples,
     train_batches,
-    train_compiled,
 )
 from embedding_fr.merging import (
     LAST,
@@ -40,14 +34,14 @@ from embedding_fr.merging import (
     close_merge,
     merge_epochs,
     merged_table,
-    merging_kernel,
     open_merge,
     start_merging,
 )
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedem_code import code_method
-from embedding_fr.methods.fedmf import dot_kernel, fedmf_optimiser, mf_model
+from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
 from embedding_fr.mlp import layer_sizes
+from embedding_fr.optimisers import fresh_state
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.tables import Cohort, Mix, collect, mixed_server, send_personal, squared_distances, start_server
 from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, check
@@ -148,13 +142,7 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
         merged_method(federation, training, merging)
         if merging
         else averaged(
-            "fedem",
-            mf_model(federation, training),
-            federation,
-            training,
-            optimiser=fedmf_optimiser(training),
-            gradients=dot_gradients,
-            kernel=dot_kernel(),
+            "fedem", mf_model(federation, training), federation, training, optimiser=fedmf_optimiser(training)
         )
     )
     if config.aggregation == "mean":
@@ -173,14 +161,13 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
-        sent_CID, sent_CRD = received(download, TABLE, len(row_CR)), received_rows(download, TABLE, row_CR)
-        merge, start_CRD = open_merge(merging, training, own, sent_CID, sent_CRD, row_CR)
+        drawn = round_examples(federation, training, block, round)
+        sent_CID, sent_CRD = received(download, TABLE, len(block.clients)), received_rows(download, TABLE, drawn.row_CR)
+        merge, start_CRD = open_merge(merging, training, own, sent_CID, sent_CRD, drawn.row_CR)
         params = {"user": own["user"].clone(), TABLE: start_CRD}
-        train = _train_compiled if training.compiled and merging.learns and compilable(start_CRD) else _train
-        merge, loss_C = train(merge, params, examples, place_CB, training)
+        merge, loss_C = _train(merge, params, drawn, training)
         check_finite({**params, **merge.adapter}, loss_C, block.clients, round)
-        table_CID, kept, rho_C = close_merge(merge, row_CR, params[TABLE], training.compiled)
+        table_CID, kept, rho_C = close_merge(merge, drawn.row_CR, params[TABLE])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})
         logs = [{"loss": loss, "rho": rho} for loss, rho in zip(loss_C.tolist(), rho_C.tolist(), strict=True)]
         return upload, {"user": params["user"], **kept}, logs
@@ -190,8 +177,7 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         sent_CID = received(download, TABLE, len(block.clients))
-        merged = (merging, own, sent_CID, training.compiled)
-        table_CID = own[LAST].to(sent_CID.device) if variant == "local" else merged_table(*merged)[0]
+        table_CID = own[LAST].to(sent_CID.device) if variant == "local" else merged_table(merging, own, sent_CID)[0]
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
@@ -208,30 +194,16 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
     )
 
 
-def _train(
-    merge: Merge, params: Tree, examples: Examples, place_CB: Tensor, training: EmbeddingTraining
-) -> tuple[Merge, Tensor]:
+def _train(merge: Merge, params: Tree, drawn: RoundExamples, training: EmbeddingTraining) -> tuple[Merge, Tensor]:
     """Local epochs in place -> the merge with its trained adapter, and (C,) the mean loss of the last epoch."""
-    optimiser, objective = fedmf_optimiser(training), Objective(dot_logits)
-    state, loss_C = fresh_state(optimiser, params), params["user"].new_zeros(len(place_CB))
+    optimiser, objective = fedmf_optimiser(training), Objective(dot_logits, gradients=dot_gradients)
+    state, loss_C = fresh_state(optimiser, params), params["user"].new_zeros(len(params["user"]))
     for epoch in range(training.local_epochs):
-        batches = list(epoch_batches(examples, place_CB, training.batch_size, range(epoch, epoch + 1)))
+        batches = list(epoch_batches(drawn.examples, drawn.place_CB, training.batch_size, range(epoch, epoch + 1)))
         merge = merge_epochs(merge, Scorer(dot_logits), params, batches)
         last = epoch == training.local_epochs - 1
-        groups = [list(params)]
-        loss_C = train_batches(objective, params, groups, batches, optimiser, state, dot_gradients, measure=last)
+        loss_C = train_batches(objective, params, batches, optimiser, state, measure=last)
     return merge, loss_C
-
-
-def _train_compiled(
-    merge: Merge, params: Tree, examples: Examples, place_CB: Tensor, training: EmbeddingTraining
-) -> tuple[Merge, Tensor]:
-    """What :func:`_train` says of adapters that learn, by :mod:`embedding_fr.compiled.network`."""
-    trained = {**params, **merge.adapter}
-    rates = {**fedmf_optimiser(training).learning_rate, **merge.optimiser.learning_rate}
-    optimiser = Optimiser("adam", rates, training.weight_decay)
-    kernel, groups = merging_kernel(merge), [list(merge.adapter), list(params)]
-    return merge, train_compiled(kernel, trained, groups, examples, place_CB, training, optimiser, 0)
 
 
 def with_similarity(method: FederatedMethod, federation: Federation, alpha: float) -> FederatedMethod:

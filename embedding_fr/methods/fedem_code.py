@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embedding_fr import compiled
 from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
+from embedding_fr.examples import round_examples
+from embedding_fr.kernels import Kernel
 from embedding_fr.local_training import (
-    Kernel,
     Logits,
     Objective,
-    Optimiser,
     check_finite,
-    compilable,
     inner_products,
     plain_gradients,
-    round_examples,
     take,
     train_epochs,
 )
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.similarity import code_weights, first_components
 from embedding_fr.tables import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -57,7 +57,7 @@ def code_method(
     model = mf_model(federation, training)
     rates = {"user": training.learning_rate, TABLE: training.item_rate}
     rates[ADAPTER] = merging.adapter_rate(training)
-    optimiser = Optimiser("adam", rates, training.weight_decay)
+    optimiser = Optimiser("adam", rates, training.weight_decay, groups=((ADAPTER,), ("user", TABLE)))
 
     def init() -> tuple[Tree, Tree]:
         local = {**model.private, **start_merging(merging, model.shared[TABLE], federation)}
@@ -67,19 +67,16 @@ def code_method(
         return Download({}, {TABLE: server[TABLE][clients], PERSONAL: server[PERSONAL][clients]})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
-        start_CID, rho_C = current_table(merging, download, own, training.compiled)
-        row = row_CR.clamp(min=0)
+        drawn = round_examples(federation, training, block, round)
+        start_CID, rho_C = current_table(merging, download, own)
+        row = drawn.row_CR.clamp(min=0)
         frozen = {"sent": take(download.per_client[TABLE], row), "has_mix": download.per_client[PERSONAL]}
         trained = {"user": own["user"].clone(), ADAPTER: own[ADAPTER].clone(), TABLE: take(start_CID, row)}
-        params, objective = {**trained, **frozen}, Objective(merging_logits(merging))
-        groups = [[ADAPTER], ["user", TABLE]]
-        kernel = merging_kernel(merging, frozen) if compilable(frozen["sent"]) else None
-        loss_C = train_epochs(
-            objective, params, groups, examples, place_CB, training, optimiser, plain_gradients, kernel
-        )
+        kernel = merging_kernel(merging, frozen) if compiled.takes(frozen["sent"]) else None
+        objective = Objective(merging_logits(merging), kernel=kernel)
+        loss_C = train_epochs(objective, {**trained, **frozen}, drawn, training, optimiser)
         check_finite(trained, loss_C, block.clients, round)
-        table_CID = set_rows(start_CID, row_CR, trained[TABLE])
+        table_CID = set_rows(start_CID, drawn.row_CR, trained[TABLE])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})
         logs = [{"loss": loss, "rho": rho} for loss, rho in zip(loss_C.tolist(), rho_C.tolist(), strict=True)]
         return upload, {"user": trained["user"], ADAPTER: trained[ADAPTER], LAST: table_CID}, logs
@@ -95,8 +92,7 @@ def code_method(
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         last_CID = own[LAST].to(federation.device)
-        current = (merging, download, own, training.compiled)
-        table_CID = last_CID if variant == "local" else current_table(*current)[0]
+        table_CID = last_CID if variant == "local" else current_table(merging, download, own)[0]
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
@@ -112,19 +108,19 @@ def code_method(
     )
 
 
-def current_table(merging: Merging, download: Download, own: Tree, compiled: bool) -> tuple[Tensor, Tensor]:
+def current_table(merging: Merging, download: Download, own: Tree) -> tuple[Tensor, Tensor]:
     """(C, I, D) the last table, merged with the mix where there is one; (C,) the mean of rho, 0 where there is none."""
     sent_CID, mixed = download.per_client[TABLE], download.per_client[PERSONAL].nonzero()[:, 0]
     table_CID = own[LAST].to(sent_CID.device, copy=True)
     rho_C = table_CID.new_zeros(len(table_CID))
     few = {LAST: table_CID[mixed], ADAPTER: own[ADAPTER][mixed]}
-    table_CID[mixed], rho_C[mixed] = merged_table(merging, few, sent_CID[mixed], compiled)
+    table_CID[mixed], rho_C[mixed] = merged_table(merging, few, sent_CID[mixed])
     return table_CID, rho_C
 
 
 def merging_kernel(merging: Merging, frozen: Tree) -> Kernel:
     """The compiled local training under :func:`merging_logits`, with the ``sent`` rows and ``has_mix``."""
-    from embedding_fr.compiled.network import train_merging  # Numba: half a second
+    from embedding_fr.compiled.merging import train_merging  # Numba: half a second
 
     sent_CRD = frozen["sent"]
     return Kernel(

@@ -17,17 +17,11 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    ExampleBatch,
-    Objective,
-    Optimiser,
-    inner_products,
-    row_slopes,
-    take,
-    weighted_sum,
-)
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
 from embedding_fr.methods.entry import Method
 from embedding_fr.mlp import start_mlp
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.similarity import k_means
 from embedding_fr.tables import normal
 from fedecider.bounds import NotNegative, OneOf, OneOrMore, Real, Space, Whole, check
@@ -107,14 +101,8 @@ def fedfast(federation: Federation, training: EmbeddingTraining, config: Fedfast
     model = gmf_model(federation, training)
     rates = {"user": training.learning_rate, "item_table": training.item_rate}
     rates |= dict.fromkeys(SCORER, training.learning_rate)
-    method = averaged(
-        "fedfast",
-        model,
-        federation,
-        training,
-        optimiser=Optimiser("adam", rates, training.weight_decay),
-        gradients=gmf_gradients,
-    )
+    optimiser = Optimiser("adam", rates, training.weight_decay)
+    method = averaged("fedfast", model, federation, training, optimiser=optimiser)
 
     def clusters(round: int, user_ND: Tensor) -> Tensor:
         return k_means(user_ND, config.num_clusters, stream(federation.seed, "clusters", round)).label_N
@@ -234,7 +222,7 @@ def gmf_model(federation: Federation, training: EmbeddingTraining) -> Model:
         **start_mlp(federation, "scorer", (training.embedding_size, 1)),
         "user": normal(federation, training, "user", federation.num_clients),
     }
-    return Model(shared=shared, private={}, logits=gmf_logits)
+    return Model(shared=shared, private={}, logits=gmf_logits, gradients=gmf_gradients)
 
 
 def gmf_logits(params: Tree, item: Tensor | None) -> Tensor:

@@ -8,8 +8,10 @@ from typing import Literal
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import Kernel, Optimiser, dot_gradients, dot_logits, pull_to
+from embedding_fr.kernels import Kernel
+from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.methods.entry import Method
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod
@@ -54,8 +56,6 @@ def fedmf(federation: Federation, training: EmbeddingTraining, config: FedmfConf
         training,
         optimiser=fedmf_optimiser(training),
         uniform=config.weighting == "uniform",
-        gradients=dot_gradients,
-        kernel=dot_kernel(),
     )
 
 
@@ -63,7 +63,7 @@ def dot_kernel() -> Kernel:
     """The compiled local training of user embedding and item table under their inner products."""
     from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
 
-    return Kernel(train_linear, dot_gradients, ("item_table",), (("user",),), pull_to())
+    return Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
 
 
 def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:
@@ -72,6 +72,8 @@ def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:
         shared={"item_table": normal(federation, training, "item_table", federation.num_items)},
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=dot_logits,
+        gradients=dot_gradients,
+        kernel=dot_kernel(),
     )
 
 

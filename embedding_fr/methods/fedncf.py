@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import ExampleBatch, Gradients, Kernel, Objective, Optimiser, add_rows, pull_to, take
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, add_rows, take
 from embedding_fr.methods.entry import Method
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree
@@ -60,8 +61,7 @@ def fedncf(federation: Federation, training: EmbeddingTraining, config: FedncfCo
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
-    kernel = ncf_kernel(model, training, config.hidden_sizes, ncf_gradients)
-    return averaged("fedncf", model, federation, training, optimiser=optimiser, gradients=ncf_gradients, kernel=kernel)
+    return averaged("fedncf", model, federation, training, optimiser=optimiser)
 
 
 def ncf_model(federation: Federation, training: EmbeddingTraining, hidden_sizes: str) -> Model:
@@ -75,33 +75,7 @@ def ncf_model(federation: Federation, training: EmbeddingTraining, hidden_sizes:
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=ncf_logits,
         scores=ncf_scores,
-    )
-
-
-def ncf_kernel(
-    model: Model,
-    training: EmbeddingTraining,
-    hidden_sizes: str,
-    gradients: Gradients,
-    goal_CRD: Tensor | None = None,
-    pull: float = 0.0,
-    private_radius: float = 0.0,
-    shared_radius: float = 0.0,
-) -> Kernel:
-    """The compiled local training of :func:`ncf_model`, if asked with ``pull / 2 ||q_i - goal_i||^2`` for every row, or
-    with :func:`embedding_fr.methods.fedrecgel.sharpness_aware` gradients of user embedding (private)
-    and the rest (shared).
-    """
-    from embedding_fr.compiled.network import train_mlp  # Numba: half a second that only training needs
-
-    sizes = np.array([2 * training.embedding_size, *layer_sizes(hidden_sizes), 1])
-    return Kernel(
-        train=train_mlp,
-        gradients=gradients,
-        tables=("item_table",),
-        vectors=(("user",), tuple(name for name in model.shared if name != "item_table")),
-        constants=(sizes, *pull_to(goal_CRD, pull), float(private_radius), float(shared_radius)),
-        regularised=goal_CRD is not None,
+        gradients=ncf_gradients,
     )
 
 

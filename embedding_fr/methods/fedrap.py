@@ -18,21 +18,8 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    ExampleBatch,
-    Kernel,
-    Optimiser,
-    batch_loss,
-    check_finite,
-    compilable,
-    epoch_batches,
-    inner_products,
-    received,
-    round_examples,
-    take,
-    train_compiled,
-    weighted_sum,
-)
+from embedding_fr.examples import ExampleBatch, epoch_batches, round_examples
+from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check
@@ -68,8 +55,6 @@ def share_above(table_CID: Tensor, limit: float) -> Tensor:
 # FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024). Item i of user u is ``C_i + D^(u)_i``.
 
 COMMON, PERSONAL, UPLOADED = "common_table", "personal_table", "uploaded_table"
-NO_TABLE = "no_table"
-"""In the place of the table that a client does not have, for the compiled code."""
 TABLES = (COMMON, PERSONAL)
 LARGEST_ENTRY = 1e4
 """Tables beyond this have diverged: long before numbers overflow, scores are saturated and nothing is learnt."""
@@ -210,9 +195,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
 
     Algorithm 1 and Eq. 3: every local step takes the three gradients at the same point and descends along each; L1 is
     the soft-threshold of Eq. 13 with theta = learning rate x mu(a). Both regularisers change every row in every step,
-    so each client holds whole tables (I, D) while it trains, and uploads C whole. The stacked code goes over them in
-    every step; the compiled code once a round, since rows without examples follow a recurrence
-    (:mod:`embedding_fr.compiled.additive`), but for ``grad_clip``, which joins all rows in every step.
+    so each client holds whole tables (I, D) while it trains, and uploads C whole.
 
     Variant ``global``: the averaged C with the client's D and u.
 
@@ -239,9 +222,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         params = {name: tensor.to(federation.device, copy=True) for name, tensor in own.items() if name != UPLOADED}
         if config.tables != "personal":
             params[COMMON] = received(download, COMMON, len(block.clients)).clone()
-        compiled = training.compiled and config.grad_clip is None and compilable(params["user"])
-        train = _train_compiled if compiled else _train
-        logs = train(params, federation, training, config, block, round)
+        logs = _train(params, federation, training, config, block, round)
         loss_C = logs["loss"]
         check_finite({name: params[name] for name in params if name not in TABLES}, loss_C, block.clients, round)
         shared = {COMMON: params.pop(COMMON)} if COMMON in params else {}
@@ -378,12 +359,11 @@ def _train(
     regularisers; and what :func:`_measure` finds.
     """
     now = fedrap_round(training, config, round)
-    examples, _, _ = round_examples(federation, training, block, round)
-    place_CB = examples.item_CB.clamp(max=federation.num_items - 1)  # padding has weight 0: any row will do
+    drawn = round_examples(federation, training, block, round).on_whole_tables(federation.num_items)
     shrinks = config.variant == "paper" and config.sparsity == "l1" and COMMON in params
     decay_C = params["user"].new_ones(len(block.clients))
     loss_C, batches_C = torch.zeros_like(decay_C), torch.zeros_like(decay_C)
-    for batch in epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs)):
+    for batch in epoch_batches(drawn.examples, drawn.place_CB, training.batch_size, range(training.local_epochs)):
         active = slice(batch.active)
         step, logit_AB = gradients(params, batch, config, now, training.weight_decay)
         for name, gradient in step.items():
@@ -395,44 +375,6 @@ def _train(
             loss_C[active] += batch_loss(logit_AB, batch) * batch.last_A
             batches_C[active] += batch.last_A
     return {"loss": loss_C / batches_C, **_measure(params, block.clients, round)}
-
-
-def _train_compiled(
-    params: Tree, federation: Federation, training: EmbeddingTraining, config: FedrapConfig, block: Block, round: int
-) -> dict[str, Tensor]:
-    """What :func:`_train` says, by :mod:`embedding_fr.compiled.additive`."""
-    from embedding_fr.compiled.additive import Regularisers, train_additive  # Numba: half a second
-
-    now = fedrap_round(training, config, round)
-    examples, _, _ = round_examples(federation, training, block, round)
-    place_CB = examples.item_CB.clamp(max=federation.num_items - 1)
-    code, mu = config.variant == "code", now.sparsity if COMMON in params else 0.0
-    l1 = config.sparsity == "l1"
-    rule = Regularisers(
-        push=2.0 * now.distance,
-        pull=2.0 * mu if config.sparsity == "l2" else mu if l1 and code else 0.0,
-        by_sign=l1,
-        threshold=now.common_rate * mu if l1 and not code else 0.0,
-        bounded=config.distance == "bounded" and now.distance > 0.0,
-        means=code,
-        step_decay=STEP_DECAY if code else 1.0,
-        largest=LARGEST_ENTRY,
-        high=SHARE_LIMITS[0],
-        low=SHARE_LIMITS[1],
-    )
-    first, second = ([name for name in TABLES if name in params] + [NO_TABLE])[:2]
-    user = ("user", "bias") if "bias" in params else ("user",)
-    absent = params["user"].new_empty(len(block.clients), 0, training.embedding_size)
-    seen = {**params, NO_TABLE: absent, **{name: params[name][:, None] for name in user if name == "bias"}}
-    rates = {name: now.rate(name) for name in (first, second, *user)}
-    kernel = Kernel(train_additive, gradients, tables=(first, second), vectors=(user,), constants=(rule,))
-    optimiser = Optimiser("sgd", rates, training.weight_decay)
-    found_CK = train_compiled(kernel, seen, [list(rates)], examples, place_CB, training, optimiser, 0)
-    loss_C, diverged_C, high_C, low_C = found_CK.unbind(1)
-    if bool(diverged_C.any()):
-        _measure(params, block.clients, round)
-    shares = zip(SHARE_LIMITS, (high_C, low_C), strict=True) if COMMON in params else ()
-    return {"loss": loss_C, **{f"common_above_{limit:g}": share_C for limit, share_C in shares}}
 
 
 def _descend(param: Tensor, gradient: Tensor, rate: float, decay_A: Tensor, variant: str) -> None:

@@ -10,35 +10,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from embedding_fr.averaged import Model, averaged, score_all
+from embedding_fr.averaged import Model, averaged, received_model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.examples import ExampleBatch, RoundExamples, epoch_batches, round_examples
 from embedding_fr.local_training import (
-    ExampleBatch,
-    Examples,
     Gradients,
     Objective,
-    Optimiser,
-    apply_step,
     batch_loss,
     check_finite,
-    compilable,
-    epoch_batches,
-    fresh_state,
-    in_threads,
     plain_gradients,
-    received,
-    received_rows,
-    round_examples,
     take,
 )
 from embedding_fr.methods.entry import Method
-from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_model
-from embedding_fr.mlp import flat_network, layer_sizes, mlp, mlp_of_catalogue, start_mlp
+from embedding_fr.methods.fedncf import ncf_model
+from embedding_fr.mlp import layer_sizes, mlp, mlp_of_catalogue, start_mlp
+from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 from embedding_fr.tables import normal
 from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean
@@ -174,16 +164,8 @@ def fedrecgel(federation: Federation, training: EmbeddingTraining, config: Fedre
     model = ncf_model(federation, training, config.hidden_sizes)
     rates = dict.fromkeys((*model.shared, *model.private), training.learning_rate)
     optimiser = Optimiser("adam", {**rates, "item_table": training.item_rate}, training.weight_decay)
-    gradients = _sharp(model, config, ncf_gradients)
-    kernel = ncf_kernel(
-        model,
-        training,
-        config.hidden_sizes,
-        gradients,
-        private_radius=config.private_radius,
-        shared_radius=config.shared_radius,
-    )
-    return averaged("fedrecgel", model, federation, training, optimiser=optimiser, gradients=gradients, kernel=kernel)
+    model = model._replace(gradients=_sharp(model, config))
+    return averaged("fedrecgel", model, federation, training, optimiser=optimiser)
 
 
 def needs_server(config: FedrecgelConfig) -> bool:
@@ -241,8 +223,9 @@ def tower_to_logit(shared: Tree) -> tuple[Tree, Tensor]:
     return {**tower, **last}, weight_F[:size]
 
 
-def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> ExampleBatch:
+def whole_batch(drawn: RoundExamples, batch_size: int) -> ExampleBatch:
     """All examples of every client at once, weighted such that the loss is the SUM of the means of its batches."""
+    examples, _, place_CB = drawn
     (batch,) = epoch_batches(examples, place_CB, place_CB.shape[1], range(1))
     column_B = torch.arange(place_CB.shape[1], device=place_CB.device)
     start_B = column_B.div(batch_size, rounding_mode="floor") * batch_size
@@ -251,58 +234,9 @@ def whole_batch(examples: Examples, place_CB: Tensor, batch_size: int) -> Exampl
     return batch._replace(weight_AB=torch.where(real_CB, 1.0 / size_CB.to(batch.label_AB.dtype), 0.0))
 
 
-def _sharp(model: Model, config: FedrecgelConfig, base: Gradients = plain_gradients) -> Gradients:
+def _sharp(model: Model, config: FedrecgelConfig) -> Gradients:
     radius = {tuple(model.private): config.private_radius, tuple(model.shared): config.shared_radius}
-    return sharpness_aware(radius, base)
-
-
-def _compiled_gradients(
-    config: FedrecgelConfig, shared: Tree, private: Tree, row_CR: Tensor, batch: ExampleBatch
-) -> tuple[Tree, Tensor]:
-    """What :func:`_sharp` says of :func:`neumf_model`, and the loss (C,), by :mod:`embedding_fr.compiled.network`."""
-    from embedding_fr.compiled import network as neumf  # Numba: half a second
-
-    (tower, mix_D), size = tower_to_logit(shared), shared["item_table"].shape[1]
-    network_P, sizes = flat_network(tower, "tower"), np.array([8 * size, 4 * size, 2 * size, size, 1])
-    product_IU = shared["item_table_mlp"] @ tower["tower.0.weight"][4 * size :]
-
-    def zeros(*shape: int) -> Tensor:
-        return mix_D.new_zeros(len(row_CR), *shape)
-
-    num_rows = row_CR.shape[1]
-    weight_CR = zeros(num_rows).scatter_add_(1, batch.item_AB, batch.weight_AB)
-    positive_CR = zeros(num_rows).scatter_add_(1, batch.item_AB, batch.weight_AB * batch.label_AB)
-    found = {name: torch.zeros_like(tensor) for name, tensor in private.items()}
-    tables = [zeros(num_rows, shared[name].shape[1]) for name in ("item_table", "item_table_mlp")]
-    network_CP, mix_CD = zeros(len(network_P)), zeros(size)
-    model = neumf.Neumf(
-        shared["item_table"].numpy(),
-        shared["item_table_mlp"].numpy(),
-        product_IU.numpy(),
-        network_P.numpy(),
-        mix_D.contiguous().numpy(),
-        sizes,
-    )
-    arguments = (
-        model,
-        neumf.Rows(row_CR.numpy(), (row_CR >= 0).sum(1).numpy(), weight_CR.numpy(), positive_CR.numpy()),
-        neumf.Side(private["user"].numpy(), private["user_mlp"].numpy()),
-        float(config.private_radius),
-        float(config.shared_radius),
-        neumf.Side(found["user"].numpy(), found["user_mlp"].numpy()),
-        neumf.Shared(*(tensor.numpy() for tensor in (*tables, network_CP, mix_CD))),
-    )
-    losses = in_threads(lambda first, stride: neumf.sharp_gradients(*arguments, first, stride))
-    names = [f"tower.{layer}.{part}" for layer in range(4) for part in ("weight", "bias")]
-    parts = network_CP.split([tower[name].numel() for name in names], 1)
-    *layers, last_CD, bias_C1 = (
-        part.view(-1, *tower[name].shape) if name != "tower.3.weight" else part
-        for name, part in zip(names, parts, strict=True)
-    )
-    found |= dict(zip(names, layers, strict=False))
-    found["item_table"], found["item_table_mlp"] = tables
-    found["output.0.weight"], found["output.0.bias"] = torch.cat([mix_CD, last_CD], 1)[:, :, None], bias_C1
-    return found, torch.from_numpy(sum(losses))
+    return sharpness_aware(radius, model.gradients)
 
 
 def _gradient_averaged(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> FederatedMethod:
@@ -331,31 +265,24 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
         return Download({name: server[name] for name in model.shared})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
+        drawn = round_examples(federation, training, block, round)
         own = {name: tensor.clone() for name, tensor in own.items()}
         params = {name: own[name] for name in model.private}
-        batch = whole_batch(examples, place_CB, training.batch_size)
-        if training.compiled and not download.per_client and compilable(own["user"]):
-            gradient, loss_C = _compiled_gradients(config, download.shared, params, row_CR, batch)
-        else:
-            for name in model.shared:
-                is_table = name in model.tables
-                params[name] = (
-                    received_rows(download, name, row_CR) if is_table else received(download, name, len(block.clients))
-                )
-            gradient, logit_AB = gradients(Objective(model.logits), params, names, batch)
-            loss_C = batch_loss(logit_AB, batch)
+        batch = whole_batch(drawn, training.batch_size)
+        params |= received_model(model, download, drawn.row_CR)
+        gradient, logit_AB = gradients(model.objective, params, names, batch)
+        loss_C = batch_loss(logit_AB, batch)
         apply_step(private_step, params, {name: gradient[name] for name in model.private}, own)
         upload = {f"{name}.gradient": gradient[name] for name in model.shared}
         tables = [f"{name}.gradient" for name in model.tables]
-        loss_C = loss_C / (examples.count_C / training.batch_size).ceil()
+        loss_C = loss_C / (drawn.examples.count_C / training.batch_size).ceil()
         check_finite({**upload, **{name: params[name] for name in model.private}}, loss_C, block.clients, round)
         return (
             Upload(
                 block.clients,
                 block.data.num_train_C.to(loss_C.dtype),
                 upload,
-                rows=dict.fromkeys(tables, row_CR),
+                rows=dict.fromkeys(tables, drawn.row_CR),
                 num_rows=dict.fromkeys(tables, federation.num_items),
             ),
             own,

@@ -16,20 +16,14 @@ from torch import Tensor
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    Objective,
-    Optimiser,
-    check_finite,
-    plain_gradients,
-    received,
-    received_rows,
-    round_examples,
-    train_epochs,
-)
+from embedding_fr.examples import round_examples
+from embedding_fr.local_training import Objective, check_finite, proximal, received, received_rows, train_epochs
+from embedding_fr.merging import set_rows
 from embedding_fr.methods.entry import Method, two
-from embedding_fr.methods.fedncf import ncf_kernel, ncf_model
+from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
 from embedding_fr.mlp import layer_sizes
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.similarity import cosines
 from embedding_fr.tables import (
     Cohort,
@@ -109,7 +103,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
     scorer = {name: tensor for name, tensor in model.shared.items() if name != "item_table"}
     optimiser = plain_sgd(federation, training, [*scorer, "user"])
     weight = landing_weight(config.graph_weight, federation, training, optimiser.learning_rate["item_table"])
-    num_numbers = federation.num_items * training.embedding_size
+    strength = 2.0 * weight / (federation.num_items * training.embedding_size)
 
     def init() -> tuple[Tree, Tree]:
         table_ID = model.shared["item_table"]
@@ -124,30 +118,16 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         return Download({"item_table": table_ID}, {"graph_offset": server["graph_table"][clients] - table_ID})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
-        start_CRD = received_rows(download, "item_table", row_CR)
-        goal_CRD = start_CRD + received_rows(download, "graph_offset", row_CR)
-        real_CR1 = (row_CR >= 0)[:, :, None]
-
-        def pull(params: Tree) -> Tensor:
-            table_ARD = params["item_table"]
-            gap_ARD = (table_ARD - goal_CRD[: len(table_ARD)]) * real_CR1[: len(table_ARD)]
-            return weight * gap_ARD.square().sum((1, 2)) / num_numbers
-
+        drawn = round_examples(federation, training, block, round)
+        start_CRD = received_rows(download, "item_table", drawn.row_CR)
+        goal_CRD = start_CRD + received_rows(download, "graph_offset", drawn.row_CR)
         params = {**{name: tensor.clone() for name, tensor in own.items()}, "item_table": start_CRD}
-        objective = Objective(model.logits, pull)
-        strength = 2.0 * weight / num_numbers
-        kernel = None
-        if goal_CRD.device.type == "cpu":
-            kernel = ncf_kernel(model, training, config.hidden_sizes, plain_gradients, goal_CRD, strength)
-        loss_C = train_epochs(
-            objective, params, [list(params)], examples, place_CB, training, optimiser, plain_gradients, kernel
-        )
+        objective = Objective(model.logits, gradients=proximal(model.gradients, goal_CRD, strength))
+        loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
-        steps_C = training.local_epochs * -(-examples.count_C // training.batch_size)
+        steps_C = training.local_epochs * -(-drawn.examples.count_C // training.batch_size)
         table_CID = pulled_tables(download, steps_C, optimiser.learning_rate["item_table"] * strength)
-        client, place = (row_CR >= 0).nonzero(as_tuple=True)
-        table_CID[client, row_CR[client, place]] = params["item_table"][client, place]
+        set_rows(table_CID, drawn.row_CR, params["item_table"])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {"item_table": table_CID})
         return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
 

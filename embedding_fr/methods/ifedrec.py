@@ -7,7 +7,7 @@ attributes, R touched rows, D dims, B examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,31 +18,19 @@ from torch.nn.functional import mse_loss
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    ExampleBatch,
-    Gradients,
-    Objective,
-    Optimiser,
-    apply_step,
-    check_finite,
-    fresh_state,
-    received_rows,
-    round_examples,
-    take,
-    train_epochs,
-)
+from embedding_fr.examples import round_examples
+from embedding_fr.local_training import Objective, check_finite, proximal, received_rows, take, train_epochs
 from embedding_fr.merging import set_rows
 from embedding_fr.methods.entry import Method, always
-from embedding_fr.methods.fedncf import ncf_gradients, ncf_kernel, ncf_logits, ncf_model
+from embedding_fr.methods.fedncf import ncf_logits, ncf_model
 from embedding_fr.methods.gpfedrec import landing_weight, plain_sgd, repeated
 from embedding_fr.methods.pfedrec import (
     IN_TURN,
     code_item_rate,
-    linear_gradients,
-    linear_kernel,
     linear_model,
 )
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
+from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 from fedecider.bounds import Epochs, NotNegative, OneOf, Positive, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
@@ -133,18 +121,15 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
     if federation.attribute_IA is None:
         raise ValueError("got a federation without attributes, expected attribute_IA, a vector for each item")
     attribute_IF = federation.attribute_IA.to(torch.get_default_dtype()).to(federation.device)
-    linear = config.backbone == "pfedrec"
-    groups: Sequence[Sequence[str]]
-    if linear:
-        model, groups, base = linear_model(federation, training), IN_TURN, linear_gradients
+    if config.backbone == "pfedrec":
+        model = linear_model(federation, training)
         rates = {**dict.fromkeys(IN_TURN[0], training.learning_rate), TABLE: code_item_rate(federation, training)}
-        optimiser, private = Optimiser("sgd", rates, training.weight_decay), model.private
+        optimiser, private = Optimiser("sgd", rates, training.weight_decay, IN_TURN), model.private
     else:
-        model, base = ncf_model(federation, training, config.hidden_sizes), ncf_gradients
+        model = ncf_model(federation, training, config.hidden_sizes)
         scorer = {name: tensor for name, tensor in model.shared.items() if name != TABLE}
         optimiser = plain_sgd(federation, training, [*scorer, "user"])
         private = {**model.private, **{name: repeated(one, federation.num_clients) for name, one in scorer.items()}}
-        groups = [[*private, TABLE]]
     item_rate = optimiser.learning_rate[TABLE]
     weight = landing_weight(config.alignment_weight, federation, training, item_rate)
     strength = 2.0 * weight / (federation.num_items * training.embedding_size)
@@ -162,24 +147,17 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
         return Download({name: server[name] for name in (TABLE, BY_ATTRIBUTES)})
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
-        start_CRD, goal_CRD = (received_rows(download, name, row_CR) for name in (TABLE, BY_ATTRIBUTES))
+        drawn = round_examples(federation, training, block, round)
+        start_CRD, goal_CRD = (received_rows(download, name, drawn.row_CR) for name in (TABLE, BY_ATTRIBUTES))
         params = {**{name: tensor.clone() for name, tensor in own.items()}, TABLE: start_CRD.clone()}
-        gradients, kernel = pulled(base, goal_CRD, strength), None
-        if goal_CRD.device.type == "cpu":
-            if linear:
-                kernel = linear_kernel(gradients, goal_CRD, strength)
-            else:
-                kernel = ncf_kernel(model, training, config.hidden_sizes, gradients, goal_CRD, strength)
-                kernel = kernel._replace(regularised=False)  # the pull is in the gradients here
-        loss_C = train_epochs(
-            Objective(model.logits), params, groups, examples, place_CB, training, optimiser, gradients, kernel
-        )
+        objective = Objective(model.logits, gradients=proximal(model.gradients, goal_CRD, strength))
+        loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
-        steps_C = training.local_epochs * -(-examples.count_C // training.batch_size)
+        steps_C = training.local_epochs * -(-drawn.examples.count_C // training.batch_size)
         left_C1 = ((1.0 - item_rate * strength) ** steps_C.to(loss_C.dtype))[:, None]
         sent_CRD = params[TABLE] + (1.0 - left_C1)[:, :, None] * (start_CRD - goal_CRD)
-        upload = Upload(block.clients, torch.ones_like(loss_C), {TABLE: sent_CRD, LEFT: left_C1}, rows={TABLE: row_CR})
+        sent = {TABLE: sent_CRD, LEFT: left_C1}
+        upload = Upload(block.clients, torch.ones_like(loss_C), sent, rows={TABLE: drawn.row_CR})
         return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
@@ -219,19 +197,6 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
         takes_mean=True,
         alone=alone,
     )
-
-
-def pulled(base: Gradients, goal_CRD: Tensor, strength: float) -> Gradients:
-    """``base`` with ``strength (q_i - goal_i)`` added to the gradient of every row of the item table."""
-
-    def gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
-        found, logit_AB = base(objective, params, names, batch)
-        if TABLE in found:
-            gap_ARD = params[TABLE][: batch.active] - goal_CRD[: batch.active]
-            found[TABLE] = found[TABLE] + strength * gap_ARD
-        return found, logit_AB
-
-    return gradients
 
 
 def network_gradients(params: Tree, attribute_IF: Tensor, table_ID: Tensor) -> Tree:

@@ -15,20 +15,19 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.examples import Examples, RoundExamples, round_examples
 from embedding_fr.local_training import (
-    Examples,
     Objective,
-    Optimiser,
     check_finite,
     inner_products,
     received,
     received_rows,
-    round_examples,
     take,
     train_epochs,
     weighted_sum,
 )
 from embedding_fr.methods.entry import Method
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.similarity import k_means
 from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
 from embedding_fr.tables import normal, personal_table
@@ -169,17 +168,17 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
         return Download({"global_table": server["global_table"]}, mine)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
-        pairs, sides = paired(examples, place_CB, row_CR, training.num_negatives)
+        drawn = round_examples(federation, training, block, round)
+        pairs, sides = paired(drawn, training.num_negatives)
         params = {
             "user": received(download, "user", len(block.clients)).clone(),
-            "item_table": received_rows(download, "item_table", row_CR),
+            "item_table": received_rows(download, "item_table", drawn.row_CR),
             **sides,
         }
-        loss_C = train_epochs(Objective(logits), params, [TRAINED], pairs, pairs.item_CB, in_pairs, optimiser)
+        loss_C = train_epochs(Objective(logits), params, pairs, in_pairs, optimiser)
         trained = {name: params[name] for name in TRAINED}
         check_finite(trained, loss_C, block.clients, round)
-        upload = Upload(block.clients, torch.ones_like(loss_C), trained, rows={"item_table": row_CR})
+        upload = Upload(block.clients, torch.ones_like(loss_C), trained, rows={"item_table": drawn.row_CR})
         return (
             upload,
             {PERSONAL: dense(upload, download).tensors["item_table"]},
@@ -314,10 +313,11 @@ def pairs_without_edge(
     return (mixed_ABD * (positive_ABD - negative_ABD)).sum(2)
 
 
-def paired(examples: Examples, place_CB: Tensor, row_CR: Tensor, num_negatives: int) -> tuple[Examples, Tree]:
+def paired(drawn: RoundExamples, num_negatives: int) -> tuple[RoundExamples, Tree]:
     """A client's positive j with its j-th, (j + P)-th, ... negative of P positives: pairs as examples that all have the
     label 1, and by client the rows of the pairs' two sides (C, P) and which rows are its own items (C, R).
     """
+    examples, row_CR, place_CB = drawn
     num_pairs_C = examples.num_positive_C * num_negatives
     column_P = torch.arange(int(num_pairs_C.max()), device=place_CB.device)
     num_positive_C1 = examples.num_positive_C[:, None]
@@ -328,7 +328,8 @@ def paired(examples: Examples, place_CB: Tensor, row_CR: Tensor, num_negatives: 
     neighbour_CR.scatter_(1, positive_CP, 1.0)
     pair_CP = column_P.expand_as(positive_CP).contiguous()
     pairs = Examples(pair_CP, num_pairs_C, num_pairs_C, examples.key_C)
-    return pairs, {"positive": positive_CP, "negative": negative_CP, "neighbour": neighbour_CR}
+    sides = {"positive": positive_CP, "negative": negative_CP, "neighbour": neighbour_CR}
+    return drawn._replace(examples=pairs, place_CB=pair_CP), sides
 
 
 def mean_tables(table_KID: Tensor, start_N: Tensor, member_N: Tensor, held: Sequence[Upload]) -> Tree:

@@ -15,28 +15,24 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
+from embedding_fr.examples import ExampleBatch, round_examples
+from embedding_fr.kernels import Kernel
 from embedding_fr.local_training import (
-    ExampleBatch,
-    Examples,
-    Gradients,
-    Kernel,
-    Logits,
     Objective,
-    Optimiser,
     check_finite,
     dot_gradients,
     dot_logits,
     inner_products,
-    pull_to,
     received,
     received_rows,
-    round_examples,
     row_slopes,
     take,
     train_epochs,
     weighted_sum,
 )
 from embedding_fr.methods.entry import Method
+from embedding_fr.methods.fedmf import dot_kernel
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.tables import normal, personal_table, with_personal_variant
 from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
@@ -81,9 +77,7 @@ class Stage(NamedTuple):
     """Local epochs over some tensors while the others are frozen."""
 
     names: tuple[str, ...]
-    logits: Logits
-    gradients: Gradients
-    kernel: Kernel | None = None
+    objective: Objective
 
 
 def pfedclr(federation: Federation, training: EmbeddingTraining, config: PfedclrConfig) -> FederatedMethod:
@@ -112,26 +106,26 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
         return Download(server)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
-        examples, row_CR, place_CB = round_examples(federation, training, block, round)
+        drawn = round_examples(federation, training, block, round)
         own = {name: tensor.to(federation.device) for name, tensor in own.items()}  # a table in a file is read
-        params = {name: _held(name, tensor, row_CR) for name, tensor in own.items()}
-        params["item_table"] = received_rows(download, "item_table", row_CR)
+        params = {name: _held(name, tensor, drawn.row_CR) for name, tensor in own.items()}
+        params["item_table"] = received_rows(download, "item_table", drawn.row_CR)
         losses = []
         for number, stage in enumerate(stages):
             optimiser = Optimiser("adam", {name: rates.get(name, beta) for name in stage.names}, training.weight_decay)
             first_epoch = number * training.local_epochs
-            losses.append(_train(stage, params, optimiser, examples, place_CB, training, first_epoch))
+            losses.append(train_epochs(stage.objective, params, drawn, training, optimiser, first_epoch))
             check_finite(params, losses[-1], block.clients, round)
         upload = Upload(
             block.clients,
             block.data.num_train_C.to(losses[0].dtype),
             {"item_table": params["item_table"]},
-            rows={"item_table": row_CR},
+            rows={"item_table": drawn.row_CR},
         )
         logs = {"loss": losses[-1].tolist(), **({"table_loss": losses[0].tolist()} if len(stages) > 1 else {})}
         return (
             upload,
-            {name: RowUpdate(row_CR, params[name]) if name in _TABLES else params[name] for name in own},
+            {name: RowUpdate(drawn.row_CR, params[name]) if name in _TABLES else params[name] for name in own},
             [dict(zip(logs, client, strict=True)) for client in zip(*logs.values(), strict=True)],
         )
 
@@ -142,7 +136,7 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
         params = {name: tensor.to(federation.device) for name, tensor in own.items()}
         params["item_table"] = received(download, "item_table", len(block.clients))
         with torch.no_grad():
-            score_CI = stages[-1].logits(params, None)
+            score_CI = stages[-1].objective.logits(params, None)
         return rank_users(score_CI, block.data, split, federation.protocol)
 
     method = FederatedMethod(
@@ -217,39 +211,22 @@ def full_gradients(
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
-    # Numba takes half a second that only training needs
-    from embedding_fr.compiled.training import train_linear, train_low_rank
+    from embedding_fr.compiled.training import train_low_rank  # Numba: half a second that only training needs
 
-    dot = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),), pull_to())
     low_rank = Kernel(
         train=train_low_rank,
         gradients=low_rank_gradients,
         tables=("item_table", "buffer_a"),
         vectors=(("user",), ("buffer_b",)),
     )
-    table = Stage(("item_table",), dot_logits, dot_gradients, dot)
-    names = ("user", "buffer_a", "buffer_b")
+    table = Stage(("item_table",), Objective(dot_logits, gradients=dot_gradients, kernel=dot_kernel()))
+    reduced = Objective(low_rank_logits, gradients=low_rank_gradients, kernel=low_rank)
+    full = Objective(full_logits, gradients=full_gradients)
     return {
-        "clr": (table, Stage(names, low_rank_logits, low_rank_gradients, low_rank)),
-        "cf": (table, Stage(("user", "buffer"), full_logits, full_gradients)),
-        "af": (Stage(("user", "item_table", "buffer"), full_logits, full_gradients),),
+        "clr": (table, Stage(("user", "buffer_a", "buffer_b"), reduced)),
+        "cf": (table, Stage(("user", "buffer"), full)),
+        "af": (Stage(("user", "item_table", "buffer"), full),),
     }[config.variant]
-
-
-def _train(
-    stage: Stage,
-    params: Tree,
-    optimiser: Optimiser,
-    examples: Examples,
-    place_CB: Tensor,
-    training: EmbeddingTraining,
-    first_epoch: int,
-) -> Tensor:
-    """Local epochs of one stage, in place, with a fresh optimiser -> (C,) loss of the last epoch."""
-    objective, groups = Objective(stage.logits), [stage.names]
-    return train_epochs(
-        objective, params, groups, examples, place_CB, training, optimiser, stage.gradients, stage.kernel, first_epoch
-    )
 
 
 _TABLES = ("buffer_a", "buffer")

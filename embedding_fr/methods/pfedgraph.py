@@ -16,15 +16,8 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    Objective,
-    Penalty,
-    check_finite,
-    dot_logits,
-    received,
-    round_examples,
-    train_epochs,
-)
+from embedding_fr.examples import round_examples
+from embedding_fr.local_training import Objective, Penalty, check_finite, dot_logits, received, train_epochs
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf, fedmf_optimiser
 from embedding_fr.similarity import SAME, cosines, project_on_simplex
@@ -123,11 +116,10 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         return Download({}, {**sent.per_client, DIRECTION: server[DIRECTION][clients]}) if signed else sent
 
     def whole_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        examples, _, _ = round_examples(federation, training, block, round)
-        place_CB = examples.item_CB.clamp(max=federation.num_items - 1)  # padding has weight 0: any row will do
+        drawn = round_examples(federation, training, block, round).on_whole_tables(federation.num_items)
         params = {"user": own["user"].clone(), TABLE: received(download, TABLE, len(block.clients)).clone()}
         objective = Objective(dot_logits, likeness(download.per_client[DIRECTION], signed))
-        loss_C = train_epochs(objective, params, [list(params)], examples, place_CB, training, optimiser)
+        loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: params[TABLE]})
         return upload, {"user": params["user"]}, [{"loss": loss} for loss in loss_C.tolist()]

@@ -14,20 +14,12 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    ExampleBatch,
-    Gradients,
-    Kernel,
-    Objective,
-    Optimiser,
-    inner_products,
-    pull_to,
-    row_slopes,
-    take,
-    weighted_sum,
-)
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.kernels import Kernel
+from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.mlp import start_mlp
+from embedding_fr.optimisers import Optimiser
 from embedding_fr.tables import normal, with_personal_variant
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree
@@ -84,19 +76,10 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
             "item_table": training.item_rate if config.variant == "paper" else code_item_rate(federation, training),
         },
         training.weight_decay,
+        IN_TURN,
     )
     model = linear_model(federation, training)
-    method = averaged(
-        "pfedrec",
-        model,
-        federation,
-        training,
-        optimiser=optimiser,
-        groups=IN_TURN,
-        uniform=True,
-        gradients=linear_gradients,
-        kernel=linear_kernel(linear_gradients),
-    )
+    method = averaged("pfedrec", model, federation, training, optimiser=optimiser, uniform=True)
     return with_personal_variant(method, federation)
 
 
@@ -107,16 +90,16 @@ def linear_model(federation: Federation, training: EmbeddingTraining) -> Model:
         shared={"item_table": normal(federation, training, "item_table", federation.num_items)},
         private={name: tensor.expand(federation.num_clients, *tensor.shape) for name, tensor in scorer.items()},
         logits=linear_logits,
+        gradients=linear_gradients,
+        kernel=linear_kernel(),
     )
 
 
-def linear_kernel(gradients: Gradients, goal_CRD: Tensor | None = None, pull: float = 0.0) -> Kernel:
-    """The compiled local training of :func:`linear_model`, if asked with ``pull (q_i - goal_i)`` added to the gradient
-    of every row."""
+def linear_kernel() -> Kernel:
+    """The compiled local training of :func:`linear_model`."""
     from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
 
-    constants = pull_to(goal_CRD, pull)
-    return Kernel(train_linear, gradients, ("item_table",), IN_TURN[:1], constants, alternates=True)
+    return Kernel(train_linear, linear_gradients, ("item_table",), IN_TURN[:1], alternates=True)
 
 
 def linear_logits(params: Tree, item: Tensor | None) -> Tensor:

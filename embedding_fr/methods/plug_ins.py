@@ -11,15 +11,8 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.local_training import (
-    check_finite,
-    dot_logits,
-    epoch_batches,
-    received,
-    received_rows,
-    round_examples,
-    take,
-)
+from embedding_fr.examples import epoch_batches, round_examples
+from embedding_fr.local_training import check_finite, dot_logits, received, received_rows, take
 from embedding_fr.merging import (
     ADAPTER,
     LAST,
@@ -36,8 +29,6 @@ from embedding_fr.methods.entry import Method
 from fedecider.bounds import OneOf, Real, Space
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.wire import dense
-
-# Elastic merging as a plug-in for any method that sends one item table (FedEM, Table 3).
 
 
 def elastic(
@@ -65,10 +56,26 @@ def elastic(
         read = {name: tensor for name, tensor in local.items() if name not in method.unread}
         return server, {**read, **start_merging(merging, server[scorer.table], federation)}
 
+    def trained_adapters(round: int, download: Download, own: Tree, block: Block) -> Merge:
+        """The merge after ``local_epochs`` passes over the adapters, on the examples that training will see."""
+        drawn = round_examples(federation, training, block, round)
+        received_CID = received(download, scorer.table, len(block.clients))
+        received_CRD = received_rows(download, scorer.table, drawn.row_CR)
+        merge, start_CRD = open_merge(merging, training, own, received_CID, received_CRD, drawn.row_CR)
+        params = {name: tensor.to(federation.device) for name, tensor in without_merging(own).items()}
+        for name in scorer.local_tables:
+            params[name] = take(params[name], drawn.row_CR.clamp(min=0))
+        for name in {**download.shared, **download.per_client}:
+            params[name] = received(download, name, len(block.clients))
+        params[scorer.table] = start_CRD
+        epochs = range(training.local_epochs)
+        batches = epoch_batches(drawn.examples, drawn.place_CB, training.batch_size, epochs)
+        return merge_epochs(merge, scorer, params, batches)
+
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
-        merge = trained_adapters(scorer, federation, training, merging, round, download, own, block)
+        merge = trained_adapters(round, download, own, block)
         added = {LAST: own[LAST], **merge.adapter}
-        merged_CID, rho_C = merged_table(merging, added, merge.received_CID, training.compiled)
+        merged_CID, rho_C = merged_table(merging, added, merge.received_CID)
         check_finite(merge.adapter, rho_C, block.clients, round)
         merged = replaced(download, scorer.table, merged_CID, offsets)
         upload, mine, logs = method.client_update(round, merged, without_merging(own), block)
@@ -80,8 +87,7 @@ def elastic(
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         received_CID = received(download, scorer.table, len(block.clients))
         local_CID = own[LAST].to(received_CID.device)
-        merged = (merging, own, received_CID, training.compiled)
-        scored_CID = local_CID if variant == "local" else merged_table(*merged)[0]
+        scored_CID = local_CID if variant == "local" else merged_table(merging, own, received_CID)[0]
         chosen = replaced(download, scorer.table, scored_CID, offsets)
         return method.positions("global", chosen, without_merging(own), block, split)
 
@@ -93,31 +99,6 @@ def elastic(
         variants=("merged", "local"),
         unread=(),
     )
-
-
-def trained_adapters(
-    scorer: Scorer,
-    federation: Federation,
-    training: EmbeddingTraining,
-    merging: Merging,
-    round: int,
-    download: Download,
-    own: Tree,
-    block: Block,
-) -> Merge:
-    """The round's merge after ``local_epochs`` passes over the adapters, on the examples that training will see."""
-    examples, row_CR, place_CB = round_examples(federation, training, block, round)
-    received_CID = received(download, scorer.table, len(block.clients))
-    received_CRD = received_rows(download, scorer.table, row_CR)
-    merge, start_CRD = open_merge(merging, training, own, received_CID, received_CRD, row_CR)
-    params = {name: tensor.to(federation.device) for name, tensor in without_merging(own).items()}
-    for name in scorer.local_tables:
-        params[name] = take(params[name], row_CR.clamp(min=0))
-    for name in {**download.shared, **download.per_client}:
-        params[name] = received(download, name, len(block.clients))
-    params[scorer.table] = start_CRD
-    batches = epoch_batches(examples, place_CB, training.batch_size, range(training.local_epochs))
-    return merge_epochs(merge, scorer, params, batches)
 
 
 def replaced(download: Download, table: str, table_CID: Tensor, offsets: tuple[str, ...]) -> Download:
@@ -132,8 +113,6 @@ def without_merging(own: Tree) -> Tree:
     """The wrapped method's own local tensors."""
     return {name: tensor for name, tensor in own.items() if name not in (LAST, ADAPTER)}
 
-
-# Table 3 of FedEM: methods with elastic merging as a plug-in, each with its own settings as they are by default.
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"scheme": "SM", "rho": 0.9})
 SPACE: Space = {**TRAINING_SPACE, "scheme": OneOf(("EM", "DM", "SM")), "rho": Real(0.0, 1.0)}

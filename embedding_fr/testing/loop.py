@@ -8,6 +8,7 @@ Shape legend: B examples of a batch, I items.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embedding_fr.blocks import Federation, Population, make_block
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_training import Examples, draw_examples, shuffled
+from embedding_fr.examples import Examples, draw_examples, shuffled
 from fedecider.federation.cohort import choose_cohort
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.federation.wire import take_row
@@ -56,29 +57,28 @@ def run_reference(
     participation: float = 1.0,
 ) -> tuple[Tree, Tree]:
     """Server and local trees after ``num_rounds`` rounds, from the start values of ``method``."""
+    users = partial(make_user, federation, training, population)
     server, local = method.init()
     local = {name: tensor.clone() for name, tensor in local.items()}
     for round in range(1, num_rounds + 1):
         cohort = sorted(choose_cohort(method, server, federation.num_clients, participation, federation.seed, round))
-        uploads, weights = reference_clients(reference, federation, training, population, round, cohort, server, local)
+        uploads, weights = reference_clients(reference, users, round, cohort, server, local)
         server = reference.server(round, server, cohort, uploads, weights)
     return server, local
 
 
 def reference_clients(
     reference: Reference,
-    federation: Federation,
-    training: EmbeddingTraining,
-    population: Population,
+    users: Callable[[int, int], User],
     round: int,
     cohort: Sequence[int],
     server: Tree,
     local: Tree,
 ) -> tuple[list[Tree], list[float]]:
-    """Uploads and train items of the cohort in one round; ``local`` is written in place."""
+    """Uploads and train items of the cohort in one round; ``local`` is written in place. ``users``: client, round."""
     uploads, weights = [], []
     for client in cohort:
-        user = make_user(federation, training, population, client, round)
+        user = users(client, round)
         upload, own = reference.client(user, reference.download(server, client), take_row(local, client))
         for name, tensor in own.items():
             local[name][client] = tensor.detach()
@@ -126,7 +126,7 @@ def step(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
 def mean_of(server: Tree, uploads: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """``sum_u w_u x_u / sum_u w_u`` per tensor."""
     mean = {name: torch.zeros_like(tensor) for name, tensor in uploads[0].items()}
-    for weight, one in zip(weights, uploads, strict=True):
-        for name, tensor in one.items():
+    for weight, upload in zip(weights, uploads, strict=True):
+        for name, tensor in upload.items():
             mean[name] += weight / sum(weights) * tensor
     return mean

@@ -141,7 +141,7 @@ CASES = {
 
 SLOW = ("fedem, mean", "fedem, code", "pfedgraph, code", "gpfedrec_em", "gpfedrec")
 STACKED = ("fedem", "fedem, code", "fedrecgel", "gpfedrec_em", "pfedgraph, code", "fedfast", "cofedrec", "perfedrec")
-STACKED += ("fedcia_fitted", "feddae")
+STACKED += ("fedcia_fitted", "feddae", "fedncf", "gpfedrec", "fedrap", "fedem, mean")
 """Not compiled: users of a block train together, and which they are rounds differently. Adam turns rounding errors of
 gradients near zero into steps; double precision leaves only real differences."""
 ENCODED = ("fedease", "colr")

@@ -16,7 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similar
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_training import Examples, shuffled
+from embedding_fr.examples import Examples, shuffled
 from embedding_fr.merging import Merging
 from embedding_fr.methods.cofedrec import CofedrecConfig
 from embedding_fr.methods.colr import ColrConfig, random_basis

@@ -9,7 +9,8 @@ from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
-from embedding_fr.local_training import ExampleBatch, Objective, dot_logits
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, dot_logits
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.colr import ColrConfig, low_rank_gradients, mark_bytes, random_basis
 from embedding_fr.setup import KEPT, local_only

@@ -1,32 +1,26 @@
 """Compiled local training against the stacked code: the same draws exactly, the same steps up to rounding."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
+from toy_federation import NUM_ITEMS, run, stacked, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr import local_training
 from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
-from embedding_fr.compiled.training import COLUMN, order_keys, to_slopes, train_linear
-from embedding_fr.local_training import (
-    Kernel,
-    Optimiser,
-    dot_gradients,
-    draw_examples,
-    pull_to,
-    round_examples,
-    shuffled,
-)
+from embedding_fr.compiled.draws import COLUMN, order_keys
+from embedding_fr.compiled.training import to_slopes
+from embedding_fr.examples import draw_examples, round_examples, shuffled
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedrecgel import sharpness_aware
+from embedding_fr.optimisers import Optimiser
 
 pytestmark = pytest.mark.whole
 
-FAST = {"learning_rate": 0.1, "item_learning_rate": 0.05}
-CODE_RATES = {"learning_rate": 0.2, "item_learning_rate": 2.0}
 STEPS = [
     ("fedmf", {}, {}),
     ("fedmf", {}, {"embedding_size": 19, "batch_size": 3, "weight_decay": 0.05}),
@@ -35,39 +29,9 @@ STEPS = [
     ("pfedrec", {"variant": "code"}, {"embedding_size": 7, "weight_decay": 0.05, "learning_rate": 0.01}),
     ("pfedclr", {}, {"embedding_size": 9, "weight_decay": 0.05}),
     ("pfedclr", {"rank": 5, "buffer_learning_rate": 0.003}, {"item_learning_rate": 0.02, "batch_size": 4}),
-    ("fedncf", {}, {"embedding_size": 9, "learning_rate": 0.02, "weight_decay": 0.05}),
-    ("fedncf", {"hidden_sizes": "7,11,3"}, {"batch_size": 10**9, "learning_rate": 0.02, "item_learning_rate": 0.1}),
-    ("fedncf", {"hidden_sizes": ""}, {"batch_size": 1, "learning_rate": 0.02}),
-    ("gpfedrec", {"graph_weight": 3.0}, {"learning_rate": 0.05, "item_learning_rate": 2.0, "local_epochs": 2}),
-    ("gpfedrec", {"variant": "code"}, {"embedding_size": 9, "batch_size": 3, "learning_rate": 0.01}),
-    ("gpfedrec", {"hidden_sizes": "", "graph_weight": 0.0}, {"learning_rate": 0.01, "weight_decay": 0.05}),
-    ("fedem", {"adapter_layers": "7,3"}, {"embedding_size": 9, "batch_size": 4, "weight_decay": 0.05}),
-    ("fedem", {"aggregation": "mean", "adapter_layers": ""}, {"item_learning_rate": 0.02, "local_epochs": 3}),
-    ("fedem", {"merging": "DM", "adapter_learning_rate": 0.03}, {"batch_size": 3}),
-    ("fedem", {"adapter_learning_rate": 0.0}, {}),
-    ("fedem", {"merging": "SM"}, {}),
     ("fedem", {"merging": "SR", "aggregation": "mean"}, {"weight_decay": 0.05}),
     ("fedem", {"variant": "code", "mixed_share": 0.7}, {"embedding_size": 9, "batch_size": 4, "weight_decay": 0.05}),
     ("fedem", {"variant": "code", "mixed_share": 0.4, "adapter_layers": "", "adapter_learning_rate": 0.03}, {}),
-    ("fedrecgel", {}, {"embedding_size": 9, "learning_rate": 0.02, "weight_decay": 0.05}),
-    ("fedrecgel", {"hidden_sizes": "7,11,3", "private_radius": 0.3}, {"batch_size": 10**9, "learning_rate": 0.02}),
-    ("fedrecgel", {"hidden_sizes": "", "shared_radius": 0.0}, {"batch_size": 1, "learning_rate": 0.02}),
-    ("fedrecgel", {"private_radius": 0.0, "shared_radius": 0.4}, {"batch_size": 3, "item_learning_rate": 0.02}),
-    ("fedrecgel", {"variant": "code"}, {"embedding_size": 5, "batch_size": 5, "weight_decay": 0.05}),
-    ("fedrecgel", {"variant": "code", "private_radius": 0.4, "shared_radius": 0.0}, {}),
-    ("fedrecgel", {"variant": "code", "private_radius": 0.0, "shared_radius": 0.3}, {"embedding_size": 1}),
-    ("fedrap", {}, FAST),
-    ("fedrap", {"sparsity_weight": 0.5, "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "embedding_size": 19}),
-    ("fedrap", {"sparsity": "l2", "distance_weight": 0.4}, {**FAST, "weight_decay": 0.05, "batch_size": 3}),
-    ("fedrap", {"sparsity": "none", "distance": "bounded", "distance_weight": 0.7}, {**FAST, "local_epochs": 4}),
-    ("fedrap", {"distance": "bounded", "distance_weight": 0.7}, {**FAST, "weight_decay": 0.05}),
-    ("fedrap", {"tables": "common", "sparsity_weight": 0.5}, {**FAST, "weight_decay": 0.05, "batch_size": 10**9}),
-    ("fedrap", {"tables": "common", "sparsity": "l2"}, {**FAST, "weight_decay": 0.05, "embedding_size": 1}),
-    ("fedrap", {"tables": "personal"}, {**FAST, "weight_decay": 0.05}),
-    ("fedrap", {"keep_uploaded": True, "curriculum": "fixed"}, {**FAST, "item_learning_rate": 0.04}),
-    ("fedrap", {"variant": "code", "distance_weight": 0.7}, {**CODE_RATES, "weight_decay": 0.05}),
-    ("fedrap", {"variant": "code", "sparsity": "l2", "distance": "bounded"}, {**CODE_RATES, "batch_size": 3}),
-    ("fedrap", {"variant": "code", "tables": "common"}, {**CODE_RATES, "weight_decay": 0.05}),
 ]
 
 
@@ -82,9 +46,9 @@ def tolerance(request):
 @pytest.mark.parametrize(("name", "variant", "changes"), STEPS)
 def test_every_kernel_takes_the_steps_of_the_stacked_code(name, variant, changes, tolerance):
     states, losses = [], []
-    for compiled in (True, False):
-        training = toy_training(name, compiled=compiled, **changes)
-        state, records = run(toy_method(name, training=training, **variant), rounds=2)
+    for runtime in (nullcontext, stacked):
+        with runtime():
+            state, records = run(toy_method(name, training=toy_training(name, **changes), **variant), rounds=2)
         states.append(state)
         losses.append([list(log.values()) for record in records for log in record["clients"]])
     for left, right in ((states[0].server, states[1].server), (states[0].local, states[1].local)):
@@ -94,11 +58,9 @@ def test_every_kernel_takes_the_steps_of_the_stacked_code(name, variant, changes
     assert np.allclose(losses[0], losses[1], rtol=tolerance, atol=tolerance)
 
 
-ALONE = ("fedmf", "pfedrec", "pfedclr", "fedncf", "fedrap", "gpfedrec", "fedem", "fedrecgel")
-
-
 @pytest.mark.parametrize(
-    ("name", "variant"), [*((name, {}) for name in ALONE), ("fedem", {"variant": "code", "mixed_share": 0.7})]
+    ("name", "variant"),
+    [("fedmf", {}), ("pfedrec", {}), ("pfedclr", {}), ("fedem", {"variant": "code", "mixed_share": 0.7})],
 )
 def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name, variant):
     before = torch.get_num_threads()
@@ -112,41 +74,38 @@ def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name, varian
         assert torch.equal(one.local[key], other.local[key]), key
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf", "gpfedrec", "fedrecgel"])
-def test_a_cpu_takes_the_compiled_code_unless_it_is_off(name, monkeypatch):
-    taken = []
+@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr"])
+def test_a_cpu_takes_the_compiled_code(name, monkeypatch):
+    calls = []
 
     def spy(kernel, *rest):
-        taken.append(kernel.train)
-        return torch.zeros(len(rest[2].count_C))
+        calls.append(kernel.train)
+        return torch.zeros(len(rest[1].examples.count_C))
 
     monkeypatch.setattr(local_training, "train_compiled", spy)
-    run(toy_method(name, training=toy_training(name, compiled=False)), rounds=1)
-    assert not taken
+    with stacked():
+        run(toy_method(name), rounds=1)
+    assert not calls
     run(toy_method(name), rounds=1)
-    assert taken
+    assert calls
 
 
 def test_a_kernel_is_not_taken_for_what_it_does_not_say():
     federation, training = toy_federation(), toy_training("fedmf")
     model = mf_model(federation, training)
-    kernel = Kernel(train_linear, dot_gradients, ("item_table",), (("user",),), pull_to())
-    optimiser = Optimiser("adam", {"user": 0.1, "item_table": 0.1})
-    common = {"optimiser": optimiser, "kernel": kernel}
-    sharp = averaged("sharp", model, federation, training, gradients=sharpness_aware({("user",): 0.1}), **common)
+    rates, groups = {"user": 0.1, "item_table": 0.1}, [["user"], ["item_table"]]
+
+    def train(model, optimiser):
+        run(averaged("x", model, federation, training, optimiser=optimiser), rounds=1)
+
     with pytest.raises(AssertionError, match="other gradients"):
-        run(sharp, rounds=1)
-    penalty = lambda start: lambda params: params["user"].square().sum(1)  # noqa: E731
-    with pytest.raises(AssertionError, match="another regulariser"):
-        run(averaged("x", model, federation, training, gradients=dot_gradients, penalty=penalty, **common), rounds=1)
-    groups = [["user"], ["item_table"]]
+        train(model._replace(gradients=sharpness_aware({("user",): 0.1})), Optimiser("adam", rates))
     with pytest.raises(AssertionError, match="all tensors at once"):
-        run(averaged("x", model, federation, training, gradients=dot_gradients, groups=groups, **common), rounds=1)
-    pair = kernel._replace(vectors=(("user", "item_table"),), alternates=True)
-    halves = {"optimiser": optimiser, "groups": groups, "gradients": dot_gradients}
+        train(model, Optimiser("adam", rates, groups=groups))
+    pair = model.kernel._replace(vectors=(("user", "item_table"),), alternates=True)
     with pytest.raises(AssertionError, match="step together"):
-        run(averaged("x", model, federation, training, kernel=pair, **halves), rounds=1)
-    run(averaged("x", model, federation, training, **halves), rounds=1)  # without a kernel all of this is allowed
+        train(model._replace(kernel=pair), Optimiser("adam", rates, groups=groups))
+    train(model._replace(kernel=None), Optimiser("adam", rates, groups=groups))  # without a kernel that is allowed
 
 
 @given(
@@ -159,10 +118,10 @@ def test_draws_rows_and_places_are_those_of_the_stacked_code(histories, negative
     federation = toy_federation(num_clients=len(histories), num_items=20, seed=seed)
     order = sorted(range(len(histories)), key=lambda client: -len(histories[client]))
     block = make_block(toy_population(sequences=histories, num_items=20), order)
-    drawn = [
-        round_examples(federation, toy_training("fedmf", num_negatives=negatives, compiled=compiled), block, 2)
-        for compiled in (True, False)
-    ]
+    drawn = []
+    for runtime in (nullcontext, stacked):
+        with runtime():
+            drawn.append(round_examples(federation, toy_training("fedmf", num_negatives=negatives), block, 2))
     for left, right in zip((*drawn[0][0], *drawn[0][1:]), (*drawn[1][0], *drawn[1][1:]), strict=True):
         assert torch.equal(left, right)
 

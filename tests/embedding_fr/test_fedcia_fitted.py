@@ -8,7 +8,7 @@ from references import fedcia_fitted as reference
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_training import ExampleBatch
+from embedding_fr.examples import ExampleBatch
 from embedding_fr.methods.fedcia_fitted import (
     FedciaFittedConfig,
     client_bytes,

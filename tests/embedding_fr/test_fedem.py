@@ -4,7 +4,6 @@ import pytest
 import torch
 from toy_federation import run, toy_federation, toy_method, toy_training
 
-from embedding_fr import local_training
 from embedding_fr.merging import ADAPTER, LAST
 from embedding_fr.methods import fedem as fedem_file
 from embedding_fr.methods.fedem import FedemConfig
@@ -130,19 +129,6 @@ def test_the_public_code_merges_only_clients_that_were_mixed():
     for client in range(7):
         equal = torch.allclose(state.local[LAST][client], alone.local["kept.item_table"][client], atol=1e-9)
         assert equal == (client not in mixed)
-
-
-@pytest.mark.parametrize(
-    ("file", "config"),
-    [(fedem_file, {}), (fedem_file, {"merging": "DM"}), (local_training, {"variant": "code", "mixed_share": 0.7})],
-)
-def test_the_compiled_code_is_taken_unless_it_is_off(file, config, monkeypatch):
-    taken, original = [], file.train_compiled
-    monkeypatch.setattr(file, "train_compiled", lambda *rest: taken.append(1) or original(*rest))
-    for compiled in (True, False):
-        taken.clear()
-        run(toy_method("fedem", training=toy_training("fedem", compiled=compiled), **config), rounds=1)
-        assert bool(taken) == compiled
 
 
 def test_a_few_of_the_cohort_are_drawn_by_client_number():

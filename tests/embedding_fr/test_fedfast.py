@@ -10,7 +10,8 @@ from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
 
 from embedding_fr import results
-from embedding_fr.local_training import ExampleBatch, Objective, plain_gradients
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed, gmf_gradients, gmf_logits
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings

@@ -5,7 +5,8 @@ import torch
 from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
-from embedding_fr.local_training import ExampleBatch, Objective, plain_gradients
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods.fedncf import FedncfConfig, ncf_gradients, ncf_logits, ncf_model
 
 

@@ -6,9 +6,7 @@ import torch
 from references import fedrap as reference
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.compiled.additive import Regularisers, drift, measure, step_row
-from embedding_fr.local_training import ExampleBatch
-from embedding_fr.methods import fedrap as fedrap_file
+from embedding_fr.examples import ExampleBatch
 from embedding_fr.methods.fedrap import (
     COMMON,
     PERSONAL,
@@ -86,51 +84,6 @@ def test_the_clip_bounds_the_gradient_of_the_common_table_only():
     loose, _ = gradients(two_items(), BATCH, FedrapConfig(grad_clip=1.7), NOW, 0.0)
     assert torch.equal(loose[COMMON], free[COMMON])
     assert all(torch.equal(clipped[name], free[name]) for name in ("user", PERSONAL))
-
-
-def test_the_compiled_code_is_taken_but_for_a_clipped_gradient(monkeypatch):
-    taken, original = [], fedrap_file.train_compiled
-    monkeypatch.setattr(fedrap_file, "train_compiled", lambda *rest: taken.append(1) or original(*rest))
-    for options, compiled, expected in (({}, True, True), ({"grad_clip": 0.1}, True, False), ({}, False, False)):
-        taken.clear()
-        run(toy_method("fedrap", training=toy_training("fedrap", compiled=compiled), **options), rounds=1)
-        assert bool(taken) == expected, (options, compiled)
-
-
-RULE = Regularisers(0.5, 0.0, False, 0.0, False, False, 1.0, 1e4, 0.1, 0.01)
-RULES = {
-    "frobenius": RULE,
-    "l1": RULE._replace(threshold=0.05),
-    "l2": RULE._replace(pull=0.6),
-    "bounded": RULE._replace(bounded=True),
-    "bounded, l1": RULE._replace(bounded=True, threshold=0.05),
-    "code": RULE._replace(means=True, step_decay=0.95, by_sign=True, pull=0.3),
-}
-
-
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("both", [True, False])
-@pytest.mark.parametrize("second_rate", [0.2, 0.01])
-def test_rows_that_have_waited_take_all_their_steps(rule, both, second_rate):
-    """Steps 3 to 9 of three rows at once are seven steps without examples of each row."""
-    rule = rule if both else rule._replace(push=0.0)
-    common, personal = np.random.default_rng(1).normal(size=(2, 3, 4))
-    personal = personal if both else personal[:0]
-    late, late_personal = common.copy(), personal.copy()
-    drift(late.reshape(-1), late_personal.reshape(-1), 4, 3, 10, rule, 0.2, second_rate, 0.03)
-    for steps in range(3, 10):
-        for row in range(3):
-            other = personal[row] if both else np.empty(0)
-            share = 0.0 if rule.means else 1.0
-            rates = [rate * rule.step_decay**steps for rate in (0.2, second_rate)]
-            step_row(common[row], other, np.ones(4), 0.0, share, rule, *rates, 0.03)
-    assert np.allclose(late, common, rtol=1e-12, atol=1e-14)
-    assert np.allclose(late_personal, personal, rtol=1e-12, atol=1e-14)
-
-
-def test_entries_are_counted_and_nan_has_diverged():
-    table = np.array([0.5, -0.05, 0.0, -2e4, np.nan, np.inf, 0.1])
-    assert measure(table, RULE) == (3, 3, 5)
 
 
 def test_soft_threshold():
@@ -244,13 +197,12 @@ def test_without_weights_both_tables_move_by_the_same_gradient():
 
 
 def test_a_personal_table_without_a_rate_stays_and_the_common_one_moves():
-    for compiled in (True, False):
-        training = toy_training("fedrap", init_std=0.5, compiled=compiled)
-        method = toy_method("fedrap", training=training, variant="code", personal_learning_rate=0.0)
-        server, local = method.init()
-        state, _ = run(method, rounds=2)
-        assert torch.equal(state.local[PERSONAL], local[PERSONAL])
-        assert float((state.server[COMMON] - server[COMMON]).abs().max()) > 1e-3
+    training = toy_training("fedrap", init_std=0.5)
+    method = toy_method("fedrap", training=training, variant="code", personal_learning_rate=0.0)
+    server, local = method.init()
+    state, _ = run(method, rounds=2)
+    assert torch.equal(state.local[PERSONAL], local[PERSONAL])
+    assert float((state.server[COMMON] - server[COMMON]).abs().max()) > 1e-3
 
 
 def test_the_kept_tables_average_to_the_next_common_one():

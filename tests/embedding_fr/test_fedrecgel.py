@@ -5,8 +5,8 @@ import torch
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
-from embedding_fr.local_training import Objective, draw_examples, touched_rows
-from embedding_fr.methods import fedrecgel as fedrecgel_file
+from embedding_fr.examples import RoundExamples, draw_examples, touched_rows
+from embedding_fr.local_training import Objective
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.fedrecgel import FedrecgelConfig, neumf_logits, neumf_model, whole_batch
 
@@ -24,7 +24,7 @@ def code(**changes):
 
 
 def test_radius_zero_is_fedncf_bit_for_bit():
-    federation, training = toy_federation(), toy_training("fedrecgel", compiled=False)
+    federation, training = toy_federation(), toy_training("fedrecgel")
     plain, _ = run(toy_method("fedncf", federation, training, hidden_sizes="6,3"))
     off = {"private_radius": 0.0, "shared_radius": 0.0}
     sharp, _ = run(toy_method("fedrecgel", federation, training, hidden_sizes="6,3", **off))
@@ -86,8 +86,7 @@ def test_one_batch_of_everything_weighs_like_a_sum_of_means():
     population = toy_population()
     block = make_block(population, [6, 1])  # 8 and 1 train items, 2 negatives each
     examples = draw_examples(block.data, block.clients, 14, 2, 0, 1)
-    _, place = touched_rows(examples.item_CB, 14)
-    batch = whole_batch(examples, place, 10)
+    batch = whole_batch(RoundExamples(examples, *touched_rows(examples.item_CB, 14)), 10)
     assert batch.active == 2
     assert batch.weight_AB[0].tolist() == pytest.approx([0.1] * 20 + [0.25] * 4)
     assert batch.weight_AB[1].tolist() == pytest.approx([1.0 / 3.0] * 3 + [0.0] * 21)
@@ -131,7 +130,7 @@ def test_the_gradient_is_that_of_the_sum_of_batch_means():
     own = {name: tensor[block.clients] for name, tensor in local.items()}
     upload, _, logs = method.client_update(1, method.broadcast(1, server, block.clients), own, block)
     examples = draw_examples(block.data, block.clients, 14, training.num_negatives, 0, 1)
-    batch = whole_batch(examples, examples.item_CB, 5)
+    batch = whole_batch(RoundExamples(examples, torch.arange(14)[None], examples.item_CB), 5)
     params = {name: tensor[None].clone().requires_grad_() for name, tensor in model.shared.items()}
     params |= {name: tensor[block.clients] for name, tensor in model.private.items()}
     logit = Objective(model.logits).logits(params, batch.item_AB)[0]
@@ -168,15 +167,6 @@ def test_the_code_variant_does_not_depend_on_the_block():
     together, _ = run(code(), block_clients=7, participation=0.5)
     close(alone.server, together.server, 1e-4)
     close(alone.local, together.local, 1e-4)
-
-
-def test_the_code_variant_takes_compiled_code_unless_it_is_off(monkeypatch):
-    taken, original = [], fedrecgel_file._compiled_gradients
-    monkeypatch.setattr(fedrecgel_file, "_compiled_gradients", lambda *rest: taken.append(1) or original(*rest))
-    for compiled in (True, False):
-        taken.clear()
-        run(code(training=toy_training("fedrecgel", compiled=compiled)), rounds=1)
-        assert bool(taken) == compiled
 
 
 def test_wrong_settings_are_refused():

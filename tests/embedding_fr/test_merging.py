@@ -6,7 +6,8 @@ import pytest
 import torch
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.local_training import ExampleBatch, Objective, dot_logits, plain_gradients
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, dot_logits, plain_gradients
 from embedding_fr.merging import (
     ADAPTER,
     LAST,

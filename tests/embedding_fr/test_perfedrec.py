@@ -9,7 +9,8 @@ from references import REFERENCES
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.local_training import inner_products, round_examples
+from embedding_fr.examples import round_examples
+from embedding_fr.local_training import inner_products
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.perfedrec import (
     PerfedrecConfig,

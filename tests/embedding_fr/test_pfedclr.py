@@ -8,7 +8,8 @@ from toy_federation import run, toy_federation, toy_method, toy_population, toy_
 
 from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
-from embedding_fr.local_training import ExampleBatch, Objective, Optimiser, plain_gradients
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.pfedclr import (
     PfedclrConfig,
@@ -17,6 +18,7 @@ from embedding_fr.methods.pfedclr import (
     low_rank_gradients,
     low_rank_logits,
 )
+from embedding_fr.optimisers import Optimiser
 
 RATE = 0.05
 

@@ -7,7 +7,8 @@ import torch
 from toy_federation import own_after, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.local_training import ExampleBatch, Objective, plain_gradients
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods.pfedrec import PfedrecConfig, code_item_rate, linear_gradients, linear_logits
 from fedecider.federation.method import Download
 from fedecider.federation.wire import dense

@@ -17,7 +17,7 @@ from embedding_fr.blocks import (
     positions_stacked,
     rank_users,
 )
-from embedding_fr.local_training import complement, draw_examples, epoch_batches, touched_rows
+from embedding_fr.examples import complement, draw_examples, epoch_batches, touched_rows
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out, sampled_candidates
 from fedecider.federation.streams import below, client_keys, counter_draws, stream
 

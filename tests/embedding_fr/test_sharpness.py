@@ -7,10 +7,12 @@ import torch
 from toy_federation import run, toy_federation, toy_population, toy_training
 
 from embedding_fr.averaged import averaged
-from embedding_fr.local_training import ExampleBatch, Objective, Optimiser, dot_gradients, dot_logits, plain_gradients
+from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedncf import ncf_logits, ncf_model
 from embedding_fr.methods.fedrecgel import client_norms, sharpness_aware
+from embedding_fr.optimisers import Optimiser
 
 OBJECTIVE = Objective(dot_logits)
 
@@ -141,8 +143,8 @@ def test_any_averaged_method_can_be_trained_sharply(name):
     optimiser = Optimiser("adam", dict.fromkeys([*model.shared, *model.private], 0.05))
 
     def final(gradients):
-        method = averaged(name, model, federation, training, optimiser=optimiser, gradients=gradients)
-        return run(method, population)[0]
+        sharp = model._replace(gradients=gradients, kernel=None)
+        return run(averaged(name, sharp, federation, training, optimiser=optimiser), population)[0]
 
     plain = final(plain_gradients)
     off = final(sharpness_aware({("user",): 0.0, tuple(model.shared): 0.0}))

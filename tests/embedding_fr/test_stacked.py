@@ -3,18 +3,16 @@
 import pytest
 import torch
 
+from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_training import (
-    ExampleBatch,
     Objective,
-    Optimiser,
-    apply_step,
     check_finite,
     dot_gradients,
     dot_logits,
-    fresh_state,
     plain_gradients,
     train_batches,
 )
+from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
@@ -104,7 +102,7 @@ def test_the_loss_is_the_mean_of_each_client_s_last_epoch():
     before = {name: tensor.clone() for name, tensor in params.items()}
     optimiser = Optimiser("sgd", {"user": 0.1, "item_table": 0.1})
     last = batch._replace(last_A=torch.tensor([True, False]))
-    loss_C = train_batches(Objective(dot_logits), params, [["user", "item_table"]], [last, batch], optimiser, {})
+    loss_C = train_batches(Objective(dot_logits), params, [last, batch], optimiser, {})
     logit = dot_logits({name: tensor[:2] for name, tensor in before.items()}, batch.item_AB)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logit[0], batch.label_AB[0])
     assert float(loss_C[0]) == pytest.approx(float(expected), abs=1e-6)

@@ -1,5 +1,8 @@
 """The tiny setting of `embedding_fr.testing.contract`, with built-in methods by their names."""
 
+from contextlib import contextmanager
+
+import pytest
 import torch
 
 from embedding_fr.config import EmbeddingTraining
@@ -18,6 +21,14 @@ def toy_training(name: str, **changes) -> EmbeddingTraining:
 def toy_method(name: str, federation=None, training=None, **config):
     method = METHODS[name]
     return method.build(federation or toy_federation(), training or toy_training(name), method.config(**config))
+
+
+@contextmanager
+def stacked():
+    """On a CPU as on any other device: no compiled function trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embedding_fr.compiled.takes", lambda tensor: False)
+        yield
 
 
 def own_after(own, update):

@@ -47,7 +47,7 @@ def test_the_batched_method_equals_the_loop_over_users(participation):
 
 
 def test_without_a_learning_rate_for_the_biases_it_is_fedmf():
-    training = tiny_training(METHOD, compiled=False)
+    training = tiny_training(METHOD)
     found, _ = run(fedbias(tiny_federation(), training, FedbiasConfig(bias_learning_rate=0.0)))
     expected, _ = run(fedmf(tiny_federation(), training, FedmfConfig()))
     assert not found.server["item_bias"].any()

@@ -27,7 +27,7 @@ from embedding_fr import gram
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, build_population, make_block, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import check_server_memory
+from embedding_fr.server_memory import check_server_memory
 from fedecider.baselines import ease
 from fedecider.baselines.ease import BLOCK, invert
 from fedecider.data.interactions import InteractionsConfig, load_interactions

@@ -33,9 +33,9 @@ from torch import Tensor
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, weights_of
 from embedding_fr.methods.fedrap import COMMON, share_above
+from embedding_fr.mixing import squared_distances
 from embedding_fr.setup import EmbeddingSettings, Setup, set_up, train, user_positions
 from embedding_fr.similarity import similarity_weights
-from embedding_fr.tables import squared_distances
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS

@@ -22,11 +22,11 @@ from embedding_fr.blocks import Federation, Population, block_packer, build_popu
 from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.results import privacy_text
+from embedding_fr.server_memory import check_server_memory
 from embedding_fr.setup import (
     EmbeddingSettings,
     block_bytes,
     build_method,
-    check_server_memory,
     check_settings,
     eval_users,
     keep_freed_memory,

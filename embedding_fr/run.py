@@ -10,13 +10,8 @@ from typing import Any
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.entry import space_of
 from embedding_fr.results import privacy_text, write_embedding_results
-from embedding_fr.setup import (
-    EmbeddingSettings,
-    check_server_memory,
-    hashes_of,
-    rounds_of,
-    set_up,
-)
+from embedding_fr.server_memory import check_server_memory
+from embedding_fr.setup import EmbeddingSettings, hashes_of, rounds_of, set_up
 from fedecider.comparison.tuning import Tunable
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.readers.raw import to_stderr

@@ -1,13 +1,13 @@
-"""A run of the cross-device track from its settings to its rounds: checks of memory and of settings that exclude each
-other, methods with federation off, blocks of clients.
+"""A run of the cross-device track from its settings to its rounds: checks of settings that exclude each other and of
+memory, blocks of clients.
 
-Shape legend: N clients of the run, C clients of a block or of a part of the run, U users (= clients).
+Shape legend: N clients of the run, C clients of a block, U users (= clients).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psutil
@@ -17,8 +17,9 @@ from torch import Tensor
 from embedding_fr.attributes import attribute_digest, item_attributes
 from embedding_fr.blocks import CPU_BLOCK_BYTES, Federation, Population, block_packer, build_population
 from embedding_fr.config import EmbeddingTraining
+from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
-from embedding_fr.tables import personal_rows, personal_table
+from embedding_fr.server_memory import check_server_memory
 from fedecider.bounds import NotNegative, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, check
 from fedecider.data.interactions import Interactions, InteractionsConfig
 from fedecider.engine.run import Rounds
@@ -28,147 +29,15 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
 from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.channel import ONE_BY_ONE, AggregationBackend, Channel
-from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
+from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
 from fedecider.federation.processes import Processes
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.running.machine import available_bytes, check_memory, has_room
+from fedecider.running.machine import available_bytes
 from fedecider.running.run_folder import RunFolder, as_plain
-
-# The memory of a server's step against what is available, before the first round.
-
-
-def check_server_memory(name: str, config: Any, num_items: int, log: Callable[[str], None] = lambda text: None) -> None:
-    """Compare what the server of the method ``name`` takes at its peak with what is there; ``log`` hears of much.
-
-    It covers the CPU. With a GPU the sum is made on the CPU all the same, and the solution takes up to four squares
-    on the GPU, about which torch speaks up itself.
-
-    Raises:
-        ValueError: it does not fit; the text names the settings that would, the smallest change first.
-    """
-    server_bytes = METHODS[name].server_bytes
-    if server_bytes is not None:
-        needed, form = server_bytes(num_items, config), f"{name} with {num_items:,} items as it is set"
-        check_memory(needed, form, lambda: smaller_form(name, config, num_items), log)
-
-
-def smaller_form(name: str, config: Any, num_items: int) -> str:
-    """What to set so that the server's step fits, in words."""
-    entry = METHODS[name]
-    assert entry.server_bytes is not None
-    least = entry.server_bytes(num_items, config)
-    for changes in entry.smaller_server:
-        try:
-            needed = entry.server_bytes(num_items, replace(config, **changes))
-        except ValueError:  # such as top_k beside rank
-            continue
-        if has_room(needed):
-            return f"{' '.join(f'--{k} {v}' for k, v in changes.items())} takes {needed / 1e9:,.1f} GB"
-        least = min(least, needed)
-    return f"no setting takes less than {least / 1e9:,.1f} GB, so take fewer items (--min_item_events)"
-
-
-# Any method with federation off: every client trains on from its own last upload, and nothing leaves it.
-
-KEPT = "kept."
-"""Prefix of the local tensors that hold a client's own last upload."""
-
-
-def local_only(method: FederatedMethod, federation: Federation) -> FederatedMethod:
-    """``method`` with the server's tensors replaced by the client's own, which are local state (N, ...).
-
-    What a client receives next is what it uploaded, or what ``method.alone`` makes of that. A method whose server sends
-    one tensor to all starts every client from it; one that sends each client its own rows
-    (``per_client`` downloads) starts from those rows. The server's tensors never change, and neither does a client's
-    copy of a tensor that it receives but never uploads.
-
-    Raises:
-        ValueError: in the first round, when clients upload what they do not receive under the same name (gradients,
-            Gram matrices) and the method has no ``alone``: without a server nobody turns that into the next model.
-    """
-
-    def init() -> tuple[Tree, Tree]:
-        server, local = method.init()
-        of_one = method.broadcast(1, server, torch.arange(1))
-        alike = {
-            name: personal_table(value, federation.num_clients, federation.table_bytes)
-            for name, value in of_one.shared.items()
-        }
-        first = {**alike, **first_rows(method, server, of_one.per_client, federation)}
-        return server, {**local, **{KEPT + name: value for name, value in first.items()}}
-
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download({})
-
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
-        mine, kept = _split(own)
-        received = Download({}, {name: tensor.to(federation.device) for name, tensor in kept.items()})
-        upload, new, logs = method.client_update(round, received, mine, block)
-        if method.alone is None:
-            _check_names(method.name, upload.tensors, kept)
-            stays: NewRows = {
-                name: RowUpdate(upload.rows[name], tensor) if name in upload.rows else tensor
-                for name, tensor in upload.tensors.items()
-            }
-        else:
-            stays = method.alone(round, received.per_client, upload)
-        own_next = {KEPT + name: tensor for name, tensor in stays.items()}
-        return upload._replace(tensors={}, rows={}, payload={}, num_rows={}), {**new, **own_next}, logs
-
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        return server
-
-    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        mine, kept = _split(own)
-        kept = {name: tensor.to(federation.device) for name, tensor in kept.items()}
-        return method.positions(variant, Download({}, kept), mine, block, split)
-
-    return method._replace(
-        name=f"{method.name}, federation off",
-        init=init,
-        broadcast=broadcast,
-        client_update=client_update,
-        server_aggregate=server_aggregate,
-        positions=positions,
-        upload_like=lambda round, server: {},
-        takes_mean=False,
-        cohort=None,
-    )
-
-
-def first_rows(method: FederatedMethod, server: Tree, of_one: Tree, federation: Federation) -> Tree:
-    """(N, ...) what each client alone receives in round 1, which looks like ``of_one``: asked for by parts within the
-    budget for a table, and written into a file where it is larger."""
-    if not of_one:
-        return {}
-    num_clients, budget = federation.num_clients, federation.table_bytes
-    first = {name: personal_rows(value[0], num_clients, budget) for name, value in of_one.items()}
-    largest = max(value.numel() * value.element_size() for value in of_one.values())
-    for client_C in torch.arange(num_clients).split(min(num_clients, max(1, budget // largest))):
-        for name, value in method.broadcast(1, server, client_C).per_client.items():
-            first[name][client_C] = value.to(first[name].device)
-    return first
-
-
-def _check_names(method: str, uploaded: Tree, kept: Tree) -> None:
-    unknown = sorted(set(uploaded) - set(kept))
-    if unknown:
-        raise ValueError(
-            f"got an upload of {unknown} from {method}, expected only tensors that clients also receive "
-            f"({sorted(kept)}): this method does not run with federation off"
-        )
-
-
-def _split(own: Tree) -> tuple[Tree, Tree]:
-    mine = {name: tensor for name, tensor in own.items() if not name.startswith(KEPT)}
-    return mine, {name.removeprefix(KEPT): tensor for name, tensor in own.items() if name.startswith(KEPT)}
-
-
-# What a run of the cross-device track starts from, and its rounds: every user of a rating data set is a client.
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from embedding_fr.local_training import Objective, check_finite, received, train
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.pfedrec import IN_TURN, code_item_rate, linear_gradients, linear_model
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
 from embedding_fr.similarity import k_means
-from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
 from embedding_fr.tables import personal_table
 from fedecider.bounds import NotNegative, OneOf, OneOrMore, Positive, Real, Space, Whole, at_least, check
 from fedecider.federation.aggregate import finite_clients

@@ -23,8 +23,9 @@ from embedding_fr.merging import LAST, set_rows
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedem_code import few_places, mixed_few, part_of
 from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
+from embedding_fr.mixing import PERSONAL, collect, squared_distances, start_server
 from embedding_fr.similarity import code_similarity, first_components, project_on_simplex
-from embedding_fr.tables import PERSONAL, collect, personal_table, squared_distances, start_server
+from embedding_fr.tables import personal_table
 from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, Width, check
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload

@@ -40,10 +40,10 @@ from embedding_fr.merging import (
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
+from embedding_fr.mixing import Cohort, Mix, collect, mixed_server, send_personal, squared_distances, start_server
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.optimisers import fresh_state
 from embedding_fr.similarity import similarity_weights
-from embedding_fr.tables import Cohort, Mix, collect, mixed_server, send_personal, squared_distances, start_server
 from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload

@@ -29,9 +29,9 @@ from embedding_fr.local_training import (
 )
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
+from embedding_fr.mixing import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.similarity import code_weights, first_components
-from embedding_fr.tables import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 

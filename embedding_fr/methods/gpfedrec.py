@@ -22,18 +22,11 @@ from embedding_fr.merging import set_rows
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
+from embedding_fr.mixing import Cohort, collect, gram_matrix, mixed_table, next_tables, shared_mix
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.personal_variant import with_personal_variant
 from embedding_fr.similarity import cosines
-from embedding_fr.tables import (
-    Cohort,
-    collect,
-    gram_matrix,
-    mixed_table,
-    next_tables,
-    shared_mix,
-    with_personal_variant,
-)
 from fedecider.bounds import Depth, NotNegative, Real, Space, Whole, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 

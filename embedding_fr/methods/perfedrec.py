@@ -28,8 +28,8 @@ from embedding_fr.local_training import (
 )
 from embedding_fr.methods.entry import Method
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
 from embedding_fr.similarity import k_means
-from embedding_fr.tables import PERSONAL_TABLE as PERSONAL
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import OneOf, OneOrMore, Space, Whole, at_least, check
 from fedecider.federation.aggregate import finite_clients

@@ -33,7 +33,8 @@ from embedding_fr.local_training import (
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedmf import dot_kernel
 from embedding_fr.optimisers import Optimiser
-from embedding_fr.tables import normal, personal_table, with_personal_variant
+from embedding_fr.personal_variant import with_personal_variant
+from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload

@@ -20,8 +20,7 @@ from embedding_fr.examples import round_examples
 from embedding_fr.local_training import Objective, Penalty, check_finite, dot_logits, received, train_epochs
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf, fedmf_optimiser
-from embedding_fr.similarity import SAME, cosines, project_on_simplex
-from embedding_fr.tables import (
+from embedding_fr.mixing import (
     Cohort,
     Mix,
     collect,
@@ -32,6 +31,7 @@ from embedding_fr.tables import (
     send_personal,
     start_server,
 )
+from embedding_fr.similarity import SAME, cosines, project_on_simplex
 from fedecider.bounds import NotNegative, Positive, Real, Share, Space, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 

@@ -20,7 +20,8 @@ from embedding_fr.local_training import Objective, inner_products, row_slopes, t
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser
-from embedding_fr.tables import normal, with_personal_variant
+from embedding_fr.personal_variant import with_personal_variant
+from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree
 

@@ -11,8 +11,9 @@ import torch
 
 from embedding_fr.blocks import Federation, Population, block_packer, build_population
 from embedding_fr.config import EmbeddingTraining
+from embedding_fr.local_only import local_only
 from embedding_fr.methods import Method
-from embedding_fr.setup import EmbeddingRunConfig, local_only
+from embedding_fr.setup import EmbeddingRunConfig
 from embedding_fr.testing.loop import Reference, run_reference
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.evaluation.metrics import metrics_over_clients

@@ -150,7 +150,7 @@ def test_with_all_in_the_group_and_no_contrast_it_is_pfedrec():
 
 
 def test_with_the_core_alone_nobody_learns_from_anybody():
-    from embedding_fr.setup import local_only
+    from embedding_fr.local_only import local_only
 
     alone, _ = run(toy_method("cofedrec", group="core", contrast_weight=0.0))
     federation = toy_federation()

@@ -10,10 +10,10 @@ from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_popul
 
 from embedding_fr.blocks import make_block
 from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_only import KEPT, local_only
 from embedding_fr.local_training import Objective, dot_logits
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.colr import ColrConfig, low_rank_gradients, mark_bytes, random_basis
-from embedding_fr.setup import KEPT, local_only
 from embedding_fr.testing.loop import Reference, bce, parameters, run_reference
 from fedecider.federation.channel import Channel
 from fedecider.federation.secure_rounds import WEIGHT, SecureSums, securely_summed_rounds

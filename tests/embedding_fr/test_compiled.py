@@ -16,8 +16,8 @@ from embedding_fr.compiled.draws import COLUMN, order_keys
 from embedding_fr.compiled.training import to_slopes
 from embedding_fr.examples import draw_examples, round_examples, shuffled
 from embedding_fr.methods.fedmf import mf_model
-from embedding_fr.methods.fedrecgel import sharpness_aware
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.sharpness import sharpness_aware
 
 pytestmark = pytest.mark.whole
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population
 
+from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import local_only
 from fedecider.federation import aggregate
 from fedecider.federation.aggregate import robust, weighted_mean, with_robust_mean
 from fedecider.federation.method import Upload

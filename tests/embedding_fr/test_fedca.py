@@ -6,8 +6,8 @@ import pytest
 import torch
 from toy_federation import run, toy_federation, toy_method, toy_training
 
+from embedding_fr.local_only import local_only
 from embedding_fr.methods.fedca import BASIS, TABLE, FedcaConfig, closeness, principal_directions
-from embedding_fr.setup import local_only
 from fedecider.federation.wire import dense
 
 

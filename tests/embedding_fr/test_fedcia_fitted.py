@@ -9,6 +9,7 @@ from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_popul
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import ExampleBatch
+from embedding_fr.local_only import local_only
 from embedding_fr.methods.fedcia_fitted import (
     FedciaFittedConfig,
     client_bytes,
@@ -17,7 +18,6 @@ from embedding_fr.methods.fedcia_fitted import (
     fitted_tables,
     with_decay,
 )
-from embedding_fr.setup import local_only
 from embedding_fr.testing.loop import run_reference
 from fedecider.federation.channel import Channel
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds

@@ -4,12 +4,12 @@ import pytest
 import torch
 from toy_federation import run, toy_federation, toy_method, toy_training
 
+from embedding_fr.local_only import local_only
 from embedding_fr.merging import ADAPTER, LAST
 from embedding_fr.methods import fedem as fedem_file
 from embedding_fr.methods.fedem import FedemConfig
 from embedding_fr.methods.fedem_code import few_of
-from embedding_fr.setup import local_only
-from embedding_fr.tables import PERSONAL, Cohort
+from embedding_fr.mixing import PERSONAL, Cohort
 
 
 @pytest.fixture(autouse=True)

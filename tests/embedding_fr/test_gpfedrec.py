@@ -13,7 +13,7 @@ from embedding_fr.methods.gpfedrec import (
     pulled_tables,
     user_graph,
 )
-from embedding_fr.tables import collect
+from embedding_fr.mixing import collect
 from fedecider.federation.method import Download, Upload
 
 TABLES = torch.tensor([[[3.0], [4.0]], [[8.0], [6.0]], [[-4.0], [3.0]]])  # three clients, 2 items, 1 dim

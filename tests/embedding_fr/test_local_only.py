@@ -4,8 +4,8 @@ import pytest
 import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
+from embedding_fr.local_only import KEPT, local_only
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import KEPT, local_only
 from fedecider.federation.state import is_mapped
 
 NO_LOCAL_MODEL = {"fedease", "fednear", "fedcia"}  # clients upload histories, which only a server turns into a model

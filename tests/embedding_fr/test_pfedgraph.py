@@ -11,10 +11,11 @@ from scipy.optimize import minimize
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.config import EmbeddingTraining
+from embedding_fr.local_only import local_only
 from embedding_fr.methods.pfedgraph import DIRECTION, TABLE, PfedgraphConfig, directions, graph_weights, likeness
-from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, local_only, working_set
+from embedding_fr.mixing import PERSONAL, Cohort, gram_matrix, measured_from
+from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_set
 from embedding_fr.similarity import cosines
-from embedding_fr.tables import PERSONAL, Cohort, gram_matrix, measured_from
 from embedding_fr.testing.loop import run_reference
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig

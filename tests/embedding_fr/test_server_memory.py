@@ -13,7 +13,7 @@ from toy_federation import toy_federation, toy_training
 from embedding_fr import gram
 from embedding_fr.gram import item_weights
 from embedding_fr.methods import METHODS
-from embedding_fr.setup import check_server_memory, smaller_form
+from embedding_fr.server_memory import check_server_memory, smaller_form
 from fedecider.baselines.ease import BLOCK
 from fedecider.running import machine as memory
 

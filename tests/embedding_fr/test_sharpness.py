@@ -11,8 +11,8 @@ from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedncf import ncf_logits, ncf_model
-from embedding_fr.methods.fedrecgel import client_norms, sharpness_aware
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.sharpness import client_norms, sharpness_aware
 
 OBJECTIVE = Objective(dot_logits)
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from references import nearest_on_simplex
 
 from embedding_fr import tables as personal_tables
-from embedding_fr.similarity import code_weights, first_components, project_on_simplex, similarity_weights
-from embedding_fr.tables import (
+from embedding_fr.mixing import (
     PERSONAL,
     Mix,
     collect,
@@ -20,6 +19,7 @@ from embedding_fr.tables import (
     squared_distances,
     start_server,
 )
+from embedding_fr.similarity import code_weights, first_components, project_on_simplex, similarity_weights
 from fedecider.federation.method import Upload
 
 SHARE = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)

@@ -17,17 +17,9 @@ from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import round_examples
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import (
-    Gradients,
-    Logits,
-    Objective,
-    check_finite,
-    plain_gradients,
-    received,
-    received_rows,
-    train_epochs,
-)
+from embedding_fr.local_training import Gradients, Logits, Objective, plain_gradients, train_epochs
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.stacked import check_finite, received, received_rows
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 

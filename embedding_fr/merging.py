@@ -23,16 +23,10 @@ from torch import Tensor
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import (
-    Logits,
-    Objective,
-    dot_logits,
-    inner_products,
-    take,
-    train_batches,
-)
+from embedding_fr.local_training import Logits, Objective, dot_logits, train_batches
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
 from embedding_fr.optimisers import Optimiser, fresh_state
+from embedding_fr.stacked import inner_products, set_rows, take
 from embedding_fr.tables import personal_table
 from fedecider.bounds import NotNegative, Share, check
 from fedecider.federation.method import Tree
@@ -207,14 +201,6 @@ def close_merge(merge: Merge, row_CR: Tensor, trained_CRD: Tensor) -> tuple[Tens
     whole_CID, rho_C = merged_table(merge.merging, own, merge.received_CID)
     set_rows(whole_CID, row_CR, trained_CRD)
     return whole_CID, {**own, LAST: whole_CID}, rho_C
-
-
-def set_rows(table_CID: Tensor, row_CR: Tensor, value_CRD: Tensor) -> Tensor:
-    """Write rows ``row_CR`` (-1 pads) of each client's table, in place."""
-    real_CR = row_CR >= 0
-    first_C1 = torch.arange(len(row_CR), device=row_CR.device)[:, None] * table_CID.shape[1]
-    table_CID.view(-1, table_CID.shape[2]).index_copy_(0, (row_CR + first_C1)[real_CR], value_CRD[real_CR])
-    return table_CID
 
 
 def merged_logits(merging: Merging, scorer: Scorer) -> Logits:

@@ -21,10 +21,10 @@ from embedding_fr import leaderboard as board
 from embedding_fr.commands import parse_embedding_settings, settings_of_run
 from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
-from embedding_fr.local_training import check_finite
 from embedding_fr.methods import METHODS
 from embedding_fr.run import tunable
 from embedding_fr.setup import EmbeddingRunConfig, eval_users, set_up
+from embedding_fr.stacked import check_finite
 from fedecider.baselines import BASELINES
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.evaluation.per_user import read_per_user

@@ -17,21 +17,10 @@ from torch import Tensor
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, round_examples
-from embedding_fr.local_training import (
-    Gradients,
-    Objective,
-    check_finite,
-    dot_logits,
-    inner_products,
-    received,
-    received_rows,
-    row_slopes,
-    take,
-    train_epochs,
-    weighted_sum,
-)
+from embedding_fr.local_training import Gradients, Objective, dot_logits, train_epochs
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.stacked import check_finite, inner_products, received, received_rows, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal
 from fedecider.bounds import WIDEST, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean

@@ -18,13 +18,14 @@ from embedding_fr.averaged import score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import round_examples
-from embedding_fr.local_training import check_finite, take, train_epochs
-from embedding_fr.merging import LAST, set_rows
+from embedding_fr.local_training import train_epochs
+from embedding_fr.merging import LAST
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedem_code import few_places, mixed_few, part_of
 from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
 from embedding_fr.mixing import PERSONAL, collect, squared_distances, start_server
 from embedding_fr.similarity import code_similarity, first_components, project_on_simplex
+from embedding_fr.stacked import check_finite, set_rows, take
 from embedding_fr.tables import personal_table
 from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, Width, check
 from fedecider.federation.aggregate import finite_clients

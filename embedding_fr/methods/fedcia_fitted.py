@@ -17,18 +17,10 @@ from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, epoch_batches, round_examples
 from embedding_fr.gram import leading_eigenpairs
-from embedding_fr.local_training import (
-    Gradients,
-    Objective,
-    check_finite,
-    dot_logits,
-    inner_products,
-    row_slopes,
-    train_batches,
-    weighted_sum,
-)
+from embedding_fr.local_training import Gradients, Objective, dot_logits, train_batches
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.optimisers import Optimiser, fresh_state
+from embedding_fr.stacked import check_finite, inner_products, row_slopes, weighted_sum
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, Real, Space, Whole, ZeroOrMore, check
 from fedecider.federation.aggregate import finite_clients, weighted_mean

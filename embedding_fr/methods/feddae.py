@@ -17,10 +17,10 @@ from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_training import check_finite, received, received_rows, take
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
+from embedding_fr.stacked import check_finite, received, received_rows, take
 from embedding_fr.tables import personal_table
 from fedecider.bounds import Depth, NotNegative, OneOf, Real, ShareBelow1, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean

@@ -17,28 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embedding_fr import gram
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.gram import (
-    FORMATS,
-    SCALE_BITS,
-    SMALLER_SERVER,
-    add_histories,
-    add_triangle,
-    check_masked,
-    check_scales,
-    client_scales,
-    client_triangle,
-    denoise,
-    denoising_bytes,
-    item_weights,
-    leading_eigenpairs,
-    low_rank_scores,
-    masking_bytes,
-    solution_bytes,
-    sparse_scores,
-    triangle_size,
-)
 from embedding_fr.methods.entry import Method
 from fedecider.baselines.ease import BLOCK, mirror
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
@@ -108,7 +89,7 @@ class FedeaseConfig:
     @property
     def bound(self) -> float:
         """Largest L2 norm of a contribution: m items make m (m + 1) / 2 ones in the triangle."""
-        of_items = math.sqrt(triangle_size(self.max_items)) if self.max_items else math.inf
+        of_items = math.sqrt(gram.triangle_size(self.max_items)) if self.max_items else math.inf
         return min(self.clip or math.inf, of_items)
 
     @property
@@ -147,7 +128,7 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
             f"got top_k {config.top_k} and rank {config.rank}, expected less than the {federation.num_items} items"
         )
     if config.secure:
-        check_masked(federation.num_items, 1, number_format(federation, config)[0])
+        gram.check_masked(federation.num_items, 1, number_format(federation, config)[0])
 
     def init() -> tuple[Tree, Tree]:
         return {}, {}
@@ -161,7 +142,7 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
         if round > 1:
             return Upload(block.clients, weight_C, {}), {}, [{"num_counted": 0}] * len(block.clients)
         counted_CI = counted_items(block.data, block.clients, federation, config)
-        check_scales(client_scales(counted_CI, config.bound), block.clients, config.bound)
+        gram.check_scales(gram.client_scales(counted_CI, config.bound), block.clients, config.bound)
         count_C = counted_CI.sum(1).cpu()
         logs = [{"num_counted": count} for count in count_C.tolist()]
         if not config.secure:
@@ -215,18 +196,18 @@ def needs_everyone(config: FedeaseConfig) -> bool:
 
 def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FedeaseConfig) -> int:
     """Memory that one client takes in a block: the size of its upload, whose triangle is dense under ``secure``."""
-    return 8 * triangle_size(num_items) if config.secure else 8 * num_items
+    return 8 * gram.triangle_size(num_items) if config.secure else 8 * num_items
 
 
 def server_bytes(num_items: int, config: FedeaseConfig) -> int:
     """Peak memory of the server's step on a CPU."""
-    needed = [solution_bytes(num_items, config.precision, config.dtype, config.top_k)]
+    needed = [gram.solution_bytes(num_items, config.precision, config.dtype, config.top_k)]
     if config.rank:
-        needed = [FORMATS[config.precision].itemsize * num_items * (num_items + 4 * config.rank + 2 * BLOCK)]
+        needed = [gram.FORMATS[config.precision].itemsize * num_items * (num_items + 4 * config.rank + 2 * BLOCK)]
     if config.secure:
-        needed.append(masking_bytes(num_items, 1, config.noise_scale > 0))
+        needed.append(gram.masking_bytes(num_items, 1, config.noise_scale > 0))
     if config.noise_scale:
-        needed.append(denoising_bytes(num_items, config.precision))
+        needed.append(gram.denoising_bytes(num_items, config.precision))
     return max(needed)
 
 
@@ -250,7 +231,7 @@ def counted_items(data: UserData, clients: Tensor, federation: Federation, confi
 
 def number_format(federation: Federation, config: FedeaseConfig) -> tuple[Bits, int]:
     """Bits and fraction bits of masked numbers: whole counts, else fixed point with room for noise of 10 deviations."""
-    fraction_bits = 0 if config.bound == math.inf else SCALE_BITS
+    fraction_bits = 0 if config.bound == math.inf else gram.SCALE_BITS
     share = config.noise_scale * config.bound / math.sqrt(federation.num_clients) if config.noise_scale else 0.0
     fits = federation.num_clients * (1.0 + 10.0 * share) * 2.0**fraction_bits < 2.0**31
     return (32 if fits else 64), fraction_bits
@@ -270,12 +251,12 @@ def masked_triangles(
 ) -> Tensor:
     """(C, L) int32 or int64: triangle of s_u x_u x_u^T, its share of the noise, masks. One client at a time."""
     bits, fraction_bits = number_format(federation, config)
-    check_masked(federation.num_items, 1, bits, len(clients))
-    scale_C = client_scales(counted_CI, config.bound).tolist()
+    gram.check_masked(federation.num_items, 1, bits, len(clients))
+    scale_C = gram.client_scales(counted_CI, config.bound).tolist()
     masked = []
     for row, scale in enumerate(scale_C):
         client_1 = clients[row : row + 1]
-        triangle_1L = client_triangle(counted_CI[row].cpu(), scale)[None]
+        triangle_1L = gram.client_triangle(counted_CI[row].cpu(), scale)[None]
         if config.noise_scale:
             tree = {"gram": triangle_1L}
             triangle_1L = protect(
@@ -290,22 +271,22 @@ def secure_gram(round: int, uploads: Iterable[Upload], federation: Federation, c
     """(I, I), G in its lower triangle, from masked triangles; noise is in them."""
     _, fraction_bits = number_format(federation, config)
     triangle_L = parties(federation, config, round).open_uploads(uploads, "masked_gram")
-    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=FORMATS[config.precision])
-    add_triangle(square_II, decode(triangle_L, fraction_bits))
+    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=gram.FORMATS[config.precision])
+    gram.add_triangle(square_II, decode(triangle_L, fraction_bits))
     return square_II
 
 
 def plain_gram(round: int, uploads: Iterable[Upload], federation: Federation, config: FedeaseConfig) -> Tensor:
     """(I, I), G in its lower triangle, from the items of the clients; the server bounds and noises."""
-    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=FORMATS[config.precision])
+    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=gram.FORMATS[config.precision])
     for upload in uploads:
         counted_CI = upload.tensors["items"]
         item_T = counted_CI.nonzero()[:, 1].split(counted_CI.sum(1).tolist())
-        add_histories(square_II, item_T, client_scales(counted_CI, config.bound))
+        gram.add_histories(square_II, item_T, gram.client_scales(counted_CI, config.bound))
     if config.noise_scale:
         generator = stream(federation.seed, "gram_noise", round)
-        noise_L = torch.randn(triangle_size(federation.num_items), generator=generator, dtype=torch.float64)
-        add_triangle(square_II, noise_L.mul_(config.noise_scale * config.bound))
+        noise_L = torch.randn(gram.triangle_size(federation.num_items), generator=generator, dtype=torch.float64)
+        gram.add_triangle(square_II, noise_L.mul_(config.noise_scale * config.bound))
     return square_II
 
 
@@ -314,24 +295,24 @@ def model_of(square_II: Tensor, federation: Federation, config: FedeaseConfig) -
 
     The low-rank form holds ``regularisation`` (1,) as well, since noise raises it. The sum is overwritten.
     """
-    square_II, dtype = square_II.to(federation.device), FORMATS[config.dtype]
+    square_II, dtype = square_II.to(federation.device), gram.FORMATS[config.dtype]
     regularisation = config.regularisation
     if config.noise_scale:
-        square_II, spread = denoise(mirror(square_II), config.noise_scale * config.bound)
+        square_II, spread = gram.denoise(mirror(square_II), config.noise_scale * config.bound)
         regularisation += spread
     if config.rank:
-        value_R, vector_IR = leading_eigenpairs(mirror(square_II), config.rank)
+        value_R, vector_IR = gram.leading_eigenpairs(mirror(square_II), config.rank)
         lambda_1 = torch.tensor([regularisation], dtype=dtype, device=square_II.device)
         return {"eigenvalues": value_R.to(dtype), "vectors": vector_IR.to(dtype), "regularisation": lambda_1}
-    return item_weights(square_II, regularisation, config.top_k, dtype)
+    return gram.item_weights(square_II, regularisation, config.top_k, dtype)
 
 
 def score_items(history_CI: Tensor, model: Tree, config: FedeaseConfig) -> Tensor:
     """(C, I) ``x_u B``, computed by the clients from what they downloaded."""
     if config.rank:
-        return low_rank_scores(history_CI, model["eigenvalues"], model["vectors"], model["regularisation"])
+        return gram.low_rank_scores(history_CI, model["eigenvalues"], model["vectors"], model["regularisation"])
     if config.top_k:
-        return sparse_scores(history_CI, model["index"], model["value"])
+        return gram.sparse_scores(history_CI, model["index"], model["value"])
     return history_CI.to(model["weights"].dtype) @ model["weights"]
 
 
@@ -344,7 +325,7 @@ METHOD = Method(
     item_tables=(),
     client_bytes=client_bytes,
     server_bytes=server_bytes,
-    smaller_server=SMALLER_SERVER,
+    smaller_server=gram.SMALLER_SERVER,
     negatives=False,
     guarantee=guarantee,
     upload_rounds=1,

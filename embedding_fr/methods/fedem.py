@@ -13,30 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embedding_fr import merging as merges
 from embedding_fr.averaged import averaged, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import RoundExamples, epoch_batches, round_examples
-from embedding_fr.local_training import (
-    Objective,
-    check_finite,
-    dot_gradients,
-    dot_logits,
-    received,
-    received_rows,
-    train_batches,
-)
-from embedding_fr.merging import (
-    LAST,
-    Merge,
-    Merging,
-    Scorer,
-    close_merge,
-    merge_epochs,
-    merged_table,
-    open_merge,
-    start_merging,
-)
+from embedding_fr.local_training import Objective, dot_gradients, dot_logits, train_batches
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
@@ -44,6 +26,7 @@ from embedding_fr.mixing import Cohort, Mix, collect, mixed_server, send_persona
 from embedding_fr.mlp import layer_sizes
 from embedding_fr.optimisers import fresh_state
 from embedding_fr.similarity import similarity_weights
+from embedding_fr.stacked import check_finite, received, received_rows
 from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -89,11 +72,11 @@ class FedemConfig:
         layer_sizes(self.adapter_layers)
 
     @property
-    def local_merging(self) -> Merging | None:
+    def local_merging(self) -> merges.Merging | None:
         """None: the received table replaces the own one."""
         if self.merging == "SR":
             return None
-        return Merging(self.merging, self.rho, self.adapter_layers, self.adapter_learning_rate)
+        return merges.Merging(self.merging, self.rho, self.adapter_layers, self.adapter_learning_rate)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1}
@@ -150,12 +133,12 @@ def fedem(federation: Federation, training: EmbeddingTraining, config: FedemConf
     return with_similarity(method, federation, config.similarity_weight)
 
 
-def merged_method(federation: Federation, training: EmbeddingTraining, merging: Merging) -> FederatedMethod:
+def merged_method(federation: Federation, training: EmbeddingTraining, merging: merges.Merging) -> FederatedMethod:
     """FedMF with elastic merging: the server averages."""
     model = mf_model(federation, training)
 
     def init() -> tuple[Tree, Tree]:
-        return dict(model.shared), {**model.private, **start_merging(merging, model.shared[TABLE], federation)}
+        return dict(model.shared), {**model.private, **merges.start_merging(merging, model.shared[TABLE], federation)}
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(server)
@@ -163,11 +146,11 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         drawn = round_examples(federation, training, block, round)
         sent_CID, sent_CRD = received(download, TABLE, len(block.clients)), received_rows(download, TABLE, drawn.row_CR)
-        merge, start_CRD = open_merge(merging, training, own, sent_CID, sent_CRD, drawn.row_CR)
+        merge, start_CRD = merges.open_merge(merging, training, own, sent_CID, sent_CRD, drawn.row_CR)
         params = {"user": own["user"].clone(), TABLE: start_CRD}
         merge, loss_C = _train(merge, params, drawn, training)
         check_finite({**params, **merge.adapter}, loss_C, block.clients, round)
-        table_CID, kept, rho_C = close_merge(merge, drawn.row_CR, params[TABLE])
+        table_CID, kept, rho_C = merges.close_merge(merge, drawn.row_CR, params[TABLE])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {TABLE: table_CID})
         logs = [{"loss": loss, "rho": rho} for loss, rho in zip(loss_C.tolist(), rho_C.tolist(), strict=True)]
         return upload, {"user": params["user"], **kept}, logs
@@ -177,7 +160,8 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         sent_CID = received(download, TABLE, len(block.clients))
-        table_CID = own[LAST].to(sent_CID.device) if variant == "local" else merged_table(merging, own, sent_CID)[0]
+        last_CID = own[merges.LAST].to(sent_CID.device)
+        table_CID = last_CID if variant == "local" else merges.merged_table(merging, own, sent_CID)[0]
         scores_CI = score_all(model, Download({}, {TABLE: table_CID}), {"user": own["user"]})
         return rank_users(scores_CI, block.data, split, federation.protocol)
 
@@ -194,13 +178,15 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
     )
 
 
-def _train(merge: Merge, params: Tree, drawn: RoundExamples, training: EmbeddingTraining) -> tuple[Merge, Tensor]:
+def _train(
+    merge: merges.Merge, params: Tree, drawn: RoundExamples, training: EmbeddingTraining
+) -> tuple[merges.Merge, Tensor]:
     """Local epochs in place -> the merge with its trained adapter, and (C,) the mean loss of the last epoch."""
     optimiser, objective = fedmf_optimiser(training), Objective(dot_logits, gradients=dot_gradients)
     state, loss_C = fresh_state(optimiser, params), params["user"].new_zeros(len(params["user"]))
     for epoch in range(training.local_epochs):
         batches = list(epoch_batches(drawn.examples, drawn.place_CB, training.batch_size, range(epoch, epoch + 1)))
-        merge = merge_epochs(merge, Scorer(dot_logits), params, batches)
+        merge = merges.merge_epochs(merge, merges.Scorer(dot_logits), params, batches)
         last = epoch == training.local_epochs - 1
         loss_C = train_batches(objective, params, batches, optimiser, state, measure=last)
     return merge, loss_C

@@ -18,20 +18,13 @@ from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import round_examples
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import (
-    Logits,
-    Objective,
-    check_finite,
-    inner_products,
-    plain_gradients,
-    take,
-    train_epochs,
-)
-from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, set_rows, start_merging, weights_of
+from embedding_fr.local_training import Logits, Objective, plain_gradients, train_epochs
+from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.mixing import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.similarity import code_weights, first_components
+from embedding_fr.stacked import check_finite, inner_products, set_rows, take
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 

@@ -16,10 +16,11 @@ from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, add_rows, take
+from embedding_fr.local_training import Objective
 from embedding_fr.methods.entry import Method
 from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.stacked import add_rows, take
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree

@@ -18,25 +18,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from embedding_fr import gram
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.gram import (
-    FORMATS,
-    SCALE_BITS,
-    SMALLER_SERVER,
-    add_histories,
-    add_order,
-    add_triangle,
-    check_masked,
-    check_scales,
-    denoise,
-    denoising_bytes,
-    item_weights,
-    masking_bytes,
-    solution_bytes,
-    sparse_scores,
-    triangle_size,
-)
 from embedding_fr.methods.entry import Method
 from fedecider.baselines.ease import mirror
 from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, Real, Space, ZeroOrMore, at_least, check
@@ -163,7 +147,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
     if config.top_k >= federation.num_items:
         raise ValueError(f"got top_k {config.top_k}, expected less than the {federation.num_items} items")
     if config.secure:
-        check_masked(federation.num_items, config.num_planes, number_format(federation, config))
+        gram.check_masked(federation.num_items, config.num_planes, number_format(federation, config))
 
     def init() -> tuple[Tree, Tree]:
         return {}, {}
@@ -177,7 +161,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         if round > 1:
             return Upload(block.clients, weight_C, {}), {}, [{"num_counted": 0}] * len(block.clients)
         histories = counted_histories(block.data, config)
-        check_scales(client_scales(histories, config), block.clients, config.bound)
+        gram.check_scales(client_scales(histories, config), block.clients, config.bound)
         logs = [{"num_counted": len(item_T)} for item_T in histories]
         if config.secure:
             masked_CPL = masked_planes(histories, block.clients, federation, config, round)
@@ -198,7 +182,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         history_CI = weighted_history(block.data, federation.num_items, config.history_reach, with_valid)
         model = download.shared
         if config.top_k:
-            score_CI = sparse_scores(history_CI, model["index"], model["value"])
+            score_CI = gram.sparse_scores(history_CI, model["index"], model["value"])
         else:
             score_CI = history_CI @ model["weights"]
         return rank_users(score_CI, block.data, split, federation.protocol)
@@ -223,17 +207,17 @@ def needs_everyone(config: FednearConfig) -> bool:
 
 def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FednearConfig) -> int:
     """Memory that one client takes in a block: the size of its upload, which is dense under ``secure``."""
-    return 8 * config.num_planes * triangle_size(num_items) if config.secure else 8 * num_items
+    return 8 * config.num_planes * gram.triangle_size(num_items) if config.secure else 8 * num_items
 
 
 def server_bytes(num_items: int, config: FednearConfig) -> int:
     """Peak memory of the server's step on a CPU."""
     ordered = config.direction > 0
-    needed = [solution_bytes(num_items, config.precision, "float32", config.top_k, ordered=ordered)]
+    needed = [gram.solution_bytes(num_items, config.precision, "float32", config.top_k, ordered=ordered)]
     if config.secure:
-        needed.append(masking_bytes(num_items, config.num_planes, config.noise_scale > 0))
+        needed.append(gram.masking_bytes(num_items, config.num_planes, config.noise_scale > 0))
     if config.noise_scale:
-        needed.append(denoising_bytes(num_items, config.precision))
+        needed.append(gram.denoising_bytes(num_items, config.precision))
     return max(needed)
 
 
@@ -288,7 +272,9 @@ def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tup
     """
     first_E, second_E = torch.triu_indices(len(item_T), len(item_T), device=item_T.device)
     scale = client_scale(len(item_T), config)
-    value_E = (scale * nearness(second_E - first_E, config.pair_reach) * 2.0**SCALE_BITS).floor() / 2.0**SCALE_BITS
+    value_E = (
+        scale * nearness(second_E - first_E, config.pair_reach) * 2.0**gram.SCALE_BITS
+    ).floor() / 2.0**gram.SCALE_BITS
     earlier_E, later_E = item_T[first_E], item_T[second_E]
     low_E, high_E = torch.minimum(earlier_E, later_E), torch.maximum(earlier_E, later_E)
     place_E = low_E * num_items - low_E * (low_E - 1) // 2 + high_E - low_E
@@ -299,7 +285,7 @@ def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tup
 def number_format(federation: Federation, config: FednearConfig) -> Bits:
     """Bits of masked numbers: room for the sum in fixed point, with noise of 10 deviations."""
     share = config.noise_scale * config.bound / math.sqrt(federation.num_clients) if config.noise_scale else 0.0
-    return 32 if federation.num_clients * (1.0 + 10.0 * share) * 2.0**SCALE_BITS < 2.0**31 else 64
+    return 32 if federation.num_clients * (1.0 + 10.0 * share) * 2.0**gram.SCALE_BITS < 2.0**31 else 64
 
 
 def parties(federation: Federation, config: FednearConfig, round: int) -> Simulated:
@@ -314,8 +300,8 @@ def masked_planes(
     histories: list[Tensor], clients: Tensor, federation: Federation, config: FednearConfig, round: int
 ) -> Tensor:
     """(C, P, L) int32 or int64: planes of each client, its share of the noise, masks. One client at a time."""
-    bits, shape = number_format(federation, config), (config.num_planes, triangle_size(federation.num_items))
-    check_masked(federation.num_items, config.num_planes, bits, len(clients))
+    bits, shape = number_format(federation, config), (config.num_planes, gram.triangle_size(federation.num_items))
+    gram.check_masked(federation.num_items, config.num_planes, bits, len(clients))
     masked = []
     for row, item_T in enumerate(histories):
         client_1 = clients[row : row + 1]
@@ -325,17 +311,17 @@ def masked_planes(
         if config.noise_scale:
             tree, everyone = {"pairs": planes_1PL}, federation.num_clients
             planes_1PL = protect(tree, client_1, config.privacy, federation.seed, round, cohort_size=everyone)["pairs"]
-        number_L = encode(planes_1PL, SCALE_BITS).view(-1)
+        number_L = encode(planes_1PL, gram.SCALE_BITS).view(-1)
         masked.append(parties(federation, config, round).send(int(client_1), number_L).view(shape))
     return torch.stack(masked)
 
 
 def secure_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
     """(I, I), pairs in its lower triangle and order in its upper one, from masked planes; noise is in them."""
-    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=FORMATS[config.precision])
+    square_II = torch.zeros(federation.num_items, federation.num_items, dtype=gram.FORMATS[config.precision])
     summed_PL = parties(federation, config, round).open_uploads(uploads, "masked_pairs")
-    for add, plane_L in zip((add_triangle, add_order), summed_PL, strict=False):  # order may be left out
-        add(square_II, decode(plane_L, SCALE_BITS))
+    for add, plane_L in zip((gram.add_triangle, gram.add_order), summed_PL, strict=False):  # order may be left out
+        add(square_II, decode(plane_L, gram.SCALE_BITS))
     return square_II
 
 
@@ -343,16 +329,16 @@ def plain_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, 
     """(I, I), pairs in its lower triangle and order in its upper one, from the items of the clients; the server bounds
     and noises."""
     num_items = federation.num_items
-    square_II = torch.zeros(num_items, num_items, dtype=FORMATS[config.precision])
+    square_II = torch.zeros(num_items, num_items, dtype=gram.FORMATS[config.precision])
     for upload in uploads:
         histories = [item_T[item_T < num_items] for item_T in upload.tensors["items"]]
-        add_histories(
+        gram.add_histories(
             square_II, histories, client_scales(histories, config), config.pair_reach, ordered=config.direction > 0
         )
     if config.noise_scale:
         generator = stream(federation.seed, "pair_noise", round)
-        noise_L = torch.randn(triangle_size(num_items), generator=generator, dtype=torch.float64)
-        add_triangle(square_II, noise_L.mul_(config.noise_scale * config.bound))
+        noise_L = torch.randn(gram.triangle_size(num_items), generator=generator, dtype=torch.float64)
+        gram.add_triangle(square_II, noise_L.mul_(config.noise_scale * config.bound))
     return square_II
 
 
@@ -360,9 +346,9 @@ def model_of(square_II: Tensor, federation: Federation, config: FednearConfig) -
     """What clients download, from the sum, which is overwritten: ``weights``, or ``index`` and ``value``, float32."""
     square_II, regularisation = square_II.to(federation.device), config.regularisation
     if config.noise_scale:
-        square_II, spread = denoise(mirror(square_II), config.noise_scale * config.bound)
+        square_II, spread = gram.denoise(mirror(square_II), config.noise_scale * config.bound)
         regularisation += spread
-    return item_weights(square_II, regularisation, config.top_k, torch.float32, config.direction)
+    return gram.item_weights(square_II, regularisation, config.top_k, torch.float32, config.direction)
 
 
 METHOD = Method(
@@ -374,7 +360,7 @@ METHOD = Method(
     item_tables=(),
     client_bytes=client_bytes,
     server_bytes=server_bytes,
-    smaller_server=SMALLER_SERVER,
+    smaller_server=gram.SMALLER_SERVER,
     negatives=False,
     guarantee=guarantee,
     upload_rounds=1,

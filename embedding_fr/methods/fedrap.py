@@ -19,8 +19,9 @@ from torch import Tensor
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, epoch_batches, round_examples
-from embedding_fr.local_training import batch_loss, check_finite, inner_products, received, take, weighted_sum
+from embedding_fr.local_training import batch_loss
 from embedding_fr.methods.entry import Method, always
+from embedding_fr.stacked import check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check
 from fedecider.federation.aggregate import weighted_mean

@@ -17,17 +17,13 @@ from embedding_fr.averaged import Model, averaged, received_model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, RoundExamples, epoch_batches, round_examples
-from embedding_fr.local_training import (
-    Gradients,
-    batch_loss,
-    check_finite,
-    take,
-)
+from embedding_fr.local_training import Gradients, batch_loss
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.mlp import layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 from embedding_fr.sharpness import sharpness_aware
+from embedding_fr.stacked import check_finite, take
 from embedding_fr.tables import normal
 from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean

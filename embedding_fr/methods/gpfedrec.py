@@ -17,8 +17,7 @@ from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import round_examples
-from embedding_fr.local_training import Objective, check_finite, proximal, received, received_rows, train_epochs
-from embedding_fr.merging import set_rows
+from embedding_fr.local_training import Objective, proximal, train_epochs
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
@@ -27,6 +26,7 @@ from embedding_fr.mlp import layer_sizes
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
 from embedding_fr.similarity import cosines
+from embedding_fr.stacked import check_finite, received, received_rows, set_rows
 from fedecider.bounds import Depth, NotNegative, Real, Space, Whole, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 

@@ -19,8 +19,7 @@ from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import round_examples
-from embedding_fr.local_training import Objective, check_finite, proximal, received_rows, take, train_epochs
-from embedding_fr.merging import set_rows
+from embedding_fr.local_training import Objective, proximal, train_epochs
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.methods.fedncf import ncf_logits, ncf_model
 from embedding_fr.methods.gpfedrec import landing_weight, plain_sgd, repeated
@@ -31,6 +30,7 @@ from embedding_fr.methods.pfedrec import (
 )
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
+from embedding_fr.stacked import check_finite, received_rows, set_rows, take
 from fedecider.bounds import Epochs, NotNegative, OneOf, Positive, Real, Space, Whole, check
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload

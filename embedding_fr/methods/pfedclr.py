@@ -17,23 +17,12 @@ from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, round_examples
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import (
-    Objective,
-    check_finite,
-    dot_gradients,
-    dot_logits,
-    inner_products,
-    received,
-    received_rows,
-    row_slopes,
-    take,
-    train_epochs,
-    weighted_sum,
-)
+from embedding_fr.local_training import Objective, dot_gradients, dot_logits, train_epochs
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedmf import dot_kernel
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
+from embedding_fr.stacked import check_finite, inner_products, received, received_rows, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
 from fedecider.federation.aggregate import weighted_mean

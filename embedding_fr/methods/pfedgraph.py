@@ -14,24 +14,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embedding_fr import mixing
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import round_examples
-from embedding_fr.local_training import Objective, Penalty, check_finite, dot_logits, received, train_epochs
+from embedding_fr.local_training import Objective, Penalty, dot_logits, train_epochs
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf, fedmf_optimiser
-from embedding_fr.mixing import (
-    Cohort,
-    Mix,
-    collect,
-    gram_matrix,
-    measured_from,
-    mixed_columns,
-    mixed_server,
-    send_personal,
-    start_server,
-)
 from embedding_fr.similarity import SAME, cosines, project_on_simplex
+from embedding_fr.stacked import check_finite, received
 from fedecider.bounds import NotNegative, Positive, Real, Share, Space, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
@@ -107,12 +98,12 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
     signed = config.likeness_weight * (1.0 if config.variant == "code" else -1.0)
 
     def init() -> tuple[Tree, Tree]:
-        server = start_server(start_ID, federation.num_clients)
+        server = mixing.start_server(start_ID, federation.num_clients)
         unmixed = {DIRECTION: torch.zeros_like(start_ID).expand_as(server[TABLE])} if signed else {}
         return {**server, **unmixed}, method.init()[1]
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        sent = send_personal(server, clients)
+        sent = mixing.send_personal(server, clients)
         return Download({}, {**sent.per_client, DIRECTION: server[DIRECTION][clients]}) if signed else sent
 
     def whole_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
@@ -125,17 +116,17 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         return upload, {"user": params["user"]}, [{"loss": loss} for loss in loss_C.tolist()]
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        cohort = collect(server, uploads)
+        cohort = mixing.collect(server, uploads)
         if cohort is None:
             return server
-        cohort = measured_from(cohort, start_ID.flatten())
-        cosine_VV = cosines(gram_matrix(cohort.table_VF))
+        cohort = mixing.measured_from(cohort, start_ID.flatten())
+        cosine_VV = cosines(mixing.gram_matrix(cohort.table_VF))
         weight_VV = graph_weights(cohort.share_V, cosine_VV, config.size_weight, config.same_above)
         new = {}
         if signed:
             new[DIRECTION] = server[DIRECTION].clone()
             new[DIRECTION][cohort.client_V] = directions(cohort, weight_VV).view(-1, *start_ID.shape)
-        return {**mixed_server(server, cohort, Mix(weight_VV)), **new}
+        return {**mixing.mixed_server(server, cohort, mixing.Mix(weight_VV)), **new}
 
     return method._replace(
         name="pfedgraph",
@@ -160,13 +151,13 @@ def graph_weights(share_V: Tensor, cosine_UV: Tensor, size_weight: float, same_a
     return project_on_simplex(share_V.to(alike_UV) + alike_UV / (2.0 * size_weight))
 
 
-def directions(cohort: Cohort, weight_VV: Tensor) -> Tensor:
+def directions(cohort: mixing.Cohort, weight_VV: Tensor) -> Tensor:
     """(V, F) ``z_u = sum_v w_uv Q_v / ||Q_v||``; a table of zeros has no direction."""
     mixed_VF = cohort.table_VF + cohort.mean_F
     size_V = torch.linalg.vector_norm(mixed_VF, dim=1).to(weight_VV)
     scaled_VV = weight_VV / size_V.clamp(min=1e-30)
     total_V1 = scaled_VV.sum(1, keepdim=True)
-    for columns, one_VF in mixed_columns(cohort, scaled_VV / total_V1):
+    for columns, one_VF in mixing.mixed_columns(cohort, scaled_VV / total_V1):
         torch.mul(one_VF, total_V1.to(one_VF), out=mixed_VF[:, columns])
     return mixed_VF
 

@@ -16,11 +16,12 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import Objective, inner_products, row_slopes, take, weighted_sum
+from embedding_fr.local_training import Objective
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
+from embedding_fr.stacked import inner_products, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal
 from fedecider.bounds import Space, check
 from fedecider.federation.method import FederatedMethod, Tree

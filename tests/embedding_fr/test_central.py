@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 from scipy import sparse
 from torch.nn import functional
 
-from fedecider.baselines import BASELINES, lightgcn
+from fedecider.baselines import BASELINES, fitting, lightgcn
 from fedecider.baselines.counts import decayed_cooccurrence, popularity
 from fedecider.baselines.ease import ease_weights
-from fedecider.baselines.fitting import (
-    draw_outside,
-    excluded_items,
-    fit_epochs,
-    items_outside,
-    train_matrix,
-    training_batches,
-    validation_ndcg,
-)
 from fedecider.baselines.item_knn import neighbour_similarities
 from fedecider.baselines.lightgcn import normalised, propagate, sparse_tensor
 from fedecider.baselines.mf import MatrixFactors, MfConfig
@@ -79,7 +70,7 @@ def test_ease_by_hand_and_bad_grams():
 
 def test_ease_scores_sum_over_distinct_train_items():
     sequences = [[0, 1, 1, 3, 2], [0, 1, 2, 3, 3], [1, 2, 0, 0], [3, 0, 1, 1]]
-    x = torch.from_numpy(train_matrix(sequences, 4).toarray())
+    x = torch.from_numpy(fitting.train_matrix(sequences, 4).toarray())
     assert x.tolist() == [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
     score = fitted("ease", sequences, 4)(torch.tensor([2, 0]))
     torch.testing.assert_close(score, (x @ ease_weights(x.T @ x, 5.0))[[2, 0]])
@@ -139,10 +130,10 @@ def test_lightgcn_steps_equal_autograd_through_the_propagation():
     config = lightgcn.LightgcnConfig(embedding_size=3, num_epochs=3, batch_size=16, weight_decay=0.1)
     found = lightgcn.fit(sequences, num_items, STRICT, config, seed=5)(torch.arange(6))
     model = MatrixFactors(6, num_items, 3, stream(5, "init"))
-    graph = torch.from_numpy(normalised(train_matrix(sequences, num_items)).toarray()).float()
+    graph = torch.from_numpy(normalised(fitting.train_matrix(sequences, num_items)).toarray()).float()
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     for epoch in range(3):
-        for user_B, item_BN in training_batches(sequences, num_items, STRICT, config, seed=5)(epoch):
+        for user_B, item_BN in fitting.training_batches(sequences, num_items, STRICT, config, seed=5)(epoch):
             user, item = propagate(graph, graph.T, (model.user_UD, model.item_ID), 2)
             gap = (user[user_B] * (item[item_BN[:, 0]] - item[item_BN[:, 1]])).sum(1)
             norms = model.user_UD[user_B].square().sum(1).mean() + model.item_ID[item_BN].square().sum(2).mean()
@@ -197,10 +188,10 @@ def test_the_best_epoch_is_kept_and_patience_ends_training():
         torch.nn.init.constant_(model.weight, float(epoch))
 
     config = MfConfig(num_epochs=6, patience=3)
-    fit_epochs(model, run_epoch, lambda user_B: user_B, config, lambda score: figures[len(epochs) - 1])
+    fitting.fit_epochs(model, run_epoch, lambda user_B: user_B, config, lambda score: figures[len(epochs) - 1])
     assert epochs == [0, 1, 2, 3, 4]  # the first of equal figures counts; 0.9 is never seen
     assert model.weight.item() == 1.0
-    fit_epochs(model, run_epoch, lambda user_B: user_B, replace(config, num_epochs=3), None)
+    fitting.fit_epochs(model, run_epoch, lambda user_B: user_B, replace(config, num_epochs=3), None)
     assert model.weight.item() == 2.0
 
 
@@ -220,7 +211,7 @@ def test_validation_reads_valid_items_in_the_whole_catalogue_and_no_test_item():
     assert places[2] == 9
     expected = sum(1 / math.log2(place + 2) for place in places) / 3
     for case in (sequences, changed):
-        assert validation_ndcg(case, num_items)(lambda user_B: score_UI[user_B]) == pytest.approx(expected)
+        assert fitting.validation_ndcg(case, num_items)(lambda user_B: score_UI[user_B]) == pytest.approx(expected)
 
 
 @given(
@@ -230,12 +221,12 @@ def test_validation_reads_valid_items_in_the_whole_catalogue_and_no_test_item():
 @settings(max_examples=60, deadline=None)
 def test_ranks_enumerate_the_pool_of_the_protocol(sequences, protocol):
     sequences = [[item for item in sequence if item != 5] + [0, 1, 2] for sequence in sequences]
-    excluded, avoided = excluded_items(sequences, 12, protocol, 0), no_negatives(sequences, protocol, {})
+    excluded, avoided = fitting.excluded_items(sequences, 12, protocol, 0), no_negatives(sequences, protocol, {})
     for user, avoid in enumerate(avoided):
         pool_P = negative_pool(avoid, 12)
         assert int(excluded.pool_U[user]) == len(pool_P)
         users = torch.full((len(pool_P),), user)
-        assert torch.equal(items_outside(excluded, users, torch.arange(len(pool_P))), pool_P)
+        assert torch.equal(fitting.items_outside(excluded, users, torch.arange(len(pool_P))), pool_P)
 
 
 def test_strict_negatives_may_be_held_out_items_and_paper_negatives_never_are():
@@ -245,7 +236,7 @@ def test_strict_negatives_may_be_held_out_items_and_paper_negatives_never_are():
     for protocol in (STRICT, PAPER):
         pairs = set()
         for epoch in range(20):
-            for user_B, item_BN in training_batches(sequences, num_items, protocol, config, seed=0)(epoch):
+            for user_B, item_BN in fitting.training_batches(sequences, num_items, protocol, config, seed=0)(epoch):
                 assert item_BN.shape[1] == 5
                 for user, items in zip(user_B.tolist(), item_BN.tolist(), strict=True):
                     assert items[0] in sequences[user][:-2]
@@ -262,12 +253,12 @@ def test_strict_negatives_may_be_held_out_items_and_paper_negatives_never_are():
 
 def test_negatives_are_uniform_over_the_complement_and_fresh_each_epoch():
     sequences, num_items = [[0, 4, 9, 2, 1], [3, 3, 3, 5, 6]], 10
-    excluded = excluded_items(sequences, num_items, STRICT, 0)
-    draws = draw_outside(excluded, torch.ones(90_000, dtype=torch.int64), stream(0, "test"))
+    excluded = fitting.excluded_items(sequences, num_items, STRICT, 0)
+    draws = fitting.draw_outside(excluded, torch.ones(90_000, dtype=torch.int64), stream(0, "test"))
     count_I = torch.bincount(draws, minlength=10).double()
     assert count_I[3] == 0
     assert ((count_I[[0, 1, 2, 4, 5, 6, 7, 8, 9]] - 10_000).abs() < 5 * math.sqrt(10_000 * 8 / 9)).all()
-    epochs = training_batches(sequences, num_items, STRICT, MfConfig(), seed=0)
+    epochs = fitting.training_batches(sequences, num_items, STRICT, MfConfig(), seed=0)
     first, second = (torch.cat([item_BN for _, item_BN in epochs(epoch)]) for epoch in (0, 1))
     assert sorted(first[:, 0].tolist()) == sorted(second[:, 0].tolist()) == [0, 3, 4, 9]  # each distinct pair once
     assert not torch.equal(first, second)
@@ -312,6 +303,6 @@ def test_bad_settings_are_refused(name, changes, text):
 
 def test_a_user_without_negatives_and_users_without_train_events_are_refused():
     with pytest.raises(ValueError, match="no item left of 4"):
-        excluded_items([[0, 1, 2, 3, 1, 2]], 4, STRICT, 0)
+        fitting.excluded_items([[0, 1, 2, 3, 1, 2]], 4, STRICT, 0)
     with pytest.raises(ValueError, match="no train event"):
-        training_batches([], 4, STRICT, MfConfig(), seed=0)
+        fitting.training_batches([], 4, STRICT, MfConfig(), seed=0)

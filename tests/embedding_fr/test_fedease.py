@@ -11,17 +11,6 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_popula
 from embedding_fr import gram
 from embedding_fr.blocks import block_packer
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.gram import (
-    add_histories,
-    add_triangle,
-    client_scales,
-    client_triangle,
-    denoise,
-    largest_entries,
-    leading_eigenpairs,
-    low_rank_scores,
-    sparse_scores,
-)
 from embedding_fr.methods import fedease as module
 from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, counted_items, fedease, guarantee, train_items
 from fedecider.baselines import ease
@@ -47,14 +36,14 @@ def blocks(population=None, size=3):
 def from_triangle(triangle_L, num_items):
     """(I, I) symmetric."""
     square_II = torch.zeros(num_items, num_items, dtype=torch.float64)
-    add_triangle(square_II, triangle_L)
+    gram.add_triangle(square_II, triangle_L)
     return mirror(square_II)
 
 
 def summed(histories, scale_C, num_items):
     """(I, I) symmetric sum of what clients count."""
     square_II = torch.zeros(num_items, num_items, dtype=torch.float64)
-    add_histories(square_II, histories, scale_C)
+    gram.add_histories(square_II, histories, scale_C)
     return mirror(square_II)
 
 
@@ -211,13 +200,13 @@ def test_dense_uploads_of_a_large_block_are_refused(monkeypatch):
 
 def test_top_k_keeps_the_largest_of_each_column():
     weight_II = torch.tensor([[0.0, -5.0, 1.0], [2.0, 0.0, -3.0], [-1.0, 4.0, 0.0]])
-    index_IK, value_IK = largest_entries(weight_II.T, 1)
+    index_IK, value_IK = gram.largest_entries(weight_II.T, 1)
     assert index_IK.tolist() == [[1], [0], [1]]
     assert value_IK.tolist() == [[2.0], [-5.0], [-3.0]]
     history_CI = torch.tensor([[True, True, False]])
-    assert sparse_scores(history_CI, index_IK, value_IK).tolist() == [[2.0, -5.0, -3.0]]
+    assert gram.sparse_scores(history_CI, index_IK, value_IK).tolist() == [[2.0, -5.0, -3.0]]
     all_but_one, full = (run(method(**s), rounds=1)[0].server for s in ({"top_k": NUM_ITEMS - 1}, {}))
-    scores = sparse_scores(train_items(blocks(size=7)[0].data, NUM_ITEMS), **_short(all_but_one))
+    scores = gram.sparse_scores(train_items(blocks(size=7)[0].data, NUM_ITEMS), **_short(all_but_one))
     torch.testing.assert_close(scores, train_items(blocks(size=7)[0].data, NUM_ITEMS).float() @ full["weights"])
 
 
@@ -229,24 +218,24 @@ def test_enough_eigenpairs_give_ease_and_fewer_do_not():
     gram_II = central_gram(many_sequences(), 25)
     history_CI = torch.randint(0, 2, (4, 25), generator=torch.Generator().manual_seed(0)).bool()
     expected = history_CI.double() @ ease.ease_weights(gram_II, 7.0)
-    value_R, vector_IR = leading_eigenpairs(gram_II, 24)
+    value_R, vector_IR = gram.leading_eigenpairs(gram_II, 24)
     assert (value_R.diff() <= 0).all()
     torch.testing.assert_close(value_R, torch.linalg.eigvalsh(gram_II).flip(0)[:24])
     # one small eigenvalue is missing
-    torch.testing.assert_close(low_rank_scores(history_CI, value_R, vector_IR, 7.0), expected, atol=0.05, rtol=0)
+    torch.testing.assert_close(gram.low_rank_scores(history_CI, value_R, vector_IR, 7.0), expected, atol=0.05, rtol=0)
     low_II = (vector_IR[:, :3] * value_R[:3]) @ vector_IR[:, :3].T
     of_low = history_CI.double() @ ease.ease_weights(low_II, 7.0)
-    torch.testing.assert_close(low_rank_scores(history_CI, value_R[:3], vector_IR[:, :3], 7.0), of_low)
+    torch.testing.assert_close(gram.low_rank_scores(history_CI, value_R[:3], vector_IR[:, :3], 7.0), of_low)
     assert (of_low - expected).abs().max() > 0.1
 
 
 def test_eigenpairs_of_nothing_are_zeros_and_what_lanczos_does_not_find_is_told():
-    value_R, vector_IR = leading_eigenpairs(torch.zeros(8, 8, dtype=torch.float64), 3)
+    value_R, vector_IR = gram.leading_eigenpairs(torch.zeros(8, 8, dtype=torch.float64), 3)
     assert value_R.tolist() == [0.0] * 3
     assert vector_IR.tolist() == [[0.0] * 3] * 8
-    assert low_rank_scores(torch.ones(2, 8).bool(), value_R, vector_IR, 7.0).tolist() == [[0.0] * 8] * 2
+    assert gram.low_rank_scores(torch.ones(2, 8).bool(), value_R, vector_IR, 7.0).tolist() == [[0.0] * 8] * 2
     with pytest.raises(ValueError, match="8 items whose 3 leading eigenpairs cannot be found"):
-        leading_eigenpairs(torch.full((8, 8), torch.nan, dtype=torch.float64), 3)
+        gram.leading_eigenpairs(torch.full((8, 8), torch.nan, dtype=torch.float64), 3)
 
 
 def test_the_low_rank_download_scores_as_its_own_weights():
@@ -283,7 +272,7 @@ def test_known_history_adds_the_validation_item_to_the_score_of_test_only():
 
 def test_triangles_hold_pairs_and_come_back():
     history_I = torch.tensor([True, False, True, True])
-    triangle_L = client_triangle(history_I, 0.5)
+    triangle_L = gram.client_triangle(history_I, 0.5)
     assert triangle_L.tolist() == [0.5, 0, 0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5]  # 00 01 02 03 11 12 13 22 23 33
     assert torch.equal(from_triangle(triangle_L, 4), 0.5 * torch.outer(history_I.double(), history_I.double()))
 
@@ -291,16 +280,16 @@ def test_triangles_hold_pairs_and_come_back():
 def test_clip_bounds_what_one_client_adds():
     block = blocks(size=7)[0]
     history_CI = train_items(block.data, NUM_ITEMS)
-    scale_C = client_scales(history_CI, 2.5)
+    scale_C = gram.client_scales(history_CI, 2.5)
     assert history_CI.sum(1).tolist() == [8, 7, 5, 4, 3, 2, 1]
-    norms = [client_triangle(h, s).norm().item() for h, s in zip(history_CI, scale_C.tolist(), strict=True)]
+    norms = [gram.client_triangle(h, s).norm().item() for h, s in zip(history_CI, scale_C.tolist(), strict=True)]
     assert max(norms) <= 2.5
     assert min(norms[:-3]) > 2.499  # root(3 * 4 / 2) = 2.449 for the one with three items is inside
     assert scale_C[4:].tolist() == [1.0, 1.0, 1.0]
     assert scale_C[0] == math.floor(2.5 / math.sqrt(36) * 2**16) / 2**16
-    assert client_scales(history_CI, math.inf).tolist() == [1.0] * 7
+    assert gram.client_scales(history_CI, math.inf).tolist() == [1.0] * 7
     gram_II = summed([history_I.nonzero()[:, 0] for history_I in history_CI], scale_C, NUM_ITEMS)
-    of_triangles = sum(client_triangle(h, s) for h, s in zip(history_CI, scale_C.tolist(), strict=True))
+    of_triangles = sum(gram.client_triangle(h, s) for h, s in zip(history_CI, scale_C.tolist(), strict=True))
     assert torch.equal(gram_II, from_triangle(of_triangles, NUM_ITEMS))
     history_CI = history_CI.double()
     assert torch.equal(gram_II, history_CI.T @ (history_CI * scale_C[:, None]))
@@ -325,7 +314,7 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
 
     def watched(gram_II, std):
         seen.append((gram_II.clone(), std))
-        return denoise(gram_II, std)
+        return gram.denoise(gram_II, std)
 
     monkeypatch.setattr(module, "denoise", watched)
     num_items = 120
@@ -336,7 +325,7 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     noisy_II, std = seen[0]
     history_CI = torch.cat([train_items(block.data, num_items) for block in blocks(population)])
     histories = [history_I.nonzero()[:, 0] for history_I in history_CI]
-    clean_II = summed(histories, client_scales(history_CI, 4.0), num_items)
+    clean_II = summed(histories, gram.client_scales(history_CI, 4.0), num_items)
     assert std == 2.0
     assert torch.equal(noisy_II, noisy_II.T)
     noise_II = noisy_II - clean_II
@@ -353,7 +342,7 @@ def test_denoise_keeps_what_stands_out_and_makes_the_solve_sane():
     signal_II = 500.0 * torch.outer(direction, direction) / direction.square().sum()
     noise_II = torch.randn(80, 80, dtype=torch.float64, generator=generator).triu()
     noisy_II = signal_II + 3.0 * (noise_II + noise_II.T - noise_II.diag().diag())
-    clean_II, spread = denoise(noisy_II, 3.0)
+    clean_II, spread = gram.denoise(noisy_II, 3.0)
     assert spread == pytest.approx(3.0 * 80**0.5)
     assert torch.linalg.eigvalsh(clean_II)[0] > -1e-9
     assert torch.linalg.eigvalsh(clean_II)[-1].item() == pytest.approx(500 - spread, rel=0.03)
@@ -362,7 +351,7 @@ def test_denoise_keeps_what_stands_out_and_makes_the_solve_sane():
         ease.ease_weights(noisy_II, 1.0)
     ease.ease_weights(clean_II, 1.0)
     gram_II = central_gram()
-    torch.testing.assert_close(denoise(gram_II, 0.0)[0], gram_II)
+    torch.testing.assert_close(gram.denoise(gram_II, 0.0)[0], gram_II)
 
 
 def test_budget_says_what_holds():

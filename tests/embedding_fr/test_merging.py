@@ -19,10 +19,10 @@ from embedding_fr.merging import (
     merged_logits,
     merged_table,
     open_merge,
-    set_rows,
     start_merging,
 )
 from embedding_fr.methods.plug_ins import replaced
+from embedding_fr.stacked import set_rows
 from fedecider.federation.method import Download
 
 # Two clients, two items, one dim, one hidden layer of two: parameters W1 (2 x 2) row by row, b1, W2 (2 x 1), b2.

@@ -10,7 +10,6 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 
 from embedding_fr.blocks import make_block, rank_users
 from embedding_fr.examples import round_examples
-from embedding_fr.local_training import inner_products
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.perfedrec import (
     PerfedrecConfig,
@@ -22,6 +21,7 @@ from embedding_fr.methods.perfedrec import (
     pairs_without_edge,
 )
 from embedding_fr.similarity import k_means, nearest
+from embedding_fr.stacked import inner_products
 from embedding_fr.testing import EmbeddingBench, check_reference
 from fedecider.federation.cohort import choose_cohort, sample_cohort
 from fedecider.federation.method import Upload

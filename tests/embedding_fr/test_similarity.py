@@ -6,19 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from references import nearest_on_simplex
 
+from embedding_fr import mixing
 from embedding_fr import tables as personal_tables
-from embedding_fr.mixing import (
-    PERSONAL,
-    Mix,
-    collect,
-    mixed_server,
-    mixed_table,
-    next_tables,
-    send_personal,
-    shared_mix,
-    squared_distances,
-    start_server,
-)
 from embedding_fr.similarity import code_weights, first_components, project_on_simplex, similarity_weights
 from fedecider.federation.method import Upload
 
@@ -96,7 +85,7 @@ def test_distances_from_a_gram_matrix(monkeypatch, rows):
     table = torch.randn(5, 33, generator=torch.Generator().manual_seed(1))
     table[3] = table[0]
     expected = torch.cdist(table.double(), table.double()) ** 2
-    distance = squared_distances(table)
+    distance = mixing.squared_distances(table)
     assert torch.allclose(distance, expected, atol=1e-4)
     assert torch.equal(distance.diagonal(), torch.zeros(5, dtype=torch.float64))
     assert bool((distance >= 0).all())
@@ -119,22 +108,25 @@ def test_one_mix_for_each_client_absent_ones_keep_theirs_new_ones_get_the_mean(m
     monkeypatch.setattr(personal_tables, "COLUMNS", columns)
     generator = torch.Generator().manual_seed(2)
     tables = {client: torch.randn(2, 2, generator=generator) for client in (3, 0, 1)}
-    server = start_server(torch.full((2, 2), 7.0), 5)
-    server = {"item_table": server["item_table"].clone(), PERSONAL: torch.tensor([False, False, True, False, False])}
+    server = mixing.start_server(torch.full((2, 2), 7.0), 5)
+    server = {
+        "item_table": server["item_table"].clone(),
+        mixing.PERSONAL: torch.tensor([False, False, True, False, False]),
+    }
     server["item_table"][2] = 9.0
-    cohort = collect(server, uploads(tables, {3: 1.0, 0: 3.0, 1: 4.0}))
+    cohort = mixing.collect(server, uploads(tables, {3: 1.0, 0: 3.0, 1: 4.0}))
     assert cohort.client_V.tolist() == [3, 0, 1]
     assert cohort.share_V.tolist() == [0.125, 0.375, 0.5]
     weight = torch.tensor([[0.2, 0.3, 0.5], [1.0, 0.0, 0.0], [0.1, 0.9, 0.0]])
-    after = mixed_server(server, cohort, Mix(weight))
+    after = mixing.mixed_server(server, cohort, mixing.Mix(weight))
     assert torch.allclose(after["item_table"][3], 0.2 * tables[3] + 0.3 * tables[0] + 0.5 * tables[1], atol=1e-6)
     assert torch.allclose(after["item_table"][0], tables[3], atol=1e-6)
     assert torch.allclose(after["item_table"][1], 0.1 * tables[3] + 0.9 * tables[0], atol=1e-6)
     assert torch.equal(after["item_table"][2], torch.full((2, 2), 9.0))
     assert torch.allclose(after["item_table"][4], 0.125 * tables[3] + 0.375 * tables[0] + 0.5 * tables[1], atol=1e-6)
-    assert after[PERSONAL].tolist() == [True, True, True, True, False]
+    assert after[mixing.PERSONAL].tolist() == [True, True, True, True, False]
     assert torch.equal(server["item_table"][0], torch.full((2, 2), 7.0))  # the old state is as it was
-    sent = send_personal(after, torch.tensor([4, 2]))
+    sent = mixing.send_personal(after, torch.tensor([4, 2]))
     assert torch.equal(sent.per_client["item_table"], after["item_table"][[4, 2]])
 
 
@@ -149,9 +141,11 @@ def test_next_tables_are_made_in_the_place_of_the_uploads(monkeypatch, columns):
     clients, before = torch.tensor([5, 0, 3, 1]), old.clone()
     sent = [Upload(clients[:3], torch.ones(3), {"item_table": tables[:3]})]
     sent.append(Upload(clients[3:], torch.ones(1), {"item_table": tables[3:]}))
-    cohort = collect({"graph_table": old}, sent, "graph_table")
-    assert torch.allclose(mixed_table(cohort, weight[0]).double(), (weight[0] @ tables.double().flatten(1)), atol=1e-6)
-    new = next_tables(old, cohort, Mix(weight))
+    cohort = mixing.collect({"graph_table": old}, sent, "graph_table")
+    assert torch.allclose(
+        mixing.mixed_table(cohort, weight[0]).double(), (weight[0] @ tables.double().flatten(1)), atol=1e-6
+    )
+    new = mixing.next_tables(old, cohort, mixing.Mix(weight))
     expected = before.double()
     expected[clients] = torch.einsum("uv,vid->uid", weight, tables.double())
     assert torch.allclose(new.double(), expected, atol=1e-6)
@@ -171,8 +165,10 @@ def test_clients_with_equal_weights_share_a_mix_where_that_halves_them(monkeypat
     tables, weight = torch.randn(4, 3, 2, generator=generator), torch.rand(3, 4, generator=generator)
     weight = (weight / weight.sum(1, keepdim=True)).double()[rows]
     old = torch.zeros(5, 3, 2)
-    cohort = collect({"item_table": old}, [Upload(torch.tensor([4, 1, 0, 2]), torch.ones(4), {"item_table": tables})])
-    new = next_tables(old, cohort, shared_mix(weight))
+    cohort = mixing.collect(
+        {"item_table": old}, [Upload(torch.tensor([4, 1, 0, 2]), torch.ones(4), {"item_table": tables})]
+    )
+    new = mixing.next_tables(old, cohort, mixing.shared_mix(weight))
     assert sizes == [num_mixes]
     expected = torch.einsum("uv,vid->uid", weight, tables.double())
     assert torch.allclose(new[[4, 1, 0, 2]].double(), expected, atol=1e-6)
@@ -182,14 +178,14 @@ def test_clients_with_equal_weights_share_a_mix_where_that_halves_them(monkeypat
 def test_a_plain_mean_is_made_only_where_somebody_waits_for_a_first_mix(monkeypatch):
     """And all that a step makes of tables lies in the room of the uploads."""
     means = []
-    monkeypatch.setattr(personal_tables, "mixed_table", lambda *given: means.append(1) or mixed_table(*given))
+    monkeypatch.setattr(personal_tables, "mixed_table", lambda *given: means.append(1) or mixing.mixed_table(*given))
     tables = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(5))
     for clients, personal, count in (([2, 0, 1], [0, 0, 0], 0), ([2, 0], [0, 1, 0], 0), ([2, 0], [0, 0, 1], 1)):
-        server = {"item_table": torch.ones(3, 2, 2), PERSONAL: torch.tensor(personal, dtype=torch.bool)}
+        server = {"item_table": torch.ones(3, 2, 2), mixing.PERSONAL: torch.tensor(personal, dtype=torch.bool)}
         num = len(clients)
-        cohort = collect(server, [Upload(torch.tensor(clients), torch.ones(num), {"item_table": tables[:num]})])
+        cohort = mixing.collect(server, [Upload(torch.tensor(clients), torch.ones(num), {"item_table": tables[:num]})])
         means.clear()
-        after = mixed_server(server, cohort, Mix(torch.full((num, num), 1.0 / num)))
+        after = mixing.mixed_server(server, cohort, mixing.Mix(torch.full((num, num), 1.0 / num)))
         assert len(means) == count, clients
         assert after["item_table"].data_ptr() == cohort.room_NF.data_ptr()
         absent = torch.ones(2, 2) if personal[1] else tables[:num].mean(0)
@@ -197,11 +193,11 @@ def test_a_plain_mean_is_made_only_where_somebody_waits_for_a_first_mix(monkeypa
 
 
 def test_a_client_that_is_not_finite_is_left_out():
-    server = start_server(torch.zeros(2, 1), 3)
+    server = mixing.start_server(torch.zeros(2, 1), 3)
     sent = [
         Upload(torch.tensor([1]), torch.tensor([1.0]), {"item_table": torch.full((1, 2, 1), torch.nan)}),
         Upload(torch.tensor([2]), torch.tensor([5.0]), {"item_table": torch.ones(1, 2, 1)}),
     ]
-    cohort = collect(server, sent)
+    cohort = mixing.collect(server, sent)
     assert cohort.client_V.tolist() == [2]
-    assert collect(server, sent[:1]) is None
+    assert mixing.collect(server, sent[:1]) is None

@@ -4,15 +4,9 @@ import pytest
 import torch
 
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import (
-    Objective,
-    check_finite,
-    dot_gradients,
-    dot_logits,
-    plain_gradients,
-    train_batches,
-)
+from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients, train_batches
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
+from embedding_fr.stacked import check_finite
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

@@ -10,9 +10,10 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.local_training import dot_logits, take
+from embedding_fr.local_training import dot_logits
 from embedding_fr.methods import Method
 from embedding_fr.optimisers import Optimiser
+from embedding_fr.stacked import take
 from embedding_fr.tables import normal
 from fedecider.bounds import NotNegative, check
 from fedecider.federation.method import FederatedMethod, Tree

@@ -310,13 +310,13 @@ def test_max_items_draws_a_subset_once():
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
-    seen = []
+    seen, denoise = [], gram.denoise
 
     def watched(gram_II, std):
         seen.append((gram_II.clone(), std))
-        return gram.denoise(gram_II, std)
+        return denoise(gram_II, std)
 
-    monkeypatch.setattr(module, "denoise", watched)
+    monkeypatch.setattr(gram, "denoise", watched)
     num_items = 120
     sequences = many_sequences(num_items=num_items)
     federation = toy_federation(num_clients=40, num_items=num_items)

@@ -340,7 +340,7 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
         seen.append((gram_II.clone(), std))
         return denoise(gram_II, std)
 
-    monkeypatch.setattr(module, "denoise", watched)
+    monkeypatch.setattr(gram, "denoise", watched)
     num_items, changes = 120, {"clip": 2.0, "direction": 0.0}
     federation = toy_federation(num_items=num_items)
     state, _ = run(

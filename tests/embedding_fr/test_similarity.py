@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from references import nearest_on_simplex
 
 from embedding_fr import mixing
-from embedding_fr import tables as personal_tables
 from embedding_fr.similarity import code_weights, first_components, project_on_simplex, similarity_weights
 from fedecider.federation.method import Upload
 
@@ -81,7 +80,7 @@ def test_first_components_by_hand():
 
 @pytest.mark.parametrize("rows", [1, 2, 128])
 def test_distances_from_a_gram_matrix(monkeypatch, rows):
-    monkeypatch.setattr(personal_tables, "ROWS", rows)
+    monkeypatch.setattr(mixing, "ROWS", rows)
     table = torch.randn(5, 33, generator=torch.Generator().manual_seed(1))
     table[3] = table[0]
     expected = torch.cdist(table.double(), table.double()) ** 2
@@ -105,7 +104,7 @@ def uploads(tables: dict[int, torch.Tensor], weights: dict[int, float]) -> list[
 
 @pytest.mark.parametrize("columns", [1, 3, 4096])
 def test_one_mix_for_each_client_absent_ones_keep_theirs_new_ones_get_the_mean(monkeypatch, columns):
-    monkeypatch.setattr(personal_tables, "COLUMNS", columns)
+    monkeypatch.setattr(mixing, "COLUMNS", columns)
     generator = torch.Generator().manual_seed(2)
     tables = {client: torch.randn(2, 2, generator=generator) for client in (3, 0, 1)}
     server = mixing.start_server(torch.full((2, 2), 7.0), 5)
@@ -133,7 +132,7 @@ def test_one_mix_for_each_client_absent_ones_keep_theirs_new_ones_get_the_mean(m
 @pytest.mark.parametrize("columns", [1, 5, 4096])
 def test_next_tables_are_made_in_the_place_of_the_uploads(monkeypatch, columns):
     """Clients out of order and absent ones between them, against the plain sums in float64."""
-    monkeypatch.setattr(personal_tables, "COLUMNS", columns)
+    monkeypatch.setattr(mixing, "COLUMNS", columns)
     generator = torch.Generator().manual_seed(3)
     old, tables = torch.randn(6, 4, 3, generator=generator), torch.randn(4, 4, 3, generator=generator)
     weight = torch.rand(4, 4, generator=generator, dtype=torch.float64)
@@ -177,8 +176,8 @@ def test_clients_with_equal_weights_share_a_mix_where_that_halves_them(monkeypat
 
 def test_a_plain_mean_is_made_only_where_somebody_waits_for_a_first_mix(monkeypatch):
     """And all that a step makes of tables lies in the room of the uploads."""
-    means = []
-    monkeypatch.setattr(personal_tables, "mixed_table", lambda *given: means.append(1) or mixing.mixed_table(*given))
+    means, mixed_table = [], mixing.mixed_table
+    monkeypatch.setattr(mixing, "mixed_table", lambda *given: means.append(1) or mixed_table(*given))
     tables = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(5))
     for clients, personal, count in (([2, 0, 1], [0, 0, 0], 0), ([2, 0], [0, 1, 0], 0), ([2, 0], [0, 0, 1], 1)):
         server = {"item_table": torch.ones(3, 2, 2), mixing.PERSONAL: torch.tensor(personal, dtype=torch.bool)}

@@ -129,15 +129,15 @@ def test_an_edge_that_stays_gives_the_answer_away():
 def test_every_train_item_is_paired_with_its_negatives():
     federation, training = toy_federation(), toy_training("perfedrec", num_negatives=2)
     block = make_block(toy_population(), [6, 2, 0, 5, 4, 3, 1])
-    examples, row, place = round_examples(federation, training, block, 1)
-    pairs, sides = paired(examples, place, row, 2)
+    drawn = round_examples(federation, training, block, 1)
+    (pairs, row, _), sides = paired(drawn, 2)
     for client, number in enumerate(block.clients.tolist()):
         mine = SEQUENCES[number][:-2]
         count = int(pairs.count_C[client])
         assert count == 2 * len(mine) == int(pairs.num_positive_C[client])
         positive, negative = (row[client, sides[side][client, :count]].tolist() for side in ("positive", "negative"))
         assert positive == mine * 2
-        assert negative == examples.item_CB[client, len(mine) : 3 * len(mine)].tolist()
+        assert negative == drawn.examples.item_CB[client, len(mine) : 3 * len(mine)].tolist()
         assert sorted(row[client, sides["neighbour"][client] > 0].tolist()) == sorted(mine)
 
 

@@ -44,12 +44,12 @@ from fedecider.federation.streams import derive_seed, stream
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.new_items import NewItem
 from fedecider.running.options import run
-from idgen.backbone import train_backbone
+from idgen.backbone_training import train_backbone
+from idgen.events import event_table
 from idgen.item_ids import ItemIds, unique_phrases
 from idgen.new_items import append_rows
-from idgen.prompts import event_table
 from idgen.ranking import RankingContext, rank_task
-from idgen.samples import catalogue_task
+from idgen.tasks import catalogue_task
 from idgen.tokenizer import encode_ids, known_phrases, with_phrases
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_decoder.yaml"

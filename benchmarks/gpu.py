@@ -56,15 +56,16 @@ from fedecider.models.adapters import (
     named_factors,
 )
 from fedecider.models.directions import update_norms
-from idgen.backbone import load_backbone, train_backbone
-from idgen.config import BackboneTraining
+from idgen.backbone import load_backbone
+from idgen.backbone_training import train_backbone
+from idgen.config import BackboneTraining, Quantize, SampleConfig
 from idgen.decode import constrained_beam_search
 from idgen.item_ids import ItemIds
-from idgen.precision import Quantize
-from idgen.prompts import SampleConfig, prompt_texts
+from idgen.prompts import prompt_texts
 from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig
-from idgen.samples import Task, build_task, eval_batches, train_batches
+from idgen.samples import eval_batches, train_batches
+from idgen.tasks import Task, build_task
 from idgen.tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -81,7 +81,7 @@ from fedecider.running.options import run
 from fedecider.running.run_folder import RunFolder, Stage
 from fedecider.testing.faults import Fault, faulty_runs
 from idgen.item_ids import ItemIds
-from idgen.samples import nearest_items
+from idgen.synthetic import nearest_items
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results" / "joining.md"

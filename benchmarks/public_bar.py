@@ -65,9 +65,11 @@ from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
+from idgen.item_scores import ranks_all
 from idgen.precision import autocast
-from idgen.ranking import RankingContext, catalogue_blocks, ranks_all
-from idgen.samples import Task, build_task, eval_batches
+from idgen.ranking import RankingContext, catalogue_blocks
+from idgen.samples import eval_batches
+from idgen.tasks import Task, build_task
 from idgen.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent

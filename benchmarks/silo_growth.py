@@ -42,7 +42,7 @@ from fedecider.models.adapters import (
 )
 from fedecider.models.directions import compact, normalise
 from idgen.backbones.small_decoder import build_small_decoder
-from idgen.training import sequence_loss
+from idgen.losses import sequence_loss
 from idgen.trie import IGNORED_LABEL
 
 ITEMS, WIDTH, RANK, REPEATS = 4_000, 128, 16, 5

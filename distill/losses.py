@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from distill.pairing import Pair
 from idgen.backbones.families import family_of
 from idgen.backbones.family import TokenBatch
-from idgen.training import mean_in_pieces, predictions_loss
+from idgen.losses import mean_in_pieces, predictions_loss
 
 
 class BlockCall(NamedTuple):

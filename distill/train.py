@@ -18,17 +18,13 @@ from distill.config import DistillConfig
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import Pair, build_student, pair_parameters, pairs_of
 from idgen.backbones.families import family_of
-from idgen.backbones.family import evaluating
-from idgen.samples import Task, TokenBatch, num_batches, train_batches
-from idgen.training import (
-    DISTILL_COURSE,
-    Checkpoint,
-    OnStep,
-    epoch_generator,
-    sequence_loss,
-    set_dropout,
-    train_model,
-)
+from idgen.backbones.family import TokenBatch, evaluating
+from idgen.checkpoints import Checkpoint
+from idgen.losses import sequence_loss
+from idgen.optimizer import DISTILL_COURSE
+from idgen.samples import num_batches, train_batches
+from idgen.tasks import Task
+from idgen.training import OnStep, epoch_generator, set_dropout, train_model
 
 Evaluate = Callable[[Any], dict[str, Any]]
 

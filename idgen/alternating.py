@@ -11,24 +11,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from idgen.config import BackboneTraining
-from idgen.prompts import is_target
-from idgen.samples import Task, num_batches, train_batches
+from idgen.backbones.family import TokenBatch
+from idgen.config import BackboneTraining, TrainConfig
+from idgen.events import is_target
+from idgen.loss_guard import LossGuard
+from idgen.losses import sequence_loss
+from idgen.optimizer import STAGE_ONE_COURSE, Course, make_optimizer, parameter_groups
+from idgen.samples import num_batches, train_batches
 from idgen.soft_ids import SoftSource, soft_batches, soft_id_loss, soft_source
-from idgen.training import (
-    STAGE_ONE_COURSE,
-    Course,
-    LossFn,
-    LossGuard,
-    OnStep,
-    TokenBatch,
-    TrainConfig,
-    epoch_generator,
-    make_optimizer,
-    parameter_groups,
-    sequence_loss,
-    train_steps,
-)
+from idgen.tasks import Task
+from idgen.training import LossFn, OnStep, epoch_generator, train_steps
 
 Ids = TypeVar("Ids")
 

@@ -1,12 +1,11 @@
-"""The backbone: from a local folder, from the hub, or from scratch, and its training on public data."""
+"""The backbone: from a local folder, from the hub, or from scratch; what can be told of it before it is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -17,9 +16,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fedecider.evaluation.metrics import user_metrics
-from fedecider.evaluation.protocols import MIN_EVENTS
-from fedecider.evaluation.sequences import SequenceArray
 from idgen.backbones.families import (
     check_context,
     check_parts,
@@ -33,22 +29,11 @@ from idgen.backbones.families import (
 )
 from idgen.backbones.small_decoder import build_small_decoder
 from idgen.backbones.small_t5 import build_small_t5
-from idgen.config import BackboneConfig, BackboneTraining
-from idgen.precision import Quantize, keep_trainable, loading_options
-from idgen.ranking import RankingContext, rank_task, ranks_all
-from idgen.ranking_config import RankingConfig
-from idgen.samples import Task, TokenBatch, candidates_of, num_batches, train_batches, with_candidates
-from idgen.text_vectors import start_from_word_vectors, token_vectors, word_vectors
-from idgen.training import (
-    NEGATIVES,
-    NUM_VALIDATIONS,
-    STAGE_ONE_COURSE,
-    Checkpoint,
-    OnStep,
-    epoch_generator,
-    row_gradients,
-    train_model,
-)
+from idgen.config import BackboneConfig, Quantize
+from idgen.quantize import keep_trainable, loading_options
+from idgen.tasks import Task
+from idgen.text_vectors import token_vectors
+from idgen.word_vectors import start_from_word_vectors, word_vectors
 
 HEADS = {"t5": 4, "decoder": 2}
 """Attention heads of a model from scratch, which share its width."""
@@ -241,102 +226,6 @@ def _kinds(config: BackboneConfig) -> list[Any]:
     if Path(config.name_or_path).is_dir():
         return [known_config(config.name_or_path)]
     return [*t5, llama]
-
-
-def train_backbone(
-    model: PreTrainedModel,
-    tasks: Task | Sequence[Task],
-    config: BackboneTraining,
-    seed: int,
-    device: torch.device | str = "cpu",
-    on_step: OnStep | None = None,
-    checkpoint: Checkpoint | None = None,
-    checkpointing: bool = False,
-    validation: Sequence[HeldOut] = (),
-) -> list[dict[str, Any]]:
-    """Train what is not frozen on the mixed training samples of ``tasks``, in place; logs as in `train_model`.
-
-    ``validation``: users whose last items choose the step that is kept (`hold_out`); without any it is the last one.
-    FeDecider (WWW 2026), appendix B.2: the base model is fine-tuned on data of users outside all clients. Differs from
-    it: the choice of the step.
-    """
-    candidates = candidates_of(tasks, torch.arange(model.config.vocab_size))
-
-    def batches(epoch: int) -> Iterator[TokenBatch]:
-        found = train_batches(tasks, config.batch_size, epoch_generator(seed, epoch))
-        if candidates is None:
-            return found
-        drawn = epoch_generator(seed, epoch, NEGATIVES)
-        return (with_candidates(batch, candidates, drawn) for batch in found)
-
-    def validate() -> Tensor:
-        ranking = RankingConfig(eval_batch_size=VALIDATION_BATCH)
-        context = RankingContext(ranking, precision=config.precision, device=torch.device(device))
-        position_U = torch.cat([rank_task(model, task, "test", user_U, context) for task, user_U in validation])
-        return user_metrics(position_U, (10,))["ndcg@10"]
-
-    with row_gradients(model, candidates is not None):
-        return train_model(
-            model,
-            batches,
-            num_steps(tasks, config),
-            config,
-            STAGE_ONE_COURSE,
-            device,
-            seed=seed,
-            table_lr_multiplier=config.table_lr_multiplier,
-            checkpointing=checkpointing,
-            on_step=on_step,
-            checkpoint=checkpoint,
-            validate=validate if validation else None,
-        )
-
-
-def num_steps(tasks: Task | Sequence[Task], config: BackboneTraining) -> int:
-    """Steps of `train_backbone`."""
-    return config.max_steps or config.epochs * num_batches(tasks, config.batch_size)
-
-
-# Public users whose last items choose the step that is kept.
-
-MOST_VALIDATED, LEAST_VALIDATED = 1000, 50
-"""Users; with fewer the last step is kept."""
-VALIDATED_OF = 4
-"""One public user of so many at most: each costs the training its newest event."""
-VALIDATION_SHARE = 0.1
-"""Of the time of a training, about."""
-ONE_TOKEN_COST, BEAM_COST = 2.0, 5.0
-"""Samples that are trained on in the time in which a user is ranked: over all items at once, or by beams."""
-VALIDATION_BATCH = 100
-
-
-class HeldOut(NamedTuple):
-    """Users of a task who choose the step that is kept."""
-
-    task: Task
-    """Ranks their last events."""
-    user_U: Tensor
-
-
-def hold_out(tasks: Sequence[Task], config: BackboneTraining, seed: int) -> tuple[list[Task], list[HeldOut]]:
-    """``tasks`` without the last events of some users, drawn by ``seed``; and these users, to choose a step by.
-
-    Both as they were, and empty, where there are fewer than `LEAST_VALIDATED` for them: one of `VALIDATED_OF` users
-    with three events, and as many as can be ranked in `VALIDATION_SHARE` of the time of the training.
-    """
-    tasks = list(tasks)
-    found = [np.flatnonzero(SequenceArray.of(task.training_sequences).length_U >= MIN_EVENTS) for task in tasks]
-    cost = ONE_TOKEN_COST if all(ranks_all(task.trie) for task in tasks) else BEAM_COST
-    affordable = VALIDATION_SHARE * num_steps(tasks, config) * config.batch_size / cost / (NUM_VALIDATIONS + 1)
-    count = min(MOST_VALIDATED, sum(map(len, found)) // VALIDATED_OF, int(affordable))
-    if count < LEAST_VALIDATED:
-        return tasks, []
-    task_N = np.repeat(np.arange(len(tasks)), list(map(len, found)))
-    drawn_N = np.sort(np.random.default_rng(seed).choice(len(task_N), count, replace=False))
-    users = [np.concatenate(found)[drawn_N[task_N[drawn_N] == number]] for number in range(len(tasks))]
-    pairs = list(zip(tasks, users, strict=True))
-    whole = [HeldOut(task._replace(hold_out=True), torch.from_numpy(user_U)) for task, user_U in pairs if len(user_U)]
-    return [task.without_last(user_U) for task, user_U in pairs], whole
 
 
 def _scratch_config(config: BackboneConfig, tokenizer: PreTrainedTokenizerBase) -> T5Config:

@@ -18,17 +18,11 @@ from fedecider.bounds import is_out_of_memory
 from idgen.backbone import cut_table
 from idgen.backbones.families import check_weights, family_of, unwrap
 from idgen.backbones.family import evaluating
-from idgen.item_ids import (
-    TITLE_WORDS,
-    ItemIds,
-    Words,
-    assign_item_ids,
-    keyword_candidates,
-    keyword_item_ids,
-    own_words,
-)
+from idgen.config import TITLE_WORDS, Words
+from idgen.item_ids import ItemIds, assign_item_ids, keyword_item_ids
+from idgen.keywords import keyword_candidates, own_words
+from idgen.loss_guard import LossGuard
 from idgen.tokenizer import decode_ids, encode
-from idgen.training import LossGuard
 
 Progress = Callable[[int, int, str], None]  # done, total, note
 MAX_TEXT_TOKENS = 256  # of an item text that are read, as in IDGenRec

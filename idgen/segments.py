@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from idgen.config import ROW_SETS
-from idgen.prompts import SEPARATOR, TemplateSet, load_templates, split_template
+from idgen.config import ROW_SETS, TemplateSet
+from idgen.prompts import SEPARATOR, load_templates, split_template
 from idgen.tokenizer import encode
 
 NOTHING = 0

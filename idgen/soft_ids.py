@@ -17,13 +17,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from idgen.backbones.families import family_of, unwrap
-from idgen.backbones.family import evaluating
+from idgen.backbones.family import TokenBatch, evaluating
+from idgen.config import SampleConfig
+from idgen.events import EventTable, draw_samples, is_target
 from idgen.id_generator import MAX_TEXT_TOKENS
-from idgen.prompts import EventTable, SampleConfig, draw_samples, is_target, load_templates
-from idgen.samples import Task, TokenBatch, merge_tasks, parents_of, prompts_of, target_labels
+from idgen.losses import sequence_loss
+from idgen.prompts import load_templates
+from idgen.samples import prompts_of, target_labels
 from idgen.segments import PromptParts, Prompts, Segments, join, lay_out, make_segments
+from idgen.tasks import Task, merge_tasks, parents_of
 from idgen.tokenizer import SPACE
-from idgen.training import sequence_loss
 from idgen.trie import Parents
 
 MAX_NEW_TOKENS = 9

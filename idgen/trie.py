@@ -184,7 +184,7 @@ class Parents(NamedTuple):
         return cls(trie, trie.advance(torch.zeros(len(tries), dtype=torch.long), first + torch.arange(len(tries))))
 
     def batch(self, label_BT: Tensor, task_B: Tensor) -> dict[str, Tensor]:
-        """What `idgen.training.trie_loss` reads: the ``node`` (B, T) whose children each label is one of, and the tree.
+        """What `idgen.losses.trie_loss` reads: the ``node`` (B, T) whose children each label is one of, and the tree.
 
         The IDs of a row follow each other, each from the root of its catalogue.
         """

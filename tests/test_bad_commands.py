@@ -30,7 +30,8 @@ from fedecider.running.launch import check_trackers
 from fedecider.running.machine import checked_device
 from fedecider.running.options import load_yaml, run
 from fedecider.running.run_folder import RunFolder, check_output
-from idgen.backbone import BackboneConfig, linear_layers, load_backbone
+from idgen.backbone import linear_layers, load_backbone
+from idgen.config import BackboneConfig
 from idgen.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.whole

@@ -22,9 +22,9 @@ from fedecider.methods import METHODS
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
 from idgen import alternating, id_generator, soft_ids
-from idgen.backbone import BackboneConfig, load_backbone, train_backbone
-from idgen.config import BackboneTraining
-from idgen.prompts import SampleConfig
+from idgen.backbone import load_backbone
+from idgen.backbone_training import train_backbone
+from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
 from idgen.ranking_config import RankingConfig
 from idgen.tokenizer import load_tokenizer
 

@@ -22,7 +22,7 @@ from fedecider.data.sample import sample_domains
 from fedecider.models.recommender import Recommender
 from fedecider.running.options import run
 from idgen.backbone import check_backbone, load_backbone
-from idgen.precision import quantize_of
+from idgen.quantize import quantize_of
 from idgen.samples import empty_prompt
 from idgen.tokenizer import load_tokenizer
 

@@ -36,9 +36,7 @@ from fedecider.serve.metrics import Metrics
 from fedecider.serve.run import load_recommenders
 from fedecider.serve.service import Service
 from idgen import id_generator
-from idgen.backbone import BackboneConfig
-from idgen.config import BackboneTraining
-from idgen.item_ids import TITLE_WORDS
+from idgen.config import TITLE_WORDS, BackboneConfig, BackboneTraining
 from idgen.text_vectors import means_alone, text_projection, token_vectors
 from idgen.tokenizer import clean_words, train_tokenizer
 

@@ -15,8 +15,7 @@ from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from idgen.backbone import BackboneConfig
-from idgen.prompts import SampleConfig
+from idgen.config import BackboneConfig, SampleConfig
 from idgen.samples import num_samples, train_batches
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"

@@ -38,12 +38,10 @@ from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora,
 from fedecider.models.folders import privacy_lines, read_inference_config
 from fedecider.models.recommender import Recommender
 from fedecider.running.launch import start
-from idgen.backbone import BackboneConfig
-from idgen.config import BackboneTraining
-from idgen.prompts import SampleConfig
+from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
 from idgen.ranking_config import RankingConfig
 from idgen.samples import eval_batches, train_batches
-from idgen.samples import nearest_items as near
+from idgen.synthetic import nearest_items as near
 
 pytestmark = pytest.mark.whole
 

@@ -13,11 +13,8 @@ from fedecider.cross_silo.prepare import distill_stage, kept_step, pretrain_stag
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.federation.state import SUMS_FILE
-from idgen import backbone, training
-from idgen import training as checkpoints
-from idgen.backbone import BackboneConfig
-from idgen.config import BackboneTraining
-from idgen.prompts import SampleConfig
+from idgen import backbone_training, checkpoints, training
+from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
 
 pytestmark = pytest.mark.whole
 
@@ -41,7 +38,7 @@ def build(tmp_path, monkeypatch):
     """Both stages in a cache of this name, killed at a step of the training with this title; and what was told."""
     monkeypatch.setattr(training, "NOTE_EVERY", 2)
     monkeypatch.setattr(checkpoints, "EVERY_S", 0.0)
-    monkeypatch.setattr(backbone, "VALIDATION_SHARE", 10.0)  # so that so few steps are enough for it
+    monkeypatch.setattr(backbone_training, "VALIDATION_SHARE", 10.0)  # so that so few steps are enough for it
 
     def stages(cache, title=None, step=None):
         told = []
@@ -95,7 +92,7 @@ def test_a_teacher_tells_which_of_its_steps_it_is(build, monkeypatch):
     score = r"0\.\d{4}"
     where = rf"\(.*{score} at the .*; last items of 80 public users\)"
     assert re.fullmatch(rf"kept step \d+ of 11, public validation ndcg@10 {score} {where}", told)
-    monkeypatch.setattr(backbone, "VALIDATION_SHARE", 0.1)
+    monkeypatch.setattr(backbone_training, "VALIDATION_SHARE", 0.1)
     told = kept_step(build("unvalidated")[0])
     assert told == "kept the last of 11 steps: too few public users, or steps, to choose one by validation"
 

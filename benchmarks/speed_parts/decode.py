@@ -16,12 +16,14 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.data.store import load_domains
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_fusion
-from idgen.backbone import BackboneConfig, build_backbone, train_backbone
-from idgen.config import BackboneTraining
+from idgen.backbone import build_backbone
+from idgen.backbone_training import train_backbone
+from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
 from idgen.decode import constrained_beam_search
 from idgen.item_ids import keyword_item_ids
-from idgen.prompts import SampleConfig, prompt_texts
-from idgen.samples import build_task, eval_batches
+from idgen.prompts import prompt_texts
+from idgen.samples import eval_batches
+from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
 from idgen.trie import Trie
 

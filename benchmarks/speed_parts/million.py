@@ -113,8 +113,9 @@ def texts(folder: Path, size: int) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     from fedecider.data.encoders import tfidf_vectors
-    from idgen.backbone import BackboneConfig, build_backbone
-    from idgen.item_ids import TITLE_WORDS, phrase_item_ids, unique_phrases
+    from idgen.backbone import build_backbone
+    from idgen.config import TITLE_WORDS, BackboneConfig
+    from idgen.item_ids import phrase_item_ids, unique_phrases
     from idgen.prompts import prompt_texts
     from idgen.text_vectors import text_projection
     from idgen.tokenizer import train_tokenizer
@@ -136,7 +137,7 @@ def texts(folder: Path, size: int) -> dict[str, Any]:
 
 def epoch(folder: Path, size: int) -> dict[str, Any]:
     """One pass of training over all customers' training parts."""
-    from idgen.backbone import train_backbone
+    from idgen.backbone_training import train_backbone
     from idgen.config import BackboneTraining
     from idgen.samples import num_batches
 
@@ -242,9 +243,9 @@ def load_model(folder: Path, name: str = "model") -> Any:
 
 
 def client_task(folder: Path, domain: Any) -> Any:
+    from idgen.config import SampleConfig
     from idgen.item_ids import ItemIds
-    from idgen.prompts import SampleConfig
-    from idgen.samples import build_task
+    from idgen.tasks import build_task
     from idgen.tokenizer import load_tokenizer
 
     ids = ItemIds(**json.loads((folder / "ids.json").read_text()))

@@ -24,7 +24,8 @@ import torch
 
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
-from idgen import samples
+from idgen import candidates
+from idgen.tasks import build_task
 
 CONFIG = Path(__file__).parents[1] / "configs" / "amazon_decoder.yaml"
 
@@ -76,13 +77,13 @@ NUM_STEPS, WIDTH, BATCH, MAX_TOKENS = 8, 256, 128, 24
 @contextmanager
 def softmax(kind: str) -> Iterator[None]:
     """Inside, every catalogue is compared with as a whole, or is sampled with so many uniform items a batch."""
-    before, num_uniform = (samples.SAMPLED_ABOVE, samples.NUM_UNIFORM), KINDS[kind]
-    samples.SAMPLED_ABOVE = sys.maxsize if num_uniform is None else 0
-    samples.NUM_UNIFORM = num_uniform or 0
+    before, num_uniform = (candidates.SAMPLED_ABOVE, candidates.NUM_UNIFORM), KINDS[kind]
+    candidates.SAMPLED_ABOVE = sys.maxsize if num_uniform is None else 0
+    candidates.NUM_UNIFORM = num_uniform or 0
     try:
         yield
     finally:
-        samples.SAMPLED_ABOVE, samples.NUM_UNIFORM = before
+        candidates.SAMPLED_ABOVE, candidates.NUM_UNIFORM = before
 
 
 def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
@@ -125,8 +126,8 @@ def drawn_client(num_items: int) -> Any:
     from fedecider.methods.recommender import LocalTraining, build_recommender
     from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
     from idgen.backbones.small_decoder import build_small_decoder
+    from idgen.config import SampleConfig
     from idgen.item_ids import ItemIds
-    from idgen.prompts import SampleConfig
     from idgen.ranking_config import RankingConfig
     from idgen.tokenizer import train_tokenizer
 
@@ -135,7 +136,7 @@ def drawn_client(num_items: int) -> Any:
     first = len(tokenizer)
     ids = ItemIds(shop.item_keys, [[first + item] for item in range(num_items)], {})
     config = SampleConfig(templates="history", max_history=20, max_source_tokens=MAX_TOKENS, item_dropout=0.2)
-    task = samples.build_task(shop, shop.clients, ids, tokenizer, config, True)
+    task = build_task(shop, shop.clients, ids, tokenizer, config, True)
     vector_ID = torch.randn(first + num_items, WIDTH, generator=torch.Generator().manual_seed(0))
     model = build_small_decoder(
         torch.nn.functional.normalize(vector_ID, dim=1),
@@ -169,7 +170,7 @@ def step_seconds(num_items: int, kind: str) -> float:
 
 def check_equal() -> None:
     """All items drawn are the full softmax."""
-    from idgen.training import sequence_loss
+    from idgen.losses import sequence_loss
 
     with softmax("512 uniform"):
         client = drawn_client(400)
@@ -209,12 +210,12 @@ def part_sampled(args: argparse.Namespace) -> str:
     lines += [
         "",
         f"CPU milliseconds of a step of local training, one thread, {BATCH} drawn customers, width {WIDTH}, one layer,",
-        f"{samples.NUM_UNIFORM} uniform items:",
+        f"{candidates.NUM_UNIFORM} uniform items:",
         "",
         "| items | full | sampled | ratio |",
         "| ---: | ---: | ---: | ---: |",
     ]
-    ours = next(kind for kind, number in KINDS.items() if number == samples.NUM_UNIFORM)
+    ours = next(kind for kind, number in KINDS.items() if number == candidates.NUM_UNIFORM)
     for size in SIZES:
         full, sampled = (step_seconds(size, kind) for kind in ("full", ours))
         lines.append(f"| {size:,} | {1000 * full:.0f} | {1000 * sampled:.0f} | {full / sampled:.1f} |")

@@ -60,9 +60,11 @@ from fedecider.report.tables import CANARY
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
+from idgen.item_scores import ranks_all
 from idgen.precision import autocast
-from idgen.ranking import RankingContext, catalogue_blocks, eval_users, rank_task, ranks_all
-from idgen.samples import Split, Task, eval_batches
+from idgen.ranking import RankingContext, catalogue_blocks, eval_users, rank_task
+from idgen.samples import eval_batches
+from idgen.tasks import Split, Task
 
 # The baselines that stand in every run of the cross-silo track: models without any adapter, counts, item texts, the
 # canary.

@@ -21,8 +21,9 @@ from fedecider.running.progress import progress
 from fedecider.running.run_folder import damage_names, read_object
 from idgen.id_generator import IDGenerator, make_item_ids
 from idgen.item_ids import ItemIds, phrase_item_ids
-from idgen.samples import Neighbours, Task, build_task, nearest_items
 from idgen.semantic_ids import semantic_item_ids
+from idgen.synthetic import Neighbours, nearest_items
+from idgen.tasks import Task, build_task
 
 ITEM_VECTORS = "item_vectors.safetensors"
 

@@ -81,28 +81,20 @@ from fedecider.running.run_folder import (
     read_object,
 )
 from idgen.alternating import alternate
-from idgen.backbone import (
-    HeldOut,
-    build_backbone,
-    check_backbone,
-    has_tied_output,
-    hold_out,
-    linear_layers,
-    load_backbone,
-    train_backbone,
-)
+from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone
+from idgen.backbone_training import HeldOut, hold_out, train_backbone
 from idgen.backbones.families import family_of
+from idgen.checkpoints import Checkpoint
 from idgen.id_generator import IDGenerator, build_id_generator, train_id_generator
 from idgen.item_ids import unique_phrases
-from idgen.precision import check_quantize
 from idgen.prompts import prompt_texts
+from idgen.quantize import check_quantize
 from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.ranking_config import RankingConfig
-from idgen.samples import Task, catalogue_task
 from idgen.semantic_ids import Codebook, fit_codebook, semantic_texts, semantic_tokens
+from idgen.tasks import Task, catalogue_task
 from idgen.text_vectors import TextProjection, text_projection
 from idgen.tokenizer import load_tokenizer, train_tokenizer
-from idgen.training import Checkpoint
 
 # Stages 1 and 2: what all clients share before the first round - tokenizer, item IDs, backbone and its student.
 

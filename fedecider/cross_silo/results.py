@@ -104,7 +104,7 @@ from fedecider.report.tables import (
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, progress, stage, write_seconds
 from fedecider.running.run_folder import RunFolder
-from idgen.ranking import ranks_all
+from idgen.item_scores import ranks_all
 from idgen.samples import train_batches
 from idgen.text_vectors import means_alone
 

@@ -27,7 +27,7 @@ from fedecider.models.lists import HISTORIES_FILE
 from fedecider.running.run_folder import SITE, RunFolder, damage_names, only_stage, read_metrics
 from idgen.backbone import load_backbone
 from idgen.ranking import RankingContext
-from idgen.samples import Split
+from idgen.tasks import Split
 from idgen.tokenizer import load_tokenizer
 
 

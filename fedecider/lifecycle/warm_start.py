@@ -33,9 +33,9 @@ from fedecider.models.loaded import adapted
 from fedecider.models.source import Place, Source
 from idgen.backbone import load_backbone
 from idgen.backbones.families import family_of
+from idgen.events import event_table
 from idgen.item_ids import ItemIds
-from idgen.prompts import event_table
-from idgen.samples import catalogue_task
+from idgen.tasks import catalogue_task
 from idgen.tokenizer import load_tokenizer
 
 CARD = "README.md"

@@ -26,8 +26,8 @@ from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
 from idgen.backbones.family import SHARED, num_targets
+from idgen.losses import sequence_loss
 from idgen.precision import autocast
-from idgen.training import sequence_loss
 
 VARIANTS = ("fused", "global", "personal")
 

@@ -42,18 +42,12 @@ from fedecider.models.adapters import (
 )
 from idgen.backbones.families import unwrap
 from idgen.backbones.family import TokenBatch, every_nth_row, num_targets
-from idgen.precision import autocast, check_trainable, quantize_of
-from idgen.training import (
-    LossGuard,
-    RowAdamW,
-    checkpointed,
-    clip_gradients,
-    decay,
-    keep_full_rates,
-    row_gradients,
-    sequence_loss,
-    set_rates,
-)
+from idgen.loss_guard import LossGuard
+from idgen.losses import sequence_loss
+from idgen.optimizer import RowAdamW, clip_gradients, decay, keep_full_rates, row_gradients, set_rates
+from idgen.precision import autocast
+from idgen.quantize import check_trainable, quantize_of
+from idgen.training import checkpointed
 
 # Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it.
 

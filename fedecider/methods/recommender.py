@@ -26,19 +26,13 @@ from fedecider.federation.streams import stream
 from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.methods.config import LocalTraining
 from fedecider.models.adapters import HEAD, Shapes, adapter_shapes
+from idgen.backbones.family import TokenBatch
+from idgen.candidates import candidates_of, with_candidates
 from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.ranking_config import RankingConfig
-from idgen.samples import (
-    Split,
-    Task,
-    TokenBatch,
-    candidates_of,
-    num_samples,
-    samples_by_user,
-    train_batches,
-    user_batches,
-    with_candidates,
-)
+from idgen.samples import num_samples, train_batches
+from idgen.tasks import Split, Task
+from idgen.user_batches import samples_by_user, user_batches
 
 # Rows of the own catalogue only travel: adapters of the output and of the table, whose B has a row for every
 # token.
@@ -257,7 +251,7 @@ class ClientModels(NamedTuple):
     model: PeftModel
     tokenizer: Any
     tasks: Sequence[Any]
-    """``idgen.samples.Task`` of every client, in client order."""
+    """``idgen.tasks.Task`` of every client, in client order."""
     names: Sequence[str]
     """Domain name of every client; random streams are keyed by it, so client order does not matter."""
     device: torch.device
@@ -287,7 +281,7 @@ class ClientModels(NamedTuple):
     """client -> its training users, for training that goes user by user."""
     sample: Callable[[int, TokenBatch, torch.Generator], TokenBatch] | None = None
     """client, batch, generator -> the batch with a sample in the place of a large catalogue
-    (`idgen.samples.with_candidates`); None where every catalogue is compared with as a whole."""
+    (`idgen.candidates.with_candidates`); None where every catalogue is compared with as a whole."""
     checkpointing: bool = False
     """Whether layers keep their inputs alone in training (`idgen.training.checkpointed`)."""
     protected: bool = False

@@ -38,11 +38,11 @@ from fedecider.models.item_table import (
     write_items,
 )
 from idgen.backbones.families import family_of, unwrap
-from idgen.precision import keep_trainable, loading_options, quantize_of
 from idgen.prompts import SEPARATOR, load_templates, split_template
+from idgen.quantize import keep_trainable, loading_options, quantize_of
 from idgen.ranking_config import RankingConfig
-from idgen.samples import Task
 from idgen.segments import NOTHING
+from idgen.tasks import Task
 
 # The program of a model card: from titles to the ten best next items, with transformers and peft alone.
 

@@ -18,8 +18,7 @@ from fedecider.data.store import file_sha256
 from fedecider.federation.record import read_json, write_json
 from fedecider.running.options import from_plain
 from fedecider.running.run_folder import RunFolder, as_plain, damage_names, damaged, read_object, read_run
-from idgen.precision import Quantize
-from idgen.prompts import SampleConfig
+from idgen.config import Quantize, SampleConfig
 from idgen.ranking_config import RankingConfig
 
 # ``run.json`` of a run of the cross-silo track.
@@ -72,8 +71,7 @@ class InferenceConfig(NamedTuple):
     @property
     def words(self) -> Any:
         """How the text of a new item becomes its ID (`idgen.item_ids.Words`)."""
-        from idgen.config import TITLES_AS_WRITTEN
-        from idgen.item_ids import TITLE_WORDS
+        from idgen.config import TITLE_WORDS, TITLES_AS_WRITTEN
 
         return TITLES_AS_WRITTEN if self.titles_as_written else TITLE_WORDS
 

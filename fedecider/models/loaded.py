@@ -26,10 +26,11 @@ from fedecider.models.source import Place, Source, file_hashes
 from fedecider.running.run_folder import damage_names
 from idgen.decode import constrained_beam_search, stable_topk
 from idgen.item_ids import ItemIds
+from idgen.item_scores import catalogue_rows, catalogue_scores, trie_log_probs
 from idgen.precision import autocast
-from idgen.ranking import catalogue_rows, catalogue_scores, trie_log_probs
 from idgen.ranking_config import RankingConfig
-from idgen.samples import Task, catalogue_task, empty_prompt, encode_histories
+from idgen.samples import empty_prompt, encode_histories
+from idgen.tasks import Task, catalogue_task
 
 # The model as the hybrid asks it: log-probabilities of items, and its beams, for any histories.
 

@@ -22,8 +22,9 @@ from fedecider.models.hybrid import Hybrid, with_items
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import CODEBOOK_FILE, PROJECTION_FILE, encoder_digest, load_codebook, load_projection
 from fedecider.models.source import Place
+from idgen.config import Words
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids
-from idgen.item_ids import ItemIds, Words, phrase_item_ids, unique_phrases
+from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.prompts import prompt_texts
 from idgen.semantic_ids import semantic_item_ids, semantic_texts

@@ -77,7 +77,7 @@ from fedecider.running.machine import checked_device
 from fedecider.running.run_folder import RunFolder, check_output, damage_names
 from idgen.backbone import cut_table, load_backbone
 from idgen.new_items import append_rows
-from idgen.samples import Task
+from idgen.tasks import Task
 from idgen.tokenizer import load_tokenizer
 
 # A recommender in a folder that stands for itself, in the layout of model hubs, and its way to a hub.

@@ -22,8 +22,8 @@ TokenBatch = dict[str, Tensor]
 """``input_ids`` and ``attention_mask`` (B, S) with ``labels`` (B, T): prompts and targets, each on its own; or, for
 decoder-only models, with ``row_labels`` (B, S): rows of which many positions are targets, in Hugging Face's order.
 With ``catalogue`` (C,), rising, the loss compares a target with these tokens alone; with ``log_weights`` (B, C) beside
-it they are a sample of those that it is compared with (`idgen.samples.with_candidates`). With ``node``, a node for each
-label, it is compared with the tokens that may stand in its place in a trie (`idgen.trie.Parents`)."""
+it they are a sample of those that it is compared with (`idgen.candidates.with_candidates`). With ``node``, a node
+for each label, it is compared with the tokens that may stand in its place in a trie (`idgen.trie.Parents`)."""
 
 SHARED = ("catalogue", "first_child", "child_token")
 """What is one for all rows of a batch."""

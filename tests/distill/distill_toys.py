@@ -9,9 +9,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
+from idgen.config import SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.prompts import SampleConfig, prompt_texts
-from idgen.samples import build_task
+from idgen.prompts import prompt_texts
+from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
 
 VOCABULARY = 50

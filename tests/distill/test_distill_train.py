@@ -8,7 +8,7 @@ from distill import train
 from distill.pairing import build_student, pairs_of
 from distill.train import DistillConfig, distill, train_pairs
 from idgen import training
-from idgen.backbone import train_backbone
+from idgen.backbone_training import train_backbone
 from idgen.config import BackboneTraining
 from idgen.decode import constrained_beam_search
 from idgen.samples import eval_batches

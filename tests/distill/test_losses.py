@@ -5,8 +5,8 @@ from distill_toys import make_batch, make_task, make_teacher
 
 from distill.losses import finetune_loss, pair_losses, recorded
 from distill.pairing import build_student, pair_parameters, pairs_of
+from idgen.losses import sequence_loss
 from idgen.samples import train_batches
-from idgen.training import sequence_loss
 
 
 def test_recorded_outputs_are_the_models_hidden_states():

@@ -16,7 +16,7 @@ from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.models import counts
 from fedecider.models.counts import calibration_users, count_events, training_contexts
-from idgen.prompts import event_table, merge_events, window_ends
+from idgen.events import event_table, merge_events, window_ends
 
 USERS = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=9), min_size=2, max_size=7)
 

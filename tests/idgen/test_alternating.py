@@ -9,11 +9,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 from fedecider.bounds import Diverged
 from idgen import alternating
 from idgen.alternating import alternate, changed_ids, phases
-from idgen.config import BackboneTraining
+from idgen.config import BackboneTraining, SampleConfig
 from idgen.item_ids import assign_item_ids
-from idgen.prompts import SampleConfig
-from idgen.samples import nearest_items
-from idgen.training import STAGE_ONE_COURSE
+from idgen.optimizer import STAGE_ONE_COURSE
+from idgen.synthetic import nearest_items
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)

@@ -8,25 +8,16 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.bounds import Diverged
 from idgen import backbone, training
-from idgen.backbone import BackboneConfig, build_backbone, train_backbone
+from idgen.backbone import build_backbone
+from idgen.backbone_training import train_backbone
 from idgen.backbones.family import num_targets as num_targets_of
 from idgen.backbones.small_t5 import NUM_FLAGS
-from idgen.config import BackboneTraining
-from idgen.prompts import SampleConfig
+from idgen.config import BackboneConfig, BackboneTraining, SampleConfig, TrainConfig
+from idgen.loss_guard import LossGuard
+from idgen.losses import sequence_loss
+from idgen.optimizer import DISTILL_COURSE, STAGE_ONE_COURSE, Course, learning_rate_factor, parameter_groups
 from idgen.samples import train_batches
-from idgen.training import (
-    DISTILL_COURSE,
-    STAGE_ONE_COURSE,
-    Course,
-    LossGuard,
-    TrainConfig,
-    epoch_generator,
-    learning_rate_factor,
-    parameter_groups,
-    sequence_loss,
-    set_dropout,
-    train_model,
-)
+from idgen.training import epoch_generator, set_dropout, train_model
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
@@ -139,7 +130,7 @@ def test_loss_without_nodes_is_the_models_own_and_padding_has_no_influence():
 @pytest.mark.parametrize("dense_above", [0, 512])
 def test_loss_of_batches_is_the_mean_of_what_items_are_ranked_by(dense_above, monkeypatch):
     """-log p(ID) along the trie of the row's own catalogue."""
-    monkeypatch.setattr("idgen.training.DENSE_ABOVE", dense_above)
+    monkeypatch.setattr("idgen.losses.DENSE_ABOVE", dense_above)
     corner = make_domain("corner", num_items=14, lengths=(5, 7, 8), seed=1)
     tasks = [TASK, make_task(corner, TOKENIZER, TASK.config)]
     model = build_backbone(SMALL, TOKENIZER, 1)

@@ -21,8 +21,8 @@ from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import evaluating, labels_of, num_targets
 from idgen.decode import constrained_beam_search, score_catalogue
-from idgen.ranking import trie_log_probs
-from idgen.training import sequence_loss
+from idgen.item_scores import trie_log_probs
+from idgen.losses import sequence_loss
 from idgen.trie import Trie, TrieLogitsProcessor
 
 MODELS = {"t5": tiny_t5, "llama": partial(tiny_causal, "llama"), "qwen2": partial(tiny_causal, "qwen2")}

@@ -9,6 +9,7 @@ from tiny_causal import byte_level_tokenizer
 
 from fedecider.bounds import Diverged
 from idgen import id_generator
+from idgen.config import TITLE_WORDS, Words
 from idgen.id_generator import (
     IDGenerator,
     _Draft,
@@ -18,7 +19,7 @@ from idgen.id_generator import (
     make_item_ids,
     train_id_generator,
 )
-from idgen.item_ids import STOP_WORDS, TITLE_WORDS, Words, own_words
+from idgen.keywords import STOP_WORDS, own_words
 from idgen.tokenizer import clean_words, encode_ids, train_tokenizer
 
 HARD = [

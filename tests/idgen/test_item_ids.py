@@ -9,16 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_causal import byte_level_tokenizer
 
-from idgen.item_ids import (
-    ItemIds,
-    Words,
-    assign_item_ids,
-    encode_item_ids,
-    keyword_candidates,
-    keyword_item_ids,
-    quality,
-    split_fields,
-)
+from idgen.config import Words
+from idgen.item_ids import ItemIds, assign_item_ids, encode_item_ids, keyword_item_ids, quality
+from idgen.keywords import keyword_candidates, split_fields
 from idgen.tokenizer import decode_ids, encode_ids, train_tokenizer
 from idgen.trie import Trie
 

@@ -25,9 +25,8 @@ from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
-from idgen.backbone import BackboneConfig
+from idgen.config import BackboneConfig, SampleConfig
 from idgen.decode import constrained_beam_search, score_catalogue
-from idgen.prompts import SampleConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.trie import TrieLogitsProcessor
 

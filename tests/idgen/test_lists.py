@@ -6,9 +6,12 @@ from tiny_causal import byte_level_tokenizer
 from tiny_tasks import make_domain, make_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from idgen.item_ids import Words, keyword_candidates, keyword_item_ids
-from idgen.prompts import SampleConfig
-from idgen.samples import build_task, empty_prompt, encode_histories, nearest_items, train_batches
+from idgen.config import SampleConfig, Words
+from idgen.item_ids import keyword_item_ids
+from idgen.keywords import keyword_candidates
+from idgen.samples import empty_prompt, encode_histories, train_batches
+from idgen.synthetic import nearest_items
+from idgen.tasks import build_task
 
 DOMAIN = make_domain()
 BYTES = byte_level_tokenizer([*DOMAIN.item_texts, "one customer chose, one after the other:\n"])

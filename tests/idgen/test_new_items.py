@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from fedecider.models.adapters import LoraSettings, adapted_embeddings, attach_lora, fused_factors
 from fedecider.models.export import load_adapter, save_peft_folder
-from idgen.item_ids import Words, unique_phrases
+from idgen.config import Words
+from idgen.item_ids import unique_phrases
 from idgen.new_items import append_rows
 from idgen.tokenizer import decode_ids, encode_ids, known_phrases, load_tokenizer, train_tokenizer, with_phrases
 

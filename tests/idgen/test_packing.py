@@ -8,7 +8,8 @@ from tiny_t5 import tiny_t5
 from distill.losses import finetune_loss
 from fedecider.models.adapters import LoraSettings, adapter_parameters, attach_lora
 from idgen.backbones.family import num_targets
-from idgen.training import MAX_LOGITS, checkpointed, sequence_loss
+from idgen.losses import MAX_LOGITS, sequence_loss
+from idgen.training import checkpointed
 
 LENGTHS = [5, 2, 9, 4, 4, 7]
 
@@ -72,7 +73,7 @@ def test_fine_tuning_in_pieces_gives_the_same_gradients(monkeypatch):
         return float(loss.detach()), [parameter.grad.clone() for parameter in student.parameters()]
 
     expected, calls = found(), []
-    monkeypatch.setattr("idgen.training.MAX_LOGITS", 4 * 40)
+    monkeypatch.setattr("idgen.losses.MAX_LOGITS", 4 * 40)
     for model in (teacher, student):
         model.lm_head.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
     pieces = found()
@@ -85,7 +86,7 @@ def test_logits_in_pieces_give_the_same_gradients(monkeypatch):
     model, batch = tiny_causal(), batch_of()
     expected = gradients(model, batch)
     assert num_targets(batch) * 40 < MAX_LOGITS
-    monkeypatch.setattr("idgen.training.MAX_LOGITS", 4 * 40)
+    monkeypatch.setattr("idgen.losses.MAX_LOGITS", 4 * 40)
     calls = []
     handle = model.lm_head.register_forward_pre_hook(lambda _, inputs: calls.append(len(inputs[0])))
     found = gradients(model, batch)

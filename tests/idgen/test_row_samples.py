@@ -6,18 +6,13 @@ import torch
 from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain, make_ids, make_tokenizer
 
+from idgen.config import SampleConfig
+from idgen.events import event_table, window_ends
 from idgen.item_ids import ItemIds
-from idgen.prompts import SampleConfig, event_table, window_ends
-from idgen.samples import (
-    build_task,
-    encode_histories,
-    eval_batches,
-    nearest_items,
-    num_batches,
-    num_samples,
-    train_batches,
-)
-from idgen.training import sequence_loss
+from idgen.losses import sequence_loss
+from idgen.samples import encode_histories, eval_batches, num_batches, num_samples, train_batches
+from idgen.synthetic import nearest_items
+from idgen.tasks import build_task
 from idgen.trie import Trie
 
 DOMAIN = make_domain()

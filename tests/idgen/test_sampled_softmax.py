@@ -7,22 +7,17 @@ import torch
 from test_small_decoder import build
 from tiny_tasks import make_domain, make_tokenizer
 
-from idgen import samples
-from idgen.backbone import train_backbone
+from idgen import candidates
+from idgen.backbone_training import train_backbone
 from idgen.backbones.family import every_nth_row, num_targets
-from idgen.config import BackboneTraining
+from idgen.candidates import Candidates, candidates_of, with_candidates
+from idgen.config import BackboneTraining, SampleConfig
 from idgen.item_ids import ItemIds
-from idgen.prompts import SampleConfig
-from idgen.samples import (
-    Candidates,
-    build_task,
-    candidates_of,
-    nearest_items,
-    num_samples,
-    train_batches,
-    with_candidates,
-)
-from idgen.training import RowAdamW, clip_gradients, row_gradients, sequence_loss
+from idgen.losses import sequence_loss
+from idgen.optimizer import RowAdamW, clip_gradients, row_gradients
+from idgen.samples import num_samples, train_batches
+from idgen.synthetic import nearest_items
+from idgen.tasks import build_task
 
 TOKENS = torch.arange(3, 9)
 SHARE_V = torch.tensor([0, 0, 0, 0.3, 0.05, 0.1, 0.25, 0.1, 0.2])
@@ -115,7 +110,7 @@ def test_a_loss_over_few_is_that_of_its_own_formula():
 
 
 def test_shares_are_those_of_the_targets_of_epochs(monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLED_ABOVE", 39)
+    monkeypatch.setattr(candidates, "SAMPLED_ABOVE", 39)
     task = task_of(walk_share=0.3)
     assert candidates_of(task, torch.arange(1, 40)) is None  # not above
     found, num_V = candidates_of(task, torch.arange(1, 41)), torch.zeros(41)
@@ -168,10 +163,10 @@ def test_gradients_of_rows_are_clipped_with_all_others():
 
 
 def test_pretraining_of_a_large_table_is_sampled_and_draws_by_its_seed(monkeypatch):
-    monkeypatch.setattr(samples, "NUM_UNIFORM", 4)
+    monkeypatch.setattr(candidates, "NUM_UNIFORM", 4)
     found = {}
     for name, above in (("full", 100), ("sampled", 20), ("again", 20)):
-        monkeypatch.setattr(samples, "SAMPLED_ABOVE", above)
+        monkeypatch.setattr(candidates, "SAMPLED_ABOVE", above)
         model = build(torch.nn.functional.normalize(torch.randn(40, 16, generator=generator()), dim=1))
         start = model.get_input_embeddings().weight.detach().clone()
         config = BackboneTraining(batch_size=3, max_steps=2, table_lr_multiplier=2.0)

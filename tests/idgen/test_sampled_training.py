@@ -13,12 +13,12 @@ from fedecider.methods import METHODS, local_training
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.recommender import TABLE, LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
-from idgen import samples
+from idgen import candidates
+from idgen.config import SampleConfig
 from idgen.item_ids import ItemIds
-from idgen.prompts import SampleConfig
+from idgen.optimizer import RowAdamW
 from idgen.ranking_config import RankingConfig
-from idgen.samples import build_task
-from idgen.training import RowAdamW
+from idgen.tasks import build_task
 
 DOMAINS = [make_domain(name, num_items=20, seed=seed) for seed, name in enumerate(("hats", "toys"))]
 TOKENIZER = make_tokenizer(DOMAINS)
@@ -27,8 +27,8 @@ CONFIG = SampleConfig(templates="history", max_source_tokens=10, max_history=6)
 
 @pytest.fixture(autouse=True)
 def _sampled(monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLED_ABOVE", 10)
-    monkeypatch.setattr(samples, "NUM_UNIFORM", 4)
+    monkeypatch.setattr(candidates, "SAMPLED_ABOVE", 10)
+    monkeypatch.setattr(candidates, "NUM_UNIFORM", 4)
 
 
 def recommender(**training):

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from tiny_tasks import make_domain, make_ids, make_task, make_tokenizer
 
 from fedecider.data.domain import Events
-from idgen import prompts
+from idgen import events
+from idgen.config import SampleConfig
+from idgen.events import histories
 from idgen.prompts import DOMAIN as DOMAIN_WORD
-from idgen.prompts import HISTORY, SampleConfig, domain_words, histories, load_templates
+from idgen.prompts import HISTORY, domain_words, load_templates
 from idgen.samples import encode_histories, eval_batches, num_batches, num_samples, train_batches
 
 DOMAIN = make_domain()
@@ -191,8 +193,8 @@ def test_mixing_tasks_keeps_every_sample_of_each():
 
 def test_crops_and_dropout_shorten_histories_but_never_empty_them(monkeypatch):
     """With pairs histories have a geometric length, and one item outside training."""
-    monkeypatch.setattr(prompts, "PAIR_SHARE", 0.0)
-    monkeypatch.setattr(prompts, "CROP_RATE", 0.5)
+    monkeypatch.setattr(events, "PAIR_SHARE", 0.0)
+    monkeypatch.setattr(events, "CROP_RATE", 0.5)
     mark = TOKENIZER(";", add_special_tokens=False)["input_ids"][-1]
     full = SampleConfig(templates="compact")
     mean = {}
@@ -207,8 +209,8 @@ def test_crops_and_dropout_shorten_histories_but_never_empty_them(monkeypatch):
 
 
 def test_pairs_are_near_events_of_one_training_part(monkeypatch):
-    monkeypatch.setattr(prompts, "PAIR_SHARE", 1.0)
-    monkeypatch.setattr(prompts, "PAIR_WINDOW", 2)
+    monkeypatch.setattr(events, "PAIR_SHARE", 1.0)
+    monkeypatch.setattr(events, "PAIR_WINDOW", 2)
     task = make_task(DOMAIN, TOKENIZER, SampleConfig(templates="compact", pairs=True, max_history=1))
     allowed, reverse = set(), set()
     for sequence in DOMAIN.clients.sequences:

@@ -9,7 +9,8 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from idgen import soft_ids
 from idgen.backbones.t5 import T5
-from idgen.prompts import SampleConfig
+from idgen.config import SampleConfig
+from idgen.losses import sequence_loss
 from idgen.samples import train_batches
 from idgen.segments import Prompts, join, lay_out, make_segments
 from idgen.soft_ids import (
@@ -23,7 +24,6 @@ from idgen.soft_ids import (
     spliced,
     token_probabilities,
 )
-from idgen.training import sequence_loss
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 OTHER = make_domain("other", num_items=7, lengths=(5, 6), seed=3)

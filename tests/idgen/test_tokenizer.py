@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
-from idgen.item_ids import TITLE_WORDS, unique_phrases
+from idgen.config import TITLE_WORDS
+from idgen.item_ids import unique_phrases
 from idgen.tokenizer import clean_words, decode_ids, encode_ids, load_tokenizer, train_tokenizer
 
 _WORDS = "river lantern garden murder harbour winter atlas copper señor été fox kitten engine 1984 x_2 straße"

@@ -9,12 +9,11 @@ from safetensors.torch import save_file
 from tiny_tasks import make_domain, make_task, make_tokenizer
 
 from distill.train import DistillConfig, distill
-from idgen import backbone, training
-from idgen import training as checkpoints
-from idgen.backbone import BackboneConfig, build_backbone, train_backbone
-from idgen.config import BackboneTraining
-from idgen.prompts import SampleConfig
-from idgen.training import Checkpoint
+from idgen import backbone, checkpoints, training
+from idgen.backbone import build_backbone
+from idgen.backbone_training import train_backbone
+from idgen.checkpoints import Checkpoint
+from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)

@@ -5,8 +5,10 @@ import torch
 from test_row_samples import DOMAIN, NUM_ITEMS, rows_of, task_of
 from tiny_tasks import make_task, make_tokenizer
 
-from idgen.prompts import SampleConfig
-from idgen.samples import nearest_items, samples_by_user, train_batches, user_batches
+from idgen.config import SampleConfig
+from idgen.samples import train_batches
+from idgen.synthetic import nearest_items
+from idgen.user_batches import samples_by_user, user_batches
 
 TOKENIZER = make_tokenizer([DOMAIN])
 

@@ -7,12 +7,15 @@ import pytest
 import torch
 from tiny_tasks import make_domain, make_ids, make_tokenizer
 
-from idgen import backbone, training
-from idgen.backbone import BackboneConfig, build_backbone, hold_out, num_steps, train_backbone
-from idgen.config import BackboneTraining, TrainConfig
-from idgen.prompts import SampleConfig
-from idgen.samples import build_task, is_target
-from idgen.training import STAGE_ONE_COURSE, Checkpoint, train_model, validation_steps
+from idgen import backbone_training, loss_guard, training
+from idgen.backbone import build_backbone
+from idgen.backbone_training import hold_out, num_steps, train_backbone
+from idgen.checkpoints import Checkpoint
+from idgen.config import BackboneConfig, BackboneTraining, SampleConfig, TrainConfig
+from idgen.events import is_target
+from idgen.optimizer import STAGE_ONE_COURSE
+from idgen.tasks import build_task
+from idgen.training import train_model, validation_steps
 
 DOMAIN = make_domain(num_items=11, lengths=(3, 4, 6, 9) * 4)
 SEQUENCES = [sequence[: [2, 3, 4, 7][user % 4]] for user, sequence in enumerate(DOMAIN.public.sequences)]
@@ -30,8 +33,8 @@ class Killed(Exception):
 
 @pytest.fixture(autouse=True)
 def small_pools(monkeypatch):
-    monkeypatch.setattr(backbone, "LEAST_VALIDATED", 3)
-    monkeypatch.setattr(backbone, "VALIDATION_SHARE", 10.0)
+    monkeypatch.setattr(backbone_training, "LEAST_VALIDATED", 3)
+    monkeypatch.setattr(backbone_training, "VALIDATION_SHARE", 10.0)
 
 
 def trained_by(gains, checkpoint=None, kill_at=None):
@@ -108,8 +111,8 @@ def test_a_killed_training_keeps_the_same_step(monkeypatch, tmp_path, kill_at):
 
 def test_a_backbone_that_training_harms_stays_as_it_was(monkeypatch):
     """It knows the last items by heart, and steps that are far too long make it forget them."""
-    monkeypatch.setattr(training, "FAR_ABOVE", 1e9)  # else the training ends with an error
-    monkeypatch.setattr(training, "EXPLODED", 1e9)
+    monkeypatch.setattr(loss_guard, "FAR_ABOVE", 1e9)  # else the training ends with an error
+    monkeypatch.setattr(loss_guard, "EXPLODED", 1e9)
     knows = build_backbone(SMALL, TOKENIZER, 1)
     train_backbone(knows, TASK, replace(SHORT, max_steps=150), 0)
     tasks, validation = hold_out([TASK], SHORT, 1)
@@ -141,9 +144,9 @@ def test_users_are_drawn_over_all_tasks_and_no_more_than_can_be_afforded(monkeyp
     _, both = hold_out([TASK, TASK], SHORT, 1)
     assert sum(len(one.user_U) for one in both) == 2 * 12 // 4
     # 20 steps of 8 samples, five of them a user and validation: 10 users would take 10 * 5 * 6 / 160 of the time
-    monkeypatch.setattr(backbone, "VALIDATION_SHARE", 4 * 5 * 6 / 160 + 1e-6)
+    monkeypatch.setattr(backbone_training, "VALIDATION_SHARE", 4 * 5 * 6 / 160 + 1e-6)
     assert sum(len(one.user_U) for one in hold_out([TASK, TASK], SHORT, 1)[1]) == 4
-    monkeypatch.setattr(backbone, "LEAST_VALIDATED", 5)
+    monkeypatch.setattr(backbone_training, "LEAST_VALIDATED", 5)
     assert hold_out([TASK, TASK], SHORT, 1) == ([TASK, TASK], [])
     assert (
         num_steps([TASK], replace(SHORT, max_steps=0, epochs=2)) == 2 * 6

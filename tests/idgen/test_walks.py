@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from idgen.samples import draw_walks, nearest_items
+from idgen.synthetic import draw_walks, nearest_items
 
 VECTORS = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [-1.0, -1.0]])
 

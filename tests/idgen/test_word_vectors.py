@@ -5,7 +5,7 @@ import torch
 from sklearn.utils.extmath import randomized_svd
 from transformers import T5Config, T5ForConditionalGeneration
 
-from idgen.text_vectors import _near_items, leading_singular, start_from_word_vectors, word_vectors
+from idgen.word_vectors import _near_items, leading_singular, start_from_word_vectors, word_vectors
 
 # catalogue 0: items 0 and 1 are taken together, and items 2 and 3; catalogue 1 has tokens of its own
 TOKENS = [[[3, 4], [5, 4], [6, 7], [8, 7]], [[9], [10], [11]]]

@@ -6,9 +6,10 @@ import random
 
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
+from idgen.config import SampleConfig
 from idgen.item_ids import ItemIds, keyword_item_ids
-from idgen.prompts import SampleConfig, prompt_texts
-from idgen.samples import Task, build_task
+from idgen.prompts import prompt_texts
+from idgen.tasks import Task, build_task
 from idgen.tokenizer import train_tokenizer
 
 COLOURS = ["red", "blue", "green", "amber", "violet", "grey", "ochre"]

@@ -23,12 +23,13 @@ from fedecider.models.adapters import LoraSettings, attach_lora
 from fedecider.models.export import Card, PromptLayout, export_adapter, model_card, program, prompt_layout
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
 from fedecider.models.recommender import put_in_front
-from idgen.backbone import BackboneConfig, build_backbone, load_backbone
+from idgen.backbone import build_backbone, load_backbone
+from idgen.config import TITLE_WORDS, BackboneConfig, SampleConfig
 from idgen.decode import constrained_beam_search
-from idgen.item_ids import TITLE_WORDS, keyword_item_ids, phrase_item_ids, unique_phrases
-from idgen.prompts import SampleConfig
+from idgen.item_ids import keyword_item_ids, phrase_item_ids, unique_phrases
 from idgen.ranking_config import RankingConfig
-from idgen.samples import catalogue_task, encode_histories
+from idgen.samples import encode_histories
+from idgen.tasks import catalogue_task
 from idgen.tokenizer import load_tokenizer, train_tokenizer
 
 PROMPT = PromptLayout(

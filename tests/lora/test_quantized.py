@@ -26,8 +26,8 @@ from fedecider.models.adapters import (  # noqa: E402  # noqa: E402
 from fedecider.models.export import export_adapter  # noqa: E402
 from idgen.backbone import load_backbone  # noqa: E402
 from idgen.backbones.families import family_of  # noqa: E402
-from idgen.precision import check_trainable, quantize_of  # noqa: E402
-from idgen.training import sequence_loss  # noqa: E402
+from idgen.losses import sequence_loss  # noqa: E402
+from idgen.quantize import check_trainable, quantize_of  # noqa: E402
 
 TARGETS = ("attention", "feed_forward", "output")
 MODELS = {"llama": lambda: tiny_causal(attention_bias=True), "t5": tiny_t5}

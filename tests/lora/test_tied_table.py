@@ -24,7 +24,7 @@ from fedecider.models.adapters import (
 from fedecider.models.export import load_adapter, save_peft_folder
 from idgen.backbones.families import family_of
 from idgen.decode import constrained_beam_search, score_catalogue
-from idgen.training import sequence_loss
+from idgen.losses import sequence_loss
 from idgen.trie import Trie
 
 RANK = 3

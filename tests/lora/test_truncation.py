@@ -57,7 +57,7 @@ def test_many_clients_are_handed_over_at_the_width_of_the_layers(tmp_path):
     load_fusion(model, random_stack(model, 5), 1, torch.tensor([1.5, -0.5, 2.0, 0.3, -1.0]))
     assert len(next(iter(fused_factors(model).values()))) == 5 * RANK
     tiny_t5().save_pretrained(tmp_path / "backbone")
-    prompt = PromptLayout("crime :", "", ";", 1, 3, True, 64, 20, "AutoModelForSeq2SeqLM", False)
+    prompt = PromptLayout("crime :", "", ";", 1, 3, 64, 20, "AutoModelForSeq2SeqLM", False)
     card = Card("fedecider", "crime", prompt, {}, {}, "leave-last-out", details={})
     places = {"base_folder": tmp_path / "backbone", "base_name": "x", "items": ITEMS, "card": card, "prompts": batch()}
     assert export_adapter(model, tmp_path / "crime", **places) <= 1e-5

@@ -7,7 +7,7 @@ from toy_recommender import toy_recommender
 from fedecider.federation.processes import Processes
 from fedecider.methods.local_training import _gradients
 from fedecider.models.adapters import named_factors
-from idgen.training import sequence_loss
+from idgen.losses import sequence_loss
 
 
 class Told(Processes):

@@ -9,11 +9,11 @@ from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import LoraSettings, attach_lora
-from idgen.backbone import BackboneConfig, build_backbone
+from idgen.backbone import build_backbone
+from idgen.config import BackboneConfig, SampleConfig
 from idgen.item_ids import keyword_item_ids
-from idgen.prompts import SampleConfig
 from idgen.ranking_config import RankingConfig
-from idgen.samples import build_task
+from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
 
 COLOURS = ("red", "blue", "green", "amber", "grey")

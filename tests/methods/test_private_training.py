@@ -25,7 +25,7 @@ from fedecider.methods.local_training import (
 )
 from fedecider.methods.recommender import TABLE, Users
 from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, named_factors
-from idgen.training import sequence_loss
+from idgen.losses import sequence_loss
 
 pytestmark = pytest.mark.whole
 

@@ -28,14 +28,15 @@ from fedecider.models.adapters import (
     load_plain,
     stack_trees,
 )
-from idgen.backbone import BackboneConfig, build_backbone
+from idgen.backbone import build_backbone
 from idgen.backbones.families import unwrap
+from idgen.config import BackboneConfig, SampleConfig
 from idgen.decode import score_catalogue
 from idgen.item_ids import keyword_item_ids
-from idgen.prompts import SampleConfig
 from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig
-from idgen.samples import build_task, eval_batches, num_samples
+from idgen.samples import eval_batches, num_samples
+from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
 from idgen.trie import Trie
 
@@ -314,7 +315,7 @@ def test_ids_of_one_token_are_ranked_exactly_whatever_the_beams(parts, drop_seen
 
 
 def test_a_training_whose_loss_stays_far_above_its_start_is_no_result(parts, monkeypatch):
-    monkeypatch.setattr("idgen.training.FAR_ABOVE", 0.1)  # far above a tenth
+    monkeypatch.setattr("idgen.loss_guard.FAR_ABOVE", 0.1)  # far above a tenth
     recommender = recommender_of(parts)
     recommender = recommender._replace(training=replace(recommender.training, local_epochs=30))
     student = initial_adapters(adapter_shapes(recommender.model), 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.entry import space_of
-from embedding_fr.results import privacy_text, write_embedding_results
+from embedding_fr.results import privacy_text, write_results
 from embedding_fr.server_memory import check_server_memory
 from embedding_fr.setup import EmbeddingSettings, hashes_of, rounds_of, set_up
 from fedecider.comparison.tuning import Tunable
@@ -82,6 +82,6 @@ def _prepare(
     check_server_memory(settings.run.method, settings.method, interactions.num_items, log)
 
     def finish(state: RunState, folder: RunFolder) -> None:
-        write_embedding_results(settings, setup, interactions, state, folder, launch)
+        write_results(settings, setup, interactions, state, folder, launch)
 
     return rounds_of(settings, setup, launch.processes, finish)

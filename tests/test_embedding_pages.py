@@ -2,7 +2,7 @@
 
 import pytest
 
-from embedding_fr.results import run_evidence
+from embedding_fr.page import run_evidence
 from fedecider.engine.result import RunResult
 from fedecider.report.conclusion import conclusion
 

@@ -21,11 +21,11 @@ from fedecider.comparison.tuning import Tunable, search_of
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.sellers import once_each
 from fedecider.data.store import load_domains
-from fedecider.engine.page import Parts, write_run_page
+from fedecider.engine.finish import finish, per_user_records
+from fedecider.engine.page import Parts, ReportConfig, write_run_page
 from fedecider.engine.result import RunResult
 from fedecider.engine.run import Experiment, Rounds, train
 from fedecider.evaluation.metrics import metrics_per_client
-from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.callbacks import recording
@@ -40,7 +40,6 @@ from fedecider.federation.record import (
     read_records,
     upload_notes,
     write_json,
-    write_text,
 )
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate_variants
 from fedecider.federation.state import RunState
@@ -48,17 +47,14 @@ from fedecider.id_based import METHODS
 from fedecider.id_based.clients import IdClients, id_clients
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import (
-    ResultTable,
-    markdown_table,
     result_rows,
-    rich_table,
     rows_data,
     shown_domains,
     variant_labels,
 )
 from fedecider.running.launch import Launch
 from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
-from fedecider.running.progress import console, log_line, stage, write_seconds
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, check_output, damage_names, read_run
 
 # Settings of a run of an ID-based method that are not the method's own.
@@ -159,9 +155,14 @@ def recorded_settings(run: Path, data: str = "") -> IdSettings:
         return IdSettings(settings, from_plain(METHODS[settings.method].config, config["method"], f"method in {path}"))
 
 
-def page(config: Any) -> Path:
-    """The page of a finished run, made again (`fedecider.engine.page.ReportConfig`)."""
-    return write_run_page(Path(config.run), RunResult.read(config.run), lambda result: Parts())
+def page(config: ReportConfig) -> Path:
+    """The page of a finished run, made again."""
+    return run_page(Path(config.run), RunResult.read(config.run))
+
+
+def run_page(root: Path, result: RunResult) -> Path:
+    """Write ``report.html`` into the run folder ``root``; errors as `fedecider.engine.page.write_run_page`."""
+    return write_run_page(root, result, lambda result: Parts())
 
 
 Positions = dict[str, dict[str, Tensor]]
@@ -311,46 +312,42 @@ TABLE = TrackRows(guest=table_row)
 
 def _write(settings: IdSettings, trained: Trained, domains: Mapping[str, Domain], folder: RunFolder) -> None:
     """Read the test set once, and write every file but the record."""
-    state, records = trained.state, read_records(folder.rounds)
-    users = {name: domain.clients.users for name, domain in domains.items()}
-    positions = {split: trained.positions(split) for split in ("test", "valid")}
-    rows, valid_rows = (result_rows(positions[split], persons=shared_persons(users)) for split in ("test", "valid"))
-    time, size = median_seconds(records), total_bytes(records)
+    records, state = read_records(folder.rounds), trained.state
+    result = evaluate(trained, domains, read_run(folder.root), records)
+    time, size = result.metrics["round_seconds"], result.metrics["bytes"]
     each = {way: size[way] // participations(records) for way in size}
-    broken = upload_notes(records, [client.name for client in trained.clients])
     notes = [
         f"round {state.best_round} of {state.round} has the best validation ndcg@10 ({state.best_score:.4f}) of "
         f"{trained.method.variants[0]}",
         f"{time['wall_s']:.2f} s a round (median); per client and round {each['up']:,} bytes up, {each['down']:,} down",
-        *broken,
+        *upload_notes(records, [client.name for client in trained.clients]),
     ]
-    table = ResultTable(rows, get_protocol(settings.run.protocol), notes)
-    content = {
-        "protocol": settings.run.protocol,
-        "method": settings.run.method,
-        "reported": rows[0].label,
+    finish(result, folder, f"Test of {settings.run.method}, round {state.best_round}", notes, run_page)
+
+
+def evaluate(
+    trained: Trained,
+    domains: Mapping[str, Domain],
+    record: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+) -> RunResult:
+    """What came of the run."""
+    state, run = trained.state, record["config"]["run"]
+    users = {name: domain.clients.users for name, domain in domains.items()}
+    positions = {split: trained.positions(split) for split in ("test", "valid")}
+    rows = {split: result_rows(positions[split], persons=shared_persons(users)) for split in positions}
+    metrics = {
+        "protocol": run["protocol"],
+        "method": run["method"],
+        "reported": rows["test"][0].label,
         "best_round": state.best_round,
         "last_round": state.round,
         "best_valid_ndcg@10": state.best_score,
-        "test": {domain: rows_data(rows, domain) for domain in shown_domains(rows)},
-        "valid": {domain: rows_data(valid_rows, domain) for domain in shown_domains(rows)},
-        "round_seconds": time,
-        "bytes": size,
+        **{split: {name: rows_data(rows[split], name) for name in shown_domains(rows[split])} for split in rows},
+        "round_seconds": median_seconds(records),
+        "bytes": total_bytes(records),
         "non_finite_uploads": non_finite_uploads(records),
         "capped_clients": capped_clients(records),
     }
-    write_json(folder.metrics, content)
-    every = (
-        UserPositions(name, users[name], "test", label, state.best_round, position_U)
-        for label, found in positions["test"].items()
-        for name, position_U in found.items()
-    )
-    write_per_user(folder.per_user, every)
-    title = f"Test of {settings.run.method}, round {state.best_round}"
-    console.print(rich_table(table, title=title))
-    write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
-    write_seconds(folder.metrics)
-    with stage("report"):
-        page = write_run_page(folder.root, RunResult.read(folder.root), lambda result: Parts())
-    log_line(f"report: {page}")
-    log_line(f"run: {folder.root}")
+    per_user = list(per_user_records(positions["test"], users, lambda entry: state.best_round))
+    return RunResult(record, metrics, records, records, lambda: per_user)

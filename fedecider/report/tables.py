@@ -92,7 +92,8 @@ class ResultTable(NamedTuple):
 
 def caption(table: ResultTable) -> list[str]:
     """What stands under a table: protocol stamp, what the intervals are, notes."""
-    canary = [row.values[MACRO]["hit@10"].mean for row in table.rows if row.kind == "canary"]
+    scope = shown_domains(table.rows)[-1]
+    canary = [row.values[scope]["hit@10"].mean for row in table.rows if row.kind == "canary"]
     bold = ["bold: distinguishably above every other method (paired permutation test, Holm)"] if table.bold else []
     interval = "brackets: 95 % intervals over users, and seeds where there are several"
     return [stamp(table.protocol, canary[0] if canary else None), interval, *bold, *table.notes]

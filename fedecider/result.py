@@ -177,11 +177,11 @@ class Result:
             shutil.copytree(part, target / part.name)
         shutil.copyfile(source.root / "handover.json", target / "handover.json")
         if published_name:
-            from fedecider.models.recommender import name_base, put_in_front
+            from fedecider.models.publish import name_base, put_in_front
 
             name_base(target, published_name)
             put_in_front(target)
-        (target / "README.md").write_text(self._card(published_name), encoding="utf-8")
+        self._card(published_name).save(target / "README.md")
         return target
 
     def push_to_hub(self, repo_id: str, *, private: bool = True, api: Any = None) -> Any:
@@ -195,11 +195,11 @@ class Result:
         """
         from huggingface_hub import HfApi
 
-        from fedecider.models.recommender import push_folder
+        from fedecider.models.publish import push_folder
 
         message = f"Add recommenders of {', '.join(self.clients)}"
         save = partial(self.export, published_name=repo_id)
-        return push_folder(save, HfApi() if api is None else api, repo_id, private, False, message)
+        return push_folder(save, HfApi() if api is None else api, repo_id, private, message)
 
     def __repr__(self) -> str:
         return f"Result of {self.method} on {', '.join(self.clients)}, round {self.best_round}\n{self.table.round(4)}"
@@ -209,29 +209,24 @@ class Result:
         about = f"{escape(self.method)} on {escape(', '.join(self.clients))}, round {self.best_round}"
         return f"<p><b>{about}</b></p>{paragraphs}{self.table.round(4).to_html()}"
 
-    def _card(self, published_name: str) -> str:
+    def _card(self, published_name: str) -> Any:
+        from huggingface_hub import ModelCard, ModelCardData
+
         from fedecider.models.export import opened_in_one_line
 
         config = read_object(self.folder.adapters / self.clients[0] / "adapter_config.json", {"task_type": str})
         auto_class = "AutoModelForSeq2SeqLM" if config["task_type"] == "SEQ_2_SEQ_LM" else "AutoModelForCausalLM"
-        lines = [
-            "---",
-            "library_name: peft",
-            *([f"base_model: {published_name}"] if published_name else []),
-            "tags: [recommender, federated-learning]",
-            "---",
+        tags = ["recommendation", "federated-learning", "lora", "fedecider"]
+        data = ModelCardData(base_model=published_name or None, library_name="peft", tags=tags)
+        parts = [
+            f"---\n{data.to_yaml()}\n---",
             f"# Recommenders of {', '.join(self.clients)}",
-            "",
             f"Trained together by {self.method} with FeDecider. `adapters/NAME` are PEFT adapters of `backbone/`, "
             "whose files a repository of the hub has in front too.",
-            "",
             opened_in_one_line(auto_class, published_name or "THIS REPOSITORY", self.clients[0]),
-            "",
-            "```text",
-            self.table.round(4).to_string(),
-            "```",
+            f"```text\n{self.table.round(4).to_string()}\n```",
         ]
-        return "\n".join(lines) + "\n"
+        return ModelCard("\n\n".join(parts) + "\n")
 
 
 def _new(folder: str | Path) -> Path:

@@ -16,6 +16,7 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import fedecider
 from fedecider.cli.main import main as command
 from fedecider.cross_silo import prepare as setup
 from fedecider.cross_silo.settings import PretrainConfig
@@ -155,8 +156,6 @@ def test_items_may_be_added_later_and_another_adapter_takes_them_away(there):
     assert rec.items.keys == both.items.keys
     assert rec.recommend(history, k=5) == both.recommend(history, k=5)
     assert [match.key for match in rec.items.search("a later", 1)] == ["later"]
-    with pytest.raises(ValueError, match="2 items that came after the training"):
-        rec.save_pretrained("saved")
     shutil.copytree("run", "other")
     (there / "other" / "adapters" / "comics" / "item_ids.json").write_text("[")
     write_manifest(Path("other"), [Path("other/backbone"), *Path("other/adapters").iterdir()])
@@ -469,8 +468,8 @@ def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone
     assert len(recommender.recommend(["First", "Second"], k=5)) == 5
     everything = recommender.recommend([CRIME.titles[0]], k=len(table.keys))
     assert {"n1", "n2"} <= {item.key for item in everything}
-    saved = plain.save_pretrained(f"alone-{run}")
-    again = Recommender.from_pretrained(saved, new_items=LATER)
+    exported = fedecider.load(run).export(f"alone-{run}")
+    again = Recommender.from_pretrained(exported, "crime", new_items=LATER)
     assert list(again._loaded.table.id_texts[-2:]) == list(new)
     recommender.load_adapter("comics").load_adapter("crime")
     assert recommender.recommend(CRIME.titles[3:5], k=5) == plain.recommend(CRIME.titles[3:5], k=5)

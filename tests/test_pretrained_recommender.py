@@ -200,7 +200,7 @@ def test_sources_that_are_none_are_one_sentence(case, copy):
 def test_another_adapter_takes_the_place_on_the_same_backbone(run, tmp_path, monkeypatch):
     fresh = {name: Recommender.from_pretrained(run, name) for name in ("crime", "comics")}
     moved = Recommender.from_pretrained(run, "crime")
-    moved.save_pretrained(tmp_path / "saved")
+    fedecider.load(run).export(tmp_path / "saved")
     monkeypatch.setattr(
         "fedecider.models.recommender.load_backbone", lambda *_: pytest.fail("the backbone is read again")
     )
@@ -209,7 +209,7 @@ def test_another_adapter_takes_the_place_on_the_same_backbone(run, tmp_path, mon
         assert moved.domain == domain
         history = list(fresh[domain].items.titles[:3])
         assert moved.recommend(history) == fresh[domain].recommend(history)
-    moved.load_adapter(tmp_path / "saved")  # a copy of the backbone
+    moved.load_adapter(tmp_path / "saved", "crime")  # a copy of the backbone
     assert not moved.has_hybrid
     assert moved.domain == "crime"
 
@@ -252,7 +252,7 @@ def test_the_present_adapter_is_put_back_from_memory(copy):
     assert same([rec.recommend(history, k=30)], [before])
 
 
-def test_a_recommender_without_its_adapter_does_not_answer(copy, monkeypatch, tmp_path):
+def test_a_recommender_without_its_adapter_does_not_answer(copy, monkeypatch):
     rec = Recommender.from_pretrained(copy, "crime")
     misfit(copy)
     with monkeypatch.context() as patch:
@@ -263,7 +263,6 @@ def test_a_recommender_without_its_adapter_does_not_answer(copy, monkeypatch, tm
         lambda: rec.recommend([rec.items.titles[0]]),
         lambda: rec.load_adapter("crime"),
         lambda: rec.add_items([]),
-        lambda: rec.save_pretrained(tmp_path / "saved"),
     ):
         with pytest.raises(RuntimeError, match="Load it anew"):
             ask()
@@ -273,39 +272,27 @@ def front_matter(folder):
     return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
 
 
-def test_a_saved_folder_stands_for_itself_and_has_no_hybrid_unless_it_is_named(rec, alone, tmp_path):
+@pytest.fixture
+def exported(run, tmp_path):
+    return fedecider.load(run).export(tmp_path / "exported")
+
+
+def test_an_exported_folder_stands_for_itself_without_what_is_private(exported, rec, alone):
     history = list(rec.items.titles[:3])
-    saved = rec.save_pretrained(tmp_path / "saved")
-    names = {path.relative_to(saved).as_posix() for path in saved.rglob("*")}
-    assert {"adapter_config.json", "adapter_model.safetensors", "item_ids.json", "backbone/config.json"} <= names
-    assert not any("hybrid" in name for name in names)
-    found = Recommender.from_pretrained(saved)
+    names = {path.relative_to(exported).as_posix() for path in exported.rglob("*")}
+    assert {"adapters/crime/adapter_model.safetensors", "adapters/crime/item_ids.json", "backbone/config.json"} <= names
+    assert not any("hybrid" in name or "private" in name for name in names)
+    found = Recommender.from_pretrained(exported, "crime")
     assert (found.domain, found.has_hybrid, found.alpha) == ("crime", False, rec.alpha)
     assert found.recommend(history) == alone.recommend(history)
-    header = front_matter(saved)
-    assert (saved / header["base_model"] / "config.json").is_file()
+    header = front_matter(exported)
     assert header["library_name"] == "peft"
     assert {"recommendation", "federated-learning", "lora"} <= set(header["tags"])
-    assert "license" not in header
-    card = (saved / "README.md").read_text()
-    metrics = json.loads((rec._loaded.source.run.root / "metrics.json").read_text())["domains"]["crime"]["test"]
-    hit = metrics["fedecider (post_broadcast)"]["hit@10"]
-    assert f"| fedecider (post_broadcast) | {hit['mean']:.4f} [{hit['low']:.4f}, {hit['high']:.4f}] |" in card
-    assert "there is no bound (epsilon)" in card
-    assert "is not in this folder" in card
-
-    whole = rec.save_pretrained(tmp_path / "whole", include_hybrid=True, license="cc-by-4.0")
-    assert (whole / "hybrid" / TENSOR_FILE).is_file()
-    assert Recommender.from_pretrained(whole).recommend(history) == rec.recommend(history)
-    assert not Recommender.from_pretrained(whole, hybrid=False).has_hybrid
-    assert "counts of real users. Do not share this folder" in (whole / "README.md").read_text()
-    assert front_matter(whole)["license"] == "cc-by-4.0"
-    again = found.save_pretrained(tmp_path / "again")
-    assert (again / "README.md").read_text() == card
+    assert not {"license", "base_model"} & set(header)
 
 
-def test_the_program_of_the_card_gives_our_recommendations(alone, tmp_path, monkeypatch, capsys):
-    saved = alone.save_pretrained(tmp_path / "saved")
+def test_the_program_of_the_card_gives_our_recommendations(exported, alone, monkeypatch, capsys):
+    saved = exported / "adapters" / "crime"
     program = (saved / "README.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(saved)
     for words in ([], [".", *(alone.items.titles[item] for item in (8, 2, 30))]):
@@ -317,100 +304,75 @@ def test_the_program_of_the_card_gives_our_recommendations(alone, tmp_path, monk
         assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_a_saved_folder_is_refused_where_it_was_changed(rec, tmp_path):
-    saved = rec.save_pretrained(tmp_path / "saved", include_hybrid=True)
-    for name in ("backbone/tokenizer.json", "inference_config.json", f"hybrid/{TENSOR_FILE}"):
-        before = (saved / name).read_bytes()
-        (saved / name).write_bytes(before + b" ")
-        with pytest.raises(ValueError, match=f"{Path(name).name} was changed"):
-            Recommender.from_pretrained(saved)
-        (saved / name).write_bytes(before)
-    (saved / "README.md").write_text("mine")
-    (saved / "LICENSE").write_text("mine")
-    Recommender.from_pretrained(saved)
-    content = json.loads((saved / "inference_config.json").read_text())
-    (saved / "inference_config.json").write_text(json.dumps({**content, "facts": {"method": "fedecider"}}))
-    (saved / MANIFEST_FILE).unlink()  # then nothing is compared
-    with pytest.raises(ValueError, match=r"inference_config\.json"):
-        Recommender.from_pretrained(saved).save_pretrained(tmp_path / "again")
-    (saved / "inference_config.json").write_text(json.dumps({**content, "samples": {"templates": "none"}}))
+def test_an_exported_folder_is_refused_where_it_was_changed(exported):
+    for name in ("backbone/tokenizer.json", "adapters/crime/inference_config.json"):
+        before = (exported / name).read_bytes()
+        (exported / name).write_bytes(before + b" ")
+        with pytest.raises(ValueError, match=Path(name).name):
+            Recommender.from_pretrained(exported, "crime")
+        (exported / name).write_bytes(before)
+    (exported / "README.md").write_text("mine")
+    (exported / "LICENSE").write_text("mine")
+    Recommender.from_pretrained(exported, "crime")
+    path = exported / "adapters" / "crime" / "inference_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "samples": {"templates": "none"}}))
+    (exported / MANIFEST_FILE).unlink()  # then nothing is compared
     with pytest.raises(ValueError, match=r"samples in .*inference_config\.json"):
-        Recommender.from_pretrained(saved)
+        Recommender.from_pretrained(exported, "crime")
 
 
-def test_what_cannot_be_saved_is_one_sentence_and_leaves_nothing(rec, alone, tmp_path, copy):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "kept").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty"):
-        rec.save_pretrained(tmp_path / "full")
-    with pytest.raises(ValueError, match="expected a name of the hub"):
-        rec.save_pretrained(tmp_path / "new", backbone_name="../x")
-    shutil.rmtree(copy / "private")
-    with pytest.raises(ValueError, match="has no hybrid"):
-        Recommender.from_pretrained(copy, "crime").save_pretrained(tmp_path / "new", include_hybrid=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "run"]
-    assert [path.name for path in (tmp_path / "full").iterdir()] == ["kept"]
-
-
-def test_a_hub_keeps_what_a_folder_keeps(rec, alone, tmp_path, monkeypatch):
-    hub = FolderHub(tmp_path / "cache", monkeypatch)
-    history = list(rec.items.titles[:3])
-    assert rec.push_to_hub("us/books", api=hub).oid
-    assert hub.repositories["us/books"].private
-    found = Recommender.from_pretrained("us/books")
-    assert found.recommend(history) == alone.recommend(history)
-    folder = next((tmp_path / "cache" / "models--us--books" / "snapshots").iterdir())
-    assert front_matter(folder)["base_model"] == "us/books"
-    assert not (folder / "hybrid").exists()
-    rec.push_to_hub("us/kept", include_hybrid=True, api=hub)
-    assert Recommender.from_pretrained("us/kept", "crime").recommend(history) == rec.recommend(history)
-    with pytest.raises(ValueError, match="expected a private one"):
-        rec.push_to_hub("us/open", private=False, include_hybrid=True, api=hub)
-    hub.create_repo("us/old", repo_type="model", private=False, exist_ok=False)
-    with pytest.raises(ValueError, match="expected a private one"):
-        rec.push_to_hub("us/old", include_hybrid=True, api=hub)
-    with pytest.raises(ValueError, match="expected one such as someone/books"):
-        rec.push_to_hub("../books", api=hub)
-    assert set(hub.repositories) == {"us/books", "us/kept", "us/old"}
-    with pytest.raises(FileNotFoundError, match="no model of that name"):
-        Recommender.from_pretrained("us/books", revision="0" * 40)
-    with pytest.raises(ValueError, match="expected it with a hub name only"):
-        Recommender.from_pretrained(folder, revision="main")
-
-
-def test_what_was_pushed_opens_by_the_line_of_its_card_in_a_new_process(run, alone, tmp_path, monkeypatch):
-    """And ranks as `recommend` does, by the program of the card; peft and transformers alone, offline."""
-    hub = FolderHub(tmp_path / "cache", monkeypatch)
-    alone.push_to_hub("us/one", api=hub)
-    fedecider.load(run).push_to_hub("us/many", api=hub)
+def test_a_hub_keeps_what_a_folder_keeps(run, alone, tmp_path, monkeypatch):
+    """Opened by the line of its card in a new process, it ranks as `recommend` does; peft and transformers alone."""
+    hub, result = FolderHub(tmp_path / "cache", monkeypatch), fedecider.load(run)
+    assert result.push_to_hub("us/many", api=hub).oid
+    assert hub.repositories["us/many"].private
     asked = [alone.items.titles[item] for item in (8, 2, 30)]
     expected = [f"{place}\t{item.title}" for place, item in enumerate(alone.recommend(asked, k=10), 1)]
-    for name, inside in (("us/one", "."), ("us/many", "adapters/crime")):
-        assert Recommender.from_pretrained(name, "crime").recommend(asked).items == alone.recommend(asked).items
-        (folder,) = (tmp_path / "cache" / f"models--{name.replace('/', '--')}" / "snapshots").iterdir()
-        assert json.loads((folder / inside / "adapter_config.json").read_text())["base_model_name_or_path"] == name
-        (line,) = re.findall(r"```py\n(.*?\))\n", (folder / "README.md").read_text(), re.S)
-        program = (folder / inside / "README.md").read_text().split("```python\n")[1].split("```")[0]
-        before, loading, after = re.split(r"^(model = .*?\.eval\(\))$", program, flags=re.M | re.S)
-        assert "PeftModel" in loading
-        (tmp_path / "next.py").write_text(f"{before}{line}.eval(){after}")
-        environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
-        words = [sys.executable, str(tmp_path / "next.py"), str(folder / inside), *asked]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.stdout.splitlines() == expected, done.stderr
+    assert Recommender.from_pretrained("us/many", "crime").recommend(asked).items == alone.recommend(asked).items
+    (folder,) = (tmp_path / "cache" / "models--us--many" / "snapshots").iterdir()
+    inside = folder / "adapters" / "crime"
+    assert json.loads((inside / "adapter_config.json").read_text())["base_model_name_or_path"] == "us/many"
+    assert front_matter(folder)["base_model"] == "us/many"
+    (line,) = re.findall(r"```py\n(.*?\))\n", (folder / "README.md").read_text(), re.S)
+    program = (inside / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    before, loading, after = re.split(r"^(model = .*?\.eval\(\))$", program, flags=re.M | re.S)
+    assert "PeftModel" in loading
+    (tmp_path / "next.py").write_text(f"{before}{line}.eval(){after}")
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, str(tmp_path / "next.py"), str(inside), *asked]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == expected, done.stderr
+    (folder / "LICENSE").write_text("ours")
+    (folder / "backbone" / "model-00001-of-00002.safetensors").write_bytes(b"of an earlier upload")
+    result.push_to_hub("us/many", api=hub)
+    assert (folder / "LICENSE").exists()
+    assert not (folder / "backbone" / "model-00001-of-00002.safetensors").exists()
 
 
-def test_a_published_backbone_is_fetched_by_its_name(alone, run, tmp_path, monkeypatch):
+def test_what_cannot_be_pushed_or_read_from_a_hub(run, tmp_path, monkeypatch):
+    hub, result = FolderHub(tmp_path / "cache", monkeypatch), fedecider.load(run)
+    hub.create_repo("us/old", repo_type="model", private=False, exist_ok=False)
+    with pytest.raises(ValueError, match="us/old"):
+        result.push_to_hub("us/old", api=hub)
+    assert not (tmp_path / "cache").exists()
+    assert result.push_to_hub("us/old", private=False, api=hub).oid
+    with pytest.raises(ValueError, match=r"\.\./books"):
+        result.push_to_hub("../books", api=hub)
+    with pytest.raises(FileNotFoundError, match="us/old"):
+        Recommender.from_pretrained("us/old", "crime", revision="0" * 40)
+
+
+def test_a_published_backbone_is_fetched_by_its_name(run, alone, tmp_path, monkeypatch):
     hub = FolderHub(tmp_path / "cache", monkeypatch)
-    saved = alone.save_pretrained(tmp_path / "saved", backbone_name="us/backbone")
-    assert not (saved / "backbone").exists()
-    assert front_matter(saved)["base_model"] == "us/backbone"
-    with pytest.raises(FileNotFoundError, match="no backbone 'us/backbone'"):
-        Recommender.from_pretrained(saved)
+    exported = fedecider.load(run).export(tmp_path / "exported", published_name="us/backbone")
+    shutil.rmtree(exported / "backbone")
+    (exported / MANIFEST_FILE).unlink()
+    with pytest.raises(FileNotFoundError, match="us/backbone"):
+        Recommender.from_pretrained(exported, "crime")
     hub.create_repo("us/backbone", repo_type="model", private=True, exist_ok=True)
     hub.upload_folder(repo_id="us/backbone", folder_path=run / "backbone", repo_type="model", commit_message="x")
     history = list(alone.items.titles[:3])
-    assert Recommender.from_pretrained(saved).recommend(history) == alone.recommend(history)
+    assert Recommender.from_pretrained(exported, "crime").recommend(history) == alone.recommend(history)
 
 
 def test_the_command_prints_shares_notes_and_json(run, rec, capsys):

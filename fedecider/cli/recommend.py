@@ -28,7 +28,7 @@ class RecommendConfig:
     """Recommendation: from which run, and for which history.
 
     Args:
-        run: The run folder that scripts/federate.py printed, a folder that save_pretrained wrote, or the name of one on
+        run: The run folder that scripts/federate.py printed, an exported folder, or the name of one on
             the hub.
         domain: The domain whose adapter and catalogue are used; may be left out where there is only one.
         company: The same, where domains are companies.

@@ -104,7 +104,7 @@ def read_inference_config(folder: Path) -> InferenceConfig:
     path = folder / INFERENCE_FILE
     if not path.is_file():
         raise ValueError(
-            f"got {folder} without {INFERENCE_FILE}, expected a run folder, or a folder that a run or save_pretrained "
+            f"got {folder} without {INFERENCE_FILE}, expected a run folder, or a folder that a run or Result.export "
             "wrote: how the adapter is asked stands there. Give the run folder"
         )
     content = read_object(path, FIELDS)

@@ -1,8 +1,4 @@
-"""A recommender in a folder that stands for itself, in the layout of model hubs, and its way to a hub.
-
-``adapter_config.json``, ``adapter_model.safetensors``, ``item_ids.json``, ``inference_config.json`` and ``README.md``
-(the card) lie in the folder itself, the backbone in ``backbone/``; ``handover.json`` has the checksums. The client's
-private part of the hybrid is left out unless it is asked for by name; then it lies in ``hybrid/``.
+"""A recommender that was trained by a run, to use from Python.
 
 >>> rec = Recommender.from_pretrained("runs/demo", "crime")
 >>> for item in rec.recommend(["The Silent Harbour", "The Last Ledger"], k=10): print(item.title, item.score)
@@ -10,10 +6,6 @@ private part of the hybrid is left out unless it is asked for by name; then it l
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -26,15 +18,7 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
 from fedecider.data.encoders import NearTexts, nearest_texts
-from fedecider.models.export import Card, model_card, prompt_layout, without_adapters
-from fedecider.models.folders import (
-    INFERENCE_FILE,
-    MANIFEST_FILE,
-    data_lines,
-    privacy_lines,
-    write_inference_config,
-    write_manifest,
-)
+from fedecider.models.export import without_adapters
 from fedecider.models.histories import (
     Allowed,
     Answer,
@@ -50,8 +34,8 @@ from fedecider.models.histories import (
     recommendations,
     resolve_history,
 )
-from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, Hybrid, load_hybrid
-from fedecider.models.item_table import CONFIG_FILE, INNER_BACKBONE, ITEM_FILE, WEIGHTS_FILE, read_item_ids
+from fedecider.models.hybrid import Hybrid
+from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import (
     Loaded,
     adapted,
@@ -61,204 +45,17 @@ from fedecider.models.loaded import (
     search_allowed,
     search_without_history,
 )
-from fedecider.models.new_items import GENERATOR_FOLDER, TEXT_FOLDER, NewItem, add_to, as_new_item
+from fedecider.models.new_items import NewItem, add_to, as_new_item
 from fedecider.models.source import (
-    ADAPTER_FILES,
-    BACKBONE_FOLDER,
-    HUB_NAME,
-    HYBRID_FOLDER,
     NO_HISTORY_HYBRID,
-    Place,
     find_source,
     most_popular,
-    verify_place,
 )
 from fedecider.running.machine import checked_device
-from fedecider.running.run_folder import RunFolder, check_output, damage_names
 from idgen.backbone import cut_table, load_backbone
 from idgen.new_items import append_rows
 from idgen.tasks import Task
 from idgen.tokenizer import load_tokenizer
-
-# A recommender in a folder that stands for itself, in the layout of model hubs, and its way to a hub.
-
-CARD_FILE = "README.md"
-MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
-TOKENIZER_FILES: tuple[str, ...] = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-TOKENIZER_FILES += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model")
-"""Of a backbone's folder nothing else is copied."""
-OWN_FILES = (*ADAPTER_FILES, *MODEL_FILES, *TOKENIZER_FILES, CARD_FILE, MANIFEST_FILE)
-OWN_FILES += (f"{BACKBONE_FOLDER}/*", f"{HYBRID_FOLDER}/*", "adapters/*")
-"""What an upload puts into a repository, and what of an earlier one it takes out."""
-assert INNER_BACKBONE == BACKBONE_FOLDER
-
-
-def save_folder(
-    place: Place,
-    run: RunFolder | None,
-    model: Any,
-    task: Task,
-    titles: tuple[str, ...],
-    folder: Path,
-    *,
-    include_hybrid: bool,
-    backbone_name: str,
-    published_name: str,
-    license: str,
-) -> Path:
-    """Write a folder that `fedecider.models.recommender.Recommender.from_pretrained` reads; returns it.
-
-    ``run``: the run that the recommender is of, if it is of one. ``titles``: examples for its program.
-    ``published_name``: the name under which hubs will know the folder, which its card gives as the place of the
-    backbone. It is written beside its place and renamed at the end, so a part of it never appears under its name.
-
-    Raises:
-        ValueError: ``folder`` is not empty or nothing may be written there, a hybrid is wanted where there is none, a
-            name is none of a hub, or a file was changed after it was loaded.
-    """
-    _check(folder, place, include_hybrid, backbone_name)
-    folder = folder.resolve()
-    verify_place(place, run)  # else the checksums of the new folder would be those of other files than were loaded
-    base = backbone_name or INNER_BACKBONE
-    scratch = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        for name in (WEIGHTS_FILE, ITEM_FILE):
-            shutil.copyfile(place.adapter / name, scratch / name)
-        config = json.loads((place.adapter / CONFIG_FILE).read_text(encoding="utf-8"))
-        named = backbone_name or published_name or INNER_BACKBONE
-        text = json.dumps({**config, "base_model_name_or_path": named}, indent=2, sort_keys=True)
-        (scratch / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-        write_inference_config(place.inference, scratch)
-        table = read_item_ids(scratch)
-        parts = [scratch / name for name in ADAPTER_FILES]
-        if not backbone_name:
-            parts.append(_copied(place.backbone, scratch / BACKBONE_FOLDER))
-            if published_name:
-                put_in_front(scratch)
-        if include_hybrid and place.hybrid is not None:
-            load_hybrid(place.hybrid, table.keys)  # it may have been changed too
-            (scratch / HYBRID_FOLDER).mkdir(mode=0o700)
-            for name in (SETTINGS_FILE, TENSOR_FILE):
-                shutil.copyfile(place.hybrid / name, scratch / HYBRID_FOLDER / name)
-                (scratch / HYBRID_FOLDER / name).chmod(0o600)
-            parts.append(scratch / HYBRID_FOLDER)
-        with damage_names(place.adapter / INFERENCE_FILE):
-            card = _card(place, model, task, include_hybrid, license)
-            text = model_card(card, base, titles, backbone_name or published_name)
-        (scratch / CARD_FILE).write_text(text, encoding="utf-8")
-        write_manifest(scratch, parts)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return folder
-
-
-def name_base(folder: Path, name: str) -> None:
-    """Let the adapters of a copy of a run name ``name`` as their base, in place of the folder beside them."""
-    adapters = [path for path in sorted((folder / "adapters").iterdir()) if (path / CONFIG_FILE).is_file()]
-    for adapter in adapters:
-        config = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
-        text = json.dumps({**config, "base_model_name_or_path": name}, indent=2, sort_keys=True)
-        (adapter / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-    write_manifest(folder, [folder / BACKBONE_FOLDER, *adapters])
-
-
-def put_in_front(folder: Path) -> None:
-    """Put the files of ``backbone/`` into the folder itself too, where peft and transformers look for the base of an
-    adapter that names this repository. A hub, and its local cache, keep both as one file."""
-    for pattern in (*MODEL_FILES, *TOKENIZER_FILES):
-        for path in sorted((folder / BACKBONE_FOLDER).glob(pattern)):
-            shutil.copyfile(path, folder / path.name)
-
-
-def push_folder(save: Any, api: Any, repo_id: str, private: bool, include_hybrid: bool, message: str) -> Any:
-    """Write a folder with ``save(folder)`` and upload it; returns what ``api.upload_folder`` does.
-
-    ``api``: an ``HfApi`` of huggingface_hub, or what has its ``create_repo``, ``model_info`` and ``upload_folder``.
-    Files of an earlier upload that the folder does not have are removed; the history of the repository keeps them.
-
-    Raises:
-        ValueError: no name of a hub, a hybrid for a repository that is not private, or ``private`` and the repository
-            is there and public.
-    """
-    refusal = (
-        f"got include_hybrid for the public {repo_id}, expected a private one: a hybrid holds counts of real users"
-    )
-    if not HUB_NAME.fullmatch(repo_id):
-        raise ValueError(f"got the hub name {repo_id!r}, expected one such as someone/books")
-    if include_hybrid and not private:
-        raise ValueError(refusal)
-    with tempfile.TemporaryDirectory() as place:
-        folder = save(Path(place) / "model")
-        api.create_repo(repo_id, repo_type="model", private=private, exist_ok=True)
-        if private and not api.model_info(repo_id).private:  # it was there already
-            public = f"got the public {repo_id}, expected a private one. Make it private, or name private=False"
-            raise ValueError(refusal if include_hybrid else public)
-        named = {"repo_id": repo_id, "repo_type": "model", "commit_message": message}
-        return api.upload_folder(folder_path=folder, delete_patterns=list(OWN_FILES), **named)
-
-
-def _check(folder: Path, place: Place, include_hybrid: bool, backbone_name: str) -> None:
-    check_output(folder)
-    if folder.resolve() == Path.cwd():
-        raise ValueError(f"got the folder {folder}, where the program works, expected a new one. Name one inside it")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"got the folder {folder}, which is not empty, expected a new one. Choose another name")
-    if include_hybrid and place.hybrid is None:
-        raise ValueError(
-            f"got include_hybrid for {place.domain}, which has no hybrid, expected one. Leave include_hybrid out"
-        )
-    if backbone_name and not HUB_NAME.fullmatch(backbone_name):
-        raise ValueError(f"got the backbone_name {backbone_name!r}, expected a name of the hub such as someone/books")
-
-
-def _copied(backbone: Path, target: Path) -> Path:
-    """The files of a backbone that are read, with what gives later items their place; returns ``target``."""
-    target.mkdir()
-    for pattern in (*MODEL_FILES, *TOKENIZER_FILES):
-        for path in sorted(backbone.glob(pattern)):
-            shutil.copyfile(path, target / path.name)
-    for name in (TEXT_FOLDER, GENERATOR_FOLDER):
-        if (backbone / name).is_dir():
-            shutil.copytree(backbone / name, target / name)
-    return target
-
-
-def _card(place: Place, model: Any, task: Task, include_hybrid: bool, license: str) -> Card:
-    domain, inference, facts = place.domain, place.inference, place.inference.facts
-    details: dict[str, Any] = {name: facts[name] for name in ("round", "lora_rank", "seed")}
-    if inference.quantize != "none":
-        details["base while training and measuring"] = inference.quantize
-    return Card(
-        method=facts["method"],
-        domain=domain,
-        prompt=prompt_layout(task, inference.ranking, model, task.name),
-        alpha=inference.alpha,
-        metrics={},
-        protocol=_protocol(facts),
-        license=license,
-        details=details,
-        intervals=facts["rows"],
-        data=data_lines(facts["data"]) if facts["data"] else (),
-        privacy=privacy_lines(facts, domain, include_hybrid),
-    )
-
-
-def _protocol(facts: Mapping[str, Any]) -> str:
-    users = f"{facts['num_users']} users of the client"
-    return f"{facts['protocol']}; {users}. Rows with a hybrid need the private part of the client's hybrid."
-
-
-# A recommender that was trained by a run, to use from Python.
 
 SEEN_STAYS_OUT = "the hybrid leaves out items of the history, also with exclude_seen false"
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
@@ -304,8 +101,8 @@ class Recommender:
         """The recommender of one domain.
 
         Args:
-            source: A run folder, the folder of one adapter in it, a folder that `save_pretrained` wrote, or the name of
-                one on the hub. Under HF_HUB_OFFLINE=1 a name is looked up in the local cache of the hub alone.
+            source: A run folder, the folder of one adapter in it, what `fedecider.Result.export` wrote, or its name on
+                the hub. Under HF_HUB_OFFLINE=1 a name is looked up in the local cache of the hub alone.
             domain: The domain; needed where the source has several.
             device: The device, cpu or cuda.
             hybrid: If true, rank with the private part of the client's hybrid where the source has one.
@@ -608,79 +405,6 @@ class Recommender:
                 raise
             self._broken = False
         return self
-
-    def save_pretrained(
-        self,
-        folder: str | Path,
-        *,
-        include_hybrid: bool = False,
-        backbone_name: str = "",
-        license: str = "",
-        published_name: str = "",
-    ) -> Path:
-        """Write a folder that stands for itself, in the layout of model hubs; `from_pretrained` reads it again.
-
-        Args:
-            folder: A folder that is new or empty.
-            include_hybrid: If true, the private part of the client's hybrid is inside: counts of real users.
-            backbone_name: The name of the hub under which the backbone is published; its files are left out then.
-            license: The license that the card names; none where it is not given.
-            published_name: The name of the hub that the folder will have: the base that card and adapter name, since
-                the backbone lies inside.
-
-        Raises:
-            ValueError: the folder is not empty, a hybrid is asked for where there is none, items were added, or a file
-                of the run is damaged; nothing is written then.
-        """
-        if not isinstance(folder, str | os.PathLike):
-            raise ValueError(f"got {folder!r}, expected the path of a folder that is new or empty")
-        with self._lock:
-            self._check_whole()
-            now = self._loaded
-            if now.num_added:
-                raise ValueError(
-                    f"got a recommender with {now.num_added} items that came after the training, expected one without: "
-                    "save it before they are added, and add them again behind from_pretrained"
-                )
-            return save_folder(
-                now.place,
-                now.source.run,
-                now.model,
-                now.task,
-                now.items.titles[:2],
-                Path(folder),
-                include_hybrid=include_hybrid,
-                backbone_name=backbone_name,
-                published_name=published_name,
-                license=license,
-            )
-
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool = True,
-        include_hybrid: bool = False,
-        backbone_name: str = "",
-        license: str = "",
-        commit_message: str = "Add a recommender of FeDecider",
-        api: Any = None,
-    ) -> Any:
-        """Upload what `save_pretrained` writes to a repository of the hub, which is made if it is not there.
-
-        ``api``: an ``HfApi`` of huggingface_hub, for another endpoint or token. Returns its commit.
-
-        Raises:
-            ValueError: as `save_pretrained`; or a hybrid for a repository that is not private.
-            OSError: the hub refuses or cannot be reached.
-        """
-        from huggingface_hub import HfApi
-
-        def save(folder: Path) -> Path:
-            named: dict[str, Any] = {"backbone_name": backbone_name, "published_name": repo_id, "license": license}
-            return self.save_pretrained(folder, include_hybrid=include_hybrid, **named)
-
-        return push_folder(save, HfApi() if api is None else api, repo_id, private, include_hybrid, commit_message)
 
     def _check_whole(self) -> None:
         if self._broken:

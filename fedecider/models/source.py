@@ -34,16 +34,15 @@ from fedecider.running.run_folder import RunFolder, read_object
 
 # Where a recommender is loaded from: a run folder, a folder that was handed over, or a name of the hub.
 
-BACKBONE_FOLDER, HYBRID_FOLDER = "backbone", "hybrid"
-"""Inside a folder that `save_pretrained` wrote."""
+BACKBONE_FOLDER = "backbone"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, INFERENCE_FILE)
 READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
 """What is fetched from the hub: no code and no pickle."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SOURCES = (
-    "Give the folder that scripts/federate.py printed at its end, one that save_pretrained wrote, or a name of the hub"
+    "Give the folder that scripts/federate.py printed at its end, one that Result.export wrote, or a name of the hub"
 )
-ANEW = "Copy or download the whole folder again, or save it anew with save_pretrained"
+ANEW = "Copy or download the whole folder again, or export it anew"
 
 
 class Place(NamedTuple):
@@ -101,9 +100,7 @@ class Source(NamedTuple):
             place = Place(domain, adapter, self.run.backbone, hybrid, inference_config_of_run(self.run, adapter))
         else:
             inference, backbone, root = read_inference_config(adapter), _backbone(adapter), _root(adapter)
-            hybrid = _hybrid(adapter / HYBRID_FOLDER)
-            if hybrid is None and root != adapter:
-                hybrid = _hybrid(RunFolder(root).private / domain)
+            hybrid = None if root == adapter else _hybrid(RunFolder(root).private / domain)
             place = Place(domain, adapter, backbone, hybrid, inference)
         verify_place(place, self.run)
         return place

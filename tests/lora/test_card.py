@@ -22,7 +22,7 @@ from tiny_causal import byte_level_tokenizer, tiny_causal
 from fedecider.models.adapters import LoraSettings, attach_lora
 from fedecider.models.export import Card, PromptLayout, export_adapter, model_card, program, prompt_layout
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
-from fedecider.models.recommender import put_in_front
+from fedecider.models.publish import put_in_front
 from idgen.backbone import build_backbone, load_backbone
 from idgen.config import TITLE_WORDS, BackboneConfig, SampleConfig
 from idgen.decode import constrained_beam_search

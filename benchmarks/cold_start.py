@@ -4,7 +4,7 @@
 
 A share of each catalogue's items is hidden: they leave the catalogue of stage 1, and their events leave the histories
 of public users and clients. The decoder of ``amazon_decoder.yaml`` is trained on what is left (catalogue
-walks, public users and train parts of the clients in one place), once with its item table and once with the table
+synthetic histories, public users and train parts of the clients in one place), once with its item table and once with the table
 frozen. Then the hidden items are added, and every client user whose test item is one of them is asked for it among all
 items; the history is what is left of the events before. Users whose test item was always there show what the frozen
 table costs. Every seed hides other items and trains another decoder. At the end the decoder with its table trained is

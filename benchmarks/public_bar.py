@@ -110,7 +110,7 @@ IDS_ALONE = DECODER._replace(
     options={
         **LARGE_POOL,
         "hybrid.kind": "none",
-        "pretrain.samples.walk_share": 0.0,  # walks go along texts
+        "pretrain.samples.synthetic_share": 0.0,  # these go along texts
         "pretrain.train.learning_rate": 1e-3,  # the layers have no rule to keep
         "pretrain.train.table_lr_multiplier": 1.0,
     },
@@ -354,7 +354,7 @@ def backbone_places(cell: Cell, clients: Mapping[str, Domain], options: Mapping[
     kept = first if cell.row.kind == "teacher" else distill_stage(settings.run, first, domains, cell.device, quiet=True)
     tokenizer = load_tokenizer(kept.folder / "backbone")
     model = load_backbone(kept.folder / "backbone", tokenizer).to(cell.device)  # type: ignore[arg-type]
-    ids = load_ids(first.folder, domains, settings.run.pretrain, walks_of=())[next(iter(domains))].items
+    ids = load_ids(first.folder, domains, settings.run.pretrain, synthetic_of=())[next(iter(domains))].items
     task = task_of(cell.domain, everyone(cell.domain), ids, tokenizer, settings)
     return rank(model, task, settings, cell.device)
 

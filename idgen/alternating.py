@@ -80,7 +80,9 @@ def alternate(
     device = torch.device(device)
     tasks = make_tasks(ids)
     order = phases(num_phases)
-    positions = sum(int(is_target(task.train).sum()) for task in tasks)  # no walks: the generator has none
+    positions = sum(
+        int(is_target(task.train).sum()) for task in tasks
+    )  # no synthetic histories: the generator has none
     rec_steps = order.count("backbone") * train.epochs * num_batches(tasks, train.batch_size)
     rec = _side(backbone, train, STAGE_ONE_COURSE, rec_steps, train.table_lr_multiplier)
     id_train = TrainConfig(GENERATOR_RATE, GENERATOR_BATCH, train.precision)

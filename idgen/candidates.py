@@ -45,12 +45,12 @@ def candidates_of(tasks: Task | Sequence[Task], token_I: Tensor) -> Candidates |
     if len(token_I) <= SAMPLED_ABOVE or any(task.trie.max_length != 1 or not task.config.is_row for task in tasks):
         return None
     parts, events = merge_tasks(tasks)
-    _, walk_N = _epoch(tasks, parts, events)
+    _, synthetic_N = _epoch(tasks, parts, events)
     target_N = np.flatnonzero(is_target(events))
     start_N = parts.segments.start_G[item_segments(parts, events, target_N)]
     num_V = np.bincount(parts.segments.token_F[start_N], minlength=int(token_I[-1]) + 1).astype(float)
     for task in tasks:
-        num_V[task.one_token_catalogue()] += len(walk_N) / len(tasks) / len(task.trie)
+        num_V[task.one_token_catalogue()] += len(synthetic_N) / len(tasks) / len(task.trie)
     return Candidates(token_I, torch.from_numpy(num_V / max(1.0, num_V.sum())).float(), NUM_UNIFORM)
 
 

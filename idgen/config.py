@@ -57,7 +57,7 @@ class SampleConfig:
             the same training part; other training histories are cut at random, and outside training the
             newest item alone is shown. For small T5 models.
         item_dropout: The probability that an item of a training history is left out (one always stays).
-        walk_share: The share of all training samples that are synthetic histories, on top of the others. Such a one has
+        synthetic_share: The share of all training samples that are synthetic histories, on top of the others. Such a one has
             items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody is public,
             an epoch is one of them for each item, whatever the share.
     """
@@ -67,7 +67,7 @@ class SampleConfig:
     max_source_tokens: OneOrMore = 512
     pairs: bool = False
     item_dropout: ShareBelow1 = 0.0
-    walk_share: ShareBelow1 = 0.0
+    synthetic_share: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
         check(self)

@@ -28,13 +28,13 @@ from idgen.events import (
 )
 from idgen.prompts import load_templates
 from idgen.segments import NOTHING, PromptParts, Prompts, join, lay_out, num_tokens
-from idgen.synthetic import Neighbours, draw_walks
+from idgen.synthetic import Neighbours, draw_synthetic
 from idgen.tasks import Split, Task, _as_list, merge_tasks, parents_of
 from idgen.trie import IGNORED_LABEL
 
-A_WALK = -1
+SYNTHETIC = -1
 """Stands for a synthetic history among the events that are targets."""
-LONGEST_WALK = 5
+LONGEST_SYNTHETIC = 5
 
 
 class Samples(NamedTuple):
@@ -43,37 +43,37 @@ class Samples(NamedTuple):
     prompts: Prompts
     target_N: np.ndarray
     """Segment of the target's item ID."""
-    walk_N: np.ndarray
+    synthetic_N: np.ndarray
     """Bool: synthetic histories, waiting to be drawn or there."""
 
 
-def with_walks(
+def with_synthetic(
     samples: Samples, neighbours: Sequence[Neighbours | None], parts: PromptParts, rng: np.random.Generator
 ) -> Samples:
     """Put synthetic histories into the places that wait for them, each from a task drawn uniformly from the K tasks.
 
-    A walk has template 0. Raises ``ValueError`` where a task has no neighbours.
+    They have template 0. Raises ``ValueError`` where a task has no neighbours.
     """
     prompts, target_N = samples.prompts, samples.target_N.copy()
     task_N, history_NH = prompts.task_B.copy(), prompts.history_BH.copy()
-    place_N = np.flatnonzero(samples.walk_N)
+    place_N = np.flatnonzero(samples.synthetic_N)
     task_N[place_N] = rng.integers(len(neighbours), size=len(place_N))
     history_NH[place_N] = NOTHING
     for number, near in enumerate(neighbours):
         if near is None:
             raise ValueError(
-                f"got walk_share without text neighbours for task {number}; expected some. Build the task with "
-                "neighbours, or set walk_share to 0"
+                f"got synthetic_share without text neighbours for task {number}; expected some. Build the task with "
+                "neighbours, or set synthetic_share to 0"
             )
         mine_N = place_N[task_N[place_N] == number]
-        longest = min(LONGEST_WALK, history_NH.shape[1])
-        for place, walk in zip(mine_N, draw_walks(near, len(mine_N), rng, longest=longest), strict=True):
-            segments = parts.first_item_K[number] + np.array(walk)
+        longest = min(LONGEST_SYNTHETIC, history_NH.shape[1])
+        for place, drawn in zip(mine_N, draw_synthetic(near, len(mine_N), rng, longest=longest), strict=True):
+            segments = parts.first_item_K[number] + np.array(drawn)
             target_N[place] = segments[-1]
-            history_NH[place, : len(walk) - 1] = segments[-2::-1]  # newest first
+            history_NH[place, : len(drawn) - 1] = segments[-2::-1]  # newest first
     num_templates = len(parts.before_PL) // len(parts.first_item_K)
-    template_N = np.where(samples.walk_N, task_N * num_templates, prompts.template_B)
-    return Samples(Prompts(task_N, template_N, history_NH), target_N, samples.walk_N)
+    template_N = np.where(samples.synthetic_N, task_N * num_templates, prompts.template_B)
+    return Samples(Prompts(task_N, template_N, history_NH), target_N, samples.synthetic_N)
 
 
 def with_targets(samples: Samples) -> Prompts:
@@ -83,16 +83,16 @@ def with_targets(samples: Samples) -> Prompts:
 
 
 def num_given(
-    parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, walk_B: np.ndarray, task_B: np.ndarray
+    parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, synthetic_B: np.ndarray, task_B: np.ndarray
 ) -> np.ndarray:
-    """(B,) tokens of a row before its first target: the words before the history and the first item; of a walk, whose
+    """(B,) tokens of a row before its first target: the words before the history and the first item; of a synthetic history, whose
     order means nothing, all but the last item."""
     length_G, words = parts.segments.length_G, parts.before_PL.shape[1]
     history_BW = segment_BW[:, words:]
     first_B = history_BW[np.arange(len(history_BW)), (history_BW != NOTHING).argmax(1)]
     end_B = length_G[parts.end_K[task_B]]
     first_end_B = length_G[segment_BW[:, :words]].sum(1) + length_G[first_B] + end_B
-    return np.where(walk_B, length_G[segment_BW].sum(1) - length_G[target_B] - end_B, first_end_B)
+    return np.where(synthetic_B, length_G[segment_BW].sum(1) - length_G[target_B] - end_B, first_end_B)
 
 
 def row_labels(batch: TokenBatch, given_B: np.ndarray) -> Tensor:
@@ -132,7 +132,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     config = tasks[0].config
     order = np.concatenate(_epoch(tasks, parts, events))
-    if len(events.item_E) == 0:  # walks alone: they stand in the place of an event, whatever it is
+    if len(events.item_E) == 0:  # synthetic histories alone: they stand in the place of an event, whatever it is
         events = event_table([[0]], False)
     if len(order) == 0:
         raise ValueError(
@@ -143,11 +143,11 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     num_templates, nodes = len(load_templates(config.templates)), parents_of(tasks)
     for start in range(0, len(order), batch_size * BATCHES_AT_A_TIME):
         target_N = order[start : start + batch_size * BATCHES_AT_A_TIME]
-        walk_N = target_N == A_WALK
-        draw = draw_samples(events, np.where(walk_N, 0, target_N), num_templates, config, rng)
-        samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), walk_N)
-        if walk_N.any():
-            samples = with_walks(samples, [task.neighbours for task in tasks], parts, rng)
+        synthetic_N = target_N == SYNTHETIC
+        draw = draw_samples(events, np.where(synthetic_N, 0, target_N), num_templates, config, rng)
+        samples = Samples(prompts_of(parts, events, draw), item_segments(parts, events, draw.target_N), synthetic_N)
+        if synthetic_N.any():
+            samples = with_synthetic(samples, [task.neighbours for task in tasks], parts, rng)
         prompts = with_targets(samples) if config.is_row else samples.prompts
         segment_NW = lay_out(parts, prompts)
         length_N = num_tokens(parts.segments, segment_NW)
@@ -245,15 +245,15 @@ def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) 
 
 
 def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tuple[np.ndarray, np.ndarray]:
-    """As `sampled_events`; of public pools without a single user, one walk for each item of their catalogues."""
+    """As `sampled_events`; of public pools without a single user, one synthetic history for each item of their catalogues."""
     config = tasks[0].config
-    if len(events.item_E) or config.walk_share == 0.0 or any(task.hold_out for task in tasks):
+    if len(events.item_E) or config.synthetic_share == 0.0 or any(task.hold_out for task in tasks):
         return sampled_events(parts, events, config)
-    return np.zeros(0, np.int64), np.full(sum(len(task.trie) for task in tasks), A_WALK)
+    return np.zeros(0, np.int64), np.full(sum(len(task.trie) for task in tasks), SYNTHETIC)
 
 
 def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Target events of one epoch, and a place of `A_WALK` for every synthetic history."""
+    """Target events of one epoch, and a place of `SYNTHETIC` for every synthetic history."""
     if config.is_row:
         length_G = parts.segments.length_G
         cost_E = length_G[item_segments(parts, events, np.arange(len(events.item_E)))] + length_G[parts.end_K].max()
@@ -261,7 +261,7 @@ def sampled_events(parts: PromptParts, events: EventTable, config: SampleConfig)
         target_N = window_ends(events, config.max_history, cost_E, room)
     else:
         target_N = np.flatnonzero(is_target(events))
-    return target_N, np.full(round(len(target_N) * config.walk_share / (1.0 - config.walk_share)), A_WALK)
+    return target_N, np.full(round(len(target_N) * config.synthetic_share / (1.0 - config.synthetic_share)), SYNTHETIC)
 
 
 def item_segments(parts: PromptParts, events: EventTable, target_N: np.ndarray) -> np.ndarray:
@@ -291,7 +291,7 @@ def sample_batch(
     if not config.is_row:
         batch["labels"] = torch.from_numpy(_labels(parts, target_B, task_N[rows]))
         return batch
-    given_B = num_given(parts, segment_BW, target_B, samples.walk_N[rows], task_N[rows])
+    given_B = num_given(parts, segment_BW, target_B, samples.synthetic_N[rows], task_N[rows])
     batch["row_labels"] = row_labels(batch, given_B)
     return batch
 

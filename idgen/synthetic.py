@@ -32,7 +32,7 @@ def nearest_items(vector_ID: Tensor, count: int = 20, temperature: float = 0.1) 
         ValueError: a catalogue of one item has no neighbours.
     """
     if len(vector_ID) < 2:
-        raise ValueError(f"got a catalogue of {len(vector_ID)} item, expected two or more: there is nothing to walk to")
+        raise ValueError(f"got a catalogue of {len(vector_ID)} item, expected two or more: none has a neighbour")
     unit_ID, nearest = normalize(vector_ID.float(), dim=1), []
     for number_B in torch.arange(len(unit_ID)).split(max(1, MAX_COSINES // len(unit_ID))):
         cosine_BI = (unit_ID[number_B] @ unit_ID.T).scatter_(1, number_B[:, None], -torch.inf)
@@ -43,7 +43,7 @@ def nearest_items(vector_ID: Tensor, count: int = 20, temperature: float = 0.1) 
     return Neighbours(item_IK.numpy(), share_IK.numpy())
 
 
-def draw_walks(
+def draw_synthetic(
     neighbours: Neighbours, num: int, rng: np.random.Generator, *, longest: int = 5, random_share: float = 0.25
 ) -> list[list[int]]:
     """``num`` sequences of items, the target last: a uniform target behind 1 to ``longest`` of its neighbours.

@@ -84,7 +84,7 @@ def build_task(
     """Tokenise what prompts are made of, once, and lay out the events of the users.
 
     ``hold_out``: True keeps the last two events of each user for validation and test (clients); False trains on all
-    of them (the public pool). ``neighbours``: needed for ``walk_share``.
+    of them (the public pool). ``neighbours``: needed for ``synthetic_share``.
     Errors: ``ValueError`` when IDs and catalogue do not belong together, or the shortest prompt is too long.
     """
     if len(item_ids.token_ids) != len(domain.item_keys):

@@ -45,7 +45,7 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
     assert found["domains"] == "north,south,east"
     assert found["pretrain"]["backbone"]["kind"] == "decoder"
     assert "sell the same items" in reason(choice, "method")
-    assert "nobody is public" in reason(choice, "pretrain.samples.walk_share")
+    assert "nobody is public" in reason(choice, "pretrain.samples.synthetic_share")
 
 
 def test_unequal_companies_weigh_by_examples_unless_noise_hides_how_many(tmp_path):
@@ -109,7 +109,9 @@ def test_the_width_is_what_the_texts_span():
 
 
 def test_public_users_are_named():
-    assert "300 public users" in reason(choose(COMPANIES._replace(num_public=300), CPU), "pretrain.samples.walk_share")
+    assert "300 public users" in reason(
+        choose(COMPANIES._replace(num_public=300), CPU), "pretrain.samples.synthetic_share"
+    )
 
 
 def test_a_gpu_gets_a_deeper_model_and_half_precision():

@@ -148,7 +148,7 @@ def test_data_without_public_users_are_told_before_stage_1(tmp_path):
         name: dataclasses.replace(domain, public=Events([], [], None))
         for name, domain in sample_domains(("crime", "comics")).items()
     }
-    settings = parse_settings("", ["--cache", str(tmp_path), "--pretrain.samples.walk_share", "0"])
+    settings = parse_settings("", ["--cache", str(tmp_path), "--pretrain.samples.synthetic_share", "0"])
     with pytest.raises(ValueError, match="got no public user in crime, comics, expected some"):
         pretrain_stage(settings.run, domains, torch.device("cpu"), quiet=True)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []

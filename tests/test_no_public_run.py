@@ -22,14 +22,14 @@ CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 CPU = torch.device("cpu")
 DECODER = PretrainConfig(
     ids="item",
-    samples=SampleConfig(templates="history", max_history=6, max_source_tokens=20, walk_share=0.3),
+    samples=SampleConfig(templates="history", max_history=6, max_source_tokens=20, synthetic_share=0.3),
     text_encoder="tfidf",
     backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),
 )
 SENTENCES = dataclasses.replace(
     DECODER,
     ids="keywords",
-    samples=SampleConfig(templates="compact", max_history=3, walk_share=0.3),
+    samples=SampleConfig(templates="compact", max_history=3, synthetic_share=0.3),
     backbone=BackboneConfig(d_model=16, num_layers=1),
 )
 
@@ -45,7 +45,7 @@ def without_public(names=("crime", "comics")):
 
 
 @pytest.mark.parametrize("settings", [DECODER, SENTENCES], ids=["decoder", "sentences"])
-def test_an_epoch_is_one_walk_for_each_item(settings, tmp_path):
+def test_an_epoch_is_one_synthetic_history_for_each_item(settings, tmp_path):
     domains = without_public()
     made = prepare.begin(RunConfig(cache=str(tmp_path), pretrain=settings), domains, CPU)
     num_items = sum(len(domain.item_keys) for domain in domains.values())
@@ -65,8 +65,10 @@ def test_an_epoch_is_one_walk_for_each_item(settings, tmp_path):
 
 def test_what_leaves_nothing_to_learn_from_is_refused(tmp_path):
     domains = without_public()
-    none = dataclasses.replace(DECODER, samples=dataclasses.replace(DECODER.samples, walk_share=0.0))
-    with pytest.raises(ValueError, match=r"got no public user in crime, comics, expected some, .*walk_share above 0"):
+    none = dataclasses.replace(DECODER, samples=dataclasses.replace(DECODER.samples, synthetic_share=0.0))
+    with pytest.raises(
+        ValueError, match=r"got no public user in crime, comics, expected some, .*synthetic_share above 0"
+    ):
         prepare.begin(RunConfig(cache=str(tmp_path), pretrain=none), domains, CPU)
     turns = dataclasses.replace(SENTENCES, ids="generator", alternating_phases=1)
     with pytest.raises(ValueError, match=r"expected some with alternating_phases 1"):

@@ -99,7 +99,7 @@ def rows(batches) -> list:
 
 DECODER = PretrainConfig(
     ids="item",
-    samples=SampleConfig(templates="history", max_history=6, max_source_tokens=20, walk_share=0.3),
+    samples=SampleConfig(templates="history", max_history=6, max_source_tokens=20, synthetic_share=0.3),
     text_encoder="tfidf",
     backbone=BackboneConfig(kind="decoder", embedding_init="text", d_model=16, num_layers=2),
     train=BackboneTraining(max_steps=3),
@@ -164,9 +164,9 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
         for found, expected in zip(ids[name].neighbours, near(vectors[domain.catalogue.name]), strict=True):
             assert (found == expected).all()
     sizes.clear()
-    of_one = load_ids(stage.folder, SILOS, DECODER, walks_of=["comics.2"])
+    of_one = load_ids(stage.folder, SILOS, DECODER, synthetic_of=["comics.2"])
     assert [name for name, found in of_one.items() if found.neighbours is not None] == ["comics", "comics.2"]
-    assert all(one.neighbours is None for one in load_ids(stage.folder, SILOS, DECODER, walks_of=()).values())
+    assert all(one.neighbours is None for one in load_ids(stage.folder, SILOS, DECODER, synthetic_of=()).values())
     assert sizes == [len(WHOLE["comics"].item_keys)]
     student = prepare.distill_stage(config, stage, SILOS, CPU, quiet=True)
     report = json.loads((student.folder / "report.json").read_text())
@@ -194,11 +194,11 @@ def with_public(data: Path, name: str, num: int) -> None:
     save_domains({name: dataclasses.replace(domain, public=domain.public._replace(sequences=moved))}, data)
 
 
-@pytest.mark.parametrize("walk_share", [0.3, slow(0.0)])
-def test_a_foreign_pool_is_all_that_is_read(walk_share, tmp_path):
+@pytest.mark.parametrize("synthetic_share", [0.3, slow(0.0)])
+def test_a_foreign_pool_is_all_that_is_read(synthetic_share, tmp_path):
     data = tmp_path / "data"
     save_domains(WHOLE, data)
-    samples = dataclasses.replace(DECODER.samples, walk_share=walk_share)
+    samples = dataclasses.replace(DECODER.samples, synthetic_share=synthetic_share)
     settings = dataclasses.replace(DECODER, samples=samples)
     config = RunConfig(domains="crime,comics", public_domains="children", data=str(data), pretrain=settings)
     domains = load_data(config)
@@ -268,9 +268,9 @@ def test_rows_of_the_own_catalogue_are_all_that_travels(folder):
         assert second["down"]["lm_head.lora_b"] == 4 * 2 * sum(rows)
 
 
-def test_walks_need_no_more_dimensions_than_the_texts_have(tmp_path):
+def test_neighbours_need_no_more_dimensions_than_the_texts_have(tmp_path):
     """A backbone that does not start from texts has a width of its own; only which items are near is asked of them."""
-    samples = dataclasses.replace(SENTENCES.samples, walk_share=0.3)
+    samples = dataclasses.replace(SENTENCES.samples, synthetic_share=0.3)
     wide = dataclasses.replace(SENTENCES.backbone, d_model=1024)
     for backbone in (SENTENCES.backbone, wide):
         pretrain = dataclasses.replace(SENTENCES, samples=samples, text_encoder="tfidf", backbone=backbone)

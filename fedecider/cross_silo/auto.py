@@ -268,7 +268,7 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
             "the few texts span no more" if width < wanted else f"{reader} start it; wider was better up to 256"
         )
         + " (docs/backbones.md)",
-        "pretrain.samples.walk_share": (
+        "pretrain.samples.synthetic_share": (
             "nobody is public, so the backbone learns from synthetic histories along item texts alone"
             if facts.num_public == 0
             else f"beside {_number(facts.num_public, 'public user')} synthetic histories teach items nobody has seen"
@@ -402,8 +402,8 @@ def estimate(facts: DataFacts, settings: Mapping[str, Any], machine: Machine) ->
     if patience := settings.get("patience", 0):
         rounds = (rounds + min(rounds, SOON + patience)) / 2
 
-    walks = pretrain["samples"].get("walk_share", 0.0)
-    samples = facts.num_public / (1.0 - walks) if facts.num_public else facts.num_all_items
+    share = pretrain["samples"].get("synthetic_share", 0.0)
+    samples = facts.num_public / (1.0 - share) if facts.num_public else facts.num_all_items
     steps = train.get("max_steps") or train.get("epochs", 1) * samples / train["batch_size"]
     shared = 3 * teacher * length * (steps * train["batch_size"] + settings["distill"]["epochs"] * samples)
     encoded = ENCODED * facts.num_all_items if machine.encoder == "minilm" else 0.0

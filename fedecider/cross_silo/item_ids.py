@@ -117,20 +117,20 @@ def save_ids(folder: Path, domains: Mapping[str, Domain], ids: Mapping[str, Doma
 
 
 def load_ids(
-    folder: Path, domains: Mapping[str, Domain], config: PretrainConfig, walks_of: Collection[str] | None = None
+    folder: Path, domains: Mapping[str, Domain], config: PretrainConfig, synthetic_of: Collection[str] | None = None
 ) -> dict[str, DomainIds]:
     """IDs of every domain and catalogue, neighbours too where ``config`` asks for synthetic histories.
 
-    ``walks_of``: the domains whose synthetic histories are drawn, all by default; others go without neighbours.
+    ``synthetic_of``: the domains whose synthetic histories are drawn, all by default; others go without neighbours.
 
     Raises:
         ValueError: they were assigned to another catalogue, or a file is damaged.
     """
     ids = {name: _load_texts(folder, sellers.catalogue) for name, sellers in by_catalogue(domains).items()}
-    if config.samples.walk_share == 0.0 or (walks_of is not None and not walks_of):
+    if config.samples.synthetic_share == 0.0 or (synthetic_of is not None and not synthetic_of):
         return _by_name(domains, ids, {})
     with damage_names(folder / ITEM_VECTORS):
-        return _by_name(domains, ids, neighbours_of(load_file(folder / ITEM_VECTORS), domains, walks_of))
+        return _by_name(domains, ids, neighbours_of(load_file(folder / ITEM_VECTORS), domains, synthetic_of))
 
 
 def _load_texts(folder: Path, catalogue: Catalogue) -> ItemIds:

@@ -195,7 +195,7 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     generator = None
     if settings.ids == "generator":
         generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
-    near = neighbours_of(vectors, domains) if settings.samples.walk_share > 0.0 else {}
+    near = neighbours_of(vectors, domains) if settings.samples.synthetic_share > 0.0 else {}
     ids = assign_ids(settings, domains, tokenizer, generator, id_texts, near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
     validation: list[HeldOut] = []
@@ -217,11 +217,11 @@ def _check_public(settings: PretrainConfig, domains: Domains) -> None:
             f"{who}, expected some with alternating_phases {phases}: the ID generator learns from them. Set "
             "pretrain.alternating_phases to 0, or prepare the data with public users (public_share)"
         )
-    if settings.samples.walk_share == 0.0:
+    if settings.samples.synthetic_share == 0.0:
         raise ValueError(
             f"{who}, expected some, or synthetic histories: the backbone has nothing else to learn from. Prepare the "
             "data with public users (public_share), name domains that have some in public_domains, or set "
-            "pretrain.samples.walk_share above 0, such as 0.2"
+            "pretrain.samples.synthetic_share above 0, such as 0.2"
         )
 
 

@@ -47,7 +47,7 @@ class PretrainConfig:
             the items' keywords.
         samples: How histories become prompts; used in every stage.
         text_encoder: The encoder of item texts: auto (which is minilm), minilm, tfidf, or a folder or hub name for
-            sentence-transformers. Text neighbours, synthetic histories (walk_share), a start from texts (embedding_init
+            sentence-transformers. Text neighbours, synthetic histories (synthetic_share), a start from texts (embedding_init
             text) and the distances in the report are made with it.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
@@ -118,7 +118,7 @@ class PretrainConfig:
     @property
     def needs_item_vectors(self) -> bool:
         """Whether stage 1 reads vectors of the item texts."""
-        return self.has_text_start or self.samples.walk_share > 0.0 or self.ids == "semantic"
+        return self.has_text_start or self.samples.synthetic_share > 0.0 or self.ids == "semantic"
 
     @property
     def has_text_start(self) -> bool:

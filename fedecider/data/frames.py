@@ -519,7 +519,7 @@ def _facts(domains: Mapping[str, Domain]) -> list[str]:
     return [
         *facts,
         "nobody is public: the backbone learns from item texts and from histories drawn along them "
-        "(pretrain.samples.walk_share above 0)",
+        "(pretrain.samples.synthetic_share above 0)",
     ]
 
 

@@ -172,7 +172,7 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     known = load_domains(settings.run.data, project.names)
     everyone = known | {name: with_clients(known[name], domain) for name, domain in own.items()}
     pretrained, distilled = (only_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
-    ids = load_ids(pretrained.folder, known, settings.run.pretrain, walks_of=own)
+    ids = load_ids(pretrained.folder, known, settings.run.pretrain, synthetic_of=own)
     artifacts = BaseArtifacts({name: everyone[name] for name in own}, ids, pretrained, distilled, everyone)
     recommender = make_recommender(settings, artifacts, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)

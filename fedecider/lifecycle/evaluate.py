@@ -88,7 +88,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         known = domains if first is settings.run else load_data(first)
         pretrained = pretrain_stage(replace(first, cache=settings.run.cache), known, device)
     tokenizer = load_tokenizer(folder.backbone)
-    ids = load_ids(pretrained.folder, domains, settings.run.pretrain, walks_of=())
+    ids = load_ids(pretrained.folder, domains, settings.run.pretrain, synthetic_of=())
     found = []
     for task in client_tasks(domains, ids, tokenizer, settings.run.pretrain):
         adapter = folder.adapters / task.name

@@ -69,7 +69,7 @@ def train_on(
     model = attach_lora(load_backbone(place.backbone, tokenizer, asked.quantize, device), _lora_of(place.adapter))
     load_plain(model, _factors(place.adapter))
     ids = ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
-    samples = replace(asked.samples, walk_share=0.0)  # synthetic histories are for what no customer has shown yet
+    samples = replace(asked.samples, synthetic_share=0.0)  # synthetic histories are for what no customer has shown yet
     task = catalogue_task(table.catalogue or place.domain, ids, tokenizer, samples)
     recommender = build_recommender(
         model,

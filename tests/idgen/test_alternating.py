@@ -31,7 +31,7 @@ def ids_in_order(words):
     return assign_item_ids(DOMAIN.item_keys, [[word] for word in words], TOKENIZER)
 
 
-def run(num_phases=1, seed=0, walk_share=0.0, dropout=0.0, epochs=1):
+def run(num_phases=1, seed=0, synthetic_share=0.0, dropout=0.0, epochs=1):
     first = make_ids(DOMAIN, TOKENIZER)
     written, used = [], []
 
@@ -43,7 +43,7 @@ def run(num_phases=1, seed=0, walk_share=0.0, dropout=0.0, epochs=1):
         used.append(ids)
         task = make_task(DOMAIN, TOKENIZER, PLAIN, item_ids=ids)
         near = nearest_items(torch.randn(11, 4, generator=torch.Generator().manual_seed(0)))
-        return [task._replace(config=dataclasses.replace(PLAIN, walk_share=walk_share), neighbours=near)]
+        return [task._replace(config=dataclasses.replace(PLAIN, synthetic_share=synthetic_share), neighbours=near)]
 
     backbone, generator = tiny_t5(1, dropout), tiny_t5(2)
     before = copy.deepcopy(backbone.state_dict()), copy.deepcopy(generator.state_dict())
@@ -110,9 +110,9 @@ def test_the_papers_generator_rate_hardly_moves_fp32_weights(rate, expected, mon
     assert moved == expected
 
 
-@pytest.mark.parametrize("walk_share", [0.0, 0.5])
-def test_learning_rates_span_all_turns(walk_share, monkeypatch):
-    """Catalogue walks are samples of the backbone alone."""
+@pytest.mark.parametrize("synthetic_share", [0.0, 0.5])
+def test_learning_rates_span_all_turns(synthetic_share, monkeypatch):
+    """Synthetic histories are samples of the backbone alone."""
     seen = []
     original = alternating.train_steps
 
@@ -122,9 +122,9 @@ def test_learning_rates_span_all_turns(walk_share, monkeypatch):
         return original(optimizer, *given, guard=guard)
 
     monkeypatch.setattr(alternating, "train_steps", spy)
-    run(2, walk_share=walk_share)
-    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, with as many walks 6, 4 steps of 4 for the generator
-    steps = 6 if walk_share else 3
+    run(2, synthetic_share=synthetic_share)
+    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, with as many synthetic histories 6, 4 steps of 4 for the generator
+    steps = 6 if synthetic_share else 3
     first = [turn * steps for turn in range(3)]
     assert [entry[1:] for entry in seen if entry[0] == 1e-2] == [(step, 3 * steps) for step in first]
     assert [entry[1:] for entry in seen if entry[0] == 1e-3] == [(0, 8), (4, 8)]

@@ -51,7 +51,7 @@ def test_the_search_equals_the_exact_scorer(name, ids, end):
 @pytest.mark.parametrize(("ids", "end"), [(LONG_IDS, 1), (ONE_TOKEN_IDS, 1), (ONE_TOKEN_IDS, None)])
 def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, monkeypatch):
     """The oracle: teacher-forced logits, of which only what may follow a beginning is kept."""
-    monkeypatch.setattr("idgen.ranking.MAX_LOGITS", 7)  # in pieces
+    monkeypatch.setattr("idgen.item_scores.MAX_LOGITS", 7)  # in pieces
     model, trie = MODELS[name](), Trie.build(ids, end)
     closed = [[*tokens, *([] if end is None else [end])] for tokens in ids]
     candidate_BM = torch.tensor([[3, 1, 0, 4, -1], [2, -1, 5, 2, 1], [0, 1, 2, 3, 5]])

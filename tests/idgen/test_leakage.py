@@ -109,7 +109,7 @@ class Made:
 
 def made(domains, generator) -> Made:
     """For a T5."""
-    tokenizer = prepare._tokenizer(SENTENCES, domains, {})
+    tokenizer = prepare._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
     ids = assign_ids(SENTENCES, domains, tokenizer, generator, {}, {}, True)
     return Made(domains, SENTENCES, tokenizer, ids)
 
@@ -176,7 +176,7 @@ def begun(domains, case, folder) -> tuple[Made, dict[str, torch.Tensor]]:
     templates, kind = DECODERS[case]
     scratch = {"kind": "decoder", "embedding_init": "text"}
     source = scratch if kind == "item" else {"name_or_path": str(folder / "decoder")}
-    samples = {"item_dropout": 0.1, "walk_share": 0.3, "max_history": 6, "max_source_tokens": 120}
+    samples = {"item_dropout": 0.1, "synthetic_share": 0.3, "max_history": 6, "max_source_tokens": 120}
     config = PretrainConfig(
         ids=kind,
         samples=SampleConfig(templates=templates, **samples),
@@ -247,7 +247,7 @@ def test_a_catalogue_returns_its_own_items_only():
         "corner": make_domain("corner", num_items=14, lengths=(5, 3, 8), seed=1),
     }
     check_public_disjoint(domains)
-    tokenizer = prepare._tokenizer(SENTENCES, domains, {})
+    tokenizer = prepare._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
     ids = assign_ids(SENTENCES, domains, tokenizer, None, {}, {}, True)
     tasks = item_ids.client_tasks(domains, ids, tokenizer, SENTENCES)
     texts = [set(task.item_ids.texts) for task in tasks]

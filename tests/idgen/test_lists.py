@@ -52,9 +52,9 @@ def test_every_item_of_a_list_but_the_first_is_a_target():
         assert targets.splitlines() == rest
 
 
-def test_the_last_item_of_a_walk_is_its_target():
+def test_the_last_item_of_a_synthetic_history_is_its_target():
     vector_ID = torch.randn(len(DOMAIN.item_keys), 4, generator=torch.Generator().manual_seed(0))
-    rows = list(texts_of(task_of(neighbours=nearest_items(vector_ID), walk_share=0.9)))
+    rows = list(texts_of(task_of(neighbours=nearest_items(vector_ID), synthetic_share=0.9)))
     single = [targets for row, targets in rows if len(targets.splitlines()) == 1 and len(row.splitlines()) > 3]
     assert len(single) > 0.5 * len(rows)
     assert all(row.splitlines()[-1] == targets.splitlines()[-1] for row, targets in rows)

@@ -120,7 +120,7 @@ def test_a_prompt_of_one_token_ids_is_the_history_alone():
             assert target == sequence[-1]
 
 
-def walks(random_share=0.0):
+def near_items(random_share=0.0):
     vectors = torch.nn.functional.normalize(
         torch.randn(NUM_ITEMS, 6, generator=torch.Generator().manual_seed(0)), dim=1
     )
@@ -131,10 +131,10 @@ LAST = {"templates": "compact", "max_source_tokens": 64}
 
 
 @pytest.mark.parametrize("kind", [EVERY, LAST], ids=["every", "last"])
-def test_walks_come_on_top_and_have_one_target(kind):
-    near = walks()
+def test_synthetic_histories_come_on_top_and_have_one_target(kind):
+    near = near_items()
     plain = task_of(**kind)
-    task = task_of(neighbours=near, **kind, walk_share=0.75)
+    task = task_of(neighbours=near, **kind, synthetic_share=0.75)
     assert num_samples(task) == 4 * num_samples(plain)
     batches = list(train_batches([task], 3, torch.Generator().manual_seed(1)))
     assert len(batches) == num_batches(task, 3)
@@ -143,42 +143,42 @@ def test_walks_come_on_top_and_have_one_target(kind):
         return
     rows = rows_of(task, seed=1)
     of_users = {tuple(tokens) for tokens, _ in rows_of(plain)}
-    from_walks = [(tokens, labels) for tokens, labels in rows if tuple(tokens) not in of_users]
-    assert len(from_walks) > len(rows) / 2
-    for tokens, labels in from_walks:
+    from_texts = [(tokens, labels) for tokens, labels in rows if tuple(tokens) not in of_users]
+    assert len(from_texts) > len(rows) / 2
+    for tokens, labels in from_texts:
         assert labels == [-100] * (len(tokens) - 1) + tokens[-1:]
-    near_target = [token - 10 in near.item_IK[tokens[-1] - 10] for tokens, _ in from_walks for token in tokens[:-1]]
+    near_target = [token - 10 in near.item_IK[tokens[-1] - 10] for tokens, _ in from_texts for token in tokens[:-1]]
     assert np.mean(near_target) > 0.6  # a quarter of the items are any items
 
 
-def test_walks_stand_beside_cropped_histories():
-    """The places of walks are drawn with an empty history, which is not cropped."""
-    task = task_of(neighbours=walks(), **LAST, pairs=True, walk_share=0.75)
+def test_synthetic_histories_stand_beside_cropped_histories():
+    """The places of synthetic histories are drawn with an empty history, which is not cropped."""
+    task = task_of(neighbours=near_items(), **LAST, pairs=True, synthetic_share=0.75)
     batches = list(train_batches([task], 3, torch.Generator().manual_seed(1)))
     assert len(batches) == num_batches(task, 3) > num_batches(task_of(**LAST), 3)
 
 
-def test_walks_read_no_interaction():
-    """Other users, the same catalogue: the walks of the same seed stay what they were."""
-    near = walks()
+def test_synthetic_histories_read_no_interaction():
+    """Other users, the same catalogue: the synthetic histories of the same seed stay what they were."""
+    near = near_items()
 
     def found(sequences):
         domain = DOMAIN.__class__(**{**vars(DOMAIN), "clients": DOMAIN.clients._replace(sequences=sequences)})
-        config = SampleConfig(**{**EVERY, "max_history": 4, "walk_share": 0.5})
+        config = SampleConfig(**{**EVERY, "max_history": 4, "synthetic_share": 0.5})
         task = build_task(domain, domain.clients, ONE_TOKEN, TOKENIZER, config, True, near)
         rows = rows_of(task)
         return sorted(tokens for tokens, labels in rows if labels[-1] != -100 and set(labels[:-1]) == {-100})
 
     old = DOMAIN.clients.sequences
     new = [[(item + 1) % NUM_ITEMS for item in sequence] for sequence in old]
-    walks_old = [row for row in found(old) if row not in [[10 + i for i in s[:2]] for s in old]]
-    walks_new = [row for row in found(new) if row not in [[10 + i for i in s[:2]] for s in new]]
-    assert walks_old == walks_new
+    synthetic_old = [row for row in found(old) if row not in [[10 + i for i in s[:2]] for s in old]]
+    synthetic_new = [row for row in found(new) if row not in [[10 + i for i in s[:2]] for s in new]]
+    assert synthetic_old == synthetic_new
 
 
-def test_walks_without_neighbours_are_refused():
+def test_synthetic_histories_without_neighbours_are_refused():
     with pytest.raises(ValueError, match="without text neighbours"):
-        list(train_batches(task_of(walk_share=0.5), 3, torch.Generator()))
+        list(train_batches(task_of(synthetic_share=0.5), 3, torch.Generator()))
 
 
 def test_an_id_that_begins_another_needs_an_end_token():
@@ -195,7 +195,7 @@ def test_an_id_that_begins_another_needs_an_end_token():
     ("settings", "expected"),
     [
         ({**EVERY, "pairs": True}, "pairs"),
-        ({"walk_share": 1.0}, "walk_share 1.0"),
+        ({"synthetic_share": 1.0}, "synthetic_share 1.0"),
     ],
 )
 def test_settings_that_do_not_go_together(settings, expected):

@@ -49,7 +49,7 @@ def row_gradient(touched, value_TD, num_rows):
 
 def task_of(**settings):
     config = SampleConfig(templates="history", max_source_tokens=20, max_history=6, **settings)
-    near = nearest_items(torch.randn(40, 5, generator=generator())) if settings.get("walk_share") else None
+    near = nearest_items(torch.randn(40, 5, generator=generator())) if settings.get("synthetic_share") else None
     return build_task(DOMAIN, DOMAIN.clients, ITEM_IDS, TOKENIZER, config, True, near)
 
 
@@ -111,7 +111,7 @@ def test_a_loss_over_few_is_that_of_its_own_formula():
 
 def test_shares_are_those_of_the_targets_of_epochs(monkeypatch):
     monkeypatch.setattr(candidates, "SAMPLED_ABOVE", 39)
-    task = task_of(walk_share=0.3)
+    task = task_of(synthetic_share=0.3)
     assert candidates_of(task, torch.arange(1, 40)) is None  # not above
     found, num_V = candidates_of(task, torch.arange(1, 41)), torch.zeros(41)
     for seed in range(300):

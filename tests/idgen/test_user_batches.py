@@ -18,9 +18,9 @@ def batches_of(task, users, seed=0):
     return list(user_batches(task, [samples[user] for user in users], torch.Generator().manual_seed(seed)))
 
 
-def test_rows_of_users_are_those_of_an_epoch_without_its_walks():
+def test_rows_of_users_are_those_of_an_epoch_without_synthetic_ones():
     near = nearest_items(torch.randn(NUM_ITEMS, 6, generator=torch.Generator().manual_seed(0)))
-    task = task_of(neighbours=near, walk_share=0.4)
+    task = task_of(neighbours=near, synthetic_share=0.4)
     trained = [user for user, sequence in enumerate(DOMAIN.clients.sequences) if len(sequence) > 3]
     batches = batches_of(task, range(len(trained)))
     assert len(batches) == len(samples_by_user(task)) == len(trained) == 3

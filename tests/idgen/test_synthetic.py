@@ -1,10 +1,10 @@
-"""Catalogue walks: probabilities, lengths, no look at anything but the vectors."""
+"""Synthetic histories: probabilities, lengths, no look at anything but the vectors."""
 
 import numpy as np
 import pytest
 import torch
 
-from idgen.synthetic import draw_walks, nearest_items
+from idgen.synthetic import draw_synthetic, nearest_items
 
 VECTORS = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [-1.0, -1.0]])
 
@@ -23,10 +23,10 @@ def test_neighbours_are_the_nearest_with_softmax_probabilities():
 
 def test_histories_are_neighbours_of_their_target_as_often_as_they_should():
     neighbours = nearest_items(VECTORS, count=2, temperature=0.5)
-    walks = draw_walks(neighbours, 20_000, np.random.default_rng(0), longest=3, random_share=0.0)
-    assert {len(walk) - 1 for walk in walks} == {1, 2, 3}
-    assert np.bincount([walk[-1] for walk in walks]) / 20_000 == pytest.approx(0.2, abs=0.01)
-    of_first = [item for walk in walks if walk[-1] == 0 for item in walk[:-1]]
+    drawn = draw_synthetic(neighbours, 20_000, np.random.default_rng(0), longest=3, random_share=0.0)
+    assert {len(row) - 1 for row in drawn} == {1, 2, 3}
+    assert np.bincount([row[-1] for row in drawn]) / 20_000 == pytest.approx(0.2, abs=0.01)
+    of_first = [item for row in drawn if row[-1] == 0 for item in row[:-1]]
     assert set(of_first) == set(neighbours.item_IK[0].tolist())
     share = of_first.count(int(neighbours.item_IK[0, 0])) / len(of_first)
     assert share == pytest.approx(float(neighbours.share_IK[0, 0]), abs=0.02)
@@ -34,6 +34,6 @@ def test_histories_are_neighbours_of_their_target_as_often_as_they_should():
 
 def test_random_items_come_in_with_their_share():
     neighbours = nearest_items(VECTORS, count=1)
-    walks = draw_walks(neighbours, 20_000, np.random.default_rng(1), random_share=0.4)
-    items = [item == int(neighbours.item_IK[walk[-1], 0]) for walk in walks for item in walk[:-1]]
+    drawn = draw_synthetic(neighbours, 20_000, np.random.default_rng(1), random_share=0.4)
+    items = [item == int(neighbours.item_IK[row[-1], 0]) for row in drawn for item in row[:-1]]
     assert np.mean(items) == pytest.approx(0.6 + 0.4 / 5, abs=0.01)

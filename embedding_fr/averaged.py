@@ -64,9 +64,6 @@ def averaged(
     def init() -> tuple[Tree, Tree]:
         return dict(model.shared), dict(model.private)
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         drawn = round_examples(federation, training, block, round)
         params = {name: tensor.clone() for name, tensor in own.items()}
@@ -81,23 +78,30 @@ def averaged(
         )
         return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
 
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        return weighted_mean(uploads, fallback=server, uniform=uniform)
-
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         return rank_users(score_all(model, download, own), block.data, split, federation.protocol)
 
     return FederatedMethod(
         name,
         init,
-        broadcast,
+        send_server,
         client_update,
-        server_aggregate,
+        mean_over_clients(uniform=uniform),
         positions,
         ("global",),
         upload_like=lambda round, server: {shared: server[shared] for shared in model.shared},
         takes_mean=True,
     )
+
+
+def send_server(round: int, server: Tree, clients: Tensor) -> Download:
+    """All of the server's tensors, the same to everybody."""
+    return Download(server)
+
+
+def mean_over_clients(uniform: bool = False) -> Callable[[int, Tree, Iterable[Upload]], Tree]:
+    """Server tensors become the mean of the uploads, by the clients' weights or all alike."""
+    return lambda round, server, uploads: weighted_mean(uploads, fallback=server, uniform=uniform)
 
 
 def received_model(model: Model, download: Download, row_CR: Tensor) -> Tree:

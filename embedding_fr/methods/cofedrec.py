@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, round_examples
 from embedding_fr.local_training import Objective, train_epochs
@@ -23,7 +24,6 @@ from embedding_fr.methods.entry import Method
 from embedding_fr.methods.pfedrec import IN_TURN, code_item_rate, linear_gradients, linear_model
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
-from embedding_fr.similarity import k_means
 from embedding_fr.stacked import check_finite, received
 from embedding_fr.tables import personal_table
 from fedecider.bounds import NotNegative, OneOf, OneOrMore, Positive, Real, Space, Whole, at_least, check

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from embedding_fr.averaged import send_server
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, round_examples
@@ -99,9 +100,6 @@ def colr(federation: Federation, training: EmbeddingTraining, config: ColrConfig
         table_ID = normal(federation, training, "item_table", federation.num_items)
         return {"item_table": table_ID}, {"user": normal(federation, training, "user", federation.num_clients)}
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         drawn = round_examples(federation, training, block, round)
         params = {
@@ -148,7 +146,7 @@ def colr(federation: Federation, training: EmbeddingTraining, config: ColrConfig
     return FederatedMethod(
         "colr",
         init,
-        broadcast,
+        send_server,
         client_update,
         server_aggregate,
         positions,

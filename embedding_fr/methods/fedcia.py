@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embedding_fr.averaged import send_server
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import leading_eigenpairs
@@ -90,9 +91,6 @@ def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaCo
     def init() -> tuple[Tree, Tree]:
         return {}, {}
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         weight_C, num_train_C = torch.ones(len(block.clients)), block.data.num_train_C
         if round > 1:
@@ -128,7 +126,7 @@ def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaCo
     return FederatedMethod(
         "fedcia",
         init,
-        broadcast,
+        send_server,
         client_update,
         server_aggregate,
         positions,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from embedding_fr.averaged import send_server
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, epoch_batches, round_examples
@@ -126,9 +127,6 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
         mean = download.shared
         return fitted_tables(table_CID, mean["value"], mean["axes"], config.fit_steps, config.fit_learning_rate, fit)
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         drawn = round_examples(federation, training, block, round).on_whole_tables(num_items)
         params = {"user": own["user"].clone(), TABLE: fitted(own, download)}
@@ -154,7 +152,7 @@ def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: F
     return FederatedMethod(
         "fedcia_fitted",
         init,
-        broadcast,
+        send_server,
         client_update,
         server_aggregate,
         positions,

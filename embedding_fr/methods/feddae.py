@@ -8,13 +8,13 @@ vector, H units of the first layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from embedding_fr.averaged import mean_over_clients, send_server
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.entry import Method, always
@@ -23,7 +23,6 @@ from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 from embedding_fr.stacked import check_finite, received, received_rows, take
 from embedding_fr.tables import personal_table
 from fedecider.bounds import Depth, NotNegative, OneOf, Real, ShareBelow1, Space, Whole, check
-from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.streams import client_keys, counter_draws
 
@@ -114,9 +113,6 @@ def feddae(federation: Federation, training: EmbeddingTraining, config: FeddaeCo
             local[name] = personal_table(private[name], federation.num_clients, federation.table_bytes)
         return dict(shared), local
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         item_CT, num_C = block.data.train_CT, block.data.num_train_C
         real_CT = item_CT < num_items
@@ -138,9 +134,6 @@ def feddae(federation: Federation, training: EmbeddingTraining, config: FeddaeCo
         new: NewRows = {n: RowUpdate(row_CT, params[n]) if n in BY_ITEM else params[n] for n in private}
         return upload, new, [{"loss": loss} for loss in loss_C.tolist()]
 
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        return weighted_mean(uploads, fallback=server, uniform=True)
-
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         item_CT = block.data.train_CT
         params = read_rows(download, own, item_CT.clamp(max=num_items - 1))
@@ -151,9 +144,9 @@ def feddae(federation: Federation, training: EmbeddingTraining, config: FeddaeCo
     return FederatedMethod(
         "feddae",
         init,
-        broadcast,
+        send_server,
         client_update,
-        server_aggregate,
+        mean_over_clients(uniform=True),
         positions,
         ("personal",),
         upload_like=lambda round, server: dict(server),

@@ -20,7 +20,7 @@ from torch import Tensor
 from embedding_fr import gram
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods.entry import Method
+from embedding_fr.methods.entry import Method, always
 from fedecider.baselines.ease import BLOCK, mirror
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
 from fedecider.baselines.ease import SPACE as CENTRAL_SPACE
@@ -184,11 +184,6 @@ def guarantee(config: FedeaseConfig) -> str:
     return privacy_report(config.privacy, num_rounds=1)
 
 
-def needs_server(config: FedeaseConfig) -> bool:
-    """Always: a client's term of a sum is no model."""
-    return True
-
-
 def needs_everyone(config: FedeaseConfig) -> bool:
     """Under ``secure``: all clients exchange keys and shares."""
     return config.secure
@@ -329,7 +324,7 @@ METHOD = Method(
     negatives=False,
     guarantee=guarantee,
     upload_rounds=1,
-    needs_server=needs_server,
+    needs_server=always,
     needs_everyone=needs_everyone,
     published=False,
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embedding_fr import merging as merges
-from embedding_fr.averaged import averaged, score_all
+from embedding_fr.averaged import averaged, mean_over_clients, score_all, send_server
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import RoundExamples, epoch_batches, round_examples
@@ -28,7 +28,6 @@ from embedding_fr.optimisers import fresh_state
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.stacked import check_finite, received, received_rows
 from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, check
-from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 
 TABLE = "item_table"
@@ -140,9 +139,6 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
     def init() -> tuple[Tree, Tree]:
         return dict(model.shared), {**model.private, **merges.start_merging(merging, model.shared[TABLE], federation)}
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         drawn = round_examples(federation, training, block, round)
         sent_CID, sent_CRD = received(download, TABLE, len(block.clients)), received_rows(download, TABLE, drawn.row_CR)
@@ -155,9 +151,6 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
         logs = [{"loss": loss, "rho": rho} for loss, rho in zip(loss_C.tolist(), rho_C.tolist(), strict=True)]
         return upload, {"user": params["user"], **kept}, logs
 
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        return weighted_mean(uploads, fallback=server)
-
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         sent_CID = received(download, TABLE, len(block.clients))
         last_CID = own[merges.LAST].to(sent_CID.device)
@@ -168,9 +161,9 @@ def merged_method(federation: Federation, training: EmbeddingTraining, merging: 
     return FederatedMethod(
         "fedem",
         init,
-        broadcast,
+        send_server,
         client_update,
-        server_aggregate,
+        mean_over_clients(),
         positions,
         ("merged", "local"),
         upload_like=lambda round, server: dict(server),

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
+from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_training import Objective
 from embedding_fr.methods.entry import Method
 from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser
-from embedding_fr.similarity import k_means
 from embedding_fr.stacked import inner_products, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal
 from fedecider.bounds import NotNegative, OneOf, OneOrMore, Real, Space, Whole, check

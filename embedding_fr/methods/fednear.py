@@ -21,11 +21,12 @@ from torch import Tensor
 from embedding_fr import gram
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods.entry import Method
+from embedding_fr.methods.entry import Method, always
+from embedding_fr.methods.fedease import guarantee, needs_everyone
 from fedecider.baselines.ease import mirror
 from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, Real, Space, ZeroOrMore, at_least, check
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
+from fedecider.federation.privacy import PrivacyConfig, protect
 from fedecider.federation.secure_rounds import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
@@ -190,21 +191,6 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
     return FederatedMethod("fednear", init, broadcast, client_update, server_aggregate, positions, ("global",))
 
 
-def guarantee(config: FednearConfig) -> str:
-    """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
-    return privacy_report(config.privacy, num_rounds=1)
-
-
-def needs_server(config: FednearConfig) -> bool:
-    """Always: a client's term of a sum is no model."""
-    return True
-
-
-def needs_everyone(config: FednearConfig) -> bool:
-    """Under ``secure``: all clients exchange keys and shares."""
-    return config.secure
-
-
 def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FednearConfig) -> int:
     """Memory that one client takes in a block: the size of its upload, which is dense under ``secure``."""
     return 8 * config.num_planes * gram.triangle_size(num_items) if config.secure else 8 * num_items
@@ -364,7 +350,7 @@ METHOD = Method(
     negatives=False,
     guarantee=guarantee,
     upload_rounds=1,
-    needs_server=needs_server,
+    needs_server=always,
     needs_everyone=needs_everyone,
     published=False,
     uses_order=True,

@@ -1,6 +1,7 @@
 """FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024), and what its sparse table weighs on the wire.
 
-The common table C travels and is averaged; the personal table D and the user side stay with the client.
+Item i of user u is ``C_i + D^(u)_i``: the common table C travels and is averaged; the personal table D and the user
+side stay with the client.
 
 Shape legend: C clients of a block, I items, D dims, N clients of the run, A active clients of a step, B examples of
 it.
@@ -9,13 +10,13 @@ it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from embedding_fr.averaged import mean_over_clients
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, epoch_batches, round_examples
@@ -24,11 +25,8 @@ from embedding_fr.methods.entry import Method, always
 from embedding_fr.stacked import check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check
-from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-
-# How sparse a table is, and what it weighs on the wire when its zeros are not sent.
 
 TAG_BYTES = 1
 """Says which of the three layouts of :func:`sparse_bytes` follows."""
@@ -52,8 +50,6 @@ def share_above(table_CID: Tensor, limit: float) -> Tensor:
     """(C,) share of entries with ``|x| > limit``; what FedRAP's paper reports of its common table at 1e-1 and 1e-2."""
     return (table_CID.abs() > limit).sum((1, 2)) / table_CID[0].numel()
 
-
-# FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024). Item i of user u is ``C_i + D^(u)_i``.
 
 COMMON, PERSONAL, UPLOADED = "common_table", "personal_table", "uploaded_table"
 TABLES = (COMMON, PERSONAL)
@@ -232,9 +228,6 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         upload = Upload(block.clients, torch.ones_like(loss_C), shared, payload=payload)
         return upload, {**params, **kept}, _per_client(logs)
 
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        return weighted_mean(uploads, fallback=server, uniform=True)
-
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         params = {name: tensor.to(federation.device) for name, tensor in own.items()}
         if variant == "personal":
@@ -250,7 +243,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         init,
         broadcast,
         client_update,
-        server_aggregate,
+        mean_over_clients(uniform=True),
         positions,
         variants,
         unread,

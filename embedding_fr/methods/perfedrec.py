@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
+from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import Examples, RoundExamples, round_examples
 from embedding_fr.local_training import Objective, train_epochs
 from embedding_fr.methods.entry import Method
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
-from embedding_fr.similarity import k_means
 from embedding_fr.stacked import check_finite, inner_products, received, received_rows, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import OneOf, OneOrMore, Space, Whole, at_least, check

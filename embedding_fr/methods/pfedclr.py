@@ -6,13 +6,14 @@ B examples, R touched rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from embedding_fr.averaged import mean_over_clients, send_server
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, round_examples
@@ -25,7 +26,6 @@ from embedding_fr.personal_variant import with_personal_variant
 from embedding_fr.stacked import check_finite, inner_products, received, received_rows, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
-from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 
 
@@ -92,9 +92,6 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
         user_ND = normal(federation, training, "user", federation.num_clients)
         return {"item_table": table_ID}, {"user": user_ND, **start_buffer(federation, training, config)}
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        return Download(server)
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, NewRows, list[dict]]:
         drawn = round_examples(federation, training, block, round)
         own = {name: tensor.to(federation.device) for name, tensor in own.items()}  # a table in a file is read
@@ -119,9 +116,6 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
             [dict(zip(logs, client, strict=True)) for client in zip(*logs.values(), strict=True)],
         )
 
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        return weighted_mean(uploads, fallback=server)
-
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         params = {name: tensor.to(federation.device) for name, tensor in own.items()}
         params["item_table"] = received(download, "item_table", len(block.clients))
@@ -132,9 +126,9 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
     method = FederatedMethod(
         "pfedclr",
         init,
-        broadcast,
+        send_server,
         client_update,
-        server_aggregate,
+        mean_over_clients(),
         positions,
         ("global",),
         upload_like=lambda round, server: dict(server),

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cosine_similarity, l1_loss, mse_loss
 
 from embedding_fr.blocks import Federation
+from embedding_fr.clusters import k_means
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import Examples, shuffled
 from embedding_fr.merging import Merging
@@ -36,7 +37,6 @@ from embedding_fr.methods.perfedrec import PerfedrecConfig
 from embedding_fr.methods.pfedclr import PfedclrConfig
 from embedding_fr.methods.pfedgraph import PfedgraphConfig
 from embedding_fr.methods.pfedrec import PfedrecConfig
-from embedding_fr.similarity import k_means
 from embedding_fr.tables import normal
 from embedding_fr.testing.loop import Reference, User, bce, mean_of, parameters, step
 from fedecider.federation.method import Tree

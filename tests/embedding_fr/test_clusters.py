@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from embedding_fr import similarity as clusters
-from embedding_fr.similarity import k_means, nearest
+from embedding_fr import clusters
+from embedding_fr.clusters import k_means, nearest
 from fedecider.federation.streams import stream
 
 

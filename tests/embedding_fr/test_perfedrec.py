@@ -9,6 +9,7 @@ from references import REFERENCES
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
+from embedding_fr.clusters import k_means, nearest
 from embedding_fr.examples import round_examples
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.perfedrec import (
@@ -20,7 +21,6 @@ from embedding_fr.methods.perfedrec import (
     paired,
     pairs_without_edge,
 )
-from embedding_fr.similarity import k_means, nearest
 from embedding_fr.stacked import inner_products
 from embedding_fr.testing import EmbeddingBench, check_reference
 from fedecider.federation.cohort import choose_cohort, sample_cohort

@@ -122,7 +122,7 @@ def test_without_step_two_it_is_fedmf_with_frozen_users():
     state, _ = run(toy_method("pfedclr", federation, frozen, buffer_learning_rate=0.0), population)
     model = mf_model(federation, frozen)
     table_only = Optimiser("adam", {"item_table": 0.1})
-    fedmf = averaged("fedmf", model, federation, frozen, optimiser=table_only, groups=[["item_table"]])
+    fedmf = averaged("fedmf", model, federation, frozen, optimiser=table_only)
     expected, _ = run(fedmf, population)
     assert torch.allclose(state.server["item_table"], expected.server["item_table"], atol=1e-6)
     assert not torch.allclose(state.server["item_table"], model.shared["item_table"], atol=0.1)

@@ -1,4 +1,4 @@
-"""The tiny setting of `embedding_fr.testing.contract`, with built-in methods by their names."""
+"""The tiny setting of `embedding_fr.testing.tiny_users`, with built-in methods by their names."""
 
 from contextlib import contextmanager
 
@@ -7,9 +7,9 @@ import torch
 
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS
-from embedding_fr.testing.contract import NUM_ITEMS, SEQUENCES, run, tiny_training  # noqa: F401
-from embedding_fr.testing.contract import tiny_federation as toy_federation
-from embedding_fr.testing.contract import tiny_population as toy_population  # noqa: F401
+from embedding_fr.testing.tiny_users import NUM_ITEMS, SEQUENCES, run, tiny_training  # noqa: F401
+from embedding_fr.testing.tiny_users import tiny_federation as toy_federation
+from embedding_fr.testing.tiny_users import tiny_population as toy_population  # noqa: F401
 from fedecider.federation.method import RowUpdate
 from fedecider.federation.rows import write_rows
 

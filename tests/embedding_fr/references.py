@@ -42,6 +42,21 @@ from embedding_fr.testing.loop import Reference, User, bce, mean_of, parameters,
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 
+
+def by_examples(
+    round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
+) -> Tree:
+    """A server that averages by train items."""
+    return mean_of(server, uploads, weights)
+
+
+def all_alike(
+    round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
+) -> Tree:
+    """A server that averages all clients alike."""
+    return mean_of(server, uploads, [1.0] * len(uploads))
+
+
 # FedMF and FCF, one user at a time.
 
 
@@ -219,12 +234,7 @@ def fedncf(federation: Federation, training: EmbeddingTraining, config: FedncfCo
                 step(optimiser, bce(ncf_scores(theta, theta["user"], table[item_B]), label_B))
         return {name: theta[name] for name in received}, {"user": theta["user"]}
 
-    def server(
-        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
-    ) -> Tree:
-        return mean_of(server, uploads, weights)
-
-    return Reference(client, server)
+    return Reference(client, by_examples)
 
 
 def ncf_scores(theta: Tree, user_D: Tensor, item_BD: Tensor) -> Tensor:
@@ -270,12 +280,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         kept = {"uploaded_table": theta["common_table"]} if "uploaded_table" in own else {}
         return upload, {**{name: theta[name] for name in theta if name in own}, **kept}
 
-    def server(
-        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
-    ) -> Tree:
-        return mean_of(server, uploads, [1.0] * len(weights))
-
-    return Reference(client, server)
+    return Reference(client, all_alike)
 
 
 def paper_loss(theta: Tree, item_B: Tensor, label_B: Tensor, config: FedrapConfig, now: FedrapRound) -> Tensor:
@@ -354,12 +359,7 @@ def pfedclr(federation: Federation, training: EmbeddingTraining, config: Pfedclr
         upload = {"item_table": theta["item_table"]}
         return upload, {**{name: theta[name] for name in own}, "personal_table": theta["item_table"]}
 
-    def server(
-        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
-    ) -> Tree:
-        return mean_of(server, uploads, weights)
-
-    return Reference(client, server)
+    return Reference(client, by_examples)
 
 
 # PFedRec, one user at a time.
@@ -386,12 +386,7 @@ def pfedrec(federation: Federation, training: EmbeddingTraining, config: Pfedrec
                     optimiser.step()
         return {"item_table": table}, {"scorer.0.weight": weight, "scorer.0.bias": bias, "personal_table": table}
 
-    def server(
-        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
-    ) -> Tree:
-        return mean_of(server, uploads, [1.0] * len(uploads))
-
-    return Reference(client, server)
+    return Reference(client, all_alike)
 
 
 # GPFedRec, one user at a time: full tables, neighbours found pair by pair.
@@ -720,12 +715,7 @@ def feddae(federation: Federation, training: EmbeddingTraining, config: FeddaeCo
             step(optimiser, beta * divergence.sum() - likelihood)
         return {name: theta[name] for name in received}, {name: theta[name] for name in own}
 
-    def server(
-        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
-    ) -> Tree:
-        return mean_of(server, uploads, [1.0] * len(weights))
-
-    return Reference(client, server)
+    return Reference(client, all_alike)
 
 
 # IFedRec, one user at a time: whole tables, losses as they are written, one optimiser of torch at the server.
@@ -881,12 +871,7 @@ def _recgel_paper(training: EmbeddingTraining, config: FedrecgelConfig) -> Refer
                 optimiser.step()
         return {name: theta[name] for name in received}, {name: theta[name] for name in own}
 
-    def server(
-        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
-    ) -> Tree:
-        return mean_of(server, uploads, weights)
-
-    return Reference(client, server)
+    return Reference(client, by_examples)
 
 
 def _recgel_code(training: EmbeddingTraining, config: FedrecgelConfig) -> Reference:

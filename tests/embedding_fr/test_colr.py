@@ -1,29 +1,19 @@
 """CoLR: its random basis, one step by hand, FedMF at full rank, ranks, means, bytes, federation off."""
 
 import math
-import re
 
 import pytest
 import torch
-from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
 from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_only import KEPT, local_only
 from embedding_fr.local_training import Objective, dot_logits
-from embedding_fr.methods import METHODS
-from embedding_fr.methods.colr import ColrConfig, low_rank_gradients, mark_bytes, random_basis
+from embedding_fr.methods.colr import low_rank_gradients, mark_bytes, random_basis
 from embedding_fr.testing.loop import Reference, bce, parameters, run_reference
 from fedecider.federation.channel import Channel
 from fedecider.federation.secure_rounds import WEIGHT, SecureSums, securely_summed_rounds
-
-
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def trained(rounds=3, participation=1.0, training=None, **config):
@@ -111,19 +101,6 @@ def test_at_full_rank_it_is_fedmf_with_sgd(participation):
     assert not torch.allclose(low.server["item_table"], server["item_table"], atol=1e-3)
 
 
-@pytest.mark.parametrize("config", [{}, {"rank": 1}, {"rank": 2, "mean": "clients"}], ids=str)
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-@pytest.mark.usefixtures("double")
-def test_it_equals_the_loop_over_users_to_1e_9(config, participation):
-    federation, training = toy_federation(), toy_training("colr", weight_decay=0.1)
-    method = toy_method("colr", federation, training, **config)
-    loop = REFERENCES["colr"](federation, training, ColrConfig(**config))
-    server, local = run_reference(method, loop, federation, training, toy_population(), 3, participation)
-    state, _ = run(method, rounds=3, participation=participation)
-    torch.testing.assert_close(state.server["item_table"], server["item_table"], rtol=0, atol=1e-9)
-    torch.testing.assert_close(state.local["user"], local["user"], rtol=0, atol=1e-9)
-
-
 @pytest.mark.usefixtures("double")
 def test_the_rank_of_all_corrections_grows_by_that_of_one_a_round():
     start = toy_method("colr", training=toy_training("colr", embedding_size=8)).init()[0]["item_table"]
@@ -192,28 +169,3 @@ def test_with_federation_off_corrections_add_up_at_each_client():
     assert max(ranks) == 4  # three corrections of rank 2 fill the four dims; one alone has rank 2
     assert (kept[1] == start).all(1).any()  # a row that client 1 never drew
     assert not torch.equal(kept[0], kept[1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rank": 0}, "got rank 0, expected 1 to 65536: embedding_size is full rank"),
-        ({"rank": 2.5}, "got rank 2.5, expected a whole number"),
-        ({"mean": "examples"}, "got mean 'examples', expected touchers or clients"),
-        ({"rank": 5}, "got rank 5 with embedding_size 4, expected at most the latter"),
-    ],
-)
-def test_bad_settings_are_told(settings, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        toy_method("colr", **settings)
-
-
-def test_a_diverging_client_is_named():
-    with pytest.raises(ValueError, match=r"got a non-finite .* for client \d+ in round \d.*lower learning_rate"):
-        run(toy_method("colr", training=toy_training("colr", learning_rate=1e30)), rounds=3)
-
-
-def test_defaults_are_those_of_the_public_code():
-    defaults = METHODS["colr"].defaults
-    assert defaults["weight_decay"] == 2 * 5e-4  # its gamma stands before squares without the half
-    assert defaults["init_std"] == 1 / math.sqrt(16)

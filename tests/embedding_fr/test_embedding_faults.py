@@ -24,13 +24,6 @@ BY_ROWS = [
 ]
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def whole(method):
     """The same method, whose uploads hold whole tables."""
 

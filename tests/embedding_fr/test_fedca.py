@@ -7,15 +7,8 @@ import torch
 from toy_federation import run, toy_federation, toy_method, toy_training
 
 from embedding_fr.local_only import local_only
-from embedding_fr.methods.fedca import BASIS, TABLE, FedcaConfig, closeness, principal_directions
+from embedding_fr.methods.fedca import BASIS, TABLE, closeness, principal_directions
 from fedecider.federation.wire import dense
-
-
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def test_directions_are_those_along_which_the_rows_vary_most():
@@ -92,21 +85,3 @@ def test_only_the_mixed_few_have_a_mix_and_only_for_a_round():
 def test_directions_travel_beside_the_table():
     _, records = run(toy_method("fedca", num_components=3), rounds=1)
     assert all(group["up"] == {TABLE: 14 * 4 * 8, BASIS: 3 * 4 * 8} for group in records[0]["traffic"])
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"own_share": 1.2}, "got own_share 1.2, expected 0 to 1"),
-        ({"mixed_share": 0.0}, "got mixed_share 0.0, expected above 0"),
-        ({"num_components": 0}, "got num_components 0"),
-    ],
-)
-def test_wrong_settings_are_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        FedcaConfig(**setting)
-
-
-def test_more_directions_than_dims_are_refused():
-    with pytest.raises(ValueError, match="got num_components 5 with embedding_size 4, expected at most"):
-        toy_method("fedca", num_components=5)

@@ -3,18 +3,11 @@
 import pytest
 import torch
 from torch.nn.functional import softmax
-from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population
+from toy_federation import SEQUENCES, run, toy_method, toy_population
 
 from embedding_fr.blocks import make_block
-from embedding_fr.methods.feddae import TABLE, FeddaeConfig, draw_noise, logits_of, loss_of
+from embedding_fr.methods.feddae import TABLE, draw_noise, logits_of, loss_of
 from fedecider.federation.method import Download
-
-
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def random_params(num_clients=2, num_rows=3, size=2, num_items=5):
@@ -102,21 +95,3 @@ def test_nothing_is_dropped_where_items_are_ranked():
         own = {name: tensor[block.clients] for name, tensor in local.items()}
         found[dropout] = method.positions("personal", Download(server), own, block, "valid")
     assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
-
-
-def test_another_seed_starts_elsewhere():
-    one, other = (toy_method("feddae", toy_federation(seed=seed)).init()[0][TABLE] for seed in (0, 1))
-    assert not torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"dropout": 1.0}, "got dropout 1.0, expected at least 0 and below 1"),
-        ({"num_layers": 0}, "got num_layers 0"),
-        ({"kl_weight": -1.0}, "got kl_weight -1.0"),
-    ],
-)
-def test_wrong_settings_are_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        FeddaeConfig(**setting)

@@ -7,16 +7,8 @@ from toy_federation import run, toy_federation, toy_method, toy_training
 from embedding_fr.local_only import local_only
 from embedding_fr.merging import ADAPTER, LAST
 from embedding_fr.methods import fedem as fedem_file
-from embedding_fr.methods.fedem import FedemConfig
 from embedding_fr.methods.fedem_code import few_of
 from embedding_fr.mixing import PERSONAL, Cohort
-
-
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def same(left, right, names=None, tolerance=1e-10):
@@ -144,27 +136,3 @@ def test_a_few_of_the_cohort_are_drawn_by_client_number():
     assert float(left.share_V.sum()) == pytest.approx(1.0)
     assert len(few_of(cohort, 0.01, 1, 2).client_V) == 1
     assert not torch.equal(few_of(cohort, 0.5, 1, 3).client_V, left.client_V)
-
-
-@pytest.mark.parametrize("name", ["fedem", "fedmf_em"])
-def test_divergence_of_an_adapter_is_an_error(name):
-    with pytest.raises(ValueError, match=r"for client \d+ in round 2"):
-        run(toy_method(name, adapter_learning_rate=1e200))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"merging": "XM"},
-        {"aggregation": "sum"},
-        {"similarity_weight": -1.0},
-        {"variant": "mine"},
-        {"mixed_share": 0.0},
-        {"variant": "code", "merging": "DM"},
-        {"variant": "code", "aggregation": "mean"},
-        {"rho": 2.0},
-    ],
-)
-def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match="expected"):
-        FedemConfig(**settings)

@@ -1,21 +1,16 @@
 """FedFast: the item rule, the followers and the draw by hand; its degenerate forms; what travels; the cohort."""
 
-import dataclasses
 import math
 from collections import Counter
 
 import pytest
 import torch
-from references import REFERENCES
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
 
 from embedding_fr import results
-from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods import METHODS
-from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed, gmf_gradients, gmf_logits
+from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
-from embedding_fr.testing import EmbeddingBench, check_reference
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.cohort import choose_cohort, sample_cohort
 from fedecider.federation.method import Upload
@@ -119,22 +114,6 @@ def test_the_cohort_comes_from_the_servers_clusters():
     assert choose_cohort(random, server, 7, 0.2, 0, 1) == sample_cohort(7, 0.2, 0, 1)
 
 
-def test_the_loop_asks_the_cohort_that_the_method_chooses():
-    method = toy_method("fedfast", num_clusters=2)
-    asked = []
-
-    def cohort(round, server, size):
-        asked.append((round, size, server["cluster"].tolist()))
-        return {2, 5}
-
-    _, records = run(method._replace(cohort=cohort), rounds=2, participation=0.2)
-    assert [[log["client"] for log in record["clients"]] for record in records] == [[2, 5], [2, 5]]
-    assert [(round, size) for round, size, _ in asked] == [(1, 2), (2, 2)]
-    for wrong, message in (({9}, "clients that there are not"), ({1, 2}, "a cohort of 2 clients, 1 were asked for")):
-        with pytest.raises(AssertionError, match=message):
-            run(method._replace(cohort=lambda round, server, size, wrong=wrong: wrong), rounds=1, participation=0.1)
-
-
 def test_absent_users_move_on_the_server_and_only_there():
     state, records = run(toy_method("fedfast", num_clusters=1), rounds=1, participation=0.3)
     start, _ = toy_method("fedfast").init()
@@ -170,26 +149,6 @@ def test_with_everyone_present_clusters_change_nothing():
     assert all(torch.equal(one.server[name], other.server[name]) for name in one.server if name != "cluster")
 
 
-def test_closed_form_gradients_are_those_of_autograd():
-    draw = stream(0, "gradients")
-    shapes = {"item_table": (3, 6, 4), "user": (3, 4), "scorer.0.weight": (3, 4, 1), "scorer.0.bias": (3, 1)}
-    params = {name: torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
-    item = torch.tensor([[0, 1, 1], [5, 2, 0]])
-    batch = ExampleBatch(2, item, torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]), torch.full((2, 3), 1.0 / 3.0))
-    objective = Objective(gmf_logits)
-    expected, logit = plain_gradients(objective, params, list(shapes), batch)
-    found, same = gmf_gradients(objective, params, list(shapes), batch)
-    torch.testing.assert_close(same, logit)
-    assert found.keys() == expected.keys()
-    for name in shapes:
-        torch.testing.assert_close(found[name], expected[name])
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_three_rounds_are_those_of_the_loop_over_users_to_1e_9(participation):
-    check_reference(EmbeddingBench(METHODS["fedfast"]), REFERENCES["fedfast"], participation, tolerance=1e-9)
-
-
 def test_bytes_are_those_of_the_formula():
     """4 (I D + 2 D + 1) each way."""
     training = toy_training("fedfast", embedding_size=8)
@@ -220,18 +179,3 @@ def test_the_entry_says_whether_the_server_chooses(config):
     entry = METHODS["fedfast"]
     built = entry.build(toy_federation(), toy_training("fedfast"), config)
     assert entry.chooses_cohort(config) == (built.cohort is not None)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"num_clusters": 0}, "got num_clusters 0, expected at least 1"),
-        ({"draw": "fair"}, "expected equal, proportional or random"),
-        ({"item_rule": "all"}, "expected moved or examples"),
-        ({"follow": -1.0}, "got follow -1.0, expected 0 or more"),
-        ({"follow_decay": math.nan}, "got follow_decay nan, expected"),
-    ],
-)
-def test_wrong_settings_are_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(FedfastConfig(), **setting)

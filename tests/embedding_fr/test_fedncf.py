@@ -1,13 +1,10 @@
 """FedNCF: the network's score, what travels, how it is averaged."""
 
-import pytest
 import torch
 from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
-from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, plain_gradients
-from embedding_fr.methods.fedncf import FedncfConfig, ncf_gradients, ncf_logits, ncf_model
+from embedding_fr.methods.fedncf import FedncfConfig, ncf_logits, ncf_model
 
 
 def test_the_score_by_hand():
@@ -36,26 +33,6 @@ def test_without_hidden_layers_it_is_a_linear_score():
     weight, bias = model.shared["scorer.0.weight"][:, 0], model.shared["scorer.0.bias"]
     expected = (params["user"] @ weight[:4])[:, None] + model.shared["item_table"] @ weight[4:] + bias
     assert torch.allclose(ncf_logits(params, None), expected, atol=1e-6)
-
-
-def test_closed_form_equals_autograd():
-    federation, training = toy_federation(), toy_training("fedncf")
-    model = ncf_model(federation, training, "3,2")
-    params = {"user": model.private["user"][:3], **{n: one.expand(3, *one.shape) for n, one in model.shared.items()}}
-    generator = torch.Generator().manual_seed(4)
-    params = {name: one + torch.randn(one.shape, generator=generator) for name, one in params.items()}
-    weight = torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]])
-    batch = ExampleBatch(
-        2, torch.tensor([[0, 2, 2], [1, 4, 4]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), weight
-    )
-    names = [*params]
-    plain, logit = plain_gradients(Objective(ncf_logits), params, names, batch)
-    closed, same = ncf_gradients(Objective(ncf_logits), params, names, batch)
-    assert torch.allclose(logit, same, atol=1e-6)
-    assert set(closed) == set(names)
-    for name in names:
-        assert torch.allclose(plain[name], closed[name], atol=1e-6), name
-    assert list(ncf_gradients(Objective(ncf_logits), params, ["user"], batch)[0]) == ["user"]
 
 
 def test_table_and_network_travel_the_user_embedding_does_not():
@@ -97,8 +74,3 @@ def test_everything_shared_is_averaged_by_train_items():
     for place in places:
         new, old = uploads[0].tensors["item_table"][0, place], server["item_table"][row_R[place]]
         assert torch.allclose(state.server["item_table"][row_R[place]], (5 * new + old) / 6, atol=1e-6)
-
-
-def test_wrong_layers_are_refused():
-    with pytest.raises(ValueError, match="expected positive whole numbers"):
-        FedncfConfig(hidden_sizes="16,none")

@@ -1,8 +1,6 @@
 """FedNear: hand numbers, its objective, its sums, what order and recency buy, bounds, bytes, and nothing held out."""
 
-import itertools
 import math
-import re
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_popula
 from embedding_fr import gram
 from embedding_fr.blocks import block_packer
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.gram import denoise, triangle_size
+from embedding_fr.gram import denoise
 from embedding_fr.methods import fednear as module
 from embedding_fr.methods.fedease import FedeaseConfig, fedease
 from embedding_fr.methods.fednear import (
@@ -23,7 +21,6 @@ from embedding_fr.methods.fednear import (
     contribution_norm,
     counted_histories,
     fednear,
-    guarantee,
     model_of,
     plain_sum_of,
     weighted_history,
@@ -33,7 +30,6 @@ from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 from fedecider.federation.state import Parameters
-from fedecider.testing.faults import Fault, faulty_channel
 
 AS_EASE = {"pair_reach": math.inf, "history_reach": math.inf, "direction": 0.0}
 
@@ -121,44 +117,6 @@ def test_the_federated_sum_is_the_centralised_statistic(reach):
     assert not summed(SEQUENCES, NUM_ITEMS, pair_reach=reach, direction=0.0).triu(1).any()
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"secure": True},
-        {"clip": 1.5},
-        {"secure": True, "clip": 1.5, "mask_neighbours": 2},
-        {"max_items": 3, "secure": True, "mask_neighbours": 0},
-        {"max_items": 2, "noise_scale": 0.3, "direction": 0.0},
-        {"secure": True, "clip": 2.0, "noise_scale": 0.3, "direction": 0.0},
-        {"top_k": 3},
-        {"precision": "float32"},
-        {"precision": "float32", "top_k": 3, "clip": 1.7},
-        {"precision": "float32", "secure": True, "direction": 0.0},
-    ],
-    ids=str,
-)
-def test_block_size_changes_no_bit_and_later_rounds_change_nothing(changes, tmp_path):
-    first, records = run(method(**changes), rounds=1, block_clients=1)
-    second, more = run(method(**changes), rounds=3, block_clients=7, checkpoints=tmp_path)
-    assert first.server.keys() == second.server.keys()
-    assert all(torch.equal(first.server[name], second.server[name]) for name in first.server)
-    assert records[0]["traffic"] == more[0]["traffic"]
-    assert [group["up"] for group in more[1]["traffic"] + more[2]["traffic"]] == [{}, {}]
-    resumed, _ = run(method(**changes), rounds=4, checkpoints=tmp_path, resume=True)
-    assert all(torch.equal(first.server[name], resumed.server[name]) for name in first.server)
-
-
-@pytest.mark.parametrize("direction", [0.0, 0.6])
-def test_half_the_digits_give_the_same_model_up_to_rounding(direction):
-    wide, narrow = (
-        run(method(precision=precision, direction=direction), rounds=1)[0].server["weights"]
-        for precision in ("float64", "float32")
-    )
-    assert (wide - narrow).abs().max() < 2e-6 * wide.abs().max()
-    assert not torch.equal(wide, narrow)
-
-
 def test_secure_and_plain_sums_are_the_same():
     for changes in ({}, {"clip": 1.5}, {"max_items": 3}, {"direction": 0.0, "max_items": 4, "clip": 1.7}):
         plain, secure = (run(method(secure=on, **changes), rounds=1)[0].server for on in (False, True))
@@ -228,18 +186,6 @@ def test_weighted_history_by_hand():
     assert weighted_history(block.data, 5, math.inf, False).tolist() == [[1, 1, 0, 1, 0], [0, 0, 1, 0, 0]]
 
 
-def test_known_history_adds_the_validation_item_to_the_score_of_test_only():
-    train, known = method(), method(history="known")
-    weight_II = torch.zeros(NUM_ITEMS, NUM_ITEMS)
-    block = blocks(size=7)[0]
-    weight_II[block.data.valid_C[0], block.data.test_C[0]] = 1.0
-    download = Download({"weights": weight_II})
-    assert known.positions("global", download, {}, block, "test")[0].item() == 0.0
-    assert train.positions("global", download, {}, block, "test")[0].item() > 0.0  # everything is tied
-    same = [m.positions("global", download, {}, block, "valid") for m in (train, known)]
-    assert same[0] == same[1]
-
-
 def test_a_contribution_has_the_norm_that_its_length_says_and_stays_inside_its_bound():
     item_T = torch.tensor([7, 2, 9, 0, 4])
     for direction in (0.0, 0.5):
@@ -305,33 +251,6 @@ def test_short_columns_keep_the_largest_and_score_with_them():
     assert not torch.equal(run(method(top_k=1), rounds=1)[0].server["value"][:, 0], short["value"][:, 0])
 
 
-def test_a_masked_upload_tells_nothing_by_itself():
-    federation = toy_federation(num_items=150)
-    block = blocks(toy_population(num_items=150), 7)[0]
-    upload, _, _ = method(federation, secure=True).client_update(1, Download({}), {}, block)
-    assert upload.tensors.keys() == {"masked_pairs"}
-    assert torch.equal(upload.weights, torch.ones(7))
-    low_byte = torch.bincount(upload.tensors["masked_pairs"][3].flatten().long() & 255, minlength=256).double()
-    expected = 2 * triangle_size(150) / 256
-    assert abs(((low_byte - expected) ** 2 / expected).sum() - 255) < 5 * 510**0.5
-
-
-def test_who_drops_out_after_its_shares_is_left_out_of_the_sum():
-    late = faulty_channel([Fault(client, "late") for client in (0, 6)])
-    plain, secure = (run(method(secure=on), rounds=1, channel=late)[0].server for on in (False, True))
-    assert torch.equal(plain["weights"], secure["weights"])
-    assert not torch.equal(plain["weights"], run(method(), rounds=1)[0].server["weights"])
-
-
-def test_secure_needs_most_of_the_clients(monkeypatch):
-    with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum of pairs 1, expected 5 at least"):
-        run(method(secure=True), participation=0.5)
-    assert run(method(), participation=0.5, rounds=2)[0].server["weights"].abs().sum() > 0  # the first cohort counts
-    monkeypatch.setattr(gram, "MAX_UPLOAD_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"block of 3 clients .* fewer clients into a block"):
-        run(method(secure=True), rounds=1)
-
-
 @pytest.mark.parametrize("secure", [False, True])
 def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     seen = []
@@ -358,43 +277,6 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     assert lower.std().item() == pytest.approx(1.0, rel=0.04)  # 7260 entries: one standard error is 0.8 %
     assert lower.mean().abs() < 4 / 7260**0.5
     assert torch.isfinite(state.server["weights"]).all()
-
-
-def test_budget_says_what_holds():
-    assert guarantee(FednearConfig()).startswith("no guarantee: clip and noise missing")
-    text = guarantee(FednearConfig(clip=10.0, noise_scale=1.0, direction=0.0))
-    assert text.startswith("epsilon 4.73 at delta 1e-05 over 1 round(s)")
-    assert "only the sum is protected" in text
-    assert FednearConfig(max_items=50, clip=3.0).bound == 3.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"regularisation": 0.0}, "regularisation 0.0"),
-        ({"pair_reach": 0.0}, "pair_reach 0.0"),
-        ({"history_reach": -1.0}, "history_reach -1.0"),
-        ({"direction": 1.5}, "direction 1.5"),
-        ({"noise_scale": 1.0, "direction": 0.0}, "expected clip or max_items"),
-        ({"noise_scale": 1.0, "clip": 1.0}, "expected direction 0"),
-        ({"clip": -1.0}, "clip -1.0"),
-        ({"mask_neighbours": 3}, "even"),
-        ({"history": "all"}, "history 'all', expected train or known"),
-        ({"precision": "float16"}, "precision 'float16', expected float32 or float64"),
-        ({"delta": 1.0}, "delta 1.0"),
-        ({"top_k": NUM_ITEMS}, f"less than the {NUM_ITEMS} items"),
-    ],
-)
-def test_bad_settings_are_told(changes, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        method(**changes)
-
-
-def test_the_grid_is_valid_and_small():
-    assert len(module.GRID) <= 8
-    built = [FednearConfig(**setting) for setting in module.GRID]
-    assert all(one != other for one, other in itertools.combinations(built, 2))
-    assert built[0] == FednearConfig()
 
 
 def test_items_that_nobody_counted_get_no_weight():

@@ -22,9 +22,7 @@ from embedding_fr.methods.fedrap import (
     sparse_bytes,
     start_values,
 )
-from embedding_fr.tables import personal_table
 from embedding_fr.testing.loop import run_reference
-from fedecider.federation.state import is_mapped
 
 NOW = FedrapRound(distance=0.25, sparsity=0.3, user_rate=0.1, common_rate=0.2, personal_rate=0.2)
 BATCH = ExampleBatch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.5]]))
@@ -104,12 +102,6 @@ def test_soft_threshold():
 )
 def test_curricula_in_rounds_1_10_11_20(curriculum, expected):
     assert tuple(curriculum_weight(curriculum, a) for a in (1, 10, 11, 20)) == pytest.approx(expected, abs=1e-6)
-
-
-def test_curricula_stay_between_zero_and_one():
-    assert curriculum_weight("sin", 40) == 0.0  # sin(4) is negative
-    assert curriculum_weight("square", 21) == 0.0
-    assert curriculum_weight("square", 31) == 1.0
 
 
 def test_weights_and_rates_of_a_round():
@@ -275,31 +267,6 @@ def test_shares_of_large_entries():
     assert 0.5 < log["common_above_0.1"] < log["common_above_0.01"] < 1.0
 
 
-def test_tables_in_a_file_give_the_same_numbers():
-    training = toy_training("fedrap", learning_rate=0.1)
-    states = []
-    for table_bytes in (1 << 20, 7 * 14 * 4 * 4 - 1):
-        federation = toy_federation()._replace(table_bytes=table_bytes)
-        method = toy_method("fedrap", federation, training, keep_uploaded=True)
-        states.append(run(method, rounds=3)[0])
-    memory, mapped = states
-    assert not any(is_mapped(tensor) for tensor in memory.local.values())
-    assert {name for name, tensor in mapped.local.items() if is_mapped(tensor)} == {PERSONAL, UPLOADED}
-    assert is_mapped(mapped.best_local[PERSONAL])
-    for name in memory.local:
-        assert torch.equal(memory.local[name], mapped.local[name])
-    assert torch.equal(memory.server[COMMON], mapped.server[COMMON])
-
-
-def test_a_personal_table_starts_alike_for_everybody():
-    start = torch.arange(6.0).view(3, 2)
-    for max_bytes, mapped in ((4 * 6 * 4, False), (4 * 6 * 4 - 1, True)):
-        table = personal_table(start, 4, max_bytes)
-        assert is_mapped(table) == mapped
-        assert table.shape == (4, 3, 2)
-        assert torch.equal(table, start.expand(4, 3, 2))
-
-
 def test_start_values_of_the_public_code():
     federation, training = toy_federation(), toy_training("fedrap", embedding_size=16, init_std=1.0)
     server, local = start_values(federation, training, FedrapConfig("code"))
@@ -313,19 +280,3 @@ def test_start_values_of_the_public_code():
     _, zero = start_values(federation, training, FedrapConfig())
     assert int(zero[PERSONAL].count_nonzero()) == 0
     assert not torch.equal(zero["user"][0], zero["user"][1])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"variant": "papper"}, "papper"),
-        ({"curriculum": "cosine"}, "cosine"),
-        ({"distance_weight": -0.1}, "distance_weight -0.1"),
-        ({"sparsity_weight": float("nan")}, "sparsity_weight nan"),
-        ({"grad_clip": 0.0}, "grad_clip 0.0"),
-        ({"tables": "personal", "keep_uploaded": True}, "nothing is uploaded"),
-    ],
-)
-def test_bad_settings_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        FedrapConfig(**options)

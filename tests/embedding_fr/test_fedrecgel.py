@@ -8,7 +8,7 @@ from embedding_fr.blocks import make_block
 from embedding_fr.examples import RoundExamples, draw_examples, touched_rows
 from embedding_fr.local_training import Objective
 from embedding_fr.methods.fedncf import ncf_model
-from embedding_fr.methods.fedrecgel import FedrecgelConfig, neumf_logits, neumf_model, whole_batch
+from embedding_fr.methods.fedrecgel import neumf_logits, neumf_model, whole_batch
 
 SERVER_RATE = 0.5
 
@@ -160,25 +160,6 @@ def test_private_moments_are_kept_and_server_moments_stay_on_the_server():
         for group in record["traffic"]:
             assert group["down"] == size
             assert group["up"] == {f"{name}.gradient": count for name, count in size.items()}
-
-
-def test_the_code_variant_does_not_depend_on_the_block():
-    alone, _ = run(code(), block_clients=1, participation=0.5)
-    together, _ = run(code(), block_clients=7, participation=0.5)
-    close(alone.server, together.server, 1e-4)
-    close(alone.local, together.local, 1e-4)
-
-
-def test_wrong_settings_are_refused():
-    for settings, told in (
-        ({"variant": "codes"}, "paper or code"),
-        ({"private_radius": -0.1}, "private_radius -0.1, expected 0"),
-        ({"shared_radius": -0.1}, "shared_radius"),
-        ({"server_learning_rate": 0.0}, "server_learning_rate"),
-        ({"hidden_sizes": "32,x"}, "layer sizes"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            FedrecgelConfig(**settings)
 
 
 def test_scores_of_the_whole_catalogue_are_those_of_the_logits():

@@ -206,19 +206,3 @@ def test_variants_use_the_own_the_mean_and_the_neighbourhood_table():
         expected = torch.cat(rank_users(score_CI, block.data, "valid", federation.protocol))
         assert torch.equal(found[variant], expected), variant
     assert len({tuple(position.tolist()) for position in found.values()}) == 3
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"threshold": -0.1}, "expected 0 or more"),
-        ({"num_neighbours": -1}, "got num_neighbours -1, expected 0 or more: 0 uses threshold"),
-        ({"graph_layers": 0}, "expected 1 to 1000"),
-        ({"graph_weight": float("nan")}, "expected 0 or more"),
-        ({"variant": "text"}, "expected paper or code"),
-        ({"hidden_sizes": "0"}, "expected positive whole numbers"),
-    ],
-)
-def test_wrong_settings_are_refused(setting, message):
-    with pytest.raises(ValueError, match=message):
-        GpfedrecConfig(**setting)

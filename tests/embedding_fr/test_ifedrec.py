@@ -23,13 +23,6 @@ from fedecider.federation.wire import dense
 ITEMS = [f"item-{number:02}" for number in range(NUM_ITEMS)]
 
 
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def data_with(texts):
     return Interactions("toy", [f"p{n}" for n in range(7)], ITEMS, [""] * len(ITEMS), SEQUENCES, None, {}, texts)
 

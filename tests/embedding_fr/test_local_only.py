@@ -14,13 +14,6 @@ MADE_BY_SERVER = {"category"}
 SENSIBLE = [name for name in METHODS if name not in NO_LOCAL_MODEL]
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def off(name, federation=None, **config):
     federation = federation or toy_federation()
     return local_only(toy_method(name, federation, **config), federation)

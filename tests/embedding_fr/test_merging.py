@@ -65,16 +65,6 @@ def test_a_fixed_weight_needs_no_adapter():
     assert set(start_merging(Merging("SM"), torch.ones(3, 2), toy_federation())) == {LAST}
 
 
-@pytest.mark.parametrize(
-    ("layers", "count"), [("", 33), ("16", 545), ("16,8", 673), ("32,16,8", 1729), ("64,32,16,8", 4865)]
-)
-def test_the_adapters_of_figure_6(layers, count):
-    tree = start_merging(Merging(adapter_layers=layers), torch.zeros(5, 16), toy_federation())
-    assert tree[ADAPTER].shape == (7, count)
-    assert not torch.equal(tree[ADAPTER][0], tree[ADAPTER][1])
-    assert tree[LAST].shape == (7, 5, 16)
-
-
 def block(scheme="EM", layers="3"):
     """Three clients of which two are active, four rows, unequal batches, and a merge whose table has been trained."""
     torch.manual_seed(3)
@@ -192,12 +182,3 @@ def test_tensors_relative_to_the_table_keep_their_sums():
     assert set(changed.shared) == {"other"}
     assert torch.equal(changed.per_client["item_table"], merged)
     assert torch.allclose(changed.per_client["offset"] + merged, table + offset, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"scheme": "XM"}, {"rho": 1.5}, {"rho": math.nan}, {"adapter_learning_rate": -1.0}, {"adapter_layers": "8,x"}],
-)
-def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match="expected"):
-        Merging(**settings)

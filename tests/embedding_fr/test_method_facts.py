@@ -7,7 +7,6 @@ import torch
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
 
 from embedding_fr.audit import moved_sum, moves_of
-from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.merging import Merging
 from embedding_fr.methods import METHODS
 from embedding_fr.results import privacy_text
@@ -120,15 +119,3 @@ def test_tensors_of_the_length_of_the_catalogue_are_no_item_tables():
 
         run(method._replace(server_aggregate=server_aggregate), None, 1)
         assert {tuple(move_CID.shape[1:]) for move_CID in seen} == {(NUM_ITEMS, size)}
-
-
-def test_rows_of_public_codes_are_as_wide_as_these():
-    """Those of Zhangcx19/IJCAI-23-PFedRec, Zhangcx19/GPFedRec and anonymifish/FedRecGEL."""
-    config = LeaderboardConfig(methods="pfedrec/code", protocol="paper")
-    of = {
-        name: run_settings(config, InteractionsConfig(), f"{name}/code", "paper", {}, 0, 0)
-        for name in ("pfedrec", "gpfedrec", "fedrecgel")
-    }
-    assert [of[name].training.embedding_size for name in ("pfedrec", "gpfedrec")] == [32, 32]
-    assert of["gpfedrec"].method.hidden_sizes == "32,16,8"
-    assert of["fedrecgel"].training.batch_size == 256

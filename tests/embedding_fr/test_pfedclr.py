@@ -9,12 +9,9 @@ from toy_federation import run, toy_federation, toy_method, toy_population, toy_
 from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, plain_gradients
+from embedding_fr.local_training import Objective
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.pfedclr import (
-    PfedclrConfig,
-    full_gradients,
-    full_logits,
     low_rank_gradients,
     low_rank_logits,
 )
@@ -59,28 +56,6 @@ def test_calibrated_logit_and_gradients_by_hand():
     assert gradient["buffer_a"].tolist() == [[[0.0], [pytest.approx(-1.0 * r)]]]  # B p = 1 - 2
     assert gradient["buffer_b"].tolist() == [[[pytest.approx(2.0 * r), pytest.approx(4.0 * r)]]]  # a p
     assert list(gradient) == list(names)
-
-
-@pytest.mark.parametrize(
-    ("logits", "closed", "shapes"),
-    [
-        (low_rank_logits, low_rank_gradients, {"buffer_a": (3, 6, 2), "buffer_b": (3, 2, 4)}),
-        (full_logits, full_gradients, {"buffer": (3, 6, 4)}),
-    ],
-)
-def test_closed_forms_are_the_gradients_of_the_logits(logits, closed, shapes):
-    generator = torch.Generator().manual_seed(3)
-    shapes = {"user": (3, 4), "item_table": (3, 6, 4), **shapes}
-    params = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    item = torch.randint(6, (2, 7), generator=generator)  # two active clients, items twice
-    batch = ExampleBatch(2, item, (item % 2).float(), torch.rand(2, 7, generator=generator))
-    names = [name for name in params if name != "item_table" or closed is full_gradients]
-    slow, slow_logit = plain_gradients(Objective(logits), params, names, batch)
-    fast, fast_logit = closed(Objective(logits), params, names, batch)
-    assert torch.allclose(slow_logit, fast_logit, atol=1e-5)
-    assert slow.keys() == fast.keys()
-    for name in names:
-        assert torch.allclose(slow[name], fast[name], atol=1e-5), name
 
 
 def test_what_is_uploaded_was_trained_before_the_personal_part():
@@ -165,12 +140,3 @@ def test_personal_variant_is_the_own_table_global_the_next_download():
     assert personal == [0.0, 7.0]  # client 0: item 2, above it the eleven of 3 .. 13 but 3, 4, 5 (train) and 9 (valid)
     assert shared[0] == 0.0  # 20 against zeros
     assert shared[1] == 3.5  # eight unseen items tied at zero: the middle of the places 0 .. 7
-
-
-def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="rank 0, expected 1 to 65536: buffer_learning_rate 0"):
-        PfedclrConfig(rank=0)
-    with pytest.raises(ValueError, match="clr, cf or af"):
-        PfedclrConfig(variant="clf")
-    with pytest.raises(ValueError, match="0 or more"):
-        PfedclrConfig(buffer_learning_rate=-0.1)

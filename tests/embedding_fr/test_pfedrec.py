@@ -7,9 +7,7 @@ import torch
 from toy_federation import own_after, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, plain_gradients
-from embedding_fr.methods.pfedrec import PfedrecConfig, code_item_rate, linear_gradients, linear_logits
+from embedding_fr.methods.pfedrec import code_item_rate, linear_logits
 from fedecider.federation.method import Download
 from fedecider.federation.wire import dense
 
@@ -117,27 +115,3 @@ def test_all_start_from_the_same_score_function():
     assert weight.shape == (7, 4, 1)
     assert (weight == weight[0]).all()
     assert float(weight.abs().max()) <= 0.5
-
-
-def test_wrong_variants_are_refused():
-    with pytest.raises(ValueError, match="expected paper or code"):
-        PfedrecConfig(variant="text")
-
-
-def test_closed_form_equals_autograd():
-    generator = torch.Generator().manual_seed(2)
-    params = {
-        "item_table": torch.randn(3, 4, 2, generator=generator),
-        "scorer.0.weight": torch.randn(3, 2, 1, generator=generator),
-        "scorer.0.bias": torch.randn(3, 1, generator=generator),
-    }
-    weight = torch.tensor([[1 / 3] * 3, [0.5, 0.5, 0.0]])
-    batch = ExampleBatch(
-        2, torch.tensor([[0, 2, 2], [3, 1, 0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), weight
-    )
-    plain, logit = plain_gradients(Objective(linear_logits), params, list(params), batch)
-    closed, same = linear_gradients(Objective(linear_logits), params, list(params), batch)
-    assert torch.allclose(logit, same, atol=1e-6)
-    for name in params:
-        assert plain[name].shape == closed[name].shape, name
-        assert torch.allclose(plain[name], closed[name], atol=1e-6), name

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedecider.baselines import BASELINES, sasrec
+from fedecider.baselines import sasrec
 from fedecider.baselines.sasrec import Sasrec, SasrecConfig, backward_next_items, fit, pack, scores, train
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
@@ -205,28 +205,6 @@ def test_dropout_and_weight_decay_act():
     )
     assert not torch.equal(plain.item_ID, dropped.item_ID)
     assert decayed.blocks[0].mixed.weight.norm() < 0.9 * plain.blocks[0].mixed.weight.norm()
-
-
-def test_is_in_the_table_of_lines():
-    baseline = BASELINES["sasrec"]
-    score = baseline.fit(SEQUENCES, 9, STRICT, baseline.config(**SMALL), seed=1)
-    assert score(USERS).shape == (4, 9)
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"max_length": 0}, "max_length 0"),
-        ({"num_heads": 3}, "num_heads 3"),
-        ({"dropout": 1.0}, "dropout 1.0"),
-        ({"learning_rate": 0.0}, "learning_rate 0.0"),
-        ({"weight_decay": -1.0}, "weight_decay -1.0"),
-        ({"validate_every": 0}, "validate_every 0"),
-    ],
-)
-def test_bad_settings_are_refused(changes, text):
-    with pytest.raises(ValueError, match=text):
-        SasrecConfig(**changes)
 
 
 @pytest.mark.parametrize("item", [-1, 9])

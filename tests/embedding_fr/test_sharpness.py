@@ -8,7 +8,7 @@ from toy_federation import run, toy_federation, toy_population, toy_training
 
 from embedding_fr.averaged import averaged
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients
+from embedding_fr.local_training import Objective, dot_logits, plain_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.fedncf import ncf_logits, ncf_model
 from embedding_fr.optimisers import Optimiser
@@ -101,25 +101,6 @@ def test_the_norm_is_that_of_the_group_and_of_one_client():
     for name in params:
         assert together[name].shape[0] == 2
         assert torch.allclose(together[name][1:], single[name], atol=1e-6), name
-
-
-def test_tensors_updated_one_after_the_other_take_part_one_after_the_other():
-    params, batch = block()
-    gradients = sharpness_aware({("user", "item_table"): 0.5})
-    only_user, _ = gradients(OBJECTIVE, params, ("user",), batch)
-    alone, _ = sharpness_aware({("user",): 0.5})(OBJECTIVE, params, ("user", "item_table"), batch)
-    assert list(only_user) == ["user"]
-    assert torch.equal(only_user["user"], alone["user"])
-
-
-def test_closed_forms_can_be_made_sharp():
-    params, batch = block()
-    params = {name: params[name] for name in ("user", "item_table")}
-    radius = {("user",): 0.3, ("item_table",): 0.2}
-    slow, _ = sharpness_aware(radius)(OBJECTIVE, params, tuple(params), batch)
-    fast, _ = sharpness_aware(radius, dot_gradients)(OBJECTIVE, params, tuple(params), batch)
-    for name in params:
-        assert torch.allclose(slow[name], fast[name], atol=1e-6)
 
 
 def test_a_zero_gradient_stays_defined():

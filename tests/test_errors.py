@@ -1,4 +1,4 @@
-"""Bad input and faults of the machine in one sentence, and figures that say nothing."""
+"""Bad input and faults of the machine end in one sentence; figures that say nothing are named."""
 
 import errno
 import json

@@ -1,0 +1,130 @@
+"""What joining brought, in customers, bytes and seconds: the numbers in the sentences are those of the tests."""
+
+from fedecider.report.joining import (
+    DIFFERENCE,
+    difference_row,
+    joining_of_sites,
+    joining_rows,
+    joining_sentences,
+    without_rows,
+    without_sentences,
+)
+
+
+def values(mean):
+    return {metric: {"mean": mean, "low": mean - 0.01, "high": mean + 0.01} for metric in ("hit@10", "ndcg@10")}
+
+
+def joined_by(domain, mean, p_holm, first="fedavg + hybrid", metric="hit@10"):
+    difference = {"mean": mean, "low": round(mean - 0.01, 6), "high": round(mean + 0.02, 6)}
+    return {
+        "domain": domain,
+        "metric": metric,
+        "first": first,
+        "second": "local + hybrid",
+        "p_value": p_holm / 2,
+        "p_holm": p_holm,
+        "difference": difference,
+    }
+
+
+COST = {"num_rounds": 20, "joined_cpu_s": 34.4, "local_cpu_s": 30.0, "up": 3_120_000.0, "down": 900.0}
+JOINING = {
+    "joined": "fedavg + hybrid",
+    "alone": "local + hybrid",
+    "kept": "fedavg + hybrid",
+    "chosen": True,
+    "clients": {"north": {"num_users": 750, "keeps": "joined"}, "south": {"num_users": 300, "keeps": "joined"}},
+    "tests": [
+        joined_by("north", 0.013, 0.004),
+        joined_by("north", 0.5, 0.9, metric="ndcg@10"),
+        joined_by("south", -0.002, 0.7),
+        joined_by("macro", 0.0054, 0.04),
+    ],
+}
+
+
+TESTS = {
+    name: {"local + hybrid": values(alone), "fedavg + hybrid": values(joined)}
+    for name, alone, joined in (("north", 0.0531, 0.0661), ("south", 0.04, 0.038), ("macro", 0.0466, 0.0521))
+}
+
+
+def test_what_joining_brought_in_customers_bytes_and_seconds():
+    assert joining_sentences({}, COST) == []
+    first, each, kept, cost = joining_sentences(JOINING, COST)
+    assert "0.5 more [-0.5, +2.5] (more than chance)" in first
+    assert "north 1.3 more [+0.3, +3.3] (more than chance)" in each
+    assert "south 0.2 fewer [-1.2, +1.8] (which may be chance)" in each
+    assert kept.startswith("Every client keeps the joint model")
+    for part in ("3.1 MB sent", "900 bytes received", "34 s of CPU time", "20 rounds", "30 s"):
+        assert part in cost
+
+
+def test_who_leaves_the_joint_model_is_named_and_what_all_have_then():
+    clients = {**JOINING["clients"], "south": {"num_users": 300, "keeps": "half"}}
+    kept = [joined_by("macro", 0.007, 0.01, "joined or local"), joined_by("south", 0.001, 0.5, "joined or local")]
+    tests = [*JOINING["tests"], *kept]
+    said = joining_sentences({**JOINING, "clients": clients, "kept": "joined or local", "tests": tests})
+    assert "south the mean of both updates" in said[2]
+    assert "0.7 more [-0.3, +2.7] (more than chance)" in said[2]
+    assert len(joining_sentences({**JOINING, "chosen": False}, COST)) == 3
+    assert joining_rows({**JOINING, "clients": clients}, TESTS) == [
+        ["north", "750", "5.3", "6.6", "+1.3 [+0.3, +3.3]", "0.004", "the joint model"],
+        ["south", "300", "4.0", "3.8", "-0.2 [-1.2, +1.8]", "0.7", "the mean of both updates"],
+        ["macro", "", "4.7", "5.2", "+0.5 [-0.5, +2.5]", "0.04", ""],
+    ]
+
+
+def test_many_clients_are_counted():
+    tests = [joined_by(f"shop.{n}", 0.01 * (n - 2), 0.01 if n in (0, 5, 6) else 0.5) for n in range(7)]
+    clients = {f"shop.{n}": {"num_users": 9, "keeps": "joined"} for n in range(7)}
+    said = joining_sentences({**JOINING, "clients": clients, "tests": [*tests, joined_by("macro", 0.01, 0.2)]})
+    assert "2 of 7 clients (shop.5, shop.6)" in said[1]
+    assert "1 of 7 clients (shop.0)" in said[1]
+
+
+def test_sites_of_a_deployment_say_the_same_of_themselves():
+    rows = {name: {"fedavg": values(0.1), **difference_row(JOINING, name)} for name in ("north", "south")}
+    assert rows["north"][DIFFERENCE]["hit@10"] == {"mean": 0.013, "low": 0.003, "high": 0.033, "p": 0.002}
+    assert joining_of_sites({"north": {"fedavg": values(0.1)}}) == {}
+    (said,) = joining_sentences(joining_of_sites(rows))
+    assert said.endswith(joining_sentences(JOINING)[1].removeprefix("Client by client"))
+
+
+def test_what_differs_in_nothing_is_no_more_by_chance():
+    level = {"mean": 0.0, "low": 0.0, "high": 0.0}
+    tests = [{**joined_by("north", 0.0, 1.0), "difference": level}, joined_by("macro", 0.0, 1.0)]
+    said = joining_sentences({**JOINING, "clients": {"north": JOINING["clients"]["north"]}, "tests": tests})
+    assert "no more and no fewer [-1.0, +2.0]" in said[0]
+    assert said[1].endswith("north no more and no fewer.")
+
+
+def test_chance_is_judged_over_all_sites():
+    """Forty sites, one of which has by itself a p of 0.02: that is what chance gives to one of fifty."""
+    sites = {
+        f"shop.{n}": {DIFFERENCE: {"hit@10": {"mean": 0.01, "low": 0.0, "high": 0.02, "p": 0.5}}} for n in range(40)
+    }
+    for p_value, beyond in ((0.02, "none of 40"), (0.001, "1 of 40 clients (shop.3)"), (7.0, "none of 40")):
+        sites["shop.3"][DIFFERENCE]["hit@10"]["p"] = p_value  # whatever a site tells
+        assert beyond in joining_sentences(joining_of_sites(sites))[1]
+
+
+def test_who_loses_what_without_whom():
+    tests = [joined_by("north", -0.013, 0.004), joined_by("north", 0.5, 0.9, metric="ndcg@10")]
+    lost = [*tests, joined_by("east", 0.002, 0.7), joined_by("macro", -0.005, 0.01)]
+    harmed = [joined_by("north", 0.02, 0.01), joined_by("east", 0.01, 0.03), joined_by("macro", 0.015, 0.01)]
+    found = {"south": {"tests": lost}, "west": {"tests": harmed}}
+    said = without_sentences(found)
+    for part in ("0.5 fewer [-1.5, +1.5] (more than chance)", "north 1.3 fewer [-2.3, +0.7]", "east 0.2 more [-0.8,"):
+        assert part in said[0]
+    assert [line.startswith("So west harms the others") for line in said[2:]] == [True]
+    chance = {f"shop.{n}": {"tests": [joined_by("macro", 0.02, 0.04)]} for n in range(3)}
+    assert not any(line.startswith("So ") for line in without_sentences(chance)), "three were left out, each with p .02"
+    assert without_rows(found, ["north", "south", "east", "macro"])[0] == [
+        *("south", "-1.3 [-2.3, +0.7] *", "", "+0.2 [-0.8, +2.2]", "-0.5 [-1.5, +1.5] *"),
+    ]
+    many = [joined_by(f"shop.{n}", -0.01, 0.01 if n == 3 else 0.5) for n in range(7)]
+    (counted,) = without_sentences({"other": {"tests": [*many, joined_by("macro", -0.01, 0.2)]}})
+    assert "1 of 7 clients (shop.3) has fewer and none of 7" in counted
+    assert without_sentences({}) == []

@@ -91,24 +91,8 @@ class ImportConfig:
     dry_run: bool = False
 
 
-SAME = (
-    "bad_rows",
-    "missing_text",
-    "duplicate_items",
-    "repeats",
-    "min_rating",
-    "k_core",
-    "min_length",
-    "catalogue",
-    "keep_split",
-    "seed",
-    "quoting",
-    "header",
-    "items_header",
-)
-"""Options that `from_events` takes as they are."""
-OR_NONE = ("user", "item", "time", "rating", "quantity", "order", "delimiter", "encoding", "time_format")
-"""Those where empty is None."""
+OF_THE_COMMAND = ("events", "items", "company", "output", "public", "texts", "bad_rows", "dry_run")
+"""Options that `from_events` does not take as they are."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +116,7 @@ def import_tables(config: ImportConfig) -> None:
     from fedecider.data.import_report import ImportReport
 
     report = ImportReport()
-    options = {name: getattr(config, name) for name in SAME} | {name: getattr(config, name) or None for name in OR_NONE}
+    options = {name: value for name, value in vars(config).items() if name not in OF_THE_COMMAND and value != ""}
     options |= {
         "texts": pairs_of(config.texts, "texts", "title=label,brand=maker") or None,
         "public": who_is_public(config.public),

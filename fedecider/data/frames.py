@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -57,36 +57,85 @@ DEFAULTS = {"k_core": 0}
 """Of own data, which are small, everybody with enough events to be split is kept."""
 
 
-def from_events(
-    events: Any,
-    items: Any = None,
-    *,
-    name: str = "shop",
-    user: str | None = None,
-    item: str | None = None,
-    time: str | None = None,
-    rating: str | None = None,
-    domain: str | None = None,
-    company: str | None = None,
-    public: Any = None,
-    texts: Mapping[str, str] | None = None,
-    quantity: str | None = None,
-    order: str | None = None,
-    time_format: str | None = None,
-    bad_rows: str = "error",
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    quoting: bool | None = None,
-    header: Sequence[str] | str = (),
-    items_header: Sequence[str] | str = (),
-    report: ImportReport | None = None,
-    **settings: Any,
-) -> FederatedData:
+@dataclass(frozen=True)
+class TableOptions:
+    """How own tables are read. What is not given is guessed, and every guess is a note.
+
+    Raises:
+        ValueError: a name, texts or a rule for bad rows that cannot be.
+    """
+
+    name: str = "shop"
+    """What the only domain, or the catalogue that companies share or have parts of, is called."""
+    user: str | None = None
+    """The column of customers' keys; as text, so that 7 and "7" are one customer."""
+    item: str | None = None
+    """The column of items' keys."""
+    time: str | None = None
+    """The column of times: Unix seconds, or dates and times (UTC where they name no zone); milliseconds and days as
+    numbers (20260131) are known by their size. Where no column is called so, rows are oldest first, and a column of
+    another name that holds times is an error, unless this is ``none``."""
+    rating: str | None = None
+    """The column of ratings, which ``min_rating`` looks at."""
+    domain: str | None = None
+    """The column, in both tables, that shares them out into several domains. A customer with the same key in two of
+    them is one person."""
+    company: str | None = None
+    """The column of ``events`` that says whose customer a user is, as if each company had a table of its own."""
+    public: Any = None
+    """Who is public: everybody may see their events, and the backbone learns from them. None: nobody. A number: this
+    share of customers, chosen by a hash of ``seed`` and key. The name of a column of ``events``: customers whose rows
+    say true. Else customers' keys: a list, set or series, a table or a path; a dict company -> keys where companies use
+    the same keys."""
+    texts: Mapping[str, str] | None = None
+    """Text field (title, author, brand, series, categories, genres, keywords, description, ...) -> its column."""
+    quantity: str | None = None
+    """The column of quantities: rows of 0 or less are returns, no events. "": none."""
+    order: str | None = None
+    """The column of order numbers, for exports that write the customer and the time on the first line of an order
+    alone: blank ones on its further lines are those of the line before. None: nothing is carried on."""
+    time_format: str | None = None
+    """What times mean: ``s``, ``ms``, ``us`` or ``ns`` since 1970, or a format of `datetime.strptime`, such as
+    ``%d/%m/%Y %H:%M``."""
+    bad_rows: str = "error"
+    """What a row without a key or with an unreadable time is: ``error``, or ``skip`` leaves it out and counts it."""
+    delimiter: str | None = None
+    """Of text files: ``,``, ``;``, tab or any character."""
+    encoding: str | None = None
+    """Of text files, such as ``latin-1``. None: UTF-8, or UTF-16 with a mark of order."""
+    quoting: bool | None = None
+    """Of text files: whether quotes hold fields together. None: in files with tabs they are letters."""
+    header: Sequence[str] | str = ()
+    """Names of the columns of ``events``, a file without a line of names."""
+    items_header: Sequence[str] | str = ()
+    """The same of ``items``."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ValueError(f"got the name {self.name!r}, expected a text, such as name='shop'")
+        object.__setattr__(self, "name", self.name.strip())
+        if self.texts is not None and not isinstance(self.texts, Mapping):
+            raise ValueError(
+                f"got texts {self.texts!r}, expected fields and their columns, such as texts={{'title': 'label'}}"
+            )
+        if self.bad_rows not in ("error", "skip"):
+            raise ValueError(f"got bad_rows {self.bad_rows!r}, expected error or skip")
+
+    def form(self, header: Sequence[str] | str) -> FileOptions:
+        """How files are written."""
+        return FileOptions(self.delimiter, self.encoding, self.quoting, _names(header))
+
+
+COLUMNS = ("user", "item", "time", "rating", "domain", "company", "quantity", "order")
+"""Columns of events."""
+
+
+def from_events(events: Any, items: Any = None, *, report: ImportReport | None = None, **options: Any) -> FederatedData:
     """Prepared domains from own tables: domain name -> domain, with notes on what was guessed and left out.
 
     A table is a pandas or polars frame, a pyarrow table, a Hugging Face `Dataset` or `IterableDataset`, a list of
     dicts, or the path of a file: .parquet, .csv, .tsv, .txt, .jsonl or .json (an object a line), plain or .gz, or a
-    folder of such parts. Files are streamed. What is guessed of them is said in the notes.
+    folder of such parts. Files are streamed.
 
     Args:
         events: A table with a row for each event, oldest first where there are no times; or a dict company -> table,
@@ -94,90 +143,47 @@ def from_events(
         items: A table with a row for each item. With several companies, one table is their common catalogue, and a dict
             company -> table gives each its own, whose items are matched by key where equal keys mostly have the same
             texts. None: the texts are in ``events``.
-        name: What the only domain, or the catalogue that companies share or have parts of, is called.
-        user: The column of customers' keys; as text, so that 7 and "7" are one customer. None: the one that is called
-            as such columns usually are.
-        item: The column of items' keys. None: as for ``user``.
-        time: The column of times: Unix seconds, or dates and times (UTC where they name no zone); milliseconds and days
-            as numbers (20260131) are known by their size. None: as for ``user``; where there is none, rows are oldest
-            first, and a column of another name that holds times is an error, unless this is ``none``.
-        rating: The column of ratings, which ``min_rating`` looks at.
-        domain: The column, in both tables, that shares them out into several domains. A customer with the same key in
-            two of them is one person.
-        company: The column of ``events`` that says whose customer a user is, as if each company had a table of its own.
-        public: Who is public: everybody may see their events, and the backbone learns from them. None: nobody. A
-            number: this share of customers, chosen by a hash of ``seed`` and key. The name of a column of ``events``:
-            customers whose rows say true. Else customers' keys: a list, set or series, a table or a path; a dict
-            company -> keys where companies use the same keys.
-        texts: Text field (title, author, brand, series, categories, genres, keywords, description, ...) -> its column.
-            None: columns of these names, or of names that are usual for them.
-        quantity: The column of quantities: rows of 0 or less are returns, no events. None: as for ``user``; "": none.
-        order: The column of order numbers, for exports that write the customer and the time on the first line of an
-            order alone: blank ones on its further lines are those of the line before. None: nothing is carried on.
-        time_format: What times mean: ``s``, ``ms``, ``us`` or ``ns`` since 1970, or a format of `datetime.strptime`,
-            such as ``%d/%m/%Y %H:%M``. None: guessed.
-        bad_rows: What a row without a key or with an unreadable time is: ``error``, or ``skip`` leaves it out and
-            counts it.
-        delimiter: Of text files: ``,``, ``;``, tab or any character. None: guessed, as the next two.
-        encoding: Of text files, such as ``latin-1``. None: UTF-8, or UTF-16 with a mark of order.
-        quoting: Of text files: whether quotes hold fields together. None: in files with tabs they are letters.
-        header: Names of the columns of ``events``, a file without a line of names.
-        items_header: The same of ``items``.
         report: Takes what was read and what was not, also where an error ends it. None: ``data.report`` alone.
-        settings: Fields of `PrepareConfig`, such as ``k_core`` (here 0), ``users_per_domain``, ``keep_split``, ``seed``
-            and ``catalogue``, which has items of companies matched by key whatever their texts say.
+        options: Fields of `TableOptions`, such as ``user``, ``item``, ``time``, ``company``, ``public`` and ``texts``,
+            and of `PrepareConfig`, such as ``k_core`` (here 0), ``users_per_domain``, ``keep_split``, ``seed`` and
+            ``catalogue``, which has items of companies matched by key whatever their texts say.
 
     Raises:
         ValueError: a table, a column or a value that cannot be read, with row and column; or too little is left.
     """
-    _check_settings(settings, public, rating)
-    if not isinstance(name, str):
-        raise ValueError(f"got the name {name!r}, expected a text, such as name='shop'")
-    if texts is not None and not isinstance(texts, Mapping):
-        raise ValueError(f"got texts {texts!r}, expected fields and their columns, such as texts={{'title': 'label'}}")
-    settings = {**DEFAULTS, **settings}
+    asked = TableOptions(**{name: options.pop(name) for name in TableOptions.__dataclass_fields__ if name in options})
+    settings = {**DEFAULTS, **options}
+    _check_settings(settings, asked)
     report = report or ImportReport()
-    if bad_rows not in ("error", "skip"):
-        raise ValueError(f"got bad_rows {bad_rows!r}, expected error or skip")
-    reading = report.reading = Reading(skip=bad_rows == "skip")
+    reading = report.reading = Reading(skip=asked.bad_rows == "skip")
     notes = reading.notes
-    sources = _sources(events, items, name.strip(), domain, company, settings)
-    forms = [FileOptions(delimiter, encoding, quoting, _names(one)) for one in (header, items_header)]
-    sources = sources._replace(
-        events=[_opened(one, forms[0], notes) for one in sources.events],
-        items=[_opened(one, forms[1], notes) for one in sources.items],
-    )
-    if time_format:
-        clock = checked_clock(time_format)
-        sources = sources._replace(events=[one._replace(clock=clock) for one in sources.events])
-    columns = {"user": user, "item": item, "time": time, "rating": rating, "domain": domain, "company": company}
-    columns["quantity"] = quantity
-    column = public if isinstance(public, str) and all(public in one.column_names for one in sources.events) else None
-    givens = [_with_columns(one, {**columns, "order": order, "consents": column}, notes) for one in sources.events]
-    things = _item_tables(sources, givens, columns, texts, notes)
-    consents = Consents() if column else None
+    sources = _opened_sources(_sources(events, items, asked, settings), asked, notes)
+    consents = Consents() if _is_column(asked.public, sources) else None
+    columns = {what: getattr(asked, what) for what in COLUMNS}
+    columns["consents"] = asked.public if consents else None
+    givens = [_with_columns(one, columns, notes) for one in sources.events]
+    things = _item_tables(sources, givens, asked, notes)
     tables = event_tables(givens, settings.get("min_rating"), consents, reading)
     raw = {one: table.build() for one, table in tables.items()}
     report.add_events(raw)
-    consent = _consent(public, consents, raw, bool(sources.companies or company), user, settings.get("seed", 0), notes)
+    consent = _consent(asked, consents, raw, sources, settings.get("seed", 0), notes)
     pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
     if pool - set(raw):
         raise ValueError(f"got public_domains {sorted(pool - set(raw))}, expected some of {', '.join(sorted(raw))}")
     config = PrepareConfig(source="packed", raw="", domains=_order(raw, pool, sources), **settings)
-    catalogues: dict[str, list[tuple[str, ItemFields]]] = {}
+    records: dict[str, list[tuple[str, ItemFields]]] = {}
     for one in things:
-        catalogues.update(item_records(one, config.duplicate_items, items is None, reading))
-    if sources.companies and not sources.shared and not config.catalogue:
-        config = replace(config, catalogue=_matched(name.strip(), catalogues, notes))
+        records.update(item_records(one, config.duplicate_items, items is None, reading))
     if sources.companies and not sources.shared:
-        told = unlike_keys({one: [key for key, _ in records] for one, records in catalogues.items()})
-        notes += [told] if told else []
-    hints = _compare_keys(raw, catalogues, bool(domain), report)
+        config = replace(config, catalogue=config.catalogue or _matched(asked.name, records, notes))
+        unlike = unlike_keys({one: [key for key, _ in own] for one, own in records.items()})
+        notes += [unlike] if unlike else []
+    hints = _compare_keys(raw, records, bool(asked.domain), report)
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
-        tables = [table for table in (*givens, *things) if domain or table.domain == one]
+        tables = [table for table in (*givens, *things) if asked.domain or table.domain == one]
         files = {path: RawFile(path, 0) for table in tables for path in table.paths}
-        texts_of = catalogues.get(one, [])
+        texts_of = records.get(one, [])
         found = RawDomain(raw[one], lambda wanted: _wanted(texts_of, wanted, options), list(files.values()))
         return found._replace(hint=hints.get(one, ""))
 
@@ -185,11 +191,24 @@ def from_events(
     domains = prepare_domains(config, read=read, share=share, consent=consent)
     report.add_domains(domains)
     notes += _facts(domains)
-    for found in domains.values():
-        found.card["settings"]["source"] = "tables"
-        found.card["notes"] = list(notes)
-        found.card["bad_rows"] = {what: dict(counts) for what, counts in reading.bad.items()}
+    for domain in domains.values():
+        domain.card["settings"]["source"] = "tables"
+        domain.card["notes"] = list(notes)
+        domain.card["bad_rows"] = {what: dict(counts) for what, counts in reading.bad.items()}
     return FederatedData(domains, notes, report)
+
+
+def _opened_sources(sources: _Sources, asked: TableOptions, notes: list[str]) -> _Sources:
+    """The tables with their files read so far, and what their times mean."""
+    events = [_opened(one, asked.form(asked.header), notes) for one in sources.events]
+    if asked.time_format:
+        events = [one._replace(clock=checked_clock(asked.time_format)) for one in events]
+    items = [_opened(one, asked.form(asked.items_header), notes) for one in sources.items]
+    return sources._replace(events=events, items=items)
+
+
+def _is_column(public: Any, sources: _Sources) -> bool:
+    return isinstance(public, str) and all(public in one.column_names for one in sources.events)
 
 
 HOW = ("user", "item", "time", "quantity", "order", "time_format", "delimiter", "encoding")
@@ -263,7 +282,7 @@ class _Sources(NamedTuple):
     """Whether companies share one catalogue."""
 
 
-def _check_settings(settings: Mapping[str, Any], public: Any, rating: str | None) -> None:
+def _check_settings(settings: Mapping[str, Any], asked: TableOptions) -> None:
     for option in ("source", "raw", "domains"):
         if option in settings:
             raise ValueError(f"got the setting {option}, expected the tables, and a name or a domain column")
@@ -273,18 +292,20 @@ def _check_settings(settings: Mapping[str, Any], public: Any, rating: str | None
         raise ValueError(f"got the setting public_share, expected public={settings['public_share']}")
     unknown = sorted(set(settings) - set(PrepareConfig.__dataclass_fields__))
     if unknown:
-        raise ValueError(f"got the settings {', '.join(unknown)}, expected fields of PrepareConfig, such as k_core")
-    if settings.get("min_rating") is not None and not rating:
+        raise ValueError(
+            f"got the options {', '.join(unknown)}, expected fields of TableOptions, such as user, or of "
+            "PrepareConfig, such as k_core"
+        )
+    if settings.get("min_rating") is not None and not asked.rating:
         raise ValueError("got min_rating without a rating column, expected rating='...': the column it looks at")
-    if public is not None and settings.get("users_per_domain") is not None:
+    if asked.public is not None and settings.get("users_per_domain") is not None:
         raise ValueError(
             "got public beside users_per_domain, which samples private users and makes all others public, expected one"
         )
 
 
-def _sources(
-    events: Any, items: Any, name: str, domain: str | None, company: str | None, settings: Mapping[str, Any]
-) -> _Sources:
+def _sources(events: Any, items: Any, asked: TableOptions, settings: Mapping[str, Any]) -> _Sources:
+    name, company = asked.name, asked.company
     if not _is_by_name(events):
         if _is_by_name(items):
             raise ValueError("got items by company with one table of events, expected events by company too")
@@ -299,7 +320,7 @@ def _sources(
             f"got {odd[0] if odd else 'no company'!r} as the name of a company, expected letters, digits, '_', '-' and "
             "'.' only (it names a folder)"
         )
-    if domain or company:
+    if asked.domain or company:
         raise ValueError("got a domain or company column beside events by company, expected one of them")
     own = items is None or _is_by_name(items)
     if _is_by_name(items) and set(items) != set(companies):
@@ -326,23 +347,23 @@ SAME_ITEMS = 0.9
 def _matched(name: str, catalogues: Mapping[str, list[tuple[str, ItemFields]]], notes: list[str]) -> str:
     """The catalogue of companies with tables of their own: ``name`` where equal keys are the same items; else none."""
     words = {one: {key: _words(fields) for key, fields in records} for one, records in catalogues.items()}
-    found: list[str] = []
+    alike: list[str] = []
     odd: list[str] = []
     for one, other in combinations(words, 2):
         common = words[one].keys() & words[other].keys()
         same = sum(_are_same(words[one][key], words[other][key]) for key in common)
         if common:
-            (found if same >= SAME_ITEMS * len(common) else odd).append(f"{one} and {other} {len(common):,}")
+            (alike if same >= SAME_ITEMS * len(common) else odd).append(f"{one} and {other} {len(common):,}")
     if odd:
         notes.append(
             f"keys in common, but not their texts: {'; '.join(odd)}. They are taken for different items; where they "
             "are the same ones, say what keys are (catalogue='ean')"
         )
-    elif found:
-        notes.append(f"items matched by key, which have the same texts: {'; '.join(found)}")
-    if found and not odd and name in catalogues:
+    elif alike:
+        notes.append(f"items matched by key, which have the same texts: {'; '.join(alike)}")
+    if alike and not odd and name in catalogues:
         raise ValueError(f"got a company and the catalogue of all called {name!r}, expected another name='...'")
-    return name if found and not odd else ""
+    return name if alike and not odd else ""
 
 
 def _words(fields: ItemFields) -> frozenset[str]:
@@ -392,23 +413,17 @@ def _listed(columns: Mapping[str, str]) -> str:
     return ", ".join(f"{what} is column {their!r}" for what, their in columns.items())
 
 
-def _item_tables(
-    sources: _Sources,
-    givens: Sequence[Given],
-    columns: Mapping[str, str | None],
-    texts: Mapping[str, str] | None,
-    notes: list[str],
-) -> list[Given]:
+def _item_tables(sources: _Sources, givens: Sequence[Given], asked: TableOptions, notes: list[str]) -> list[Given]:
     """The tables of items, or those of events in their place, with their columns."""
-    of_domain = {"domain": columns["domain"]} if columns["domain"] else {}
+    of_domain = {"domain": asked.domain} if asked.domain else {}
     found = []
     for number, things in enumerate(sources.items or givens):
         names, key = things.column_names, givens[number].columns["item"]
-        chosen = key if key in names or columns["item"] else (usual_column(things, "item") or _item_number(things))
+        chosen = key if key in names or asked.item else (usual_column(things, "item") or _item_number(things))
         others = [chosen] if sources.items else list(givens[number].columns.values())
-        fields = text_columns(things, texts, others, of_events=not sources.items)
+        fields = text_columns(things, asked.texts, others, of_events=not sources.items)
         guessed = {what: their for what, their in {"item": chosen, **fields}.items() if their not in (what, key)}
-        if guessed and texts is None and sources.items:
+        if guessed and asked.texts is None and sources.items:
             notes.append(f"{things.what}: {_listed(guessed)}")
         what = things.what if sources.items else f"{things.what}, as items"
         found.append(things._replace(what=what, columns={"item": chosen, **of_domain, **fields}))
@@ -430,15 +445,14 @@ def _item_number(things: Given) -> str:
 
 
 def _consent(
-    public: Any,
+    asked: TableOptions,
     consents: Consents | None,
     raw: Mapping[str, RawEvents],
-    by_company: bool,
-    user: str | None,
+    sources: _Sources,
     seed: int,
     notes: list[str],
 ) -> Consent:
-    nobody = Consent(seed=seed)
+    public, by_company, nobody = asked.public, bool(sources.companies or asked.company), Consent(seed=seed)
     if by_company:
         nobody = nobody._replace(plain_key=key_within_company)
     if public is None:
@@ -453,9 +467,9 @@ def _consent(
     if _is_by_name(public):
         if not by_company:
             raise ValueError("got public by company without companies, expected the keys of customers")
-        wanted = [f"{one}:{key}" for one, keys in public.items() for key in _keys(keys, user)]
+        wanted = [f"{one}:{key}" for one, keys in public.items() for key in _keys(keys, asked.user)]
     else:
-        wanted = _with_companies(_keys(public, user), known) if by_company else _keys(public, user)
+        wanted = _with_companies(_keys(public, asked.user), known) if by_company else _keys(public, asked.user)
     missing = sorted(set(wanted) - known)
     if wanted and len(missing) == len(set(wanted)):
         raise ValueError(

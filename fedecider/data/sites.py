@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedecider.data.given import NAME, Given, event_tables, item_records, text_c
 from fedecider.data.prepare import NO_TEXT, TOO_LONG
 from fedecider.data.readers.raw import (
     DEFAULT_TEXT_FIELDS,
+    ItemFields,
     ReadOptions,
     collect_items,
     display_title,
@@ -45,6 +46,46 @@ PUBLIC = "users of the public pool"
 NOTHING_READ = RawSummary({}, 0, 0, 0, {"count": 0, "examples": []}, 0)
 
 
+@dataclass(frozen=True)
+class SiteTables:
+    """How tables are read and what is kept of them."""
+
+    user: str = "user"
+    """The column of customers' keys."""
+    item: str = "item"
+    """The column of items' keys, in both tables."""
+    time: str | None = None
+    """The column of times. None: rows of events are oldest first."""
+    min_length: int = MIN_EVENTS
+    """Users with fewer events are left out."""
+    max_length: int | None = None
+    """So many newest events of each user are kept; None: all."""
+    texts: Mapping[str, str] | None = None
+    """Text field (title, brand, ...) -> its column of items. None: columns of these names."""
+    missing_text: str = "error"
+    """What items without any text are: ``error``, or ``drop`` leaves them and their events out."""
+
+    def __post_init__(self) -> None:
+        if self.missing_text not in ("error", "drop"):
+            raise ValueError(f"got missing_text {self.missing_text!r}, expected error or drop")
+        for name in ("min_length", "max_length"):
+            if (length := getattr(self, name)) is not None and length < MIN_EVENTS:
+                raise ValueError(f"got {name} {length}, expected at least {MIN_EVENTS}")
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What shaped the events, for a data card."""
+        return {"source": "tables", "min_length": self.min_length, "max_length": self.max_length}
+
+    def events(self, table: Any) -> Given:
+        """A table of events with its columns."""
+        times = {"time": self.time} if self.time else {}
+        return Given("events", table, {"user": self.user, "item": self.item, **times})
+
+
+OF_ITEMS = ("texts", "missing_text")
+
+
 def publish(
     events: Any | None,
     items: Any,
@@ -52,13 +93,7 @@ def publish(
     *,
     companies: Sequence[str],
     name: str = "shop",
-    user: str = "user",
-    item: str = "item",
-    time: str | None = None,
-    texts: Mapping[str, str] | None = None,
-    missing_text: str = "error",
-    min_length: int = MIN_EVENTS,
-    max_length: int | None = None,
+    **options: Any,
 ) -> dict[str, Domain]:
     """A domain without client users for each company, ``shop.north``, ``shop.south``, ...: what all of them share.
 
@@ -71,44 +106,32 @@ def publish(
         output: The folder to write to. None: nothing is written.
         companies: Who takes part; each is a client of the federation.
         name: What the catalogue is called.
-        user: The column of customers' keys in ``events``.
-        item: The column of items' keys in both tables.
-        time: The column of times. None: rows of ``events`` are oldest first.
-        texts: Text field (title, brand, ...) -> its column of ``items``. None: columns of these names.
-        missing_text: What items without any text are: ``error``, or ``drop`` leaves them and their events out.
-        min_length: Users with fewer events are left out.
-        max_length: So many newest events of each user are kept; None: all.
+        options: Fields of `SiteTables`, such as ``user``, ``item``, ``time`` and ``texts``.
 
     Raises:
         ValueError: a table, a column or a value that cannot be read; fewer than two companies or items; or no user.
     """
     check_folder(output)
     _check_names(name, companies)
-    if missing_text not in ("error", "drop"):
-        raise ValueError(f"got missing_text {missing_text!r}, expected error or drop")
-    things = Given("items", items, {}, name)
-    things = things._replace(columns={"item": item, **text_columns(things, texts)})
-    records = item_records(things).get(name, [])
-    fields = collect_items(records, {key for key, _ in records}, ReadOptions(), Path("items"), allow_same=True).items
+    asked = _site_tables(options, frozenset())
+    fields, dropped = _fields_of(items, asked, name), Dropped()
     text_of = {key: item_text(one, DEFAULT_TEXT_FIELDS, DESCRIPTION_CHARS) for key, one in fields.items()}
     without = sorted(key for key, text in text_of.items() if not text)
-    if without and missing_text == "error":
+    if without and asked.missing_text == "error":
         raise ValueError(
             f"got {len(without)} of {len(text_of)} items without text, such as {without[0]!r}, expected at least one "
             f"of {', '.join(DEFAULT_TEXT_FIELDS)}: complete the table, or leave such items out (missing_text drop)"
         )
-    keys, dropped = sorted(text_of.keys() - set(without)), Dropped()
+    keys = sorted(text_of.keys() - set(without))
     dropped.add(NO_TEXT, items=len(without))
     public, raw = NO_EVENTS, NOTHING_READ
     if events is not None:
-        given = _given_events(events, user, item, time)
-        public, raw = _users_of(given, keys, frozenset(), min_length, max_length, dropped)
+        public, raw = _users_of(events, keys, frozenset(), asked, dropped)
         if not public.users:
             raise ValueError(f"got no public user ({dropped}), expected some, or no events where nobody is public")
     titles = [display_title(fields[key]) for key in keys]
-    catalogue = Catalogue(name, keys, titles, [text_of[key] for key in keys])
-    whole = Domain(name, catalogue, NO_EVENTS, public, {})
-    settings = {"source": "tables", "min_length": min_length, "max_length": max_length, "missing_text": missing_text}
+    whole = Domain(name, Catalogue(name, keys, titles, [text_of[key] for key in keys]), NO_EVENTS, public, {})
+    settings = {**asked.card, "missing_text": asked.missing_text}
     whole.card.update(make_card(whole, raw, dropped=dropped.plain(), settings=settings))
     names = [f"{name}.{company}" for company in companies]
     domains = {one: replace(whole, name=one, card={**whole.card, "name": one}) for one in names}
@@ -117,18 +140,7 @@ def publish(
     return domains
 
 
-def own_users(
-    events: Any,
-    public: str | Path,
-    client: str,
-    output: str | Path | None = None,
-    *,
-    user: str = "user",
-    item: str = "item",
-    time: str | None = None,
-    min_length: int = MIN_EVENTS,
-    max_length: int | None = None,
-) -> Domain:
+def own_users(events: Any, public: str | Path, client: str, output: str | Path | None = None, **options: Any) -> Domain:
     """The domain ``client`` with this company's users, and what is public of it as it stands in the folder ``public``.
 
     Events of items that the catalogue does not have are left out, and so are users with a key of the public pool, whose
@@ -139,32 +151,40 @@ def own_users(
         public: Prepared domains without client users, such as ``public`` in the project of a deployment.
         client: The company's name there, such as ``shop.north``.
         output: The folder to write to. None: nothing is written.
-        user: The column of customers' keys.
-        item: The column of items' keys.
-        time: The column of times. None: rows are oldest first.
-        min_length: Users with fewer events are left out.
-        max_length: So many newest events of each user are kept; None: all.
+        options: Fields of `SiteTables` about events: ``user``, ``item``, ``time``, ``min_length``, ``max_length``.
 
     Raises:
         ValueError: a table, a column or a value that cannot be read; no such domain; or fewer than two users are left.
     """
     check_folder(output)
+    asked, dropped = _site_tables(options, frozenset(OF_ITEMS)), Dropped()
     shared = load_domains(public, [client])[client]
-    dropped = Dropped()
-    given = _given_events(events, user, item, time)
-    taken = frozenset(shared.public.users)
-    clients, raw = _users_of(given, shared.item_keys, taken, min_length, max_length, dropped)
+    clients, raw = _users_of(events, shared.item_keys, frozenset(shared.public.users), asked, dropped)
     if len(clients.users) < 2:
         raise ValueError(
-            f"got {len(clients.users)} users of {client} ({dropped}), expected at least 2 with {min_length} events of "
-            "items that the catalogue has: are keys written as they are there?"
+            f"got {len(clients.users)} users of {client} ({dropped}), expected at least 2 with {asked.min_length} "
+            "events of items that the catalogue has: are keys written as they are there?"
         )
     domain = replace(shared, clients=clients, card={})
-    settings = {"source": "tables", "min_length": min_length, "max_length": max_length}
-    domain.card.update(make_card(domain, raw, dropped=dropped.plain(), settings=settings))
+    domain.card.update(make_card(domain, raw, dropped=dropped.plain(), settings=asked.card))
     if output is not None:
         save_domains({client: domain}, output)
     return domain
+
+
+def _site_tables(options: Mapping[str, Any], without: Collection[str]) -> SiteTables:
+    known = [name for name in SiteTables.__dataclass_fields__ if name not in without]
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"got the option {unknown[0]!r}, expected some of {', '.join(known)}")
+    return SiteTables(**options)
+
+
+def _fields_of(items: Any, asked: SiteTables, name: str) -> Mapping[str, ItemFields]:
+    """Item key -> its text fields."""
+    things = Given("items", items, {}, name)
+    things = things._replace(columns={"item": asked.item, **text_columns(things, asked.texts)})
+    records = item_records(things).get(name, [])
+    return collect_items(records, {key for key, _ in records}, ReadOptions(), Path("items"), allow_same=True).items
 
 
 def _check_names(name: str, companies: Sequence[str]) -> None:
@@ -177,28 +197,24 @@ def _check_names(name: str, companies: Sequence[str]) -> None:
         )
 
 
-def _given_events(events: Any, user: str, item: str, time: str | None) -> Given:
-    return Given("events", events, {"user": user, "item": item, **({"time": time} if time else {})})
-
-
 def _users_of(
-    given: Given, keys: Sequence[str], taken: frozenset[str], min_length: int, max_length: int | None, dropped: Dropped
+    events: Any, keys: Sequence[str], public: Collection[str], asked: SiteTables, dropped: Dropped
 ) -> tuple[Events, RawSummary]:
-    """The users of a table, by key, with the items ``keys``; what is left out is counted in ``dropped``."""
-    if min_length < MIN_EVENTS or (max_length is not None and max_length < MIN_EVENTS):
-        raise ValueError(f"got min_length {min_length} and max_length {max_length}, expected at least {MIN_EVENTS}")
+    """The users of a table who are not ``public``, by key, with the items ``keys``; what is left out is counted in
+    ``dropped``."""
+    given = asked.events(events)
     (table,) = event_tables([given], None).values()
     raw, number_of = table.build(), {key: number for number, key in enumerate(keys)}
     known_I = np.array([key in number_of for key in raw.items], dtype=bool)
-    events = order_events(compress(raw, known_I[raw.item_E]))
-    size = dropped.step(UNKNOWN_ITEMS, raw.size(), events.size())
-    free_U = np.array([key not in taken for key in events.users], dtype=bool)
-    events = take(events, np.repeat(free_U, np.diff(events.start_U)))
-    size = dropped.step(PUBLIC, size, events.size())
-    events = filter_core(events, min_length, 1)
-    size = dropped.step(SHORT, size, events.size())
-    number_I = np.array([number_of.get(key, 0) for key in events.items], np.int32)  # no unknown item is left
-    users = numbered(chosen_events(events, np.ones(len(events.users), bool), max_length), number_I)
+    kept = order_events(compress(raw, known_I[raw.item_E]))
+    size = dropped.step(UNKNOWN_ITEMS, raw.size(), kept.size())
+    free_U = np.array([key not in public for key in kept.users], dtype=bool)
+    kept = take(kept, np.repeat(free_U, np.diff(kept.start_U)))
+    size = dropped.step(PUBLIC, size, kept.size())
+    kept = filter_core(kept, asked.min_length, 1)
+    size = dropped.step(SHORT, size, kept.size())
+    number_I = np.array([number_of.get(key, 0) for key in kept.items], np.int32)  # no unknown item is left
+    users = numbered(chosen_events(kept, np.ones(len(kept.users), bool), asked.max_length), number_I)
     dropped.add(TOO_LONG, events=size.events - users.num_events)
     summary = RawSummary(
         files={path.name: file_sha256(path) for path in given.paths},
@@ -206,6 +222,6 @@ def _users_of(
         users=raw.size().users,
         items=raw.size().items,
         bad_lines={"count": 0, "examples": []},
-        exact_duplicate_events=count_exact_duplicates(events),
+        exact_duplicate_events=count_exact_duplicates(kept),
     )
     return users, summary

@@ -279,7 +279,7 @@ BAD = {
     ),
     "no format of times": (events(), items(), {"time_format": "days"}, "got the time_format 'days', expected s, ms,"),
     "no rule for bad rows": (events(), items(), {"bad_rows": "drop"}, "got bad_rows 'drop', expected error or skip"),
-    "a setting that is none": (events(), items(), {"kcore": 3}, "got the settings kcore"),
+    "a setting that is none": (events(), items(), {"kcore": 3}, "got the options kcore"),
     "a setting of files": (events(), items(), {"raw": "x"}, "got the setting raw"),
     "a threshold without ratings": (events(), items(), {"min_rating": 3.0}, "got min_rating without a rating column"),
     "an item without text": (events(), items()[1:], {}, "1 of 6 items without text, such as '00'"),

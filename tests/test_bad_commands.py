@@ -26,7 +26,7 @@ from fedecider.data.store import file_sha256
 from fedecider.federation.state import write_sums
 from fedecider.models.folders import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.models.recommender import Recommender
-from fedecider.running.launch import check_trackers
+from fedecider.running import trackers
 from fedecider.running.machine import checked_device
 from fedecider.running.options import load_yaml, run
 from fedecider.running.run_folder import RunFolder, check_output
@@ -317,9 +317,9 @@ def test_a_method_in_a_file_after_the_option_is_not_mixed_with_it(inside, tmp_pa
 
 def test_trackers_and_devices_that_are_there_pass(monkeypatch):
     monkeypatch.setattr("accelerate.tracking._available_trackers", ["tensorboard"])
-    check_trackers("")
-    check_trackers("tensorboard")
-    check_trackers(" tensorboard,, tensorboard")
+    trackers.check("")
+    trackers.check("tensorboard")
+    trackers.check(" tensorboard,, tensorboard")
     assert checked_device("cpu") == torch.device("cpu")
     assert checked_device(torch.device("cpu")) == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -2,8 +2,9 @@
 
 from types import SimpleNamespace
 
-from fedecider.running import launch
-from fedecider.running.launch import round_logger, round_text, valid_metrics
+from fedecider.running import rounds
+from fedecider.running.rounds import round_logger, round_text
+from fedecider.running.trackers import valid_metrics
 
 DOMAINS = {
     "round": 2,
@@ -25,8 +26,8 @@ def test_a_round_in_one_line():
 def printed_rounds(monkeypatch, num_rounds: int, seconds: float, last: int) -> list[int]:
     """Numbers of the rounds that are told, when each takes so many seconds and the run ends after ``last``."""
     lines, clock = [], [0.0]
-    monkeypatch.setattr(launch, "log_line", lines.append)
-    monkeypatch.setattr(launch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(rounds, "log_line", lines.append)
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: clock[0])
     tell = round_logger(SimpleNamespace(is_main=True), num_rounds)
     for number in range(1, last + 1):
         clock[0] += seconds
@@ -43,7 +44,7 @@ def test_the_rounds_of_a_run_leave_room_on_the_screen(monkeypatch):
 
 def test_what_went_wrong_in_a_round_is_always_told(monkeypatch):
     lines = []
-    monkeypatch.setattr(launch, "log_line", lines.append)
+    monkeypatch.setattr(rounds, "log_line", lines.append)
     refused = {**DOMAINS, "round": 3, "clients": [{"client": 1, "finite": False}]}
     round_logger(SimpleNamespace(is_main=True), 50, ["crime", "comics"])(DOMAINS)
     said = len(lines)

@@ -27,8 +27,9 @@ from fedecider.federation.callbacks import Checkpoints, RoundCallback, recording
 from fedecider.federation.record import CannotResume, Recorder, write_text
 from fedecider.federation.streams import derive_seed
 from fedecider.report.tables import markdown_grid
-from fedecider.running.launch import Launch, checked_run, opened_together
+from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, round_progress
+from fedecider.running.rounds import checked_run, opened_together
 from fedecider.running.run_folder import RunFolder, as_plain, default_name, fingerprint
 
 # Settings of a search.

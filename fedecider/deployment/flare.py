@@ -43,7 +43,8 @@ from fedecider.deployment.run import make_site, serve
 from fedecider.deployment.site import Answer
 from fedecider.engine.track import GROUP
 from fedecider.federation.record import upload_notes, write_json
-from fedecider.running.launch import round_text, start
+from fedecider.running.launch import start
+from fedecider.running.rounds import round_text
 from fedecider.running.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

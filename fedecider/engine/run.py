@@ -20,15 +20,8 @@ from fedecider.federation.method import FederatedMethod
 from fedecider.federation.processes import Processes
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.state import RunState
-from fedecider.running.launch import (
-    Launch,
-    checked_run,
-    opened_together,
-    round_logger,
-    round_recorder,
-    start,
-    track_results,
-)
+from fedecider.running import rounds as around
+from fedecider.running.launch import Launch, start
 from fedecider.running.options import write_settings
 from fedecider.running.progress import quiet, round_progress, stage, timed_run, write_seconds
 from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
@@ -122,7 +115,7 @@ def check_same_run(track: Track, settings: Any) -> None:
     """``ValueError`` where the folder of ``settings``, which resume, holds a run of other settings or other data."""
     with start(settings.run.num_threads) as launch:
         experiment = track.part("load")(launch.from_main(settings), launch)
-        checked_run(settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts)
+        around.checked_run(settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts)
 
 
 def run(
@@ -153,25 +146,25 @@ def _run(
     log_results: bool,
 ) -> Path:
     config = experiment.settings.run
-    root, record = checked_run(
+    root, record = around.checked_run(
         experiment.settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts
     )
     launch.accelerator.wait_for_everyone()  # else a slow process would find the folder that the first one opens
     with stage("prepare"):
         rounds = experiment.prepare(launch, RunFolder(root) if config.resume else None)
     launch, names = launch._replace(processes=rounds.processes), rounds.clients.names
-    with opened_together(root, record, launch) as folder:
+    with around.opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
             if chosen:
                 write_settings(folder.chosen, chosen)
         try:
             with stage("rounds"), round_progress(config.num_rounds, launch.is_main) as clients_done:
-                recorder = round_recorder(folder, launch, getattr(config, "tracker", ""), record, names)
+                recorder = around.round_recorder(folder, launch, getattr(config, "tracker", ""), record, names)
                 checkpoints = Checkpoints(
                     folder.checkpoints, fingerprint(record), recorder, rounds.checkpoint_every, launch.is_main
                 )
-                log_round = round_logger(launch, config.num_rounds, names)
+                log_round = around.round_logger(launch, config.num_rounds, names)
                 printed = RoundCallback(lambda round: log_round(round.record), clients_done)
                 followers = [recording(recorder), *map(_of_user, callbacks), checkpoints.callback(), printed]
                 state = train(rounds, followers, checkpoints.start(config.resume))
@@ -191,7 +184,7 @@ def _run(
             rounds.finish(state, folder)
         if launch.is_main and folder.metrics.is_file():
             write_seconds(folder.metrics)
-        track_results(folder, launch, state.round)
+        around.track_results(folder, launch, state.round)
     return root
 
 

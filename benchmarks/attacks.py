@@ -27,7 +27,7 @@ from fedecider.bounds import Diverged
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.federation.record import write_json
-from fedecider.running.options import run
+from fedecider.running.command import run
 from fedecider.testing.faults import Fault, faulty_runs
 
 PAGE = Path(__file__).parent / "results" / "attacks.md"

@@ -25,7 +25,7 @@ import pandas as pd
 from provenance import heading, write_lines
 
 import fedecider as fd
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 COMPANIES = ("north", "south", "east")
 DEPARTMENTS = ("movies_tv", "cds_vinyl", "video_games")

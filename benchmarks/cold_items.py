@@ -37,7 +37,7 @@ from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.method import Block, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 CPU = torch.device("cpu")
 K = 20

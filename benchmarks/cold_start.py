@@ -43,7 +43,7 @@ from fedecider.evaluation.statistics import PerDomain
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.new_items import NewItem
-from fedecider.running.options import run
+from fedecider.running.command import run
 from idgen.backbone_training import train_backbone
 from idgen.events import event_table
 from idgen.item_ids import ItemIds, unique_phrases
@@ -122,9 +122,7 @@ def all_texts(splits: Mapping[str, Split], encoder: str, cache: str) -> dict[str
 def settings_of(args: argparse.Namespace, seed: int, changes: Sequence[str]) -> Settings:
     words = ["--config", str(CONFIG), "--data", args.data, "--domains", args.domains, "--cache", args.cache]
     words += ["--num_beams", str(NUM_BEAMS)]
-    return parse_settings(
-        "", [*words, "--seed", str(seed), "--pretrain.text_encoder", args.encoder, *args.set, *changes]
-    )
+    return parse_settings([*words, "--seed", str(seed), "--pretrain.text_encoder", args.encoder, *args.set, *changes])
 
 
 def positions(

@@ -33,7 +33,7 @@ from fedecider.data.interactions import Interactions
 from fedecider.federation.method import Block, Download, Tree
 from fedecider.federation.rounds import evaluate, evaluate_variants
 from fedecider.federation.state import Parameters
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 Way = Callable[[Block], Tensor]
 """Block -> (C,) places of the validation items."""

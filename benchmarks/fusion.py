@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -29,7 +29,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import stream
-from fedecider.running.options import run
+from fedecider.running.command import run
 from fedecider.running.run_folder import content_key
 from idgen.backbone import load_backbone
 from idgen.ranking import RankingContext, eval_users, rank_task
@@ -85,7 +85,7 @@ def settings_of(
     words += ["--pretrain.ids", kind, "--pretrain.train.max_steps", str(max_steps), "--seed", str(args.seed)]
     words += [f"--pretrain.train.learning_rate={rates[0]}", f"--pretrain.train.table_lr_multiplier={rates[1]}"]
     words += ["--pretrain.backbone.embedding_init", "random"] if args.reports else []  # it stays untrained
-    return parse_settings("", [*words, "--cache", str(args.work / "cache")])
+    return parse_settings([*words, "--cache", str(args.work / "cache")])
 
 
 def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.running.options import from_plain, run
+from fedecider.running.command import run
+from fedecider.running.options import from_plain
 
 CPU = torch.device("cpu")
 ITEMS_A_TOPIC = 100

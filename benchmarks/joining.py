@@ -39,8 +39,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedecider
-from fedecider.api import option_words
-from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.entries import ItemTexts, item_texts_of, silent
 from fedecider.cross_silo.federate import check_federation, prepare_rounds, rounds_of, shared_out
 from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
@@ -76,8 +75,9 @@ from fedecider.methods.local import beside, has_local
 from fedecider.methods.local_training import user_epsilon
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.joining import of_one_item, unlike_ones
+from fedecider.running.command import run
 from fedecider.running.launch import start
-from fedecider.running.options import run
+from fedecider.running.options import read_words
 from fedecider.running.run_folder import RunFolder, Stage
 from fedecider.testing.faults import Fault, faulty_runs
 from idgen.item_ids import ItemIds
@@ -439,7 +439,8 @@ class Shared(NamedTuple):
 def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: Path) -> Settings:
     words = [f"--config={CONFIG}", f"--method={cell.method}", f"--output={output}", f"--cache={cache}"]
     words += [f"--seed={cell.seed}", f"--domains={','.join(clients)}"]
-    return parse_settings("", [*words, *option_words({**SETTINGS, **cell.options})])
+    given = read_words(words)
+    return make_settings({**given.options, **SETTINGS, **cell.options}, given.config)
 
 
 def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:

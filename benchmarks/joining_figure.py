@@ -11,7 +11,7 @@ import sys
 from html import escape
 from pathlib import Path
 
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks" / "results" / "joining.md"

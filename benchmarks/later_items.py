@@ -28,7 +28,7 @@ from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.statistics import PerDomain
 from fedecider.models.recommender import Recommender
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 NUM_BEST = 10
 MODEL, MIXTURE = "model", "model + hybrid"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ from provenance import heading
 from speed import put_section
 
 from embedding_fr.leaderboard import LeaderboardConfig, kind_of, plan
-from fedecider.bounds import OneOrMore, ZeroOrMore, check
+from fedecider.bounds import OneOrMore, ZeroOrMore, dataclass
 from fedecider.comparison.compare import Plan, make
 from fedecider.comparison.page import write_table
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.federation.record import read_json, write_text
 from fedecider.report.tables import CANARY
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.command import run
+from fedecider.running.options import parse
 
 HERE = Path(__file__).parent
 ROWS = (
@@ -72,9 +72,6 @@ class PageConfig:
     output: Path = HERE / "results" / "leaderboard.md"
     chosen: Path = HERE / "configs" / "leaderboard"
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def table(self, published: bool, output: Path) -> LeaderboardConfig:
         """One of the two tables of a section."""
         if not published:
@@ -96,7 +93,7 @@ class PageConfig:
 def main(argv: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if argv is None else list(argv)
     classes = (PageConfig, InteractionsConfig)
-    page, data = parse(build_parser(__doc__ or "", *classes), words, *classes)
+    page, data = parse(__doc__ or "", words, *classes)
     provenance = heading("leaderboard.py", 1)
     interactions = load_interactions(data)
     own = plan(page.table(False, page.work / data.dataset), data)

@@ -32,7 +32,8 @@ from fedecider.data.interactions import Interactions, InteractionsConfig, load_i
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import read_json, write_json
-from fedecider.running.options import from_plain, run
+from fedecider.running.command import run
+from fedecider.running.options import from_plain
 
 PAGE = Path(__file__).with_name("results") / "leaderboard.md"
 TITLE = "The leak in one table"

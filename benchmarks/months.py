@@ -40,7 +40,7 @@ import fedecider
 from fedecider.data.frames import from_events
 from fedecider.lifecycle.update import update
 from fedecider.models.recommender import Recommender
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 PAGE = Path(__file__).parent / "results" / "months.md"
 CONFIG = Path(__file__).parents[1] / "configs" / "companies.yaml"

@@ -31,7 +31,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, table_intervals
 from fedecider.federation.streams import stream
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 METRICS = ("hit@10", "ndcg@10")
 PER_USER = "per_user.parquet"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedecider.bounds import Setting
+from fedecider.search_space import Setting
 
 Pairs = tuple[tuple[float, ...], ...]
 

@@ -44,7 +44,7 @@ from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.record import read_json
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.running.options import run
+from fedecider.running.command import run
 from fedecider.running.run_folder import content_key
 
 PAGE = Path(__file__).with_name("results") / "paper_tables.md"

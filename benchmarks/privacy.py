@@ -35,8 +35,8 @@ from fedecider.federation.record import read_json, write_json
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate, run_rounds
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
+from fedecider.running.command import run
 from fedecider.running.launch import Launch, start
-from fedecider.running.options import run
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_small_pool.yaml"
 USERS, UPLOADS = ("--user_privacy.clip", "0.1", "--privacy.delta", "1e-4"), ("--privacy.delta", "1e-4")
@@ -59,7 +59,7 @@ def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
     words = ["--config", args.config, "--data", args.data, "--cache", args.cache, "--method", args.method]
     words += ["--hybrid.kind", "none", "--num_rounds", "4", "--hyperparameter_candidates", "[]", "--seed", str(seed)]
     words += [*args.set, *ROWS[row]]
-    settings = parse_settings("", words)
+    settings = parse_settings(words)
     check_privacy(settings)
     return settings
 

@@ -38,10 +38,9 @@ import torch
 from torch import Tensor
 
 import fedecider
-from fedecider.api import option_words, prepared_words
 from fedecider.baselines.counts import TEXT_AND_COUNTS, heuristic_positions, text_votes
 from fedecider.bounds import Diverged
-from fedecider.cross_silo.command_line import parse_settings, recorded_settings
+from fedecider.cross_silo.command_line import make_settings, recorded_settings
 from fedecider.cross_silo.entries import rank_mixtures
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.prepare import distill_stage, load_data, pretrain_stage
@@ -51,6 +50,8 @@ from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains
+from fedecider.engine.command_line import data_options
+from fedecider.engine.track import track_named
 from fedecider.evaluation.metrics import catalogue_positions, mean_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protocol, history
 from fedecider.evaluation.statistics import compare_table, holm, verdict
@@ -60,8 +61,9 @@ from fedecider.models.export import load_adapter
 from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.item_texts import encoded_texts
-from fedecider.running.options import run
+from fedecider.running.command import run
 from fedecider.running.run_folder import RunFolder
+from fedecider.running.settings_files import load_config
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
@@ -202,7 +204,7 @@ BUDGETS = {
 def options_of(base: Base, budget: Budget, device: torch.device) -> dict[str, Any]:
     """All that is changed in the configuration of ``base``, by dotted name."""
     sizes = budget.t5 if base is T5 else {**budget.decoder, **(budget.large_pool if base.has_large_pool else {})}
-    precision = dict.fromkeys(("precision", "pretrain.train.precision", "distill.precision"), "bf16")
+    precision = {"precision": "bf16"}
     return {**base.options, **sizes, **(precision if device.type == "cuda" else {})}
 
 
@@ -346,8 +348,8 @@ def counted(cell: Cell) -> Places:
 def backbone_places(cell: Cell, clients: Mapping[str, Domain], options: Mapping[str, Any]) -> Places:
     """Of the backbone that all clients share; it has learned from the pool alone."""
     assert cell.row.base is not None
-    words = [f"--config={cell.row.base.config}", *prepared_words(clients, cell.cache), *option_words(options)]
-    settings = parse_settings("", [*words, f"--cache={cell.cache}", f"--seed={cell.seed}"])
+    given = {**data_options(track_named("llm"), clients, cell.cache), "cache": str(cell.cache), "seed": cell.seed}
+    settings = make_settings({**given, **options}, load_config(cell.row.base.config))
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
     domains = load_data(settings.run)
     first = pretrain_stage(settings.run, domains, cell.device, quiet=True)

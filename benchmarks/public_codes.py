@@ -35,7 +35,7 @@ from provenance import git_commit, heading
 from speed import PAGE, put_section
 
 from fedecider.evaluation.protocols import train_part
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 Round = Callable[[int], tuple[float, float]]
 """number from 0 -> CPU seconds of training with the server's step, and of drawing negatives where that is apart."""

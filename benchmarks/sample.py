@@ -25,7 +25,7 @@ from scipy.stats import t as student_t
 
 import fedecider
 from fedecider.federation.record import write_json
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 PAGE = Path(__file__).parent / "results" / "sample.md"
 CONFIG = Path(__file__).parents[1] / "configs" / "demo.yaml"

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -28,7 +28,7 @@ import numpy as np
 import provenance
 import psutil
 
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 MIB = 2**20
 WARM = 50

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

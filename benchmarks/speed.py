@@ -22,7 +22,7 @@ from pathlib import Path
 
 from provenance import heading
 
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 PAGE = Path(__file__).with_name("results") / "speed.md"
 TITLE = "# Speed"

@@ -27,15 +27,15 @@ from fedecider.cross_silo.prepare import build_base_artifacts, chosen_shares, lo
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.run import train
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
+from fedecider.running.command import run
 from fedecider.running.launch import start
-from fedecider.running.options import run
 
 BEYOND_NOISE = 1.645
 """Standard errors: a difference is told at 95 %, one-sided."""
 
 
 def settings_of(words: Sequence[str], seed: int) -> Settings:
-    return parse_settings("", [*words, "--seed", str(seed), "--teacher_row", "true"])
+    return parse_settings([*words, "--seed", str(seed), "--teacher_row", "true"])
 
 
 def scores(words: Sequence[str], seed: int) -> dict[str, float]:

@@ -24,16 +24,18 @@ import torch
 from public_bar import BUDGETS, T5, companies, shown, task_of
 
 import fedecider
-from fedecider.api import option_words, prepared_words
-from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.prepare import begin, distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.data.store import load_domains
+from fedecider.engine.command_line import data_options
+from fedecider.engine.track import track_named
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.record import read_json, write_json
-from fedecider.running.options import run
+from fedecider.running.command import run
+from fedecider.running.settings_files import load_config
 from idgen.backbone import load_backbone
 from idgen.item_ids import ItemIds
 from idgen.ranking import RankingContext, rank_task
@@ -77,8 +79,9 @@ ROWS = [START, TEACHER, STUDENT, *METHODS, *BACKBONES]
 
 
 def settings_of(clients: Mapping[str, Domain], options: Mapping[str, Any], work: Path, seed: int) -> Settings:
-    words = [f"--config={CONFIG}", *prepared_words(clients, work / "cache"), *option_words(options)]
-    settings = parse_settings("", [*words, f"--cache={work / 'cache'}", f"--seed={seed}"])
+    cache = work / "cache"
+    given = {**data_options(track_named("llm"), clients, cache), "cache": str(cache), "seed": seed}
+    settings = make_settings({**given, **options}, load_config(CONFIG))
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
     return settings
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fedecider.bounds import ZeroOrMore
+from fedecider.bounds import ZeroOrMore, dataclass
 from idgen.config import TrainConfig
 
 

@@ -1,4 +1,4 @@
-"""Settings of the cross-device track from a command line."""
+"""Settings of the cross-device track: its options by method, and settings from mappings, words and run folders."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
+from fedecider.running.options import Schema, field_names, from_plain, merged, nested, read_words
 from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_run
 
 COMMON = (
-    "help",
-    "config",
     "method",
     "dataset",
     "source",
@@ -33,33 +31,46 @@ COMMON = (
 OWN_SHOWN = 10
 
 
-def parse_embedding_settings(description: str, words: Sequence[str], method: str) -> EmbeddingSettings:
-    """Settings of a run of the cross-device track; what is not given is what the method's paper sets.
+def schema_of(method: str) -> Schema:
+    """The options of a run with this method; what is not given is what its paper sets.
 
     Raises:
-        ValueError: an option of the cross-silo track, or a setting that cannot be.
+        ValueError: the method is not known, or cannot be used.
     """
-    return parse_settings_and(description, [*words, "--method", method])[0]
-
-
-def parse_settings_and(description: str, words: Sequence[str], *beside: type) -> tuple[EmbeddingSettings, list[Any]]:
-    """The same for the method that ``words`` name, with what they say of the dataclasses ``beside``."""
-    method = peek(words, "method", EmbeddingRunConfig.method)
-    foreign = [name for name in ("domains", "data", "lora_rank") if peek(words, name)]
-    if foreign:
-        raise ValueError(f"got {foreign[0]} with the method {method} of the cross-device track, expected --dataset")
     entry = EMBEDDING_METHODS[method]
-    privacy = () if entry.guarantee else (PrivacyConfig,)
-    classes = (*beside, EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy, entry.config)
-    texts = {"method": f"The federated method: {', '.join(EMBEDDING_METHODS)}."}
-    common = (*COMMON, *field_names(entry.config)[:OWN_SHOWN], *(name for one in beside for name in field_names(one)))
-    parser = build_parser(description, *classes, common=common, texts=texts)
-    parser.set_defaults(dict(entry.defaults))
-    found = parse(parser, words, *classes)
-    others, (run, data, training, *hidden, own) = found[: len(beside)], found[len(beside) :]
-    if run.output:
-        check_output(Path(run.output))  # before a large data set is read
-    return EmbeddingSettings(run, data, training, hidden[0] if hidden else PrivacyConfig(), own), others
+    privacy = {} if entry.guarantee else {"privacy": PrivacyConfig}
+    return Schema(
+        {
+            "run": EmbeddingRunConfig,
+            "data": InteractionsConfig,
+            "training": EmbeddingTraining,
+            **privacy,
+            "method": entry.config,
+        },
+        (*COMMON, *field_names(entry.config)[:OWN_SHOWN]),
+        dict(entry.defaults),
+        {"method": f"The federated method: {', '.join(EMBEDDING_METHODS)}."},
+    )
+
+
+def parse_settings(words: Sequence[str]) -> EmbeddingSettings:
+    """Settings from the words of a command. Raises as `make_settings`."""
+    given = read_words(words)
+    return make_settings(given.options, given.config)
+
+
+def make_settings(options: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> EmbeddingSettings:
+    """Settings of a run of the cross-device track from options and from the content of a file, over which they win.
+
+    Raises:
+        ValueError: an option of another track, or a setting that cannot be.
+    """
+    values = merged(config or {}, nested(options))
+    blocks = schema_of(str(values.get("method", EmbeddingRunConfig.method))).build(values)
+    settings = EmbeddingSettings(**{"privacy": PrivacyConfig(), **blocks})
+    if settings.run.output:
+        check_output(Path(settings.run.output))  # before a large data set is read
+    return settings
 
 
 def settings_of_run(run: Path, data: str = "") -> EmbeddingSettings:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from fedecider.bounds import Epochs, NotNegative, OneOrMore, Positive, Real, Space, Whole, Width, check
+from fedecider.bounds import Epochs, NotNegative, OneOrMore, Positive, Width, dataclass
+from fedecider.search_space import Real, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,6 @@ class EmbeddingTraining:
     batch_size: OneOrMore = 256
     num_negatives: OneOrMore = 4
     weight_decay: NotNegative = 0.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def item_rate(self) -> float:

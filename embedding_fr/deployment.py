@@ -49,8 +49,8 @@ from fedecider.federation.streams import stream
 from fedecider.report.analyses import median_seconds, total_bytes
 from fedecider.report.tables import ResultTable, markdown_table, result_rows, rows_data, variant_labels
 from fedecider.running.launch import Launch
-from fedecider.running.options import load_yaml
 from fedecider.running.run_folder import RunFolder, read_object
+from fedecider.running.settings_files import load_yaml
 
 INTERACTIONS_FILE = "interactions.json"
 USERS, COUNT = "a list of keys of users", "a number of users"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,7 +27,7 @@ from embedding_fr.methods.entry import space_of
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
-from fedecider.bounds import NotNegative, OneOrMore, Setting, Threads, ZeroOrMore, check
+from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, dataclass
 from fedecider.comparison.compare import Cell, Course, Entry, Plan, Positions, Table, TrackRows, Words
 from fedecider.comparison.tuning import ONE_SETTING, Search, search_of, setting_text
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
@@ -39,9 +39,11 @@ from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.record import read_json, write_json
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import CANARY, COMPARED
-from fedecider.running.options import from_plain, load_yaml
+from fedecider.running.options import from_plain
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import as_plain, cached_stage, check_output
+from fedecider.running.settings_files import load_yaml
+from fedecider.search_space import Setting
 
 # What stands in the table.
 
@@ -95,7 +97,6 @@ class LeaderboardConfig:
     only_cells: bool = False
 
     def __post_init__(self) -> None:
-        check(self)
         unknown = [name for name in self.method_names if kind_of(name) is None]
         if unknown or not self.method_names:
             raise ValueError(

@@ -12,7 +12,6 @@ rows, D dims, F = 2 D features of an item, P parameters of an adapter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -28,7 +27,7 @@ from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_
 from embedding_fr.optimisers import Optimiser, fresh_state
 from embedding_fr.stacked import inner_products, set_rows, take
 from embedding_fr.tables import personal_table
-from fedecider.bounds import NotNegative, Share, check
+from fedecider.bounds import NotNegative, Share, dataclass
 from fedecider.federation.method import Tree
 
 LAST = "last_table"
@@ -57,7 +56,6 @@ class Merging:
     adapter_learning_rate: NotNegative | None = None
 
     def __post_init__(self) -> None:
-        check(self)
         layer_sizes(self.adapter_layers)
 
     @property

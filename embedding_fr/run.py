@@ -21,21 +21,21 @@ from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, as_plain
 
 
-def data_words(data: Any, cache: Path) -> list[str]:
+def data_options(data: Any, cache: Path) -> dict[str, Any]:
     """Options that name data of the Python API: a rating data set by its name, or one prepared domain.
 
     Raises:
         ValueError: several domains: every user is a client here, of one data set.
     """
     if isinstance(data, str) and not Path(data).is_dir():
-        return [f"--dataset={data}"]
+        return {"dataset": data}
     names = list(data) if isinstance(data, Mapping) else sorted(path.name for path in Path(data).iterdir())
     if len(names) != 1:
         raise ValueError(
             f"got the domains {', '.join(names)} for the cross-device track, expected one: every user is a client here"
         )
     folder = kept_data(data, cache) if isinstance(data, Mapping) else Path(data)
-    return [f"--dataset={names[0]}", "--source=prepared", f"--raw={folder}"]
+    return {"dataset": names[0], "source": "prepared", "raw": str(folder)}
 
 
 def load(settings: EmbeddingSettings, launch: Launch) -> Experiment:

@@ -7,7 +7,6 @@ Shape legend: N clients of the run, C clients of a block, U users (= clients).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import psutil
@@ -20,7 +19,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_only import local_only
 from embedding_fr.methods import METHODS
 from embedding_fr.server_memory import check_server_memory
-from fedecider.bounds import NotNegative, OneOrMore, Participation, SecureThreshold, Seed, Threads, ZeroOrMore, check
+from fedecider.bounds import NotNegative, OneOrMore, SecureThreshold, Seed, ShareAbove0, Threads, ZeroOrMore, dataclass
 from fedecider.data.interactions import Interactions, InteractionsConfig
 from fedecider.engine.run import Rounds
 from fedecider.engine.run import train as train_rounds
@@ -78,7 +77,7 @@ class EmbeddingRunConfig:
     seed: Seed = 0
     num_rounds: OneOrMore = 100
     patience: ZeroOrMore = 0
-    participation: Participation = 1.0
+    participation: ShareAbove0 = 1.0
     secure_sum: bool = False
     secure_threshold: SecureThreshold = 0.6
     secure_neighbours: ZeroOrMore = 16
@@ -94,7 +93,6 @@ class EmbeddingRunConfig:
     tracker: str = ""
 
     def __post_init__(self) -> None:
-        check(self)
         if self.method not in METHODS:
             raise ValueError(f"got method {self.method!r}, expected one of {', '.join(sorted(METHODS))}")
         get_protocol(self.protocol)

@@ -12,7 +12,6 @@ keyword is an option of the command line.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -23,18 +22,15 @@ from typing import Any
 
 from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
-from fedecider.engine.run import Callback, check_same_run, kept_data, run_track
+from fedecider.engine.command_line import CACHE, METHOD, data_options
+from fedecider.engine.run import Callback, check_same_run, run_track
 from fedecider.engine.track import Track, track_of, tracks
 from fedecider.result import Result
-from fedecider.running.options import peek
+from fedecider.running.options import nested
 from fedecider.running.progress import quiet
 from fedecider.running.run_folder import RunFolder
+from fedecider.running.settings_files import load_config
 
-DESCRIPTION = "fedecider.federate"
-METHOD = "fedecider"
-"""Where none is named."""
-CACHE = ".cache"
-"""Where prepared data that were in memory are kept, beside the stages of runs: ``cache`` of a run, if it is given."""
 WATCHED = ("allow_long", "callbacks", "baselines", "progress")
 """Arguments of `federate` that are no settings of the run."""
 
@@ -83,14 +79,14 @@ def federate(
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
     folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
     try:
-        with quiet(not progress), lent(baselines):
-            with planned(data, method, config, folder, resume, settings, allow_long) as (track, parsed, chosen):
-                if baselines and track.name != "llm":
-                    raise ValueError(
-                        f"got baselines with {parsed.run.method}, a method of {track.title}, expected one that has "
-                        "item texts"
-                    )
-                run_track(track, parsed, callbacks, chosen, log_results=False)
+        plan = planned(data, method, config, folder, resume, settings, allow_long)
+        with quiet(not progress), lent(baselines), plan as (track, parsed, chosen):
+            if baselines and track.name != "llm":
+                raise ValueError(
+                    f"got baselines with {parsed.run.method}, a method of {track.title}, expected one that has "
+                    "item texts"
+                )
+            run_track(track, parsed, callbacks, chosen, log_results=False)
     except BaseException:
         if temporary is not None:
             temporary.cleanup()
@@ -112,18 +108,16 @@ def planned(
 
     A method of one's own is known while the block lasts.
     """
-    with config_file(config) as file:
-        asked = peek([f"--config={file}"] if file else [], "method") if method is None else method
+    given = load_config(config) if isinstance(config, (str, Path)) else config
+    asked = (given or {}).get("method") if method is None else method
     with named(asked or METHOD) as (name, track):
-        words = [f"--output={folder}", *([f"--method={name}"] if asked else [])]
+        options: dict[str, Any] = {"output": str(folder), **({"method": name} if asked else {})}
         if resume and RunFolder(folder).record.is_file():
-            words.append("--resume=true")
-        words += data_words(track, name, data, Path(str(settings.get("cache", CACHE))))
-        words += option_words(settings)
-        chosen = track.part("choose")(words, allow_long) if track.choose and config is None else {}
-        with config_file(chosen or config) as file:
-            parsed, _ = track.part("parse")(DESCRIPTION, [*([f"--config={file}"] if file else []), *words])
-        yield track, parsed, chosen
+            options["resume"] = True
+        options |= data_options(track, data, Path(settings.get("cache", CACHE)))
+        options |= {name: str(value) if isinstance(value, Path) else value for name, value in nested(settings).items()}
+        chosen = track.part("choose")(options, allow_long) if track.choose and given is None else {}
+        yield track, track.part("settings")(options, chosen or given), chosen
 
 
 def load(folder: str | Path) -> Result:
@@ -193,33 +187,6 @@ def _is_finished(data: Any, method: Any, seed: int, place: Path, config: Any = N
     return RunFolder(place).results.is_file()
 
 
-def option_words(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Settings as words of a command line: ``{"a": {"b": [1, True]}}`` -> ``--a.b=[1, true]``."""
-    words: list[str] = []
-    for name, value in settings.items():
-        full = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            words += option_words(value, f"{full}.")
-        else:
-            text = str(value) if isinstance(value, (str, Path)) else json.dumps(value, default=str)
-            words.append(f"--{full}={text}")
-    return words
-
-
-@contextmanager
-def config_file(config: str | Path | Mapping[str, Any] | None) -> Iterator[str]:
-    """The path of a YAML file that says ``config``; empty for none."""
-    if not isinstance(config, Mapping):
-        yield "" if config is None else os.fspath(config)
-        return
-    import yaml
-
-    with tempfile.TemporaryDirectory(prefix="fedecider-") as scratch:
-        path = Path(scratch) / "config.yaml"
-        path.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-        yield str(path)
-
-
 @contextmanager
 def named(method: Any) -> Iterator[tuple[str, Track]]:
     """The name under which the method is found while the block lasts, and its track."""
@@ -246,20 +213,3 @@ def _name_of(entry: Any) -> str:
     if not name:
         raise ValueError(f"got the method {entry!r}, expected a name, or an entry with a dataclass of settings")
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name.removesuffix("Config")).lower()
-
-
-def data_words(track: Track, method: str, data: Any, cache: Path) -> list[str]:
-    """Options that name the data, for methods of a track; none for the embedded sample."""
-    if data is None:
-        return []
-    if track.data_words:
-        return track.part("data_words")(data, cache)
-    return prepared_words(data, cache)
-
-
-def prepared_words(data: Mapping[str, Domain] | str | Path, cache: Path) -> list[str]:
-    """Options that name prepared domains; those in memory are written to the cache under their content's hash."""
-    if isinstance(data, (str, Path)):
-        return [f"--data={data}"]
-    folder = kept_data(data, cache)
-    return [f"--data={folder}", f"--domains={','.join(data)}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedecider.bounds import (
@@ -14,7 +13,7 @@ from fedecider.bounds import (
     ShareBelow1,
     Width,
     ZeroOrMore,
-    check,
+    dataclass,
 )
 
 Quantize = Literal["none", "nf4", "int8"]
@@ -70,7 +69,6 @@ class SampleConfig:
     synthetic_share: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
-        check(self)
         if self.is_row and self.pairs:
             raise ValueError(
                 f"got templates {self.templates} with pairs, expected false: the items come as they came, and every "
@@ -111,7 +109,6 @@ class BackboneConfig:
     embedding_init: Literal["random", "cooccurrence", "text"] = "random"
 
     def __post_init__(self) -> None:
-        check(self)
         if self.starts_from_texts and self.embedding_init != "text":
             raise ValueError(
                 f"got a decoder from scratch with embedding_init {self.embedding_init}, expected text: it starts as a "
@@ -138,9 +135,6 @@ class TrainConfig:
     learning_rate: Positive = 1e-3
     batch_size: OneOrMore = 64
     precision: Precision = "fp32"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from fedecider.bounds import OneOrMore, ZeroOrMore, at_least, check
+from pydantic import Field
+
+from fedecider.bounds import Int, OneOrMore, ZeroOrMore, dataclass
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,9 @@ class RankingConfig:
         eval_batch_size: The number of users that are decoded together.
     """
 
-    num_beams: Annotated[int, at_least(1, most=10_000)] = 20
+    num_beams: Annotated[Int, Field(ge=1, le=10_000)] = 20
     num_eval_users: ZeroOrMore = 0
     eval_batch_size: OneOrMore = 32
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def beams_for(self, k: int, num_seen: int, num_items: int) -> int:
         """Beams that have room for the ``k`` best of ``num_items`` items beside ``num_seen`` that may be dropped."""

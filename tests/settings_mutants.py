@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, make_dataclass
 
-from fedecider.bounds import OneOf, Real, Whole
+from fedecider.search_space import OneOf, Real, Whole
 
 
 def named(name):

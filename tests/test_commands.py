@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedecider.cli import completion, doctor
+from fedecider.cli import doctor
 from fedecider.cli.main import COMMANDS, main
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.engine.page import ReportConfig
-from fedecider.running.options import CONFIGS, PACKAGE, build_parser, settings_file
+from fedecider.running.settings_files import CONFIGS, PACKAGE, settings_file
 
 pytestmark = pytest.mark.whole
 
@@ -39,7 +38,7 @@ def test_without_a_command_all_are_listed(capsys):
 
 def test_an_unknown_command_is_told(capsys):
     assert main(["federat"]) == 2
-    assert "error: got the command 'federat', expected one of prepare" in capsys.readouterr().err
+    assert "federat" in capsys.readouterr().err
 
 
 def test_help_calls_the_program_by_its_command(capsys, monkeypatch):
@@ -50,30 +49,19 @@ def test_help_calls_the_program_by_its_command(capsys, monkeypatch):
     assert "usage: fedecider report [--config FILE]" in capsys.readouterr().out
 
 
-def test_a_parser_is_built_once_and_a_caller_s_own(monkeypatch):
-    for number, program in enumerate(("one", "two")):
-        monkeypatch.setattr(sys, "argv", [f"folder/{program}"])
-        parser = build_parser("", ReportConfig)
-        assert parser.format_usage().startswith(f"usage: {program} ")
-        assert parser.get_default("run") != "mine"
-        parser.set_defaults(run="mine")
-        parser.add_argument("--extra", default=number)  # would be refused where it is there already
-        assert parser.parse_args([]).extra == number
-
-
 def test_files_of_settings_come_with_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert CONFIGS == REPOSITORY / "configs"
     assert settings_file("configs/demo.yaml") == CONFIGS / "demo.yaml"
     assert settings_file("configs/deepspeed/zero2.json") == CONFIGS / "deepspeed" / "zero2.json"
-    settings = parse_settings("", ["--config", "configs/companies.yaml"])
+    settings = parse_settings(["--config", "configs/companies.yaml"])
     assert (settings.run.domain_names, settings.run.num_rounds) == (["*"], 20)
-    assert parse_settings("", ["--config=configs/companies.yaml"]) == settings
+    assert parse_settings(["--config=configs/companies.yaml"]) == settings
     own = tmp_path / "configs" / "demo.yaml"
     own.parent.mkdir()
     own.write_text("num_rounds: 7\n")
     assert settings_file("configs/demo.yaml") == Path("configs/demo.yaml")  # one's own file comes first
-    assert parse_settings("", ["--config", "configs/demo.yaml"]).run.num_rounds == 7
+    assert parse_settings(["--config", "configs/demo.yaml"]).run.num_rounds == 7
     assert settings_file("configs/other.yaml") == Path("configs/other.yaml")
     assert settings_file("configs") == Path("configs")
 
@@ -91,7 +79,7 @@ def test_the_doctor_says_what_is_missing_and_how_to_get_it(capsys, monkeypatch, 
     assert " than fp32 here" in found["precision auto"].found
     assert (found["extra dp"].found, found["extra dp"].missing) == ("not known", "")  # it asks for nothing here
     assert main(["doctor", "--frob"]) == 2
-    assert "error: got --frob, expected no options" in capsys.readouterr().err
+    assert "--frob" in capsys.readouterr().err
     assert found["data sets"].found == "none found"
     assert "FEDECIDER_DATA" in found["data sets"].missing
     (tmp_path / "nowhere" / "ml-100k").mkdir(parents=True)
@@ -108,32 +96,26 @@ def test_the_doctor_fails_where_something_needed_is_missing(capsys, monkeypatch,
     assert f"error: got {expected}" in capsys.readouterr().err
 
 
-def test_a_shell_completes_commands_and_options(tmp_path):
-    found = completion.options_of("federate")
-    assert {"--domains", "--alpha_init", "--dataset", "--pretrain.backbone.d_model"} <= set(found)
-    assert {"--run", "--history"} <= set(completion.options_of("recommend"))
-    assert "--host" in completion.options_of("deploy") or not _has("nvflare")
-    (tmp_path / "script").write_text(completion.script("bash"))
+def test_a_shell_completes_commands_options_and_values(tmp_path, capsys):
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
 
     def completed(*words):
         line = " ".join(f"'{word}'" for word in words)
-        code = f'. ./script; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _fedecider; echo "${{COMPREPLY[@]}}"'
+        code = (
+            f'. ./script; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _shtab_fedecider; echo "${{COMPREPLY[@]}}"'
+        )
         done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.split()
 
     assert completed("fedecider", "rec") == ["recommend"]
-    assert "--history" in completed("fedecider", "recommend", "--h")
-    assert completed("fedecider", "recommend", "scr") == ["script"]
+    assert completed("fedecider", "recommend", "--hist") == ["--history"]
+    assert completed("fedecider", "federate", "--alpha_i") == ["--alpha_init"]  # of the one track
+    assert completed("fedecider", "federate", "--datas") == ["--dataset"]  # of the other
+    assert completed("fedecider", "federate", "--precision", "b") == ["bf16"]
     assert completed("fedecider", "deploy", "si") == ["simulate"]
-    assert completed("fedecider", "completion", "ba") == ["bash"]
 
 
 def test_another_shell_is_refused(capsys):
     assert main(["completion", "fish"]) == 2
-    assert "error:" in capsys.readouterr().err
-
-
-def _has(package):
-    from importlib.util import find_spec
-
-    return find_spec(package) is not None
+    assert "fish" in capsys.readouterr().err

@@ -272,7 +272,7 @@ def test_runs_are_kept_by_what_reads_their_texts(playground, monkeypatch):
 
 def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    content = {**RUNS, "precision": "auto", "distill": {**RUNS["distill"], "precision": "auto"}}
+    content = {**RUNS, "precision": "auto"}
     Path("runs.yaml").write_text(yaml.safe_dump(content))
     monkeypatch.setattr("idgen.precision.fastest", lambda device: "bf16")
     monkeypatch.setattr("idgen.precision.bf16_speedup", lambda device: 2.0)
@@ -285,8 +285,7 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
         make(plan(config))
     for command in called:
         words = dict(pairwise(command))
-        given = [words[f"--{block}precision"] for block in ("", "distill.", "pretrain.train.")]
-        assert given == ["bf16", "bf16", "fp32"]
+        assert words["--precision"] == "bf16"
     assert len(called) >= 2  # the stages and the run
 
 

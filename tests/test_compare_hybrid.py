@@ -85,7 +85,7 @@ def table_of(config, rows) -> Table:
     users = dict.fromkeys(("crime", "comics"), USERS)
     sequences = [[0, 1, 2]] * NUM_USERS
     domain = SimpleNamespace(clients=SimpleNamespace(users=USERS, sequences=sequences), item_keys=range(300))
-    settings = parse_settings("", ["--data", config.data, "--domains", "crime,comics"])
+    settings = parse_settings(["--data", config.data, "--domains", "crime,comics"])
     words = words_of(Asked(config, settings, dict.fromkeys(users, domain)))._replace(heading=lambda table: [])
     asked = Plan("compare", Path(config.output), [], ["strict"], users, 2, baselines=config.baselines, words=words)
     return collect(asked._replace(against=config.against), rows)

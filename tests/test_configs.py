@@ -12,7 +12,8 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.comparison import CompareConfig
 from fedecider.data.prepare import PrepareConfig
 from fedecider.methods import METHODS
-from fedecider.running.options import build_parser, load_yaml, parse
+from fedecider.running.options import parse
+from fedecider.running.settings_files import load_yaml
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER, OURS = REPOSITORY / "configs", REPOSITORY / "benchmarks" / "configs"
@@ -22,7 +23,7 @@ PAPER = [OURS / "goodreads.yaml", FOLDER / "pretrained_t5.yaml"]
 
 
 def settings(path, *words):
-    return parse_settings("", ["--config", str(path), *words])
+    return parse_settings(["--config", str(path), *words])
 
 
 def preparation(path: Path) -> PrepareConfig:
@@ -67,7 +68,7 @@ def test_every_config_parses_for_every_method(path, method):
 def test_every_line_of_a_table_parses(path, monkeypatch):
     """All but the data: they need not be prepared."""
     monkeypatch.chdir(REPOSITORY)
-    (config,) = parse(build_parser("", CompareConfig), ["--config", str(path)], CompareConfig)
+    (config,) = parse("", ["--config", str(path)], CompareConfig)
     monkeypatch.setattr(plan, "load_data", lambda run: {})
     entries = {entry.label: entry for entry in plan.plan(config).entries}
     assert set(entries) == set(config.rows)
@@ -98,7 +99,7 @@ def test_every_line_of_a_table_parses(path, monkeypatch):
     ],
     ids=str,
 )
-def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong, capsys):
+def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong):
     content = yaml.safe_load(PAPER[1].read_text())
     for name, value in wrong.items():
         if isinstance(value, dict) and name in content:
@@ -108,87 +109,59 @@ def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong, capsys):
             content[name] = value
     path = tmp_path / "wrong.yaml"
     path.write_text(yaml.safe_dump(content))
-    with pytest.raises((SystemExit, ValueError)) as stop:
-        settings(path)
-    if isinstance(stop.value, SystemExit):
-        assert stop.value.code == 2
     last = wrong
     while isinstance(last, dict):
         name, last = next(iter(last.items()))
-    assert name in capsys.readouterr().err + str(stop.value)
+    with pytest.raises(ValueError, match=name):
+        settings(path)
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "told"),
+    ("text", "words", "wrong", "near"),
     [
-        ("num_round: 3", (), "got num_round in FILE, expected the name of an option; the nearest is num_rounds"),
-        ("pretrain: {backbone: {d_modell: 3}}", (), "the nearest is pretrain.backbone.d_model."),
-        ("pretrain: {bakbone: {d_model: 3}}", (), "got pretrain.bakbone in FILE, .*nearest is pretrain.backbone."),
-        ("d_model: 3", (), "got d_model in FILE, .*nearest is pretrain.backbone.d_model."),
-        ("fedecider: {alpha_strt: 1.0}", (), "got alpha_strt in fedecider in FILE, .*; the nearest is alpha_"),
-        ("fedvag: {weighting: examples}", (), "got fedvag in FILE, .*nearest is fedavg"),
-        ("xyzzy: 3", (), "got xyzzy in FILE, expected the name of an option. All options: --help_all"),
-        ("", ("--domainz", "crime"), "no option of this command is called --domainz; the nearest is --domains"),
-        (
-            "",
-            ("--pretrain.backbone.d_modell=3",),
-            "called --pretrain.backbone.d_modell; the nearest is --pretrain.backbone.d_mo",
-        ),
-        ("", ("--hybrid", "{knd: none}"), "got hybrid.knd in --hybrid, .*nearest is hybrid.kind"),
-        ("", ("--hybrid", "{kind: none, kind: mixture}"), "got kind twice in the value of --hybrid"),
-        (
-            "",
-            ("--hyperparameter_candidates", "[{schedule: cosine, schedule: linear}]"),
-            "got schedule twice in the value of --hyp",
-        ),
+        ("num_round: 3", (), "num_round", "num_rounds"),
+        ("pretrain: {backbone: {d_modell: 3}}", (), "pretrain.backbone.d_modell", "pretrain.backbone.d_model"),
+        ("pretrain: {bakbone: {d_model: 3}}", (), "pretrain.bakbone", "pretrain.backbone"),
+        ("d_model: 3", (), "d_model", "pretrain.backbone.d_model"),
+        ("fedecider: {alpha_strt: 1.0}", (), "alpha_strt", "alpha_"),
+        ("xyzzy: 3", (), "xyzzy", ""),
+        ("", ("--domainz", "crime"), "domainz", "domains"),
+        ("", ("--pretrain.backbone.d_modell=3",), "pretrain.backbone.d_modell", "pretrain.backbone.d_model"),
+        ("", ("--hybrid", "{knd: none}"), "hybrid.knd", "hybrid.kind"),
     ],
     ids=str,
 )
-def test_the_nearest_name_is_told(text, words, told, tmp_path):
+def test_the_nearest_name_is_said(text, words, wrong, near, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(f"seed: 3\n{text}\n")
-    with pytest.raises(ValueError, match=told.replace("FILE", re.escape(str(path)))):
+    with pytest.raises(ValueError, match=rf"got {wrong}\b.*{f'did you mean {near}' if near else 'no option[.]'}"):
         settings(path, *words)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "wrong"),
     [
-        ("seed: 1\n# again\nseed: 2", "got seed twice in FILE, in lines 1 and 3, expected it once"),
-        ("fedavg: {weighting: uniform, weighting: examples}", "got fedavg.weighting twice in FILE, in lines 1 and 1"),
-        (
-            "pretrain:\n  train:\n    epochs: 1\n    'epochs': 2",
-            "got pretrain.train.epochs twice in FILE, in lines 3 and 4",
-        ),
-        (
-            "hyperparameter_candidates:\n- {schedule: cosine}\n- {schedule: cosine, schedule: linear}",
-            "hyperparameter_candidates.schedule twice .*3 and 3",
-        ),
-        ("? [a]\n: {b: 1, b: 2}", "got b twice"),
+        ("seed: 1\n# again\nseed: 2", "seed twice, in lines 1 and 3"),
+        ("fedavg: {weighting: uniform, weighting: examples}", "weighting twice, in lines 1 and 1"),
+        ("pretrain:\n  train:\n    epochs: 1\n    'epochs': 2", "epochs twice, in lines 3 and 4"),
+        ("hyperparameter_candidates:\n- {schedule: cosine, schedule: linear}", "schedule twice"),
     ],
 )
-def test_a_name_that_stands_twice_is_an_error_with_its_lines(text, told, tmp_path):
+def test_a_name_that_stands_twice_is_an_error_with_its_lines(text, wrong, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     for read in (load_yaml, settings):
-        with pytest.raises(ValueError, match=told.replace("FILE", re.escape(str(path)))):
+        with pytest.raises(ValueError, match=f"{re.escape(str(path))}.*{wrong}"):
             read(path)
 
 
-def test_a_name_may_stand_in_several_blocks_and_over_what_it_merges(tmp_path):
+def test_a_name_may_stand_in_several_blocks_and_an_alias_nowhere(tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: *a\nd: [*a, *a, {x: 1}]\n1: one\n'1': text\n")
-    one = {"x": 1, "y": 2}
-    assert load_yaml(path) == {
-        "a": one,
-        "b": {"x": 3, "y": 2},
-        "c": one,
-        "d": [one, one, {"x": 1}],
-        1: "one",
-        "1": "text",
-    }
-    path.write_text("")
-    assert load_yaml(path) is None
+    path.write_text("a: {x: 1, y: 2}\nb: [{x: 1}, {x: 1}]\n")
+    assert load_yaml(path) == {"a": {"x": 1, "y": 2}, "b": [{"x": 1}, {"x": 1}]}
+    path.write_text("a: &a {x: 1, y: 2}\nb: *a\n")
+    with pytest.raises(ValueError, match="aliases"):
+        load_yaml(path)
 
 
 def test_goodreads_holds_what_the_papers_fix():

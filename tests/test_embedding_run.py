@@ -18,7 +18,7 @@ from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
 from embedding_fr import leaderboard as board
-from embedding_fr.commands import parse_embedding_settings, settings_of_run
+from embedding_fr.commands import parse_settings, settings_of_run
 from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.methods import METHODS
@@ -583,7 +583,7 @@ def test_a_search_around_the_public_code_has_ranges_of_its_own(data):
     assert code.space["item_learning_rate"].holds(200.0)
     for variant, space in (("paper", paper.space), ("code", code.space)):
         words = ["--method", "fedrap", "--variant", variant, *map(str, data)]
-        settings = parse_embedding_settings("", words, "fedrap")
+        settings = parse_settings([*words, "--method", "fedrap"])
         assert tunable(settings, SimpleNamespace(is_main=False)).space == space
 
 
@@ -654,7 +654,7 @@ def test_names_and_groups_of_the_leaderboard(capsys):
 @pytest.mark.parametrize("name", ["gpfedrec", "fedem", "fedca", "pfedgraph"])
 def test_tables_of_every_client_at_the_server_are_told_before_they_are_made(name, data, monkeypatch):
     """70 users x 130 items x 16 dims x 4 bytes, twice: 1.2 MB, and less than 0.6 MB for all else."""
-    settings = parse_embedding_settings("", ["--method", name, *map(str, data)], name)
+    settings = parse_settings(["--method", name, *map(str, data)])
     interactions = load_interactions(settings.data)
     set_up(settings, interactions, torch.device("cpu"))
     monkeypatch.setattr("embedding_fr.setup.device_bytes", lambda device: 600_000)

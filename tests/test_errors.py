@@ -17,7 +17,7 @@ from fedecider.evaluation.statistics import compare_table, paired_permutation_te
 from fedecider.models.histories import Items
 from fedecider.models.recommender import Recommender
 from fedecider.report.conclusion import Evidence, conclusion
-from fedecider.running.options import run
+from fedecider.running.command import run
 from fedecider.running.run_folder import opened_run, other_code
 
 EVENTS = [

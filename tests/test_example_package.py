@@ -16,7 +16,7 @@ from fedecider.cli import doctor
 from fedecider.cli.main import main
 from fedecider.federation.record import read_json
 from fedecider.methods import METHODS as LLM
-from fedecider.running.options import CONFIGS
+from fedecider.running.settings_files import CONFIGS
 
 pytestmark = pytest.mark.whole
 

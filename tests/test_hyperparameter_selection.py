@@ -163,9 +163,9 @@ def test_what_may_not_choose(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = ["--config", "learns.yaml", "--method", "fedavg", "--hyperparameter_candidates", json.dumps([WRECKS])]
     with pytest.raises(ValueError, match="got hyperparameter_candidates, expected none in a deployment"):
-        check_deployable(parse_settings("", words))
+        check_deployable(parse_settings(words))
     with pytest.raises(ValueError, match="got user_privacy with hyperparameter_candidates"):
-        check_privacy(parse_settings("", [*words, "--user_privacy.clip", "1"]))
+        check_privacy(parse_settings([*words, "--user_privacy.clip", "1"]))
 
 
 def test_a_run_that_goes_on_keeps_its_choice_though_the_cache_has_lost_it(run, tmp_path, monkeypatch, capsys):

@@ -31,7 +31,7 @@ ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")
 
 
 def settings(*words):
-    return parse_settings("", [*ROWS, *words])
+    return parse_settings([*ROWS, *words])
 
 
 def company(name, keys, catalogue=None):
@@ -55,7 +55,7 @@ def test_rows_of_items_are_all_that_such_adapters_change():
     assert only_items(settings("--lora_targets", "output"))
     assert not only_items(settings("--lora_targets", "table,attention"))
     assert not only_items(settings("--pretrain.ids", "semantic"))
-    assert not only_items(parse_settings("", ["--method", "fedavg"]))
+    assert not only_items(parse_settings(["--method", "fedavg"]))
 
 
 def test_clients_without_a_common_item_are_trained_alone_and_told_so():
@@ -81,7 +81,7 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
         assert as_trained(told, True) == told
     assert not together["nothing"]
     assert overlap_data(asked, in_one_catalogue(APART))["nothing"]
-    with_layers = parse_settings("", list(COMPANIES))  # one of the candidates adapts layers
+    with_layers = parse_settings(list(COMPANIES))  # one of the candidates adapts layers
     assert overlap_data(with_layers, APART)["sentences"] == [
         "No two of north, south, east share an item: each can gain only through shared layers of the model."
     ]

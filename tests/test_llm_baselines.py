@@ -39,7 +39,7 @@ def domains():
 
 
 def settings_of(cache, encoder="tfidf"):
-    return parse_settings("", ["--cache", str(cache), "--pretrain.text_encoder", encoder])
+    return parse_settings(["--cache", str(cache), "--pretrain.text_encoder", encoder])
 
 
 def shared(domains, cache, protocol="strict") -> Shared:

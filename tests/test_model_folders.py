@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, BertConfig, BertModel, OPTConfig,
 
 from fedecider.data.sample import sample_domains
 from fedecider.models.recommender import Recommender
-from fedecider.running.options import run
+from fedecider.running.command import run
 from idgen.backbone import check_backbone, load_backbone
 from idgen.quantize import quantize_of
 from idgen.samples import empty_prompt

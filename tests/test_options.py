@@ -56,7 +56,7 @@ def test_the_page_of_settings_is_current(surface):
 
 def test_there_are_few_options(surface):
     names = [one.name for one in surface["options"]("fedecider")]
-    assert len(names) <= 80
+    assert len(names) <= 70
     assert all(one.text for one in surface["options"]("fedecider"))
     assert set(names) <= set(helped("--help_all"))
 
@@ -92,4 +92,4 @@ def test_only_the_engine_and_the_command_line_see_all_settings():
     outside = [path for path in paths if not str(path.relative_to(REPOSITORY)).startswith(SEES_ALL)]
     assert len(outside) > 100
     assert [taker for path in outside for taker in takers(path)] == []
-    assert takers(REPOSITORY / "fedecider" / "experiment" / "prepare.py"), "the check sees what it looks for"
+    assert takers(REPOSITORY / "fedecider" / "cross_silo" / "prepare.py"), "the check sees what it looks for"

@@ -7,12 +7,13 @@ from outside import look_again, use, write_package
 from slow import fast_where
 
 from embedding_fr.methods import METHODS as EMBEDDING
-from fedecider.cli import doctor, federate
+from fedecider.cli import doctor
 from fedecider.cli.main import main
 from fedecider.cross_silo.command_line import parse_settings
+from fedecider.engine.track import track_of
 from fedecider.methods import BUILT_IN
 from fedecider.methods import METHODS as LLM
-from fedecider.running.options import CONFIGS
+from fedecider.running.settings_files import CONFIGS
 
 pytestmark = pytest.mark.whole
 
@@ -90,7 +91,7 @@ def test_a_package_that_is_out_of_order_is_told_when_its_method_is_asked_for(nam
     assert not (site / "run").exists()
     assert f"error: {str(told.value)[:60]}" in capsys.readouterr().err
     assert LLM["fedavg"].takes_mean
-    assert parse_settings("", ["--method", "fedavg"]).run.method == "fedavg"
+    assert parse_settings(["--method", "fedavg"]).run.method == "fedavg"
     (found,) = (one for one in doctor.examined() if one.what == f"method {name}")
     assert found.missing == str(told.value)
     assert not found.needed
@@ -102,11 +103,11 @@ def test_a_block_of_a_method_that_is_out_of_order_disturbs_no_other_one(site, mo
     use(monkeypatch, site)
     path = site / "settings.yaml"
     path.write_text((CONFIGS / "demo.yaml").read_text() + "raises: {speed: 9}\nacme: {weighting: examples}\n")
-    assert parse_settings("", ["--config", str(path), "--method", "fedavg"]).method.weighting == "uniform"
-    assert parse_settings("", ["--config", str(path), "--method", "acme"]).method.weighting == "examples"
+    assert parse_settings(["--config", str(path), "--method", "fedavg"]).method.weighting == "uniform"
+    assert parse_settings(["--config", str(path), "--method", "acme"]).method.weighting == "examples"
     path.write_text(path.read_text().replace("weighting: examples", "weighting: mine"))
-    with pytest.raises(ValueError, match=r"acme in .*settings\.yaml"):
-        parse_settings("", ["--config", str(path), "--method", "fedavg"])
+    with pytest.raises(ValueError, match=r"acme: got weighting"):
+        parse_settings(["--config", str(path), "--method", "fedavg"])
 
 
 def test_the_name_of_a_built_in_method_is_refused_with_both_packages(site, monkeypatch, capsys):
@@ -118,7 +119,7 @@ def test_the_name_of_a_built_in_method_is_refused_with_both_packages(site, monke
     assert list(LLM) == list(BUILT_IN)
     assert main(["federate", "--method", "fedavg"]) == 2
     assert message in capsys.readouterr().err
-    assert parse_settings("", ["--method", "local"]).run.method == "local"
+    assert parse_settings(["--method", "local"]).run.method == "local"
 
 
 def test_two_packages_with_one_name_are_refused_with_both(site, monkeypatch):
@@ -139,14 +140,14 @@ def test_one_name_in_both_tracks_is_refused(site, monkeypatch, capsys):
         with pytest.raises(ValueError, match=message):
             registry["mine"]
     with pytest.raises(ValueError, match=r"method fedmf from acme-fl 1\.0 and from fedecider itself"):
-        federate.chosen_track(["--method", "fedmf"])
+        track_of("fedmf")
     with pytest.raises(ValueError, match=r"method fedavg from other-fl 1\.0 and from fedecider itself"):
-        federate.chosen_track(["--method", "fedavg"])
+        track_of("fedavg")
     for command in ("federate", "deploy simulate"):
         assert main([*command.split(), "--method", "fedmf"]) == 2
         assert "from acme-fl 1.0 and from fedecider itself" in capsys.readouterr().err
-    assert federate.chosen_track(["--method", "local"]).name == "llm"
-    assert federate.chosen_track(["--method", "pfedrec"]).name == "embedding"
+    assert track_of("local").name == "llm"
+    assert track_of("pfedrec").name == "embedding"
     told = {one.what: one.missing for one in doctor.examined()}
     assert all("expected different names" in told[f"method {name}"] for name in ("mine", "fedmf", "fedavg"))
 
@@ -158,10 +159,10 @@ def test_names_that_options_have_are_refused(site, monkeypatch):
     write_package(site, "other-fl", own, llm={"other": "other_fl:METHOD"})
     use(monkeypatch, site)
     with pytest.raises(ValueError, match="got a method with the name seed, expected another name"):
-        parse_settings("", ["--method", "seed"])
+        parse_settings(["--method", "seed"])
     with pytest.raises(ValueError, match="got the setting seed in Config, expected another name: RunConfig has it"):
-        parse_settings("", ["--method", "other"])
-    assert parse_settings("", ["--method", "local", "--seed", "3"]).run.seed == 3
+        parse_settings(["--method", "other"])
+    assert parse_settings(["--method", "local", "--seed", "3"]).run.seed == 3
 
 
 UNLUCKY = ["config", "help", "print_config", "my method", "-x", "a.b", "Domains", "seed"]
@@ -171,10 +172,10 @@ UNLUCKY = ["config", "help", "print_config", "my method", "-x", "a.b", "Domains"
 def test_an_unlucky_name_disturbs_no_command(name, site, monkeypatch, capsys):
     write_package(site, "acme-fl", GOOD_LLM, llm={name: "acme_fl:METHOD"})
     use(monkeypatch, site)
-    assert parse_settings("", ["--method", "local", "--seed", "3"]).run.seed == 3
+    assert parse_settings(["--method", "local", "--seed", "3"]).run.seed == 3
     path = site / "settings.yaml"
     path.write_text((CONFIGS / "demo.yaml").read_text() + "seed: 4\n")
-    assert parse_settings("", ["--config", str(path), "--method", "local"]).run.seed == 4
+    assert parse_settings(["--config", str(path), "--method", "local"]).run.seed == 4
     for words in (["federate", "--help"], ["federate", "--print_config"], ["tune", "--help", "--method", "fedavg"]):
         with pytest.raises(SystemExit) as stop:
             main(words)

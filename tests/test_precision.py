@@ -8,7 +8,7 @@ from fedecider.cross_silo.command_line import parse_settings
 from idgen import precision
 from idgen.precision import autocast, bf16_speedup, fastest
 
-AUTO = ["--precision", "auto", "--distill.precision", "auto", "--pretrain.train.precision", "auto"]
+AUTO = ["--precision", "auto"]
 CPU = torch.device("cpu")
 
 
@@ -44,8 +44,8 @@ def test_products_run_in_the_format_that_is_asked_for(machine):
 @pytest.mark.parametrize(("times", "chosen"), [(2.0, "bf16"), (0.02, "fp32")])
 def test_auto_is_settled_before_anything_is_kept_under_it(machine, capsys, times, chosen):
     machine(times)
-    settings = parse_settings("", AUTO)
-    parse_settings("", AUTO)
+    settings = parse_settings(AUTO)
+    parse_settings(AUTO)
     found = (settings.training.precision, settings.run.distill.precision, settings.run.pretrain.train.precision)
     assert found == (chosen,) * 3
     told = "2.0 times faster" if times > 1 else "50.0 times slower"
@@ -54,22 +54,19 @@ def test_auto_is_settled_before_anything_is_kept_under_it(machine, capsys, times
     ]
 
 
-def test_only_what_asks_for_it_is_settled(machine, capsys):
-    machine(2.0)
-    settings = parse_settings("", ["--distill.precision", "auto"])
-    assert (settings.training.precision, settings.run.distill.precision) == ("fp32", "bf16")
-    capsys.readouterr()
-    parse_settings("", [])
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize("option", ["distill.precision", "pretrain.train.precision"])
+def test_stages_have_no_format_of_their_own(option):
+    with pytest.raises(ValueError, match=f"got {option}"):
+        parse_settings([f"--{option}", "bf16"])
 
 
 def test_slow_bf16_is_told_by_the_first_process_and_done_all_the_same(machine, capsys, monkeypatch):
     machine(0.25)
-    settings = parse_settings("", ["--precision", "bf16"])
+    settings = parse_settings(["--precision", "bf16"])
     assert settings.training.precision == "bf16"
     expected = "warning: precision bf16 is 4.0 times slower than fp32 on this machine; set it to fp32 or auto\n"
     assert capsys.readouterr().err == expected
     machine(0.25)
     monkeypatch.setenv("RANK", "1")
-    parse_settings("", ["--precision", "bf16"])
+    parse_settings(["--precision", "bf16"])
     assert capsys.readouterr().err == ""

@@ -22,7 +22,7 @@ USERS = ("--user_privacy.clip", "0.1", "--user_privacy.noise_scale", "1")
 
 
 def settings(*words):
-    return parse_settings("", ["--hybrid.kind", "none", "--num_rounds", "4", *words])
+    return parse_settings(["--hybrid.kind", "none", "--num_rounds", "4", *words])
 
 
 @pytest.mark.slow

@@ -7,12 +7,12 @@ import public_bar
 import pytest
 import torch
 
-from fedecider.api import option_words
-from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.prepare import begin
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domain
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol
+from fedecider.running.settings_files import load_config
 from idgen.ranking import RankingContext, rank_task
 
 TINY = {
@@ -69,8 +69,8 @@ def test_one_pass_gives_the_places_of_every_protocol(domain, ids, tmp_path):
     """Those of `rank_task`, which is asked for one protocol at a time."""
     base = public_bar.DECODER if ids == "item" else public_bar.T5
     options = {**base.options, **TINY, "pretrain.ids": ids, "pretrain.backbone.d_model": 16}
-    words = [f"--config={base.config}", "--data=", "--domains=crime", *option_words(options)]
-    settings = parse_settings("", [*words, "--lora_rank=2", "--num_beams=200", f"--cache={tmp_path}"])
+    given = {"data": "", "domains": "crime", "lora_rank": 2, "num_beams": 200, "cache": str(tmp_path)}
+    settings = make_settings({**options, **given}, load_config(base.config))
     started = begin(settings.run, {"crime": domain}, torch.device("cpu"))
     task = public_bar.task_of(domain, domain.clients, started.ids["crime"].items, started.tokenizer, settings)
     found = public_bar.rank(started.model, task, settings, torch.device("cpu"))

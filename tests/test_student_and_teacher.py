@@ -29,7 +29,7 @@ def test_both_rows_are_ranked_on_the_split_that_is_asked_for(monkeypatch, tmp_pa
         names=list(domains), tasks=tasks, tokenizer=None, positions=lambda client, split: torch.tensor([PLACE[split]])
     )
     artifacts = BaseArtifacts(domains, {}, Stage(tmp_path, True), Stage(tmp_path, True), domains)
-    settings = parse_settings("", ["--teacher_row", "true"])
+    settings = parse_settings(["--teacher_row", "true"])
     found = zero_shot(settings, artifacts, recommender, torch.device("cpu"), split)
     assert {row: {name: int(p) for name, p in places.items()} for row, places in found.items()} == {
         TEACHER: {"crime": PLACE[split], "comics": PLACE[split]},

@@ -105,7 +105,7 @@ def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
             (folder / vectors.name).symlink_to(vectors.resolve())
     words = f"--config {CONFIG} --domains {domain} --data {data}/{domain} --method local --local_epochs 1 --seed {seed}"
     words += f" --num_eval_users 0 --hyperparameter_candidates [] --cache {folder} --output {folder}/runs"
-    settings = parse_settings("", words.split())
+    settings = parse_settings(words.split())
     with start(1) as launch, softmax(kind):
         began = time.process_time()
         artifacts = build_base_artifacts(settings.run, launch)
@@ -261,7 +261,7 @@ def two_shops(work: str) -> dict[str, Any]:
     words = f"--config {CONFIG} --domains {','.join(SHOPS)} --data {folder}/data --method fedecider --num_rounds 1"
     words += f" --local_epochs 1 --hyperparameter_candidates [] --cache {folder}/cache"
     with start(1) as launch:
-        settings, began = parse_settings("", [*words.split(), "--output", f"{folder}/runs"]), time.process_time()
+        settings, began = parse_settings([*words.split(), "--output", f"{folder}/runs"]), time.process_time()
         artifacts = build_base_artifacts(settings.run, launch)
         prepared, records = time.process_time() - began, []
         rounds = rounds_of(settings, prepare_rounds(settings, artifacts, launch), launch)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
@@ -26,10 +26,11 @@ from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
 from embedding_fr.stacked import check_finite, received
 from embedding_fr.tables import personal_table
-from fedecider.bounds import NotNegative, OneOf, OneOrMore, Positive, Real, Space, Whole, at_least, check
+from fedecider.bounds import Int, NotNegative, OneOrMore, Positive, dataclass
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.streams import stream
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 NO_CATEGORY = -1
 """Label of every item before the first round."""
@@ -62,10 +63,7 @@ class CofedrecConfig:
     temperature: Positive = 0.5
     base_temperature: Positive = 0.5
     contrast: Literal["out", "in"] = "out"
-    num_anchors: Annotated[int, at_least(0, hint="0 takes all items")] = 128
-
-    def __post_init__(self) -> None:
-        check(self)
+    num_anchors: Annotated[Int, Field(ge=0)] = 128
 
 
 DEFAULTS: dict[str, Any] = {"embedding_size": 32, "learning_rate": 0.1, "local_epochs": 2, "init_std": 1.0}

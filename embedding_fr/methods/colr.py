@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from embedding_fr.averaged import send_server
@@ -23,10 +23,11 @@ from embedding_fr.methods.entry import Method, always
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.stacked import check_finite, inner_products, received, received_rows, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal
-from fedecider.bounds import WIDEST, Space, Whole, at_least, check
+from fedecider.bounds import WIDEST, Int, dataclass
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.streams import stream
+from fedecider.search_space import Space, Whole
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,8 @@ class ColrConfig:
             clients, that of all clients of the cohort (with noise on uploads, which makes numbers of touchers useless).
     """
 
-    rank: Annotated[int, at_least(1, most=WIDEST, hint="embedding_size is full rank")] = 4
+    rank: Annotated[Int, Field(ge=1, le=WIDEST)] = 4
     mean: Literal["touchers", "clients"] = "touchers"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.5, "local_epochs": 2, "weight_decay": 0.001, "init_std": 0.25}

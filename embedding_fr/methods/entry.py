@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
-from fedecider.bounds import Space
 from fedecider.federation.method import FederatedMethod
+from fedecider.search_space import Space
 
 
 def never(config: Any) -> bool:

@@ -8,7 +8,6 @@ touched rows, D dims, K principal directions, B examples.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,9 +26,10 @@ from embedding_fr.mixing import PERSONAL, collect, squared_distances, start_serv
 from embedding_fr.similarity import code_similarity, first_components, project_on_simplex
 from embedding_fr.stacked import check_finite, set_rows, take
 from embedding_fr.tables import personal_table
-from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, Width, check
+from fedecider.bounds import NotNegative, Share, ShareAbove0, Width, dataclass
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.search_space import OneOf, Real, Space
 
 TABLE, BASIS = "item_table", "principal_directions"
 FLAT = 1e-10
@@ -55,9 +55,6 @@ class FedcaConfig:
     num_components: Width = 4
     own_share: Share = 0.9
     mixed_share: ShareAbove0 = 0.1
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.01, "init_std": 1.0}

@@ -6,7 +6,6 @@ Shape legend: C clients of a block, N clients of the run, I items, T train items
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,9 +17,10 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import leading_eigenpairs
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.methods.fedease import train_items
-from fedecider.bounds import NotNegative, OneOf, OneOrMore, Real, Space, Whole, check
+from fedecider.bounds import NotNegative, OneOrMore, dataclass
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 RANK_TOLERANCE = 1e-6
 """Eigenvalues below this part of the largest one are rounding errors: their vectors are arbitrary."""
@@ -60,9 +60,6 @@ class FedciaConfig:
     low_pass_weight: NotNegative = 0.3
     num_vectors: OneOrMore = 32
     encoding: Literal["matrix", "items"] = "matrix"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaConfig) -> FederatedMethod:

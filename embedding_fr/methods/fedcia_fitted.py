@@ -7,7 +7,6 @@ R eigenvectors.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,9 +22,10 @@ from embedding_fr.methods.entry import Method, always
 from embedding_fr.optimisers import Optimiser, fresh_state
 from embedding_fr.stacked import check_finite, inner_products, row_slopes, weighted_sum
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import NotNegative, Real, Space, Whole, ZeroOrMore, check
+from fedecider.bounds import NotNegative, ZeroOrMore, dataclass
 from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.search_space import Real, Space, Whole
 
 TABLE = "item_table"
 Fit = Literal["square", "norm"]
@@ -66,9 +66,6 @@ class FedciaFittedConfig:
     fit_learning_rate: NotNegative = 0.1
     num_vectors: ZeroOrMore = 0
     encoding: Literal["matrix", "factor"] = "matrix"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: FedciaFittedConfig) -> FederatedMethod:

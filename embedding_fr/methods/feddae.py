@@ -8,7 +8,6 @@ vector, H units of the first layer.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +21,10 @@ from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 from embedding_fr.stacked import check_finite, received, received_rows, take
 from embedding_fr.tables import personal_table
-from fedecider.bounds import Depth, NotNegative, OneOf, Real, ShareBelow1, Space, Whole, check
+from fedecider.bounds import Depth, NotNegative, ShareBelow1, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.streams import client_keys, counter_draws
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 SHARED, OWN, GATE, DECODER = "encoder", "own_encoder", "gate", "decoder"
 TABLE = f"{SHARED}.0.weight"
@@ -48,9 +48,6 @@ class FeddaeConfig:
     num_layers: Depth = 3
     dropout: ShareBelow1 = 0.5
     kl_weight: NotNegative = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.001, "local_epochs": 5, "embedding_size": 32}

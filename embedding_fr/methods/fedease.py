@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -24,12 +23,13 @@ from embedding_fr.methods.entry import Method, always
 from fedecider.baselines.ease import BLOCK, mirror
 from fedecider.baselines.ease import GRID as CENTRAL_GRID
 from fedecider.baselines.ease import SPACE as CENTRAL_SPACE
-from fedecider.bounds import NotNegative, Positive, Space, ZeroOrMore, check
+from fedecider.bounds import NotNegative, Positive, ZeroOrMore, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_rounds import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
+from fedecider.search_space import Space
 
 GRID: tuple[dict, ...] = CENTRAL_GRID
 SPACE: Space = CENTRAL_SPACE
@@ -77,7 +77,6 @@ class FedeaseConfig:
     history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
-        check(self)
         if self.mask_neighbours % 2:
             raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
         if self.top_k and self.rank:

@@ -7,7 +7,6 @@ Shape legend: N clients of the run, V clients of a cohort, C clients of a block,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -27,8 +26,9 @@ from embedding_fr.mlp import layer_sizes
 from embedding_fr.optimisers import fresh_state
 from embedding_fr.similarity import similarity_weights
 from embedding_fr.stacked import check_finite, received, received_rows
-from fedecider.bounds import NotNegative, OneOf, Real, Share, ShareAbove0, Space, check
+from fedecider.bounds import NotNegative, Share, ShareAbove0, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.search_space import OneOf, Real, Space
 
 TABLE = "item_table"
 
@@ -62,7 +62,6 @@ class FedemConfig:
     mixed_share: ShareAbove0 = 0.1
 
     def __post_init__(self) -> None:
-        check(self)
         if self.variant == "code" and (self.merging, self.aggregation) != ("EM", "similarity"):
             raise ValueError(
                 f"got variant code with merging {self.merging} and aggregation {self.aggregation}, expected EM and "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,11 +24,12 @@ from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.stacked import inner_products, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal
-from fedecider.bounds import NotNegative, OneOf, OneOrMore, Real, Space, Whole, check
+from fedecider.bounds import NotNegative, OneOrMore, dataclass
 from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.rows import add_rows
 from fedecider.federation.streams import stream
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 SCORER = ("scorer.0.weight", "scorer.0.bias")
 CLUSTER = "cluster"
@@ -56,9 +56,6 @@ class FedfastConfig:
     item_rule: Literal["moved", "examples"] = "moved"
     follow: NotNegative = 1.0
     follow_decay: NotNegative = 1.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "participation": 0.1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from embedding_fr.averaged import Model, averaged
@@ -13,8 +12,9 @@ from embedding_fr.local_training import dot_gradients, dot_logits
 from embedding_fr.methods.entry import Method
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.tables import normal
-from fedecider.bounds import Space, check
+from fedecider.bounds import dataclass
 from fedecider.federation.method import FederatedMethod
+from fedecider.search_space import Space
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,6 @@ class FedmfConfig:
     """
 
     weighting: Literal["examples", "uniform"] = "examples"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, float] = {"learning_rate": 0.1}

@@ -6,7 +6,6 @@ Shape legend: N clients of the run, C clients of a block, I items, D dims, B exa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.stacked import add_rows, take
 from embedding_fr.tables import normal
-from fedecider.bounds import Space, check
+from fedecider.bounds import dataclass
 from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.search_space import Space
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,6 @@ class FedncfConfig:
     hidden_sizes: str = "16,8"
 
     def __post_init__(self) -> None:
-        check(self)
         layer_sizes(self.hidden_sizes)
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from embedding_fr import gram
@@ -24,12 +24,13 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.methods.fedease import guarantee, needs_everyone
 from fedecider.baselines.ease import mirror
-from fedecider.bounds import NotNegative, Positive, PositiveOrInfinite, Real, Space, ZeroOrMore, at_least, check
+from fedecider.bounds import Float, NotNegative, Positive, PositiveOrInfinite, ZeroOrMore, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.privacy import PrivacyConfig, protect
 from fedecider.federation.secure_rounds import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
+from fedecider.search_space import Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -81,7 +82,7 @@ class FednearConfig:
     regularisation: Positive = 200.0
     pair_reach: PositiveOrInfinite = 10.0
     history_reach: PositiveOrInfinite = 2.0
-    direction: Annotated[float, at_least(0, most=1, hint="0 ignores the order, 1 looks forward only")] = 0.2
+    direction: Annotated[Float, Field(ge=0, le=1)] = 0.2
     max_items: ZeroOrMore = 0
     secure: bool = False
     mask_neighbours: ZeroOrMore = 16
@@ -93,7 +94,6 @@ class FednearConfig:
     history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
-        check(self)
         if self.mask_neighbours % 2:
             raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
         if self.noise_scale and self.bound == math.inf:

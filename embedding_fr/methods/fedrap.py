@@ -10,7 +10,6 @@ it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -24,9 +23,10 @@ from embedding_fr.local_training import batch_loss
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.stacked import check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, check
+from fedecider.bounds import NotNegative, Positive, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
+from fedecider.search_space import OneOf, Real, Space
 
 TAG_BYTES = 1
 """Says which of the three layouts of :func:`sparse_bytes` follows."""
@@ -136,7 +136,6 @@ class FedrapConfig:
     keep_uploaded: bool = False
 
     def __post_init__(self) -> None:
-        check(self)
         if self.keep_uploaded and self.tables == "personal":
             raise ValueError("got keep_uploaded with tables personal, expected a common table: nothing is uploaded")
 

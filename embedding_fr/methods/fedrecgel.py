@@ -7,7 +7,6 @@ touched rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,9 +24,10 @@ from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 from embedding_fr.sharpness import sharpness_aware
 from embedding_fr.stacked import check_finite, take
 from embedding_fr.tables import normal
-from fedecider.bounds import NotNegative, OneOf, Positive, Real, Space, Whole, check
+from fedecider.bounds import NotNegative, Positive, dataclass
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ class FedrecgelConfig:
     server_learning_rate: Positive = 1.5
 
     def __post_init__(self) -> None:
-        check(self)
         layer_sizes(self.hidden_sizes)
 
 

@@ -7,10 +7,10 @@ block, A active clients of a step, I items, D dims, R touched rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
@@ -27,8 +27,9 @@ from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
 from embedding_fr.similarity import cosines
 from embedding_fr.stacked import check_finite, received, received_rows, set_rows
-from fedecider.bounds import Depth, NotNegative, Real, Space, Whole, at_least, check
+from fedecider.bounds import Depth, Int, NotNegative, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.search_space import Real, Space, Whole
 
 SHORT = 100.0
 """Tables whose squared length is below this many rounding errors of the mean table's have no direction."""
@@ -51,13 +52,12 @@ class GpfedrecConfig:
 
     hidden_sizes: str = "16,8"
     threshold: NotNegative = 1.0
-    num_neighbours: Annotated[int, at_least(0, hint="0 uses threshold")] = 0
+    num_neighbours: Annotated[Int, Field(ge=0)] = 0
     graph_layers: Depth = 1
     graph_weight: NotNegative = 1.0
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        check(self)
         layer_sizes(self.hidden_sizes)
 
 

@@ -8,7 +8,6 @@ attributes, R touched rows, D dims, B examples.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -31,9 +30,10 @@ from embedding_fr.methods.pfedrec import (
 from embedding_fr.mlp import layer_sizes, mlp, start_mlp
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 from embedding_fr.stacked import check_finite, received_rows, set_rows, take
-from fedecider.bounds import Epochs, NotNegative, OneOf, Positive, Real, Space, Whole, check
+from fedecider.bounds import Epochs, NotNegative, Positive, dataclass
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 TABLE, BY_ATTRIBUTES, LEFT = "item_table", "attribute_table", "gap_left"
 NETWORK = "network"
@@ -67,7 +67,6 @@ class IfedrecConfig:
     text_encoder: str = "tfidf"
 
     def __post_init__(self) -> None:
-        check(self)
         layer_sizes(self.hidden_sizes)
         layer_sizes(self.attribute_layers)
         if not self.text_encoder:

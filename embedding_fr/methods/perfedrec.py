@@ -7,10 +7,11 @@ T train items, P pairs, R touched rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from embedding_fr.blocks import Federation, rank_users
@@ -23,12 +24,13 @@ from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
 from embedding_fr.stacked import check_finite, inner_products, received, received_rows, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import OneOf, OneOrMore, Space, Whole, at_least, check
+from fedecider.bounds import Int, OneOrMore, dataclass
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.rows import add_rows
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense
+from fedecider.search_space import OneOf, Space, Whole
 
 Variant = Literal["paper", "code"]
 TRAINED = ("user", "item_table")
@@ -51,14 +53,11 @@ class PerfedrecConfig:
     """
 
     num_clusters: OneOrMore = 5
-    num_layers: Annotated[int, at_least(0, most=1000)] = 3
+    num_layers: Annotated[Int, Field(ge=0, le=1000)] = 3
     target_edge: Literal["out", "in"] = "out"
     draw: Literal["sizes", "random"] = "sizes"
     scores: Literal["graph", "ego"] = "graph"
     variant: Variant = "paper"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, Any] = {

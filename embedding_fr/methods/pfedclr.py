@@ -7,10 +7,10 @@ B examples, R touched rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from embedding_fr.averaged import mean_over_clients, send_server
@@ -25,8 +25,9 @@ from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
 from embedding_fr.stacked import check_finite, inner_products, received, received_rows, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import WIDEST, NotNegative, OneOf, Space, Whole, at_least, check
+from fedecider.bounds import WIDEST, Int, NotNegative, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
+from fedecider.search_space import OneOf, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,8 @@ class PfedclrConfig:
     """
 
     variant: Literal["clr", "cf", "af"] = "clr"
-    rank: Annotated[int, at_least(1, most=WIDEST, hint="buffer_learning_rate 0 turns the buffer off")] = 2
+    rank: Annotated[Int, Field(ge=1, le=WIDEST)] = 2
     buffer_learning_rate: NotNegative | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.01, "participation": 0.6}

@@ -8,7 +8,6 @@ clients of a step, I items, D dims, F = I D numbers of a table.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -23,8 +22,9 @@ from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedmf import FedmfConfig, fedmf, fedmf_optimiser
 from embedding_fr.similarity import SAME, cosines, project_on_simplex
 from embedding_fr.stacked import check_finite, received
-from fedecider.bounds import NotNegative, Positive, Real, Share, Space, check
+from fedecider.bounds import NotNegative, Positive, Share, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.search_space import Real, Space
 
 TABLE, DIRECTION = "item_table", "direction"
 
@@ -49,7 +49,6 @@ class PfedgraphConfig:
     variant: Literal["paper", "code"] = "paper"
 
     def __post_init__(self) -> None:
-        check(self)
         if self.variant == "code" and not self.likeness_weight:
             raise ValueError(
                 "got variant code with likeness_weight 0, expected it above 0 (the public code has 0.01): the variants "

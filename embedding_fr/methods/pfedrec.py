@@ -6,7 +6,6 @@ Shape legend: N clients of the run, C clients of a block, I items, D dims, B exa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
@@ -23,8 +22,9 @@ from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
 from embedding_fr.stacked import inner_products, row_slopes, take, weighted_sum
 from embedding_fr.tables import normal
-from fedecider.bounds import Space, check
+from fedecider.bounds import dataclass
 from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.search_space import Space
 
 IN_TURN = (("scorer.0.weight", "scorer.0.bias"), ("item_table",))
 """What takes a step one after the other, on every mini-batch."""
@@ -42,9 +42,6 @@ class PfedrecConfig:
     """
 
     variant: Literal["paper", "code"] = "paper"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DEFAULTS: dict[str, Any] = {"learning_rate": 0.1, "local_epochs": 1, "init_std": 1.0}

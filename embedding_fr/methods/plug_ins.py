@@ -17,9 +17,9 @@ from embedding_fr.local_training import dot_logits
 from embedding_fr.methods import fedmf, fedncf, fedrap, gpfedrec, pfedrec
 from embedding_fr.methods.entry import Method
 from embedding_fr.stacked import check_finite, received, received_rows, take
-from fedecider.bounds import OneOf, Real, Space
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.wire import dense
+from fedecider.search_space import OneOf, Real, Space
 
 
 def elastic(

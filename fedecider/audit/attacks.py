@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-from fedecider.bounds import OneOrMore, Seed, ZeroOrMore, check
+from fedecider.bounds import OneOrMore, Seed, ZeroOrMore, dataclass
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import Interval
 from fedecider.federation.record import write_json
@@ -58,9 +57,6 @@ class AuditConfig:
     num_events: OneOrMore = 5
     num_users: ZeroOrMore = 0
     seed: Seed = 0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 # Whether a user was trained on, guessed from how likely models find the user's own events, against a reference.

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedecider.baselines import centrap, ease, fitted_counts, item_knn, lightgcn, mf, ncf, sasrec
-from fedecider.bounds import Space
 from fedecider.evaluation.protocols import ScoreUsers
+from fedecider.search_space import Space
 
 
 class Baseline(NamedTuple):

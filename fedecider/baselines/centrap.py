@@ -9,15 +9,15 @@ Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, training_batches
-from fedecider.bounds import Negatives, NotNegative, OneOf, OneOrMore, Positive, Real, Space, Width, check
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.search_space import OneOf, Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -64,9 +64,6 @@ class CentrapConfig:
     patience: OneOrMore = 8
     distance_weight: NotNegative = 0.1
     sparsity_weight: NotNegative = 0.1
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class AdditiveTables(nn.Module):

@@ -9,16 +9,15 @@ Shape legend: I items, J items first to last - 1 of them, K columns, B users of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from scipy.linalg import lapack
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fedecider.baselines.fitting import Valid, train_matrix
-from fedecider.bounds import Positive, Real, Space, check
+from fedecider.bounds import Positive, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.search_space import Real, Space
 
 # Inverse of a regularised Gram matrix in the memory of the matrix itself, and products with half of a matrix.
 
@@ -144,9 +143,6 @@ class EaseConfig:
     """
 
     regularisation: Positive = 200.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def ease_weights(gram_II: Tensor, regularisation: float) -> Tensor:

@@ -7,14 +7,13 @@ beside these rows, is given the TRAIN part like all others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
 from fedecider.baselines.fitting import Valid, avoided_candidates
-from fedecider.bounds import Negatives, OneOrMore, Space, Whole, check
+from fedecider.bounds import Negatives, OneOrMore, dataclass
 from fedecider.evaluation.canary import memoriser_scores
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.search_space import Space, Whole
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,6 @@ class MemoriserConfig:
     num_rounds: OneOrMore = 100
     num_negatives: Negatives = 4
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
 class DecayedConfig:
@@ -47,9 +43,6 @@ class DecayedConfig:
     """
 
     num_context: OneOrMore = 10
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 DECAYED_GRID: tuple[dict, ...] = ({}, {"num_context": 20}, {"num_context": 5}, {"num_context": 50})

@@ -5,16 +5,15 @@ Shape legend: B users of a batch, U users, I items, T target items of a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import scipy
 import torch
 from torch import Tensor
 
 from fedecider.baselines.fitting import Valid, train_matrix
-from fedecider.bounds import NotNegative, OneOrMore, Real, Space, Whole, check
+from fedecider.bounds import NotNegative, OneOrMore, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.search_space import Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},
@@ -39,9 +38,6 @@ class ItemKnnConfig:
 
     num_neighbours: OneOrMore = 100
     shrinkage: NotNegative = 10.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def fit(

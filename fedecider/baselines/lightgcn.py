@@ -6,7 +6,6 @@ Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -15,9 +14,10 @@ from torch import Tensor
 
 from fedecider.baselines.fitting import Valid, fit_epochs, pairwise_loss, square_norms, train_matrix, training_batches
 from fedecider.baselines.mf import MatrixFactors
-from fedecider.bounds import Depth, Negatives, NotNegative, OneOf, OneOrMore, Positive, Real, Space, Whole, Width, check
+from fedecider.bounds import Depth, Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},
@@ -60,9 +60,6 @@ class LightgcnConfig:
     num_negatives: Negatives = 1
     weight_decay: NotNegative = 0.0
     patience: OneOrMore = 8
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def normalised(matrix_UI: scipy.sparse.csr_array) -> scipy.sparse.csr_array:

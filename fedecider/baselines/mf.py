@@ -5,15 +5,14 @@ Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, square_norms, training_batches
-from fedecider.bounds import Negatives, NotNegative, OneOf, OneOrMore, Positive, Real, Space, Width, check
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
+from fedecider.search_space import OneOf, Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -53,9 +52,6 @@ class MfConfig:
     num_negatives: Negatives = 4
     weight_decay: NotNegative = 7e-3
     patience: OneOrMore = 8
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class MatrixFactors(nn.Module):

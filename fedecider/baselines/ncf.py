@@ -5,15 +5,14 @@ Shape legend: B users of a batch, N items of each, U users, I items, D dims, H f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, square_norms, training_batches
-from fedecider.bounds import Negatives, NotNegative, OneOf, OneOrMore, Positive, Real, Space, Width, check
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import derive_seed
+from fedecider.search_space import OneOf, Real, Space
 
 GRID: tuple[dict, ...] = (
     {},
@@ -59,7 +58,6 @@ class NcfConfig:
     patience: OneOrMore = 8
 
     def __post_init__(self) -> None:
-        check(self)
         if not self.hidden_sizes:
             raise ValueError("got no hidden_sizes, expected one layer at least")
 

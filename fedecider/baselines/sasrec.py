@@ -10,28 +10,17 @@ D dims, H heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedecider.baselines.fitting import Valid, fit_epochs
-from fedecider.bounds import (
-    Depth,
-    NotNegative,
-    OneOf,
-    OneOrMore,
-    Positive,
-    Real,
-    ShareBelow1,
-    Space,
-    Whole,
-    Width,
-    check,
-)
+from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, history, train_part
 from fedecider.federation.streams import derive_seed, stream
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
     {},
@@ -86,7 +75,6 @@ class SasrecConfig:
     patience: OneOrMore = 3
 
     def __post_init__(self) -> None:
-        check(self)
         if self.embedding_size % self.num_heads:
             raise ValueError(
                 f"got num_heads {self.num_heads}, expected a divisor of embedding_size {self.embedding_size}"

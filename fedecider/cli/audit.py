@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fedecider.audit.attacks import AuditConfig
 from fedecider.engine.track import track_of_config
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.command import run
+from fedecider.running.options import parse
 
 DESCRIPTION = """Attack a finished run as the server or another client could. Cross-device track: which items did a
 client train on? Cross-silo track: which users did it train on? Writes audit.json into the run folder and prints a
@@ -16,7 +17,7 @@ table; for the page of a run of the cross-silo track, run scripts/report.py afte
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, AuditConfig), argv, AuditConfig)
+        (config,) = parse(DESCRIPTION, argv, AuditConfig)
         audit(config)
 
     return run(work)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedecider.cli.federate import DEFAULT
-from fedecider.engine.track import Track, track_of
-from fedecider.running.options import build_parser, parse, run
+from fedecider.engine.track import Track, track_named
+from fedecider.running.command import run
+from fedecider.running.options import parse
 
 DESCRIPTION = """Methods x seeds x domains of the cross-silo track in one table, with equal tuning budgets on
 validation, intervals and paired tests. Runs are kept: a stopped table goes on where it was, and several
@@ -17,8 +17,7 @@ processes may share it."""
 def made_table(track: Track, description: str, command: str, words: Sequence[str], common: Sequence[str] = ()) -> None:
     """Make the table of a track that a command line describes, and write its files."""
     part = track.part("comparison")
-    parser = build_parser(description, *part.configs, common=common, texts=part.texts())
-    planned = part.plan(*parse(parser, words, *part.configs))
+    planned = part.plan(*parse(description, words, *part.configs, common=common, texts=part.texts()))
 
     from fedecider.comparison.compare import make  # after the options: --help does without
     from fedecider.comparison.page import write_table
@@ -42,4 +41,4 @@ def public_words(words: Sequence[str]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
-    return run(lambda: made_table(track_of(DEFAULT), DESCRIPTION, "compare", words))
+    return run(lambda: made_table(track_named("llm"), DESCRIPTION, "compare", words))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from fedecider.engine.track import taken_name
-from fedecider.running.options import peek, run
+from fedecider.running.command import run
 
 COMMANDS = {
     "publish": "prepare the catalogue and public users of companies that sell the same items, from tables",
@@ -29,13 +28,11 @@ def work_of(words: Sequence[str]) -> Callable[[], None]:
     """What a command line asks for.
 
     Raises:
-        ValueError: the command is not known, or two tracks have the method that it names.
+        ValueError: the command is not known.
     """
     command, *options = words
     if command not in COMMANDS:
         raise ValueError(f"got the command {command!r}, expected one of {', '.join(COMMANDS)}")
-    if reason := taken_name(peek(options, "method", "")):
-        raise ValueError(reason)
     from fedecider.deployment import commands  # after what is wrong in a word
 
     work: Callable[[Sequence[str]], None] = getattr(commands, command)

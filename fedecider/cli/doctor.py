@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedecider.engine.track import taken_name, tracks
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 DESCRIPTION = "Say what is installed, which devices and data are there, what is missing and how to get it."
 EXTRAS = {

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.lifecycle.evaluate import EvaluateConfig, verify
+from fedecider.running.command import run
 from fedecider.running.launch import start
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.options import parse
 from fedecider.running.progress import console
 
 DESCRIPTION = """Load backbone and adapters of a run with transformers and peft alone, rank the held-out items again and
@@ -19,7 +20,7 @@ compare with metrics.json; exit code 2 when a test metric differs by more than -
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, EvaluateConfig), argv, EvaluateConfig)
+        (config,) = parse(DESCRIPTION, argv, EvaluateConfig)
         settings = recorded_settings(Path(config.run), config.data)
         with start(settings.run.num_threads) as launch:
             results = verify(Path(config.run), settings, config.split, launch.device)

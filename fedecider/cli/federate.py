@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedecider.engine.track import Track, track_of, tracks
-from fedecider.running.options import HELP_ALL, pairs_of, peek, run
+from fedecider.bounds import dataclass
+from fedecider.engine.command_line import CACHE, RunOptions, data_options, read_command
+from fedecider.engine.track import Track, tracks
+from fedecider.running.command import run
+from fedecider.running.options import pairs_of
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
-DEFAULT = "fedecider"
-"""The method where none is named."""
 
 
 @dataclass(frozen=True)
@@ -47,67 +47,56 @@ def describe(track: Track) -> str:
     return " ".join([DESCRIPTION, track.description, *others])
 
 
-def chosen_track(words: Sequence[str]) -> Track:
-    """The track of the method that a command line names; nothing of it is imported."""
-    return track_of(peek(words, "method", DEFAULT))
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
 
     def work() -> None:
-        track = chosen_track(words)
-        if {"-h", "--help", HELP_ALL} & set(words):  # does without torch
-            track.part("parse")(describe(track), words, OwnTables)
+        asked = read_command(words, describe, OwnTables)
 
-        from fedecider.api import config_file
-        from fedecider.engine.run import run_track
+        from fedecider.engine.run import run_track  # torch, which help does without
 
-        full = [*_data_words(track, words), *words]
-        chosen = track.part("choose")(full, peek(words, "yes") == "true") if track.choose else {}
-        with config_file(chosen or None) as file:
-            first = [f"--config={file}"] if chosen else []
-            settings, _ = track.part("parse")(describe(track), [*first, *full], OwnTables)
-        run_track(track, settings, chosen=chosen)
+        options = {**_data_of_tables(asked), **asked.options}
+        chooses = asked.config is None and asked.track.choose
+        chosen = asked.track.part("choose")(options, asked.own.yes) if chooses else {}
+        settings = asked._replace(options=options, config=chosen or asked.config).settings(words)
+        run_track(asked.track, settings, chosen=chosen)
 
     return run(work)
 
 
-def _data_words(track: Track, words: Sequence[str]) -> list[str]:
+def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
     """Options that name what the tables of ``--events`` became; none where there are no tables.
 
     Raises:
         ValueError: a table that cannot be read, or ``--data`` beside them.
     """
-    given = {name: peek(words, name) for name in ("events", "items", "columns", "public")}
-    if not given["events"]:
-        beside = [name for name, value in given.items() if value]
-        if beside:
+    given: OwnTables = asked.own
+    if not given.events:
+        if beside := [name for name in ("items", "columns", "public") if getattr(given, name)]:
             raise ValueError(f"got --{beside[0]} without --events, expected the tables: --events north.csv,south.csv")
-        return []
-    if peek(words, "data"):
+        return {}
+    if {"data", "dataset"} & {*asked.options, *(asked.config or {})}:
         raise ValueError("got --events beside --data, expected tables or prepared data")
 
-    from fedecider.api import data_words
     from fedecider.data.frames import from_events
     from fedecider.running.progress import log_line
     from fedecider.running.run_folder import locked
 
-    paths = [one.strip() for one in given["events"].split(",") if one.strip()]
+    paths = [one.strip() for one in given.events.split(",") if one.strip()]
     tables = {Path(one).stem: one for one in paths}
     if len(tables) < len(paths):
-        raise ValueError(f"got --events {given['events']}, expected files of different names: a company is called so")
-    options: dict[str, Any] = {**_columns(given["columns"]), "public": who_is_public(given["public"])}
+        raise ValueError(f"got --events {given.events}, expected files of different names: a company is called so")
+    options: dict[str, Any] = {**_columns(given.columns), "public": who_is_public(given.public)}
     if len(paths) == 1:
-        data = from_events(paths[0], given["items"] or None, name=Path(paths[0]).stem, **options)
+        data = from_events(paths[0], given.items or None, name=Path(paths[0]).stem, **options)
     else:
-        data = from_events(tables, given["items"] or None, **options)
+        data = from_events(tables, given.items or None, **options)
     if os.environ.get("RANK", "0") == "0":
         for note in data.notes:
             log_line(note)
-    cache = Path(peek(words, "cache", ".cache"))
+    cache = Path(asked.options.get("cache", CACHE))
     with locked(cache / "data.lock"):  # processes of one launch write it once
-        return data_words(track, peek(words, "method", DEFAULT), data, cache)
+        return data_options(asked.track, data, cache)
 
 
 def who_is_public(text: str) -> float | str | None:

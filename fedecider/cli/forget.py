@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from fedecider.running.options import build_parser, keys_of, parse, run
+from fedecider.bounds import dataclass
+from fedecider.running.command import run
+from fedecider.running.options import keys_of, parse
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
@@ -34,7 +35,7 @@ class ForgetConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, ForgetConfig), argv, ForgetConfig)
+        (config,) = parse(DESCRIPTION, argv, ForgetConfig)
         from fedecider.lifecycle.forget import forget, in_words  # after the options: --help does without
 
         done = forget(config.run, config.company or None, keys_of(config.customer, "customer"), config.data)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedecider.bounds import dataclass
 from fedecider.cli.federate import who_is_public
-from fedecider.running.options import build_parser, pairs_of, parse, run, with_leading
+from fedecider.running.command import run
+from fedecider.running.options import pairs_of, parse, with_leading
 from fedecider.running.run_folder import check_output
 
 DESCRIPTION = (
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = with_leading(argv, "events")
 
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, ImportConfig), words, ImportConfig)
+        (config,) = parse(DESCRIPTION, words, ImportConfig)
         import_tables(config)
 
     return run(work)

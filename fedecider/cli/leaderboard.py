@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from fedecider.cli.compare import made_table
 from fedecider.engine.track import track_named
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 DESCRIPTION = """Run and rank all methods of the cross-device track on one data set, with equal tuning budgets on
 validation, several seeds, intervals and paired tests. Runs are kept, so a stopped table goes on where it was."""
 
-COMMON = ("help", "config", "dataset", "source", "raw", "output", "methods", "protocol", "seeds", "tune", "num_rounds")
+COMMON = ("dataset", "source", "raw", "output", "methods", "protocol", "seeds", "tune", "num_rounds")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from fedecider.running.options import run
+from fedecider.running.command import run
 
 COMMANDS = {
     "prepare": "read the original files of a data set and write prepared domains",

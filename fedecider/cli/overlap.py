@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from fedecider.bounds import dataclass
 from fedecider.data.overlap import (
     LEAST_KINDS,
     LEAST_SECRET,
@@ -21,7 +21,8 @@ from fedecider.data.overlap import (
 )
 from fedecider.data.store import load_domains
 from fedecider.federation.record import write_json
-from fedecider.running.options import build_parser, parse, run, with_leading
+from fedecider.running.command import run
+from fedecider.running.options import parse, with_leading
 from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import check_output, read_object
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = with_leading(argv, "files")
 
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, OverlapConfig), words, OverlapConfig)
+        (config,) = parse(DESCRIPTION, words, OverlapConfig)
         files = [Path(one.strip()) for one in config.files.split(",") if one.strip()]
         if bool(config.data) != bool(config.secret_file):
             raise ValueError("got one of --data and --secret_file, expected both: own items under the common secret")

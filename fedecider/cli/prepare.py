@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedecider.data.prepare import PrepareConfig, prepare
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.command import run
+from fedecider.running.options import parse
 from fedecider.running.run_folder import check_output
 
 DESCRIPTION = (
@@ -16,7 +17,7 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, PrepareConfig), argv, PrepareConfig)
+        (config,) = parse(DESCRIPTION, argv, PrepareConfig)
         check_output(Path(config.output))
         prepare(config)
 

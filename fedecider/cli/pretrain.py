@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.prepare import load_data, pretrain_stage
+from fedecider.running.command import run
 from fedecider.running.launch import start
-from fedecider.running.options import run
 from fedecider.running.progress import console
 
 DESCRIPTION = """Train tokenizer, ID generator and backbone on the public pools and keep them in --cache, where
@@ -16,7 +17,7 @@ scripts/distill_student.py and scripts/federate.py find them when they are calle
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        settings = parse_settings(DESCRIPTION, argv)
+        settings = parse_settings(sys.argv[1:] if argv is None else argv, DESCRIPTION)
         with start(settings.run.num_threads) as launch:
             with launch.accelerator.main_process_first():
                 stage = pretrain_stage(settings.run, load_data(settings.run), launch.device, quiet=not launch.is_main)

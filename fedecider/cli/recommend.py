@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from rich.markup import escape
 from rich.table import Table
 
+from fedecider.bounds import dataclass
 from fedecider.models.histories import Answer, check_k
 from fedecider.models.source import popular_items
+from fedecider.running.command import run
 from fedecider.running.machine import checked_device
-from fedecider.running.options import build_parser, keys_of, pairs_of, parse, run
+from fedecider.running.options import keys_of, pairs_of, parse
 from fedecider.running.progress import console, log_line
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
@@ -84,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words[words.index("--all")] = "--all=true"
 
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, RecommendConfig), words, RecommendConfig)
+        (config,) = parse(DESCRIPTION, words, RecommendConfig)
         if config.company and config.domain not in ("", config.company):
             raise ValueError(f"got the company {config.company} and the domain {config.domain}, expected one of them")
         config = replace(config, domain=config.domain or config.company)

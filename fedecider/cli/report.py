@@ -7,7 +7,8 @@ from pathlib import Path
 
 from fedecider.engine.page import ReportConfig
 from fedecider.engine.track import track_of_config
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.command import run
+from fedecider.running.options import parse
 from fedecider.running.run_folder import check_output, read_run
 
 DESCRIPTION = """Write report.html into the folder of a finished run: a verdict in plain words, examples, results with
@@ -17,7 +18,7 @@ those of the cross-silo track; --data and --encoder are for them."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, ReportConfig), argv, ReportConfig)
+        (config,) = parse(DESCRIPTION, argv, ReportConfig)
         track = track_of_config(read_run(Path(config.run))["config"])
         check_output(Path(config.run))
         print(f"written: {track.part('page')(config)}")

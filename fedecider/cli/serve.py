@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedecider.running.options import build_parser, parse, run
+from fedecider.running.command import run
+from fedecider.running.options import parse
 from fedecider.serve.config import Limits, ServeConfig
 
 DESCRIPTION = "Answer requests for recommendations from a finished run, over HTTP and on a page (extra serve)."
-COMMON = ("run", "host", "port", "device", "hybrid", "api_key_file", "config")
+COMMON = ("run", "host", "port", "device", "hybrid", "api_key_file")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        parser = build_parser(DESCRIPTION, ServeConfig, Limits, common=COMMON)
-        config, limits = parse(parser, argv, ServeConfig, Limits)
+        config, limits = parse(DESCRIPTION, argv, ServeConfig, Limits, common=COMMON)
         try:
             from fedecider.serve.run import serve
         except ImportError as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from fedecider.bounds import ZeroOrMore, check
-from fedecider.running.options import build_parser, pairs_of, parse, run
+from fedecider.bounds import ZeroOrMore, dataclass
+from fedecider.running.command import run
+from fedecider.running.options import pairs_of, parse
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
@@ -48,7 +48,6 @@ class UpdateConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        check(self)
         names = ("columns", "company", "epochs", "new_items", "output", "data", "force")
         given = [name for name in names if getattr(self, name)]
         if self.events and self.version:
@@ -59,7 +58,7 @@ class UpdateConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, UpdateConfig), argv, UpdateConfig)
+        (config,) = parse(DESCRIPTION, argv, UpdateConfig)
         if not config.events:
             _versions(config)
             return

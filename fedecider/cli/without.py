@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from fedecider.running.options import build_parser, parse, run
+from fedecider.bounds import dataclass
+from fedecider.running.command import run
+from fedecider.running.options import parse
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import check_output, read_run
 
@@ -34,7 +35,7 @@ class WithoutConfig:
 
 def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
-        (config,) = parse(build_parser(DESCRIPTION, WithoutConfig), argv, WithoutConfig)
+        (config,) = parse(DESCRIPTION, argv, WithoutConfig)
         record = read_run(Path(config.run))["config"]["run"]
         check_output(Path(config.run))
         from fedecider.cross_silo.page import report  # after the options: --help does without

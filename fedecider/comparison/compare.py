@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Setting, is_out_of_memory
+from fedecider.bounds import is_out_of_memory
 from fedecider.comparison.tuning import (
     ONE_SETTING,
     Search,
@@ -43,6 +43,7 @@ from fedecider.report.analyses import mean_bytes, near_round
 from fedecider.report.tables import CANARY, COMPARED, ResultRow, ResultTable, caption, result_rows, shown_domains
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_output, read_object, read_run
+from fedecider.search_space import Setting
 
 Positions = dict[str, Tensor]
 """Client or data set -> positions of the test items, (S, U) or (U,)."""

@@ -13,14 +13,13 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 from rich.table import Table
 
-from fedecider.bounds import OneOf, OneOrMore, Range, Real, Setting, Space, Whole, check, is_out_of_memory, points
+from fedecider.bounds import OneOrMore, dataclass, is_out_of_memory
 from fedecider.engine.run import Experiment, train
 from fedecider.engine.track import Track
 from fedecider.federation.callbacks import Checkpoints, RoundCallback, recording
@@ -31,6 +30,7 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, round_progress
 from fedecider.running.rounds import checked_run, opened_together
 from fedecider.running.run_folder import RunFolder, as_plain, default_name, fingerprint
+from fedecider.search_space import OneOf, Range, Real, Setting, Space, Whole, points
 
 # Settings of a search.
 
@@ -45,9 +45,6 @@ class TuneConfig:
     """
 
     trials: OneOrMore = 20
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 # Settings of a run by the names of their options, in whichever of its blocks they lie.

@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
-import yaml
 
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
+from fedecider.methods.config import LocalTraining
 from fedecider.running.machine import available_bytes
-from fedecider.running.options import load_yaml, peek
+from fedecider.running.options import merged, typed
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_new
+from fedecider.running.settings_files import load_yaml
 from idgen.precision import PAYS, bf16_speedup, in_words
+from idgen.ranking_config import RankingConfig
 
 COMPANIES = Path("configs/companies.yaml")
 DOMAINS = Path("configs/domains.yaml")
@@ -47,8 +49,8 @@ UNEQUAL = 4.0
 is 33 times."""
 FACTOR = 2.0
 """Within which the estimate was in the runs of benchmarks/results/chosen.md."""
-PLACES = ("config", "output", "cache", "resume", "tracker", "events", "items", "columns", "public", "yes")
-"""Options that say where things are or how the command behaves, and are no part of a configuration."""
+PLACES = ("output", "cache", "resume", "tracker")
+"""Options that say where things are, and are no part of a configuration."""
 
 
 class DataFacts(NamedTuple):
@@ -188,7 +190,7 @@ def choose(facts: DataFacts, machine: Machine, asked: Mapping[str, Any] = {}) ->
     reasons |= _backbone(facts, machine, found, asked)
     reasons |= _rounds(facts, found)
     reasons |= _machine(machine, found)
-    found = _joined(found, asked)
+    found = merged(found, asked)
     lines = [f"as {base}: {why}"]
     for name, reason in reasons.items():
         given = _asked(asked, name) is not None
@@ -321,8 +323,7 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
 
 def _machine(machine: Machine, found: dict[str, Any]) -> dict[str, str]:
     """Number format and threads; a reason where it is not fp32 and one thread."""
-    for block in (found, found["pretrain"]["train"], found["distill"]):
-        block["precision"] = "bf16" if machine.bf16_speedup >= PAYS else "fp32"
+    found["precision"] = "bf16" if machine.bf16_speedup >= PAYS else "fp32"
     found["num_threads"] = threads = num_threads(machine.cores)
     reasons = {"num_threads": f"of {_number(machine.cores, 'core')} (docs/operate.md)"} if threads > 1 else {}
     if found["precision"] == "bf16":
@@ -351,15 +352,6 @@ def _asked(asked: Mapping[str, Any], name: str) -> Any:
     first, _, rest = name.partition(".")
     value = asked.get(first)
     return _asked(value, rest) if rest and isinstance(value, Mapping) else None if rest else value
-
-
-def _joined(settings: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` with ``asked`` over them, block by block."""
-    found = dict(settings)
-    for name, value in asked.items():
-        old = found.get(name)
-        found[name] = _joined(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
-    return found
 
 
 def _number(count: int, what: str) -> str:
@@ -436,33 +428,32 @@ def _measured_flops(device: str, threads: int) -> float:
     return 2 * 512 * 256 * 4096 / max(min(seconds), 1e-6)
 
 
-# The words of a command line: where something is to be chosen, and what the user asked for.
-
-
 def chosen_settings(
-    words: Sequence[str], allow_long: bool = False, log: Callable[[str], None] = log_line
+    options: Mapping[str, Any], allow_long: bool = False, log: Callable[[str], None] = log_line
 ) -> dict[str, Any]:
-    """Settings for the data that ``words`` name, where neither ``--config`` nor a backbone of the user's decides.
+    """Settings for the data that ``options`` name, unless they name a backbone of the user's own.
 
     Empty where nothing is to be chosen; those of the run that it starts from, where it does. Choices, reasons and the
-    estimate are told. A run that goes on has what was chosen when it began.
+    estimate are logged. A run that goes on has what was chosen when it began.
 
     Raises:
         ValueError: the output holds a run, or it would take over an hour on this machine, and ``allow_long`` is false.
     """
-    start, is_resumed = peek(words, "start_from"), peek(words, "resume").lower() in ("true", "yes")
-    if not (peek(words, "data") or start) or peek(words, "config") or any(word in ("-h", "--help") for word in words):
+    for one in (RunConfig, LocalTraining, RankingConfig):
+        options = typed(one, options)
+    start, output = options.get("start_from"), options.get("output")
+    if not (options.get("data") or start):
         return {}
-    if is_resumed:
-        kept = RunFolder(Path(peek(words, "output"))).chosen
+    if options.get("resume"):
+        kept = RunFolder(Path(str(output))).chosen
         return load_yaml(kept) if kept.is_file() else {}
-    if output := peek(words, "output"):
+    if output:
         check_new(Path(output))  # before anything is read or measured
     if start:
         from fedecider.cross_silo.federate import settings_of  # the models, which --help does without
 
         return settings_of(start)
-    asked = asked_of(words)
+    asked = {name: value for name, value in options.items() if name not in PLACES}
     for name in ("pretrain.backbone.name_or_path", "pretrain.backbone.kind"):
         if _asked(asked, name) not in (None, "decoder"):
             log(f"nothing is chosen for these data: {name} is {_asked(asked, name)}, the rest as it is by default")
@@ -490,29 +481,6 @@ def in_sentence(choice: Choice) -> str:
         f"estimate: {_time(choice.seconds.expected)} ({low} to {high}) where nothing else runs, {choice.gigabytes:.1f} "
         "GB of memory"
     )
-
-
-def asked_of(words: Sequence[str]) -> dict[str, Any]:
-    """Options of a command line by name, blocks as mappings; `PLACES` are left out."""
-    found: dict[str, Any] = {}
-    hints, place = get_type_hints(RunConfig), 0
-    while place < len(words):
-        name, equals, value = words[place].removeprefix("--").partition("=")
-        place += 1
-        if not equals and place < len(words) and not words[place].startswith("--"):
-            value = words[place]
-            place += 1
-        if name in PLACES:
-            continue
-        *blocks, last = name.split(".")
-        block = found
-        for one in blocks:
-            block = block.setdefault(one, {})
-        loaded = yaml.safe_load(value)
-        is_text = not blocks and hints.get(last) is str
-        is_text |= isinstance(loaded, bool) and value not in ("true", "false")  # the option off, which is false in YAML
-        block[last] = value if is_text else loaded
-    return found
 
 
 def _time(seconds: float) -> str:

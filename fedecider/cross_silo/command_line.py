@@ -1,36 +1,27 @@
-"""What the scripts of the pipeline share: which options there are, and settings from a command line."""
+"""Settings of the cross-silo track: its options by method, and settings from mappings, words and run folders."""
 
 from __future__ import annotations
 
 import functools
 import os
 import sys
-from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedecider.cross_silo.settings import IDS_RENAMED, RunConfig, Settings
+from fedecider.cross_silo.settings import RunConfig, Settings
+from fedecider.engine.command_line import read_command
 from fedecider.federation.registry import LLM_METHODS, may_be_name, outside_methods
 from fedecider.methods import METHODS
 from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN, LocalTraining
 from fedecider.models.config import ROLES
-from fedecider.running.options import (
-    CONFIGS,
-    build_parser,
-    field_names,
-    from_plain,
-    load_yaml,
-    parse,
-    peek,
-    settings_file,
-)
+from fedecider.running.options import Schema, field_names, from_plain, merged, nested
+from fedecider.running.settings_files import CONFIGS, load_config
+from idgen.config import TrainConfig
 from idgen.ranking_config import RankingConfig
 
 COMMON = (
-    "help",
-    "config",
     "method",
     "domains",
     "data",
@@ -53,69 +44,72 @@ OWN_SHOWN = 1
 WITHOUT_A_MEAN = ("robust_mean", "secure_sum", "privacy.noise_on")
 """Options that are refused where the server of the method takes no mean over clients."""
 DEMO = CONFIGS / "demo.yaml"
+PRECISIONS = ("pretrain.train.precision", "distill.precision")
+"""Those of the stages follow ``precision``: no configuration of ours had two formats."""
 
 
-def parse_settings(description: str, argv: Sequence[str] | None) -> Settings:
-    """Settings of the cross-silo track; the options of the chosen method join the common ones.
-
-    Without ``--config`` and ``--data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded
-    sample. A config file may hold settings for one method only, under the method's name; all of them are checked.
+def schema_of(method: str) -> Schema:
+    """The options of a run with this method.
 
     Raises:
-        ValueError: the method is not known, or a setting cannot be.
+        ValueError: the method is not known, or cannot be used.
     """
-    return parse_settings_and(description, argv)[0]
-
-
-def parse_settings_and(description: str, argv: Sequence[str] | None, *beside: type) -> tuple[Settings, list[Any]]:
-    """The same, with what the same command line says of the dataclasses ``beside``."""
-    words = sys.argv[1:] if argv is None else list(argv)
-    method = peek(words, "method", RunConfig.method)
     methods = list(METHODS)
     if method not in methods:
         raise ValueError(f"got method {method!r}, expected one of the cross-silo track: {', '.join(sorted(methods))}")
     config, takes_mean = _of_method(method)
-    classes = (*beside, RunConfig, LocalTraining, RankingConfig, config)
-    options = {field.name for one in classes for field in fields(one)}
-    if method in options:
+    if method in {name for one in (RunConfig, LocalTraining, RankingConfig, config) for name in field_names(one)}:
         raise ValueError(f"got a method with the name {method}, expected another name: an option is called so")
-    # who has another name is refused when asked for
-    blocks_of = [name for name in methods if may_be_name(name) and name not in options]
-    starts = {f"--{name}" for name in blocks_of}
-    prefixed = [word for word in words if word.partition("=")[0].partition(".")[0] in starts]
-    if prefixed:
+    return Schema(
+        {"run": RunConfig, "training": LocalTraining, "ranking": RankingConfig, "method": config},
+        (*COMMON, *field_names(config)[:OWN_SHOWN]),
+        texts={"method": f"The federated method: {', '.join(methods)}."},
+        hidden=(*PRECISIONS, *(() if takes_mean else WITHOUT_A_MEAN)),
+    )
+
+
+def parse_settings(words: Sequence[str], description: str = "") -> Settings:
+    """Settings from the words of a command, those of ``configs/demo.yaml`` below them where neither a configuration nor
+    data are named.
+
+    ``SystemExit`` where they ask for help. Raises as `make_settings`.
+    """
+    return read_command(words, description).settings(words)
+
+
+def make_settings(options: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> Settings:
+    """Settings of the cross-silo track from options and from the content of a file, over which they win.
+
+    Without ``config`` and ``data`` the settings of ``configs/demo.yaml`` hold, which fit the embedded sample. A file
+    may hold settings for single methods, under the methods' names; all of them are checked.
+
+    Raises:
+        ValueError: the method is not known, or a setting cannot be.
+    """
+    options = nested(options)
+    start = load_config(DEMO) if config is None and not options.get("data") else dict(config or {})
+    schema = schema_of(str(options.get("method", start.get("method", RunConfig.method))))
+    names = {name for one in schema.classes.values() for name in field_names(one)}
+    blocks = [name for name in METHODS if may_be_name(name) and name not in names]
+    if prefixed := [name for name in options if name in blocks]:
         raise ValueError(
-            f"got {prefixed[0]}, expected the option of the chosen method without a prefix, such as --alpha_init 0.2: "
-            "blocks named after methods belong in a config file"
+            f"got {prefixed[0]} as an option, expected those of the method without a prefix, such as alpha_init: "
+            "blocks named after methods belong in a configuration file"
         )
-    demo = not peek(words, "config") and not peek(words, "data")
-    texts = {"method": f"The federated method: {', '.join(methods)}."}
-    default = DEMO if demo else None
-    own = field_names(config)[:OWN_SHOWN]
-    common = (*COMMON, *own, *(name for one in beside for name in field_names(one)))
-    refused = () if takes_mean else WITHOUT_A_MEAN
-    parser = build_parser(description, *classes, default_config=default, common=common, texts=texts, refused=refused)
-    blocks = _method_blocks(DEMO if demo else Path(peek(words, "config")), blocks_of)
-    for name in blocks_of:
-        parser.add_argument(f"--{name}", type=dict, default={}, help=SUPPRESS)
-    parser.set_defaults(blocks.get(method, {}))
-    try:
-        found = parse(parser, words, *classes)
-    except ValueError as error:
-        if "pretrain.ids" in str(error) and "phrases" in str(error):
-            raise ValueError(IDS_RENAMED) from error
-        raise
+    own = {name: _method_block(name, start.pop(name)) for name in blocks if name in start}
+    method = str(options.get("method", start.get("method", RunConfig.method)))
+    values = merged(own.get(method, {}), start, options)
+    settings = _with_precision(Settings(**schema.build(values)))
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: Settings) -> None:
+    """``ValueError`` for settings of different blocks that do not go together."""
     from fedecider.cross_silo.hyperparameter_selection import choices  # the models, which --help does without
 
-    settings, others = _with_precision(Settings(*found[len(beside) :])), found[: len(beside)]
     for one in choices(settings):
         _check_output_rate(one)
-    if settings.run.method != method:
-        raise ValueError(
-            f"got method {settings.run.method} from a file after --method {method}, expected --config before --method: "
-            "the later one wins"
-        )
-    return settings, others
 
 
 def _of_method(name: str) -> tuple[type, bool]:
@@ -130,29 +124,28 @@ def _of_method(name: str) -> tuple[type, bool]:
 
 
 def _with_precision(settings: Settings) -> Settings:
-    """``auto`` as what it means on this machine, so that stages and runs are kept under it; and a word about bf16."""
+    """The stages with the precision of the rounds, and ``auto`` as what it means on this machine, so that stages and
+    runs are kept under it; and a word about bf16."""
+    run, precision = settings.run, settings.training.precision
+    given = zip(PRECISIONS, (run.pretrain.train.precision, run.distill.precision), strict=True)
+    if others := [name for name, value in given if value != TrainConfig.precision]:
+        raise ValueError(f"got {others[0]}, expected precision alone: it holds for all stages")
+    if precision == "fp32":
+        return settings
     import torch
 
     from idgen.precision import bf16_speedup, fastest, in_words
 
-    training, run = settings.training, settings.run
-    asked = {training.precision, run.distill.precision, run.pretrain.train.precision}
-    if asked == {"fp32"}:
-        return settings
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen, speedup = fastest(device_type), bf16_speedup(device_type)
-    words = in_words(speedup)
-    if "auto" in asked:
-        _log(f"precision auto is {chosen}: products of matrices are {words} in bf16 than in fp32 here")
-    if "bf16" in asked and speedup < 1:
-        _log(f"warning: precision bf16 is {words} than fp32 on this machine; set it to fp32 or auto")
-
-    def with_precision(config: Any) -> Any:
-        return replace(config, precision=chosen) if config.precision == "auto" else config
-
-    pretrain = replace(run.pretrain, train=with_precision(run.pretrain.train))
-    run = replace(run, pretrain=pretrain, distill=with_precision(run.distill))
-    return settings._replace(training=with_precision(training), run=run)
+    speedup = bf16_speedup(device_type)
+    if precision == "auto":
+        precision = fastest(device_type)
+        _log(f"precision auto is {precision}: products of matrices are {in_words(speedup)} in bf16 than in fp32 here")
+    elif speedup < 1:
+        _log(f"warning: precision bf16 is {in_words(speedup)} than fp32 on this machine; set it to fp32 or auto")
+    pretrain = replace(run.pretrain, train=replace(run.pretrain.train, precision=precision))
+    run = replace(run, pretrain=pretrain, distill=replace(run.distill, precision=precision))
+    return settings._replace(training=replace(settings.training, precision=precision), run=run)
 
 
 @functools.cache
@@ -172,17 +165,14 @@ def _check_output_rate(settings: Settings) -> None:
         )
 
 
-def _method_blocks(config: Path, methods: Sequence[str]) -> dict[str, dict]:
-    """Checked settings of these methods in a config file, by method."""
-    content = load_yaml(config) if settings_file(config).is_file() else None
-    blocks = {name: content[name] for name in methods if name in content} if isinstance(content, dict) else {}
-    for name, block in blocks.items():
-        try:
-            settings, _ = _of_method(name)
-        except ValueError:
-            continue  # a package that is out of order is told to those who ask for its method
-        from_plain(settings, block, f"{name} in {config}")
-    return blocks
+def _method_block(name: str, block: Any) -> Any:
+    """Checked settings of a method in a configuration file."""
+    try:
+        config, _ = _of_method(name)
+    except ValueError:
+        return block  # a package that is out of order is a matter of those who use its method
+    from_plain(config, block, name)
+    return block
 
 
 def recorded_settings(run: Path, data: str = "") -> Settings:

@@ -17,12 +17,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, UNTRAINED
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.baselines.own import own_baselines, own_positions
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
-from fedecider.bounds import OneOrMore, Setting, ZeroOrMore, at_least, check
+from fedecider.bounds import Int, OneOrMore, ZeroOrMore, dataclass
 from fedecider.comparison.compare import (
     Cell,
     Course,
@@ -73,7 +74,6 @@ from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of
 from fedecider.report.page import Section
 from fedecider.report.tables import CANARY, variant_of
-from fedecider.running.options import PACKAGE
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import (
     RunFolder,
@@ -87,6 +87,8 @@ from fedecider.running.run_folder import (
     read_object,
     read_run,
 )
+from fedecider.running.settings_files import PACKAGE
+from fedecider.search_space import Setting
 from idgen.ranking_config import RankingConfig
 from idgen.text_vectors import item_vectors
 
@@ -154,11 +156,10 @@ class CompareConfig:
     seeds: OneOrMore = 3
     tune: OneOrMore = 1
     jobs: ZeroOrMore = 0
-    num_threads: Annotated[int, at_least(1, most=1024)] = 1
+    num_threads: Annotated[Int, Field(ge=1, le=1024)] = 1
     encoder: str = "auto"
 
     def __post_init__(self) -> None:
-        check(self)
         if self.seeds > 1 and not self.data:
             raise ValueError(
                 "got several seeds without data: the embedded sample is drawn anew for every seed, so its "
@@ -370,14 +371,16 @@ def shown_as(label: str, method: str, content: Mapping[str, Any]) -> dict[str, s
 
 def _parsed(config: CompareConfig, label: str, options: Mapping[str, Any]) -> Settings:
     try:
-        return parse_settings("", [*_shared_words(config), *_words(options)])
+        return parse_settings([*_shared_words(config), *_words(options)])
     except (ValueError, SystemExit) as error:  # an option called help ends the parser
         raise ValueError(f"the row {label} cannot be run: {error}") from error
 
 
 def _call(config: CompareConfig, stage: str, run: Run) -> str:
     """Run ``stage`` in a process of its own; returns what went wrong, or nothing."""
-    words = [*_shared_words(config), *_words(run.options), "--seed", str(run.seed), *_precisions(run.settings)]
+    # the format that auto chose here: a process would measure again, while others run, and could choose another one
+    given = {**run.options, "seed": run.seed, "precision": run.settings.training.precision}
+    words = [*_shared_words(config), *_words(given)]
     place = run.folder.root if stage == "federate" else run.folder.root.with_name(f"stages-{run.seed}")
     place.parent.mkdir(parents=True, exist_ok=True)
     with locked(place.with_name(f"{place.name}.lock")) as lock, place.with_name(f"{place.name}.log").open("a") as log:
@@ -397,18 +400,6 @@ def _call(config: CompareConfig, stage: str, run: Run) -> str:
         return ""
     last = [line for line in Path(log.name).read_text().splitlines() if line.strip()][-1:]
     return f"exit code {code}, {last[0] if last else 'no output'} (see {log.name})"
-
-
-def _precisions(settings: Settings) -> list[str]:
-    """Number formats as options, with ``auto`` replaced by what it chose here. A child process would measure again,
-    while others run beside it, and could choose another one."""
-    run = settings.run
-    found = {
-        "precision": settings.training.precision,
-        "distill.precision": run.distill.precision,
-        "pretrain.train.precision": run.pretrain.train.precision,
-    }
-    return _words(found)
 
 
 def _shared_words(config: CompareConfig) -> list[str]:

@@ -98,7 +98,10 @@ def tunable(settings: Settings, launch: Launch) -> Tunable:
 def file_settings(settings: Settings) -> dict[str, Any]:
     """What a file of ``--config`` says for a run with these settings; the method's own stand in its block."""
     own = {settings.run.method: values} if (values := as_plain(settings.method)) else {}
-    return {**as_plain(settings.run), **as_plain(settings.training), **as_plain(settings.ranking), **own}
+    run = as_plain(settings.run)
+    for stage_training in (run["pretrain"]["train"], run["distill"]):
+        del stage_training["precision"]  # that of all
+    return {**run, **as_plain(settings.training), **as_plain(settings.ranking), **own}
 
 
 def settings_of(run: str) -> dict[str, Any]:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 from distill.config import DistillConfig
-from fedecider.bounds import (
-    LoraRank,
-    OneOrMore,
-    Participation,
-    Seed,
-    Threads,
-    ZeroOrMore,
-    check,
-    shares_of,
-)
+from fedecider.bounds import LoraRank, OneOrMore, Seed, ShareAbove0, Threads, ZeroOrMore, dataclass
 from fedecider.federation.config import PrivacyConfig, RobustMean
 from fedecider.methods.config import LocalTraining
 from fedecider.models.config import HybridConfig, LoraSettings
@@ -32,7 +23,6 @@ from idgen.ranking_config import RankingConfig
 
 NUM_WORDS = 4000
 """Of a tokenizer that is trained on the item texts, beside tokens of IDs."""
-IDS_RENAMED = "got pretrain.ids phrases, expected its present name: write item, which is one token an item"
 
 
 @dataclass(frozen=True)
@@ -64,9 +54,6 @@ class PretrainConfig:
     alternating_phases: ZeroOrMore = 0
 
     def __post_init__(self) -> None:
-        if str(self.ids) == "phrases":
-            raise ValueError(IDS_RENAMED)
-        check(self)
         if self.backbone.kind == "t5" and self.backbone.name_or_path is None and self.samples.is_row:
             raise ValueError(
                 f"got samples.templates {self.samples.templates} with a T5, expected natural or compact: a T5 reads "
@@ -191,7 +178,7 @@ class RunConfig:
     seed: Seed = 0
     num_rounds: OneOrMore = 20
     patience: ZeroOrMore = 0
-    participation: Participation = 1.0
+    participation: ShareAbove0 = 1.0
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
     hyperparameter_candidates: tuple[dict[str, Any], ...] = ()
@@ -216,7 +203,6 @@ class RunConfig:
         from fedecider.evaluation.protocols import get_protocol  # torch, which --help does without
         from fedecider.federation.aggregate import check_one_mean
 
-        check(self)
         if not self.domain_names or len(set(self.domain_names)) != len(self.domain_names):
             raise ValueError(f"got domains {self.domains!r}, expected different names separated by commas")
         both = set(self.domain_names).intersection(self.public_names)
@@ -256,8 +242,16 @@ class RunConfig:
 
     @property
     def share_grid(self) -> list[float]:
-        """Ascending."""
-        return sorted(shares_of(self.update_scales, "update_scales"))
+        """Ascending; ``ValueError`` for anything but different numbers from 0 to 1."""
+        try:
+            scales = sorted(float(scale) for scale in self.update_scales.split(","))
+        except ValueError:
+            scales = []
+        if not scales or len(set(scales)) != len(scales) or not all(0.0 <= scale <= 1.0 for scale in scales):
+            raise ValueError(
+                f"got update_scales {self.update_scales!r}, expected different numbers from 0 to 1, separated by commas"
+            )
+        return scales
 
     @property
     def domain_names(self) -> list[str]:

@@ -5,18 +5,18 @@ Shape legend: E events, U users, I items.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedecider.bounds import ZeroOrMore, check
+from fedecider.bounds import ZeroOrMore, dataclass
 from fedecider.data.card import describe
 from fedecider.data.content import update_json
 from fedecider.data.domain import UNKNOWN_TIME, EventArrays, Events, check_item_numbers
@@ -133,7 +133,6 @@ class InteractionsConfig:
 
     def __post_init__(self) -> None:
         _check_data_set(self)
-        check(self)
         if not self.user_column or not self.item_column:
             raise ValueError("got no user_column or no item_column; expected the name of both columns")
         named = [name for name in self.columns if name]
@@ -200,7 +199,7 @@ TOO_SHORT = f"fewer than {MIN_EVENTS} items"
 """Why users are dropped that cannot be split."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Interactions:
     """One data set, ready for training: each user's items, oldest first, each item once. Errors: ``ValueError``."""
 

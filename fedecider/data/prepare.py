@@ -7,13 +7,13 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
-from fedecider.bounds import Seed, ShareBelow1, ZeroOrMore, at_least, check
+from fedecider.bounds import Float, Int, Seed, ShareBelow1, ZeroOrMore, dataclass
 from fedecider.bounds import Share as ShareUpTo1
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
 from fedecider.data.catalogue import Catalogue
@@ -72,9 +72,9 @@ class PrepareConfig:
     rated)."""
     k_core: ZeroOrMore = 5
     """Users and items with fewer events than this are dropped, until none is left; 0 or 1 drops none."""
-    min_length: Annotated[int, at_least(MIN_EVENTS)] = MIN_EVENTS
+    min_length: Annotated[Int, Field(ge=MIN_EVENTS)] = MIN_EVENTS
     """The least number of events of a user; leave-last-out needs 3."""
-    max_length: Annotated[int, at_least(MIN_EVENTS)] | None = None
+    max_length: Annotated[Int, Field(ge=MIN_EVENTS)] | None = None
     """So many newest events of each user are kept. If not given, all are kept."""
     repeats: Literal["keep", "first"] = "keep"
     """What becomes of events with an item that the user had before: they are kept, or only the first one is."""
@@ -82,7 +82,7 @@ class PrepareConfig:
     """What items without any text are: an error, or dropped with their events."""
     duplicate_items: Literal["error", "first"] = "error"
     """What an item key that occurs twice in the catalogue is: an error, or the first one is kept."""
-    users_per_domain: Annotated[int, at_least(2)] | None = None
+    users_per_domain: Annotated[Int, Field(ge=2)] | None = None
     """The number of client users sampled in each domain. If not given, all users that are not public."""
     public_users_per_domain: ZeroOrMore | None = None
     """The number of public users sampled in each domain among those who are no client anywhere. If not given, all."""
@@ -101,10 +101,10 @@ class PrepareConfig:
     """What item keys are, such as ean or asin: domains of one catalogue, prepared together or apart, have the same item
     under the same key, and companies that sell a part of it each learn from each other what they have in common. If not
     given, every domain's items are its own."""
-    silos: Annotated[int, at_least(1, most=1000)] = 1
+    silos: Annotated[Int, Field(ge=1, le=1000)] = 1
     """The number of companies that share the clients of each domain out among them: movies becomes movies.1, movies.2,
     ... with the same catalogue and public users; 1 leaves domains whole."""
-    silo_skew: Annotated[float, at_least(0.01)] | None = None
+    silo_skew: Annotated[Float, Field(ge=0.01)] | None = None
     """The concentration of the Dirichlet distribution by which each taste cluster is shared out among the silos; the
     smaller, the more a silo has users of one taste. If not given, users are shared out uniformly."""
     silo_overlap: ShareUpTo1 = 1.0
@@ -125,7 +125,6 @@ class PrepareConfig:
         if self.source not in SOURCES or self.source in WITHOUT_TEXTS:
             known = sorted(set(SOURCES) - WITHOUT_TEXTS)
             raise ValueError(f"got source {self.source!r}; expected one of {known} (others have no item texts)")
-        check(self)
         if self.shared_users_first and self.users_per_domain is None:
             raise ValueError("got shared_users_first without users_per_domain, expected how many clients to choose")
         if self.keep_split and self.users_per_domain is not None:

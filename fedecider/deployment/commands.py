@@ -28,17 +28,15 @@ from fedecider.deployment.project import (
     site_names,
 )
 from fedecider.deployment.run import WIRE_FILE
-from fedecider.engine.track import track_of
+from fedecider.engine.command_line import read_command
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.report.joining import joining_of_sites, joining_sentences
 from fedecider.running.launch import start as launched
-from fedecider.running.options import HELP_ALL, peek
+from fedecider.running.options import HELP_ALL
 from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object, read_run
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
-METHOD = "fedecider"
-"""Where none is named."""
 PORTS = (8002, 8003)
 """What sites (first) and the administrator reach the server by."""
 OF_FEDERATE = "Options are those of federate.py; where a site hosts several clients, --sites says which of them"
@@ -101,9 +99,8 @@ def provision(words: Sequence[str]) -> None:
 
 def public_project(words: Sequence[str], sites: str, output: Path) -> Project:
     """The project below ``output`` that the options of a run describe, of what is public alone."""
-    track = track_of(peek(words, "method", METHOD))
-    parts = track.part("deployment")
-    settings, _ = track.part("parse")(PROVISION, words)
+    asked = read_command(words, PROVISION)
+    track, parts, settings = asked.track, asked.track.part("deployment"), asked.settings(words)
     shared = parts.public(settings, sites)
     with launched(settings.run.num_threads) as launch:
         return make_project(track, shared, output / PROJECT, launch.device)
@@ -117,9 +114,8 @@ def simulate(words: Sequence[str]) -> None:
     parser.add_argument("--sites", default="")
     own, rest = parser.parse_known_args(words)
     config = DeploymentConfig(deadline_s=own.deadline_s)
-    track = track_of(peek(rest, "method", METHOD))
-    parts = track.part("deployment")
-    settings, _ = track.part("parse")(SIMULATE, rest)
+    asked = read_command(rest, SIMULATE)
+    track, parts, settings = asked.track, asked.track.part("deployment"), asked.settings(rest)
     flare, run = _flare(), settings.run
     if not run.output:
         raise ValueError("got no output, expected the run folder: --output runs/<name>")

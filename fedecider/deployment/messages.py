@@ -10,11 +10,12 @@ Shape legend: C clients of a message.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedecider.bounds import NotNegative, OneOrMore, check
+from fedecider.bounds import NotNegative, OneOrMore, dataclass
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.record import plain
 from fedecider.federation.wire import download_at
@@ -182,15 +183,12 @@ class DeploymentConfig:
     min_clients: OneOrMore = 1
     max_megabytes: OneOrMore = 2048
 
-    def __post_init__(self) -> None:
-        check(self)
-
     @property
     def max_bytes(self) -> int:
         return self.max_megabytes << 20
 
 
-@dataclass
+@dataclasses.dataclass
 class Channel:
     """The channel to the sites: what it told of the present round, and what it has carried so far."""
 

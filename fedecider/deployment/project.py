@@ -12,13 +12,13 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from fedecider.bounds import check
+from fedecider.bounds import dataclass
 from fedecider.deployment.messages import DeploymentConfig
 from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site
@@ -27,9 +27,10 @@ from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState, check_sums, write_sums
 from fedecider.running.launch import Launch
-from fedecider.running.options import from_plain, load_yaml
+from fedecider.running.options import from_plain
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import check_output, content_key, damage_names, identity, read_object, recorded
+from fedecider.running.settings_files import load_yaml
 
 FORMAT = 2
 PROJECT_FILE = "project.json"
@@ -100,9 +101,6 @@ class PartyFile:
     client: str = ""
     num_threads: int = 1
     deployment: DeploymentConfig = field(default_factory=DeploymentConfig)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Shared(NamedTuple):

@@ -31,8 +31,10 @@ class Track(NamedTuple):
     """Method name -> entry; a method is imported when its entry is read."""
     is_config: Callable[[Mapping[str, Any]], bool]
     """``config`` of a ``run.json`` -> whether this track wrote it."""
-    parse: str
-    """(description, words, \\*config classes beside) -> settings, and instances of those classes."""
+    schema: str
+    """Method name -> `fedecider.running.options.Schema` of its settings."""
+    settings: str
+    """(options, settings of a file or None) -> checked settings of a run; both are mappings."""
     recorded: str
     """(run folder, place of the data or empty) -> settings of a finished run."""
     load: str
@@ -40,11 +42,11 @@ class Track(NamedTuple):
     page: str
     """`fedecider.engine.page.ReportConfig` -> path of the page, made again."""
     choose: str = ""
-    """(words of ``federate``, whether hours are allowed) -> settings for the data they name; empty where they
-    are chosen already."""
+    """(options, whether hours are allowed) -> settings for the data that they name, as a file would have them; empty
+    where there is nothing to choose."""
     conclusion: str = ""
     """`fedecider.engine.result.RunResult` -> `fedecider.report.page.Conclusion`: the verdict in sentences."""
-    data_words: str = ""
+    data_options: str = ""
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     comparison: str = ""
     """`fedecider.comparison.compare.TrackRows`: the rows that the track adds to tables, and how one cell is run."""

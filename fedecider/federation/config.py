@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fedecider.bounds import NotNegative, PositiveOrInfinite, above, check
+from pydantic import Field
+
+from fedecider.bounds import Float, NotNegative, PositiveOrInfinite, dataclass
 
 RobustMean = Literal["mean", "median", "trimmed_mean", "norm_clip"]
 
@@ -33,12 +34,11 @@ class PrivacyConfig:
     clip: PositiveOrInfinite | None = None
     mechanism: Literal["gaussian", "laplace"] = "gaussian"
     noise_scale: NotNegative = 0.0
-    delta: Annotated[float, above(0, below=1)] = 1e-5
+    delta: Annotated[Float, Field(gt=0, lt=1)] = 1e-5
     noise_on: Literal["upload", "sum"] = "upload"
     noise_without_clip: bool = False
 
     def __post_init__(self) -> None:
-        check(self)
         if self.noise_without_clip and (self.clips or self.noise_scale == 0.0 or self.noise_on == "sum"):
             raise ValueError(
                 f"got noise_without_clip with clip {self.clip}, noise_scale {self.noise_scale} and noise_on "

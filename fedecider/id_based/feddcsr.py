@@ -8,7 +8,6 @@ code``), S training sequences, T targets (no padding).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -18,20 +17,7 @@ from torch.nn import functional
 
 from fedecider.baselines.sasrec import Block as AttentionBlock
 from fedecider.baselines.sasrec import is_event, pack, softmax_gradient
-from fedecider.bounds import (
-    Depth,
-    Epochs,
-    NotNegative,
-    OneOf,
-    OneOrMore,
-    Positive,
-    Real,
-    ShareBelow1,
-    Space,
-    Whole,
-    Width,
-    check,
-)
+from fedecider.bounds import Depth, Epochs, NotNegative, OneOrMore, Positive, ShareBelow1, Width, dataclass
 from fedecider.evaluation.protocols import ScoreUsers, history, train_part
 from fedecider.federation.aggregate import finite_clients, weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -40,6 +26,7 @@ from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
 from fedecider.id_based.moments import moments, restore
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 # The model of FedDCSR: two variational encoders of a history, one to be shared, one of a domain's own.
 
@@ -256,7 +243,6 @@ class FeddcsrConfig:
     batch_size: OneOrMore = 64
 
     def __post_init__(self) -> None:
-        check(self)
         if self.embedding_size % self.num_heads:
             raise ValueError(
                 f"got num_heads {self.num_heads}, expected a divisor of embedding_size {self.embedding_size}"

@@ -9,32 +9,18 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from fedecider.baselines.fitting import Excluded, draw_outside, outside_of, pointwise_loss
 from fedecider.baselines.sasrec import is_event, pack
-from fedecider.bounds import (
-    Depth,
-    Epochs,
-    Negatives,
-    NotNegative,
-    OneOf,
-    OneOrMore,
-    Positive,
-    Real,
-    Space,
-    Whole,
-    Width,
-    above,
-    check,
-)
+from fedecider.bounds import Depth, Epochs, Float, Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -43,6 +29,7 @@ from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 # The model of FedGCDR: a user attends to itself, to its items and to friends, layer by layer.
 
@@ -315,7 +302,7 @@ class FedgcdrConfig:
     friends: Literal["all", "known", "none"] = "all"
     noise: Literal["accounted", "paper", "none"] = "accounted"
     epsilon: Positive = 8.0
-    delta: Annotated[float, above(0, below=1)] = 1e-5
+    delta: Annotated[Float, Field(gt=0, lt=1)] = 1e-5
     mapping_weight: NotNegative = 0.01
     similarity_weight: NotNegative = 0.01
     embedding_size: Width = 16
@@ -328,7 +315,6 @@ class FedgcdrConfig:
     num_negatives: Negatives = 4
 
     def __post_init__(self) -> None:
-        check(self)
         if self.embedding_size % 2:
             raise ValueError(f"got embedding_size {self.embedding_size}, expected an even number: a layer halves it")
 

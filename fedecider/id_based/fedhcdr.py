@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,20 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedecider.baselines.fitting import Excluded, distinct_pairs, draw_outside, outside_of
-from fedecider.bounds import (
-    Epochs,
-    Negatives,
-    NotNegative,
-    OneOf,
-    OneOrMore,
-    Positive,
-    Real,
-    ShareBelow1,
-    Space,
-    Whole,
-    Width,
-    check,
-)
+from fedecider.bounds import Epochs, Negatives, NotNegative, OneOrMore, Positive, ShareBelow1, Width, dataclass
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
@@ -41,6 +27,7 @@ from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 # The graph and the filters of FedHCDR: a domain is a hypergraph, and what neighbours share passes or not.
 
@@ -165,9 +152,6 @@ class FedhcdrConfig:
     local_epochs: Epochs = 3
     batch_size: OneOrMore = 1024
     num_negatives: Negatives = 4
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def pair_logits(model: Tree, first: Tensor, second: Tensor) -> Tensor:

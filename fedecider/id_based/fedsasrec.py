@@ -10,33 +10,20 @@ catalogue, D dims.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedecider.baselines.sasrec import Sasrec, SasrecConfig, make_optimizer, run_epoch, scores, start_model
-from fedecider.bounds import (
-    Depth,
-    Epochs,
-    NotNegative,
-    OneOf,
-    OneOrMore,
-    Positive,
-    Real,
-    ShareBelow1,
-    Space,
-    Whole,
-    Width,
-    check,
-)
+from fedecider.bounds import Depth, Epochs, NotNegative, OneOrMore, Positive, ShareBelow1, Width, dataclass
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
 from fedecider.id_based.moments import moments, restore
+from fedecider.search_space import OneOf, Real, Space, Whole
 
 Share = Literal["catalogue", "all", "layers", "nothing"]
 
@@ -94,7 +81,6 @@ class FedsasrecConfig:
     weight_decay: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        check(self)
         self.model  # noqa: B018 (refuses what the model cannot be)
 
     @property

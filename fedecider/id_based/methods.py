@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedecider.bounds import Space
 from fedecider.federation.method import FederatedMethod
+from fedecider.search_space import Space
 
 
 def anything(num_rounds: int, patience: int, participation: float, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a run of an ID-based method that are not the method's own.
+"""Runs of ID-based methods: their settings, their rounds, and what is written at the end.
 
 Shape legend: U users of a client.
 """
@@ -6,7 +6,7 @@ Shape legend: U users of a client.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedecider.bounds import OneOrMore, Participation, Seed, Setting, Threads, ZeroOrMore, check
+from fedecider.bounds import OneOrMore, Seed, ShareAbove0, Threads, ZeroOrMore, dataclass
 from fedecider.comparison.compare import Cell, Course, Entry, Shared, TrackRows, course_of
 from fedecider.comparison.tuning import Tunable, search_of
 from fedecider.data.domain import Domain, clients_of
@@ -53,11 +53,10 @@ from fedecider.report.tables import (
     variant_labels,
 )
 from fedecider.running.launch import Launch
-from fedecider.running.options import build_parser, field_names, from_plain, parse, peek
+from fedecider.running.options import Schema, field_names, from_plain, merged, nested
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, check_output, damage_names, read_run
-
-# Settings of a run of an ID-based method that are not the method's own.
+from fedecider.search_space import Setting
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,12 @@ class IdRunConfig:
     seed: Seed = 0
     num_rounds: OneOrMore = 30
     patience: ZeroOrMore = 0
-    participation: Participation = 1.0
+    participation: ShareAbove0 = 1.0
     protocol: str = "strict"
     num_threads: Threads = 0
     resume: bool = False
 
     def __post_init__(self) -> None:
-        check(self)
         if self.method not in METHODS:
             raise ValueError(f"got method {self.method!r}, expected one of {', '.join(METHODS)}")
         if get_protocol(self.protocol).num_sampled is not None:
@@ -118,32 +116,36 @@ class IdSettings(NamedTuple):
         return {name: as_plain(value) for name, value in self._asdict().items()}
 
 
-# Settings of an ID-based run from a command line.
-
-COMMON = ("help", "config", "method", "domains", "data", "output", "num_rounds", "seed", "num_threads", "resume")
+COMMON = ("method", "domains", "data", "output", "num_rounds", "seed", "num_threads", "resume")
 """What ``--help`` shows, with the first options of the method."""
 OWN_SHOWN = 10
 
 
-def parse_settings_and(description: str, words: Sequence[str], *beside: type) -> tuple[IdSettings, list[Any]]:
-    """Settings of one run, and what the command line says of the dataclasses ``beside``.
+def schema_of(method: str) -> Schema:
+    """The options of a run with this method.
+
+    Raises:
+        ValueError: the method is not known, or cannot be used.
+    """
+    config = METHODS[method].config
+    return Schema(
+        {"run": IdRunConfig, "method": config},
+        (*COMMON, *field_names(config)[:OWN_SHOWN]),
+        texts={"method": f"The federated method: {', '.join(METHODS)}."},
+    )
+
+
+def make_settings(options: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> IdSettings:
+    """Settings of one run from options and from the content of a file, over which they win.
 
     Raises:
         ValueError: an option of another track, or a setting that cannot be.
     """
-    method = peek(words, "method", IdRunConfig.method)
-    foreign = [name for name in ("dataset", "lora_rank") if peek(words, name)]
-    if foreign:
-        raise ValueError(f"got {foreign[0]} with the method {method}, expected --data and --domains")
-    classes = (*beside, IdRunConfig, METHODS[method].config)
-    texts = {"method": f"The federated method: {', '.join(METHODS)}."}
-    common = (*COMMON, *field_names(METHODS[method].config)[:OWN_SHOWN])
-    parser = build_parser(description, *classes, common=common, texts=texts)
-    parser.set_defaults(method=method)
-    *others, run, own = parse(parser, words, *classes)
-    if run.output:
-        check_output(Path(run.output))
-    return IdSettings(run, own), others
+    values = merged(config or {}, nested(options))
+    settings = IdSettings(**schema_of(str(values.get("method", IdRunConfig.method))).build(values))
+    if settings.run.output:
+        check_output(Path(settings.run.output))
+    return settings
 
 
 def recorded_settings(run: Path, data: str = "") -> IdSettings:

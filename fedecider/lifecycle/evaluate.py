@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 
-from fedecider.bounds import NotNegative, check
+from fedecider.bounds import NotNegative, dataclass
 from fedecider.cross_silo.continued import stage_run
 from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, rank_mixtures, with_hybrid
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
@@ -46,9 +46,6 @@ class EvaluateConfig:
     split: Literal["test", "valid"] = "test"
     tolerance: NotNegative = 1e-6
     data: str = ""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Verified(NamedTuple):

@@ -5,18 +5,21 @@ a command line costs nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from fedecider.bounds import (
+    Float,
+    Int,
     NotNegative,
     OneOrMore,
     Positive,
     PositiveOrInfinite,
     ShareAbove0,
     ShareBelow1,
-    at_least,
-    check,
+    dataclass,
 )
 from idgen.config import TrainConfig
 
@@ -36,7 +39,6 @@ class UserPrivacy:
     noise_scale: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        check(self)
         if self.noise_scale > 0.0 and (self.clip is None or self.clip == math.inf):
             raise ValueError(
                 f"got user_privacy.noise_scale {self.noise_scale} without a clip, expected both: noise hides nobody "
@@ -109,7 +111,6 @@ class FedeciderConfig:
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
 
     def __post_init__(self) -> None:
-        check(self)
         if self.alpha_per == "module" and self.ablation == "wo_per":
             raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
 
@@ -138,9 +139,6 @@ class WeightingConfig:
 
     weighting: Weighting = "uniform"
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
 class DittoConfig:
@@ -152,11 +150,8 @@ class DittoConfig:
         weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
-    personal_pull: Annotated[float, at_least(0, hint="0 is local training")] = 1.0
+    personal_pull: Annotated[Float, Field(ge=0)] = 1.0
     weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 SIMPLEX = ((0.5, 0.5), (1.0, 0.5), (0.5, 1.0))
@@ -182,11 +177,8 @@ class FdloraConfig:
     outer_momentum: ShareBelow1 = 0.9
     l1_weight: NotNegative = 0.05
     num_search_prompts: OneOrMore = 64
-    num_evaluations: Annotated[int, at_least(len(SIMPLEX), hint="the search starts with so many")] = 30
+    num_evaluations: Annotated[Int, Field(ge=len(SIMPLEX))] = 30
     weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -198,11 +190,8 @@ class FedproxConfig:
         weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
-    mu: Annotated[float, at_least(0, hint="0 is FedAvg")] = 0.01
+    mu: Annotated[Float, Field(ge=0)] = 0.01
     weighting: Weighting = "uniform"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -217,13 +206,10 @@ class FellrecConfig:
             1 + 1 / beta (epoch + 1 / beta, epochs from 0); the same at beta 1.
     """
 
-    a: Annotated[float, at_least(0, hint="at 0 nobody listens, which is local training")] = 0.7
+    a: Annotated[Float, Field(ge=0)] = 0.7
     beta: Positive = 1.0
     temperature: Positive = 0.05
     exponent: Literal["paper", "code"] = "paper"
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -238,9 +224,6 @@ class LoraSimConfig:
 
     similarity: Literal["shifted", "softmax"] = "shifted"
     temperature: Positive = 0.1
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)

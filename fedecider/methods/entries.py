@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedecider.bounds import Real, Space
 from fedecider.federation.method import FederatedMethod, Tree
 from fedecider.methods.recommender import ClientModels, sends_own_rows, travelling_rows
 from fedecider.models.adapters import Shapes
+from fedecider.search_space import Real, Space
 
 
 class FusionWeights(NamedTuple):

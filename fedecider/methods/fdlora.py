@@ -16,7 +16,6 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Real, Space, Whole
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
@@ -25,6 +24,7 @@ from fedecider.methods.config import SIMPLEX, FdloraConfig
 from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, with_prefix, without_prefix
+from fedecider.search_space import Real, Space, Whole
 from idgen.backbones.family import SHARED, num_targets
 from idgen.losses import sequence_loss
 from idgen.precision import autocast

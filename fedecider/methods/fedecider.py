@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedecider.bounds import OneOf, Real, Space
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
@@ -55,6 +54,7 @@ from fedecider.models.directions import (
     normalise,
     update_norms,
 )
+from fedecider.search_space import OneOf, Real, Space
 
 # Where a method with fusion weights keeps them: all that results and reports know about them.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
 from fedecider.methods.config import FedproxConfig
 from fedecider.methods.entries import PROXIMAL, Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import load_plain, without_prefix
+from fedecider.search_space import Real, Space
 
 VARIANTS = ("local", "global")
 

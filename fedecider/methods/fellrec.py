@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import LOSS, cosines, exact_sum, load_row, module_products, personal_average
 from fedecider.methods.config import FellrecConfig
 from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
 from fedecider.models.adapters import Shapes, factor_scalars
+from fedecider.search_space import Real, Space
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"a": 0.5, "beta": 5.0}, {"a": 0.3}, {"a": 0.1}, {"temperature": 0.5})
 SPACE: Space = {

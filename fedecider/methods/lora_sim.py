@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fedecider.bounds import OneOf, Real, Space
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import (
     cosines,
@@ -22,6 +21,7 @@ from fedecider.methods.averaged import (
 from fedecider.methods.config import LoraSimConfig
 from fedecider.methods.entries import Method
 from fedecider.methods.recommender import ClientModels
+from fedecider.search_space import OneOf, Real, Space
 
 scalars = scalars_both_ways
 

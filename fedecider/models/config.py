@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
-from fedecider.bounds import LoraRank, check
+from fedecider.bounds import LoraRank, dataclass
 
 ROLES = {
     "attention": ("q", "k", "v", "o", "q_proj", "k_proj", "v_proj", "o_proj"),
@@ -30,7 +29,6 @@ class LoraSettings:
     targets: tuple[str, ...] = ("attention",)
 
     def __post_init__(self) -> None:
-        check(self)
         if not self.targets:
             raise ValueError("got no LoRA targets, expected at least one, for instance attention")
         outputs = [target for target in self.targets if ROLES.get(target, (target,)) == ROLES["output"]]
@@ -57,7 +55,6 @@ class HybridConfig:
     sources: str = "own,public,others"
 
     def __post_init__(self) -> None:
-        check(self)
         names = self.source_names
         if not names or len(set(names)) != len(names) or not set(names) <= set(SOURCES):
             raise ValueError(f"got sources {self.sources!r}, expected some of {', '.join(SOURCES)}, each once")

@@ -1,233 +1,324 @@
-"""From YAML files, command lines and plain values to frozen settings and an exit code.
+"""Settings from a command line, a YAML file or Python: all of them are mappings, checked and built once, here.
 
-0: done. 2: bad input, or work that did not fit into the memory, told in one line on stderr (what was got, what was
-expected, what to do). 130: interrupted.
-Set FEDECIDER_TRACEBACK=1 to see where an input error was raised.
+An option is a field of a dataclass of `fedecider.bounds`; a dot stands for a block, ``pretrain.train.epochs``.
 """
 
 from __future__ import annotations
 
 import csv
-import errno
-import os
 import sys
-import warnings
-from argparse import SUPPRESS, Action
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import is_dataclass
+from argparse import SUPPRESS, ArgumentParser, HelpFormatter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
-from safetensors import SafetensorError
+from pydantic import TypeAdapter, ValidationError
 
-from fedecider.bounds import Diverged, is_out_of_memory
+from fedecider.bounds import sentence
+from fedecider.running.settings_files import load_config, parse_yaml
 
-# Reading YAML that somebody else wrote: its size, its nesting and what its aliases expand to are limited.
-
-PACKAGE = Path(__file__).resolve().parents[1]
-CONFIGS = next(
-    (folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if (folder / "demo.yaml").is_file()),
-    PACKAGE / "configs",
-)
-"""Files of settings that come with the package: inside it where it is installed, beside it in a checkout."""
-MAX_CHARACTERS = 100_000
-"""Many times the longest file of settings here; what is longer is something else."""
-MAX_VALUES = 20_000
-"""Scalars, lists and blocks, an alias counted as all that it stands for."""
-MAX_DEPTH = 40
-
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+HELP, HELP_ALL, PRINT_CONFIG = ("-h", "--help"), "--help_all", "--print_config"
+FLAGS = (*HELP, HELP_ALL, PRINT_CONFIG)
+TYPES = {str: "TEXT", int: "INT", float: "NUMBER", bool: "{true,false}", dict: "BLOCK", tuple: "LIST"}
 
 
-def settings_file(path: str | Path) -> Path:
-    """``path``, or the file of that name that comes with the package: configs/demo.yaml is there in every folder."""
-    own = CONFIGS.parent / path
-    return own if Path(path).parts[:1] == ("configs",) and not Path(path).exists() and own.is_file() else Path(path)
+class Option(NamedTuple):
+    """A setting as help has it."""
+
+    name: str
+    hint: Any
+    default: Any
+    """`dataclasses.MISSING` where it has to be given."""
+    text: str
+
+    @property
+    def values(self) -> str:
+        """Its type, or the values that it takes."""
+        return _values(self.hint)
 
 
-def load_yaml(path: Path) -> Any:
-    """The content of a YAML file, which may be one of the package (:func:`settings_file`).
+class Schema(NamedTuple):
+    """What a command takes."""
+
+    classes: Mapping[str, type]
+    """Block of the settings -> its dataclass; fields of all of them are options side by side."""
+    common: Sequence[str] = ()
+    """Options that ``--help`` shows, in this order; all of them where there is none."""
+    defaults: Mapping[str, Any] = {}
+    """Where they are not those of the classes."""
+    texts: Mapping[str, str] = {}
+    """Help texts in place of those of the classes."""
+    hidden: Collection[str] = ()
+    """Options that help does not offer: they are refused, or follow from others."""
+
+    def options(self) -> list[Option]:
+        """What is offered, common ones first. Raises as `build` for two fields of one name."""
+        self._check_owners()
+        found = [
+            one._replace(default=self.defaults.get(one.name, one.default), text=self.texts.get(one.name, one.text))
+            for config_class in self.classes.values()
+            for one in options_of(config_class)
+            if one.name not in self.hidden
+        ]
+        order = {name: place for place, name in enumerate(self.common)}
+        return sorted(found, key=lambda option: order.get(option.name, len(order)))
+
+    def build(self, values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+        """Block -> its checked settings, from one mapping of options.
+
+        Raises:
+            ValueError: a name that no block has, a value that cannot be, or two blocks that have a field of the same
+                name, such as one of a method from outside.
+        """
+        self._check_owners()
+        _check_names(values, [name for one in self.classes.values() for name in names_of(one)], source)
+        values = merged(self.defaults, values)
+        return {
+            block: from_plain(one, {name: values[name] for name in field_names(one) if name in values})
+            for block, one in self.classes.items()
+        }
+
+    def _check_owners(self) -> None:
+        owners: dict[str, type] = {}
+        for config_class in self.classes.values():
+            for name in field_names(config_class):
+                if owners.setdefault(name, config_class) is not config_class:
+                    raise ValueError(
+                        f"got the setting {name} in {config_class.__name__}, expected another name: "
+                        f"{owners[name].__name__} has it already"
+                    )
+
+
+def options_of(config_class: type, prefix: str = "") -> Iterator[Option]:
+    """The settings of a dataclass, those of its blocks among them."""
+    texts, hints = _texts(config_class), _hints(config_class)
+    for field in fields(config_class):
+        name, hint = f"{prefix}{field.name}", hints[field.name]
+        if is_dataclass(hint):
+            yield from options_of(hint, f"{name}.")  # type: ignore[arg-type]
+            continue
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        yield Option(name, hint, default, texts.get(field.name, ""))
+
+
+def names_of(config_class: type, prefix: str = "") -> Iterator[str]:
+    """Dotted names of all settings of a dataclass, and of its blocks."""
+    for name, hint in _hints(config_class).items():
+        yield f"{prefix}{name}"
+        if is_dataclass(hint):
+            yield from names_of(hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+
+
+def field_names(config_class: type) -> list[str]:
+    """Names of the settings of a dataclass, a block being one."""
+    return [field.name for field in fields(config_class)]
+
+
+@cache
+def _hints(config_class: type) -> dict[str, Any]:
+    hints = get_type_hints(config_class, include_extras=True)
+    return {name: hints[name] for name in field_names(config_class)}
+
+
+def _texts(config_class: type) -> dict[str, str]:
+    """Field -> what the docstrings of the class and of those that it comes from say of it."""
+    from docstring_parser import parse_from_object  # for help alone
+
+    classes = [one for one in reversed(config_class.__mro__) if is_dataclass(one) and one.__doc__]
+    parsed = [parse_from_object(one).params for one in classes]
+    return {param.arg_name: " ".join((param.description or "").split()) for params in parsed for param in params}
+
+
+# From mappings to settings.
+
+
+def merged(*values: Mapping[str, Any]) -> dict[str, Any]:
+    """One mapping, in which later ones win, block by block."""
+    found: dict[str, Any] = {}
+    for one in values:
+        for name, value in one.items():
+            old = found.get(name)
+            found[name] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return found
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``, over a block that came as a text."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        first, dot, rest = name.partition(".")
+        if dot and isinstance(found.get(first), str):
+            found[first] = parse_yaml(found[first], first)
+        found = merged(found, {first: nested({rest: value}) if dot else value})
+    return found
+
+
+def from_plain(config_class: type, values: Any, source: str = "") -> Any:
+    """A checked ``config_class`` from nested plain values, such as those that ``run.json`` keeps.
 
     Raises:
-        ValueError: it cannot be read as text, is no YAML, is larger than any file of settings, or names
-            something twice.
+        ValueError: they are not settings of that class; the message has the name of the first that is none, and
+            ``source``.
     """
-    path = settings_file(path)
+    where = f"{source}: " if source else ""
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"got {path}, which is not UTF-8 text ({error}), expected YAML. Save it as UTF-8") from error
-    except OSError as error:
-        raise ValueError(f"cannot read {path} ({error.strerror}), expected a YAML file of settings") from error
-    return _parsed(text, str(path))
+        return _adapter(config_class).validate_python(_read(config_class, values, source))
+    except ValidationError as error:
+        raise ValueError(f"{where}{sentence(error, config_class)}") from error
 
 
-def _parsed(text: str, source: str) -> Any:
-    """What ``text`` says as YAML; the same errors as `load_yaml`."""
-    check_yaml_size(text, source)
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        twice = _named_twice(node)
-        content = None if node is None or twice else loader.construct_document(node)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{source} is no YAML: {error}") from error
-    finally:
-        loader.dispose()
-    if twice:
-        name, first, second = twice
-        raise ValueError(f"got {name} twice in {source}, in lines {first} and {second}, expected it once")
-    return content
+@cache
+def _adapter(config_class: type) -> TypeAdapter[Any]:
+    return TypeAdapter(config_class)
 
 
-def _named_twice(top: yaml.Node | None) -> tuple[str, int, int] | None:
-    """A name that stands twice in one block, with the blocks around it, and both of its lines.
+def _read(config_class: type, values: Any, source: str, prefix: str = "") -> dict[str, Any]:
+    """``values`` with blocks that came as texts of a command line; every name is known."""
+    values = _from_text(values, prefix or source)
+    if not isinstance(values, Mapping):
+        name = prefix.rstrip(".") or source or "settings"
+        raise ValueError(f"got {name} {values!r:.60}, expected a block of settings")
+    names = list(names_of(config_class))
+    _check_names(values, names, source, prefix)
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        hint = _hints(config_class)[name]
+        if is_dataclass(hint) and not is_dataclass(value):
+            found[name] = _read(hint, value, source, f"{prefix}{name}.")  # type: ignore[arg-type]
+        elif value == "null" and NoneType in get_args(hint):
+            found[name] = None
+        else:
+            found[name] = _from_text(value, f"{prefix}{name}") if _plain_type(hint) in (tuple, dict) else value
+    return found
 
-    YAML forbids it, but PyYAML takes the last one. Names that come by ``<<`` are no part of a block.
+
+def typed(config_class: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values``, as a command line may have them, with numbers and truth values in place of their texts; what is no
+    setting of the class, or cannot be one, stays."""
+    found = dict(values)
+    for name, hint in _hints(config_class).items():
+        if name in values and is_dataclass(hint):
+            block = _from_text(values[name], name)
+            found[name] = typed(hint, block) if isinstance(block, Mapping) else block  # type: ignore[arg-type]
+        elif name in values:
+            with suppress(ValidationError):
+                found[name] = TypeAdapter(hint).validate_python(values[name])
+    return found
+
+
+def _from_text(value: Any, source: str) -> Any:
+    return parse_yaml(value, source) if isinstance(value, str) else value
+
+
+def _check_names(values: Mapping[Any, Any], names: Collection[str], source: str, prefix: str = "") -> None:
+    """``ValueError`` for a name that is none of ``names``, with the nearest one."""
+    for name in values:
+        if name not in names or "." in str(name):
+            near = nearest(str(name), names)
+            hint = f": did you mean {prefix}{near}?" if near else "."
+            where = f" in {source}" if source else ""
+            raise ValueError(f"got {prefix}{name}{where}, which is no option{hint} All options: {HELP_ALL}")
+
+
+def nearest(name: str, names: Collection[str]) -> str:
+    """What ``name`` may mean: the nearest of ``names``, else one so called in another block, else nothing."""
+    found = get_close_matches(name, sorted(names), 1, 0.7)
+    found = found or sorted(one for one in names if one.rpartition(".")[2] == name.rpartition(".")[2])
+    return found[0] if found else ""
+
+
+# The words of a command line.
+
+
+class Given(NamedTuple):
+    """What a command line says, before it is known what it may say."""
+
+    options: dict[str, Any]
+    """Option -> its text, blocks as mappings."""
+    config: dict[str, Any] | None
+    """The settings in the file of ``--config``, if there is one."""
+
+    def get(self, name: str, default: str = "") -> str:
+        """The text that an option will have; for options that decide which others there are."""
+        return str({**(self.config or {}), **self.options}.get(name, default))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Options over the file."""
+        return merged(self.config or {}, self.options)
+
+
+def read_words(words: Sequence[str]) -> Given:
+    """The words of a command: ``--a.b 3`` or ``--a.b=3``, and ``--config FILE``.
+
+    Raises:
+        ValueError: a word that is no option, an option without a value, or two files.
     """
-    waiting, seen = [(top, "")], set()
+    options: dict[str, Any] = {}
+    waiting = [word for word in words if word not in FLAGS]
     while waiting:
-        node, prefix = waiting.pop()
-        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
-            continue
-        seen.add(id(node))  # an alias is the same node
-        if isinstance(node, yaml.SequenceNode):
-            waiting += [(one, prefix) for one in node.value]
-            continue
-        line_of: dict[tuple[str, str], int] = {}
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                line, name = key.start_mark.line + 1, (key.tag, key.value)
-                if name in line_of:
-                    return f"{prefix}{key.value}", line_of[name], line
-                line_of[name] = line
-            around = f"{key.value}." if isinstance(key, yaml.ScalarNode) else ""
-            waiting.append((value, f"{prefix}{around}"))
-    return None
+        word = waiting.pop(0)
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") or not name.strip("-"):
+            raise ValueError(f"got {word!r:.100}, expected options: --NAME VALUE. All options: {HELP_ALL}")
+        if not equals and (not waiting or waiting[0].startswith("--")):
+            raise ValueError(f"got {name} without a value, expected one: {name} VALUE")
+        value = value if equals else waiting.pop(0)
+        if name == "--config" and "config" in options:
+            raise ValueError("got --config twice, expected one file; other options change single settings")
+        options[name.removeprefix("--")] = value
+    file = options.pop("config", None)
+    return Given(nested(options), load_config(file) if file is not None else None)
 
 
-def check_yaml_size(text: str, source: str) -> None:
-    """Refuse ``text`` that would become huge when it is parsed; text that is no YAML passes.
+def asks_for_help(words: Collection[str]) -> bool:
+    """Whether help is wanted and no work."""
+    return bool({*HELP, HELP_ALL} & set(words))
 
-    Nothing is built: a few hundred characters of nested aliases can stand for terabytes.
+
+def parse(
+    description: str,
+    argv: Sequence[str] | None,
+    *classes: type,
+    common: Sequence[str] = (),
+    texts: Mapping[str, str] = {},
+) -> list[Any]:
+    """Settings of a command that has nothing to do with methods: an instance of each of ``classes``.
+
+    ``SystemExit`` where help is wanted, or the settings alone.
 
     Raises:
-        ValueError: too long, too deep, or too many values; the message names ``source``.
+        ValueError: an unknown name or a bad value, on the command line or in the file of ``--config``.
     """
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"got {source} with {len(text):,} characters, expected at most {MAX_CHARACTERS:,} of settings")
-    size_of: dict[str, int] = {}
-    open_values: list[tuple[str | None, int]] = [(None, 0)]
-
-    def add(anchor: str | None, size: int) -> None:
-        if anchor is not None:
-            size_of[anchor] = size
-        parent, total = open_values[-1]
-        open_values[-1] = (parent, total + size)
-
-    try:
-        for event in yaml.parse(text, Loader=_Loader):
-            if isinstance(event, yaml.AliasEvent):
-                add(
-                    None, size_of.get(event.anchor or "", MAX_VALUES + 1)
-                )  # unknown: the alias stands inside its own anchor
-            elif isinstance(event, yaml.ScalarEvent):
-                add(event.anchor, 1)
-            elif isinstance(event, yaml.CollectionStartEvent):
-                open_values.append((event.anchor, 1))
-            elif isinstance(event, yaml.CollectionEndEvent):
-                add(*open_values.pop())
-            if len(open_values) > MAX_DEPTH or open_values[-1][1] > MAX_VALUES:
-                raise ValueError(
-                    f"got {source} with more than {MAX_VALUES:,} values (aliases counted as what they stand for) or "
-                    f"{MAX_DEPTH} levels, expected a file of settings. Write it without aliases"
-                )
-    except yaml.YAMLError:
-        return
+    words = list(sys.argv[1:] if argv is None else argv)
+    schema = Schema({one.__name__: one for one in classes}, common, texts=texts)
+    if asks_for_help(words):
+        show_help(description, schema, words)
+    blocks = list(schema.build(read_words(words).values).values())
+    if PRINT_CONFIG in words:
+        show_config(blocks)
+    return blocks
 
 
-def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """A YAML file that ``--config`` reads."""
-    path.write_text(yaml.safe_dump(dict(settings), sort_keys=False, width=120), encoding="utf-8")
+def show_config(blocks: Sequence[Any]) -> None:
+    """Print settings as a file of ``--config`` has them, and end."""
+    values = {name: value for block in blocks for name, value in asdict(block).items()}
+    print(yaml.safe_dump(values, sort_keys=False, width=120), end="")
+    raise SystemExit(0)
 
 
-# How ``--help`` looks: what people set first, then titled groups; a value's type where the value goes.
-
-TYPES = {"str": "TEXT", "int": "INT", "float": "NUMBER", "dict": "BLOCK"}
-
-
-class HelpFormatter(DefaultHelpFormatter):
-    """``--seed INT  What it is. (default: 0)``; nothing is said of a default that is empty."""
-
-    def _get_default_metavar_for_optional(self, action: Action) -> str:
-        name = (self._get_type_str(action) or "").removesuffix(" | null")
-        return TYPES.get(name) or super()._get_default_metavar_for_optional(action)
-
-    def _get_help_string(self, action: Action) -> str:
-        if not hasattr(action, "_typehint") or action.default == SUPPRESS:
-            return super()._get_help_string(action)
-        return f"{action.help or ''} (default: %(default)s)"
-
-    def _expand_help(self, action: Action) -> str:
-        text = super()._expand_help(action)
-        for empty in (" (default: )", " (default: null)"):
-            text = text.removesuffix(empty)
-        return text
-
-
-FIRST, LAST = "What people set", "All commands"
-HELP_ALL = "--help_all"
-
-
-def arrange(
-    parser: ArgumentParser, common: Sequence[str], texts: Mapping[str, str], refused: Collection[str] = ()
-) -> None:
-    """Put the options ``common`` into the first group, in this order, give options of ``texts`` that help text, and do
-    not offer those that are ``refused``.
-
-    Groups of argparse hold their options in private lists; there is no other way to move one.
-    """
-    options = parser._optionals
-    first = parser.add_argument_group(FIRST)
-    found = {}
-    for group in parser._action_groups:
-        for action in list(group._group_actions):
-            action.help = SUPPRESS if action.dest in refused else texts.get(action.dest, action.help)
-            if action.dest in common:
-                found[action.dest] = action
-                group._group_actions.remove(action)
-    first._group_actions.extend(found[name] for name in common if name in found)
-    options.title = LAST
-    last: list[Any] = [
-        options,
-        *(group for group in parser._action_groups if group.title == "default config file locations"),
-    ]
-    others: list[Any] = [group for group in parser._action_groups if group not in (first, *last)]
-    parser._action_groups = [first, *others, *last]
-
-
-def show_what_people_set(parser: ArgumentParser) -> None:
-    """Let ``--help`` show the first group alone, where there is one; ``--help_all`` shows the others. For a parser that
-    does nothing else: settings are made from their groups.
-    """
-    first = parser._action_groups[0]
-    if first._group_actions:
-        parser._action_groups = [group for group in parser._action_groups if group.title in (FIRST, LAST)]
-        parser.epilog = f"All options: {HELP_ALL}"
-
-
-# From a command line to frozen configs and an exit code; all scripts go through ``run``.
-
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-INPUT_ERRORS = (ValueError, OSError, EOFError, ImportError, SafetensorError)
+def with_leading(argv: Sequence[str] | None, name: str) -> list[str]:
+    """The words of a command, those before all options as the option ``name``, separated by commas."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    leading = list(takewhile(lambda word: not word.startswith("-"), words))
+    return [f"--{name}={','.join(leading)}", *words[len(leading) :]] if leading else words
 
 
 def pairs_of(text: str, option: str, example: str) -> dict[str, str]:
@@ -253,328 +344,88 @@ def keys_of(text: str, option: str) -> list[str]:
     return [key.strip() for key in keys if key.strip()]
 
 
-def with_leading(argv: Sequence[str] | None, name: str) -> list[str]:
-    """The words of a command, those before all options as the option ``name``, separated by commas."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    leading = list(takewhile(lambda word: not word.startswith("-"), words))
-    return [f"--{name}={','.join(leading)}", *words[len(leading) :]] if leading else words
+# Help.
 
 
-def build_parser(
-    description: str,
-    *config_classes: type,
-    default_config: Path | None = None,
-    common: Sequence[str] = (),
-    texts: Mapping[str, str] = {},
-    refused: Collection[str] = (),
-) -> ArgumentParser:
-    """A parser whose options are the fields of ``config_classes``, plus ``--config`` and ``--print_config``.
+class Help(SystemExit):
+    """The end of a command whose help was wanted."""
 
-    ``common`` names the options that ``--help`` shows, the others come with ``--help_all``; ``texts`` replaces help
-    texts, by option; those that are ``refused`` anyway are in no help. To read the classes' docstrings takes a tenth of
-    a second, so this is done once a process; what is returned is the caller's own.
-
-    Raises:
-        ValueError: two classes have a field of the same name, such as one of a method from outside.
-    """
-    key = (tuple(common), tuple(texts.items()), tuple(refused))
-    parser = deepcopy(_parser(description, config_classes, default_config, *key))
-    parser.prog = Path(sys.argv[0]).name  # of this call, not of the first one
-    return parser
+    def __init__(self, schema: Schema) -> None:
+        super().__init__(0)
+        self.schema = schema
+        """What help was about."""
 
 
-@lru_cache(maxsize=64)
-def _parser(
-    description: str,
-    config_classes: tuple[type, ...],
-    default_config: Path | None,
-    common: tuple[str, ...],
-    texts: tuple[tuple[str, str], ...],
-    refused: tuple[str, ...],
-) -> ArgumentParser:
-    owners: dict[str, type] = {}
-    for config_class in config_classes:
-        for name in config_class.__dataclass_fields__:  # type: ignore[attr-defined]
-            if owners.setdefault(name, config_class) is not config_class:
-                raise ValueError(
-                    f"got the setting {name} in {config_class.__name__}, expected another name: "
-                    f"{owners[name].__name__} has it already"
-                )
+def show_help(description: str, schema: Schema, words: Collection[str]) -> None:
+    """Print what ``--help`` or ``--help_all`` is to show, and end."""
+    build_parser(description, schema, HELP_ALL in words or not schema.common).print_help()
+    raise Help(schema)
+
+
+def build_parser(description: str, schema: Schema, all_options: bool = True) -> ArgumentParser:
+    """The parser that help and shell completion are made from: common options first, then one group a block."""
     parser = ArgumentParser(
+        prog=Path(sys.argv[0]).name,
         description=description,
         usage="%(prog)s [--config FILE] [--OPTION VALUE ...]",
-        default_config_files=[str(default_config)] if default_config else [],
-        parser_mode="yaml",
-        exit_on_error=False,
-        allow_abbrev=False,  # peek would not see a shortened option
-        formatter_class=HelpFormatter,
+        epilog=None if all_options else f"All options: {HELP_ALL}",
+        add_help=False,
+        formatter_class=lambda prog: HelpFormatter(prog, max_help_position=24, width=100),
     )
-    parser.add_argument(
-        "--config",
-        action=ActionConfigFile,
-        help="A YAML file of settings; configs/demo.yaml and its like come with the package. Later options win.",
-    )
-    for config_class in config_classes:
-        parser.add_class_arguments(config_class, as_group=True)
-    arrange(parser, common, dict(texts), refused)
-    return parser
-
-
-def parse(parser: ArgumentParser, argv: Sequence[str] | None, *config_classes: type) -> list[Any]:
-    """Parsed and checked instances of ``config_classes``.
-
-    Raises:
-        ValueError: an unknown key or a bad value, on the command line or in the file of ``--config``.
-    """
-    words = list(sys.argv[1:] if argv is None else argv)
-    for word in words:
-        check_yaml_size(word, "an argument")
-    if HELP_ALL in words:
-        words = ["--help" if word == HELP_ALL else word for word in words]
-    elif {"-h", "--help"} & set(words):
-        show_what_people_set(parser)
-    _check_words(parser, words)
-    if sum(word.partition("=")[0] == "--config" for word in words) > 1:
-        raise ValueError("got --config twice, expected one file; options on the command line change single settings")
-    config = peek(words, "config")
-    if config:
-        check_config(Path(config), *config_classes)
-        check_names(parser, load_yaml(Path(config)), config)
-        place = words.index("--config") + 1 if "--config" in words else words.index(f"--config={config}")
-        words[place] = words[place].replace(config, str(settings_file(config)))
-    with _one_line_errors():
-        values = parser.parse_args(words)
-        return [_instance(parser, values, config_class) for config_class in config_classes]
-
-
-def _check_words(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """``ValueError`` for an option that there is not, or a name that there is not in an option's block."""
-    options = _options(parser)
-    for word, following in zip(words, [*words[1:], ""], strict=False):
-        option, equals, value = word.partition("=")
-        name = option.removeprefix("--").removesuffix("+")
-        if not option.startswith("--") or not name:
+    owner = {name: one for one in schema.classes.values() for name in field_names(one)}
+    groups: dict[str, Any] = {}
+    for option in schema.options():
+        is_common = option.name in schema.common
+        if not (is_common or all_options):
             continue
-        if name not in options and not _inside_a_value(name, options):
-            nearest = _nearest(name, options)
-            hint = f"; the nearest is --{nearest}" if nearest else ""
-            raise ValueError(f"no option of this command is called {option}{hint}. All options: {HELP_ALL}")
-        text = (value if equals else following).lstrip()
-        if text.startswith(("{", "[{")):
-            content = _parsed(text, f"the value of {option}")
-            if any(one.startswith(f"{name}.") for one in options):
-                check_names(parser, content, option, f"{name}.")
-
-
-def check_names(parser: ArgumentParser, content: Any, source: str, prefix: str = "") -> None:
-    """Refuse a name in ``content``, a block of ``source``, that is no option of ``parser``.
-
-    Raises:
-        ValueError: the message has the name, ``source`` and the nearest name that there is.
-    """
-    options = _options(parser)
-    for name, value in content.items() if isinstance(content, dict) else ():
-        full = f"{prefix}{name}"
-        if full not in options and not _inside_a_value(full, options):
-            nearest = _nearest(full, options)
-            hint = f"; the nearest is {nearest}" if nearest else ""
-            raise ValueError(f"got {full} in {source}, expected the name of an option{hint}. All options: {HELP_ALL}")
-        if any(one.startswith(f"{full}.") for one in options):
-            check_names(parser, value, source, f"{full}.")
-
-
-def _options(parser: ArgumentParser) -> set[str]:
-    return {name.lstrip("-") for name in parser._option_string_actions}
-
-
-def _inside_a_value(name: str, options: Set[str]) -> bool:
-    """Whether ``name`` is inside an option that has no options of its own, such as a dictionary: its type decides."""
-    around = next((one for one in _around(name) if one in options), "")
-    return bool(around) and not any(one.startswith(f"{around}.") for one in options)
-
-
-def _around(name: str) -> Iterator[str]:
-    """a.b.c -> a.b, a."""
-    while "." in name:
-        name = name.rpartition(".")[0]
-        yield name
-
-
-def _nearest(name: str, options: Set[str]) -> str:
-    """What ``name`` may mean: the nearest option of the same block, else of all, else one so called elsewhere; or
-    nothing."""
-    block, _, last = name.rpartition(".")
-    in_block = {one.rpartition(".")[2]: one for one in options if one.rpartition(".")[0] == block}
-    found = [in_block[one] for one in get_close_matches(last, in_block, 1, 0.7)]
-    found = found or get_close_matches(name, sorted(options), 1, 0.8)
-    found = found or sorted(one for one in options if one.rpartition(".")[2] == last)
-    return found[0] if found else ""
-
-
-def check_config(path: Path, *config_classes: type) -> None:
-    """Refuse what jsonargparse would drop or stumble over in a file of settings: a block or a value that is none.
-
-    Raises:
-        ValueError: the file is no YAML with names and values, or a field of ``config_classes`` in it has no value, or
-            one that is no block where a block is expected.
-    """
-    content = load_yaml(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"got {path} with {_short(content)}, expected settings, such as num_rounds: 5")
-    if "config" in content:
-        raise ValueError(f"got config in {path}, expected it on the command line only: a file cannot name another one")
-    for config_class in config_classes:
-        check_blocks(content, config_class, str(path))
-
-
-def check_blocks(content: Mapping[Any, Any], config_class: type, source: str, prefix: str = "") -> None:
-    """Every field of ``config_class`` that ``content`` has must have a value, and a block where it is a dataclass."""
-    hints = get_type_hints(config_class)
-    for name, value in content.items():
-        if not isinstance(name, str):
-            raise ValueError(f"got the name {name!r} in {source}, expected text")
-        hint, full = hints.get(name.partition(".")[0]), f"{prefix}{name}"
-        if hint is None:
-            continue  # told by check_names
-        if "." in name:
-            raise ValueError(f"got {full} in {source}, expected a block: {name.partition('.')[0]}: {{...}}")
-        if isinstance(hint, type) and is_dataclass(hint):
-            if not isinstance(value, dict):
-                raise ValueError(
-                    f"got {full} {_short(value)} in {source}, expected a block of settings, or leave it out"
-                )
-            check_blocks(value, hint, source, f"{full}.")
-        elif value is None and type(None) not in get_args(hint):
-            raise ValueError(f"got {full} without a value in {source}, expected one, or leave it out")
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """What jsonargparse complains about, as a ``ValueError``."""
-    try:
-        yield
-    except (ArgumentError, OverflowError) as error:  # the second one where a whole number is too large for a float
-        raise ValueError(f"{str(error).rstrip('.')}. All options: {HELP_ALL}") from error
-
-
-def _instance(parser: ArgumentParser, values: Any, config_class: type) -> Any:
-    values = parser.instantiate_classes(values)
-    return config_class(**{name: values[name] for name in field_names(config_class)})
-
-
-def field_names(config_class: type) -> list[str]:
-    """Names of the options of a dataclass of settings."""
-    return list(config_class.__dataclass_fields__)  # type: ignore[attr-defined]
-
-
-def from_plain(config_class: type, values: Any, source: str = "the settings") -> Any:
-    """A checked ``config_class`` from nested plain values, such as those that ``run.json`` keeps.
-
-    Raises:
-        ValueError: they are not settings of that class; the message names ``source``.
-    """
-    if not isinstance(values, dict):
-        raise ValueError(f"got {_short(values)} in {source}, expected a block of settings")
-    check_blocks(values, config_class, source)
-    parser = _plain_parser(config_class)
-    check_names(parser, values, source)
-    try:
-        with _one_line_errors():
-            return _instance(parser, parser.parse_object(values), config_class)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
-
-
-@cache
-def _plain_parser(config_class: type) -> ArgumentParser:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(config_class)
+        title = _title(owner[option.name.partition(".")[0]])
+        title = "What people set" if is_common else title
+        groups[title] = groups.get(title) or parser.add_argument_group(title)
+        text = option.text if option.default in (MISSING, None, "") else f"{option.text} (default: {_shown(option)})"
+        groups[title].add_argument(f"--{option.name}", metavar=_metavar(option.hint), help=text.replace("%", "%%"))
+    last = parser.add_argument_group("All commands")
+    groups.get("What people set", last).add_argument(
+        "--config",
+        metavar="FILE",
+        help="A YAML file of settings; configs/demo.yaml and its like come with the package. Options win over it.",
+    )
+    for flag, text in ((HELP_ALL, "Show all options."), (PRINT_CONFIG, "Print the settings and do nothing.")):
+        last.add_argument(flag, action="store_true", help=text)
+    last.add_argument(*HELP, action="store_true", help="Show what people set." if schema.common else SUPPRESS)
     return parser
 
 
-def peek(argv: Sequence[str], name: str, default: str = "") -> str:
-    """The value that ``--name`` will have: from the words, else from the YAML file of ``--config``, else ``default``.
-
-    For options that decide which other options there are.
-    """
-    for position in reversed(range(len(argv))):
-        option, equals, value = argv[position].partition("=")
-        if option == f"--{name}":
-            return value if equals else argv[position + 1] if position + 1 < len(argv) else default
-    config = peek(argv, "config") if name != "config" else ""
-    if config and settings_file(config).is_file():
-        content = load_yaml(Path(config))
-        if isinstance(content, dict) and name in content:
-            return str(content[name])
-    return default
+def _title(config_class: type) -> str:
+    return (config_class.__doc__ or "").strip().partition("\n")[0]
 
 
-def run(function: Callable[[], Any]) -> int:
-    """Call ``function`` and turn input errors and a full memory into one line on stderr and exit code 2.
-
-    1 for a run that diverged, which its settings do not show."""
-    _quiet_libraries()
-    try:
-        function()
-    except (*INPUT_ERRORS, MemoryError, RuntimeError) as error:
-        full = is_out_of_memory(error)
-        if os.environ.get("FEDECIDER_TRACEBACK") == "1" or not (full or isinstance(error, INPUT_ERRORS)):
-            raise
-        text = _of_system(error) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
-        print(f"error: {_out_of_memory(text) if full else _one_line(text)}", file=sys.stderr)
-        return 1 if isinstance(error, Diverged) else 2
-    except KeyboardInterrupt as error:
-        print(f"interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
-        return 130
-    return 0
+def _shown(option: Option) -> str:
+    return str(option.default).lower() if isinstance(option.default, bool) else str(option.default)
 
 
-ADVICE = {
-    **dict.fromkeys(
-        (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)),
-        "expected room. Make some, and start again (a run that was begun: --resume true)",
-    ),
-    errno.EACCES: "expected a place that this user may read and write. Choose another one, or change its rights",
-    errno.EPERM: "expected a place that this user may read and write. Choose another one, or change its rights",
-    errno.EROFS: "expected a place that may be written. Choose another one, or copy the folder to where it may be",
-    errno.ENOTDIR: "expected a folder. Choose another place, or remove the file",
-    errno.EEXIST: "expected a free place. Choose another one, or remove the file",
-    errno.EISDIR: "expected a file. Choose another one",
-    errno.ENOENT: "expected it to be there. Check the path",
-    errno.EPIPE: "expected somebody to read the output",
-}
-"""What to do about an error of the system."""
+def _metavar(hint: Any) -> str:
+    plain = _plain_type(hint)
+    if get_origin(plain) is Literal:
+        return f"{{{','.join(map(str, get_args(plain)))}}}"
+    return TYPES.get(plain, "VALUE")
 
 
-def _of_system(error: OSError) -> str:
-    """``got a full disk``, in the system's words, with the file and what to do."""
-    place = f" for {error.filename}" if error.filename else ""
-    told = (error.strerror or str(error)).lower()
-    advice = ADVICE.get(error.errno or 0)
-    return f"got {told!r}{place}, {advice}" if advice and error.strerror else str(error)
+def _plain_type(hint: Any) -> Any:
+    """The type behind bounds and behind what may also be None; ``tuple`` and ``dict`` without their entries."""
+    if get_origin(hint) is Annotated:
+        return _plain_type(get_args(hint)[0])
+    inner = [one for one in get_args(hint) if one is not NoneType]
+    if NoneType in get_args(hint) and len(inner) == 1:
+        return _plain_type(inner[0])
+    return get_origin(hint) if get_origin(hint) in (tuple, dict) else hint
 
 
-def _out_of_memory(text: str) -> str:
-    return (
-        f"out of memory ({_one_line(text, 200)}), expected work that fits. Take fewer items or users, or lower "
-        "batch_size or embedding_size; of a language model also pretrain.train.batch_size, "
-        "pretrain.samples.max_source_tokens, eval_batch_size or num_beams"
-    )
-
-
-def _one_line(text: str, length: int = 1000) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= length else f"{text[:length]} ..."
-
-
-def _quiet_libraries() -> None:
-    """No bars for loading files of a few megabytes, and no warning that only a library's authors can act on."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read by transformers when it is imported
-    if "transformers" in sys.modules:  # importing it takes seconds, and the cross-device track does without
-        sys.modules["transformers"].utils.logging.disable_progress_bar()
-    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+def _values(hint: Any) -> str:
+    plain = _plain_type(hint)
+    if get_origin(plain) is Literal:
+        return "|".join(map(str, get_args(plain)))
+    if plain is bool:
+        return "false|true"
+    if get_args(plain):  # a choice of types
+        return "|".join(_values(one) for one in get_args(plain))
+    return plain.__name__

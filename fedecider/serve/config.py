@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fedecider.bounds import OneOrMore, Positive, at_least, check
+from pydantic import Field
+
+from fedecider.bounds import Float, Int, OneOrMore, Positive, dataclass
 
 KEY_VARIABLE = "FEDECIDER_API_KEY"
 SHORTEST_KEY = 16
@@ -38,16 +39,13 @@ class ServeConfig:
 
     run: str
     host: str = "127.0.0.1"
-    port: Annotated[int, at_least(0, most=65535)] = 8000
+    port: Annotated[Int, Field(ge=0, le=65535)] = 8000
     device: str = "cpu"
     hybrid: bool = True
     pictures: str = ""
     api_key_file: str = ""
     without_key: bool = False
     allowed_hosts: str = ""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,13 @@ class Limits:
     max_title: OneOrMore = 300
     max_query: OneOrMore = 200
     max_matches: OneOrMore = 50
-    max_body: Annotated[int, at_least(64)] = 65_536
+    max_body: Annotated[Int, Field(ge=64)] = 65_536
     max_beams: OneOrMore = 1024
     max_batch: OneOrMore = 32
     max_waiting: OneOrMore = 256
     max_connections: OneOrMore = 1024
-    window_ms: Annotated[float, at_least(0, most=1000)] = 5.0
+    window_ms: Annotated[Float, Field(ge=0, le=1000)] = 5.0
     timeout_s: Positive = 30.0
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def is_local(host: str) -> bool:

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Space
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree
 from fedecider.federation.state import RunState
+from fedecider.search_space import Space
 
 Ran = tuple[RunState, list[dict]]
 """The final state of a run and the records of its rounds."""

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedecider.bounds import OneOf, Range, Real, Setting, Whole
 from fedecider.comparison.tuning import TuneConfig, value_of, with_setting
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.registry import RESERVED
 from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of
 from fedecider.running.options import from_plain
 from fedecider.running.run_folder import as_plain
+from fedecider.search_space import OneOf, Range, Real, Setting, Whole
 from fedecider.testing.bench import Bench, alike, differing, global_generators, require, require_same, updated
 
 # What the settings of a method owe to the commands, and what it says of them to a search.

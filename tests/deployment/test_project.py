@@ -64,7 +64,7 @@ def toy_settings(names, **more) -> str:
 
 
 def project_of(folder, *words):
-    return make_project(TRACK, public(parse_settings("", list(words))), folder, CPU, quiet=True)
+    return make_project(TRACK, public(parse_settings(list(words))), folder, CPU, quiet=True)
 
 
 def place(folder, project, name, data=""):

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "embedding_fr"))
 from toy_federation import NUM_ITEMS, SEQUENCES, toy_federation, toy_method, toy_population
 
 from embedding_fr.blocks import make_block
-from embedding_fr.commands import parse_embedding_settings
+from embedding_fr.commands import parse_settings
 from embedding_fr.deployment import INTERACTIONS_FILE, counted_out, save_interactions, share_out, shared
 from embedding_fr.methods import METHODS
 from embedding_fr.setup import set_up, train, user_positions
@@ -49,7 +49,7 @@ HOSTS = {"north": [1, 4, 6], "south": [0, 3], "west": [2, 5]}
 
 def settings_of(name, words=""):
     data = "--dataset toy --source csv --raw raw"
-    return parse_embedding_settings("", ["--method", name, *f"{data} {SMALL} {words}".split()], name)
+    return parse_settings(["--method", name, *f"{data} {SMALL} {words}".split()])
 
 
 def simulated(settings):

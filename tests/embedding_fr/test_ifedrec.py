@@ -11,7 +11,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 
 from embedding_fr.attributes import attribute_digest, chosen_texts, item_attributes
 from embedding_fr.blocks import make_block
-from embedding_fr.commands import parse_embedding_settings
+from embedding_fr.commands import parse_settings
 from embedding_fr.deployment import check_deployable
 from embedding_fr.leaderboard import LeaderboardConfig, _rows
 from embedding_fr.methods.ifedrec import BY_ATTRIBUTES, TABLE, IfedrecConfig, network_gradients, new_item_scores
@@ -132,7 +132,7 @@ def test_fields_that_describe_an_item():
 def test_what_describes_nothing_is_told_before_the_run(texts, attributes, message):
     words = f"--dataset toy --source csv --raw raw --method ifedrec --attributes={attributes}".split()
     with pytest.raises(ValueError, match=message):
-        experiment_on(data_with(texts), parse_embedding_settings("", words, "ifedrec"))
+        experiment_on(data_with(texts), parse_settings([*words, "--method", "ifedrec"]))
 
 
 def test_attributes_of_a_file(tmp_path):
@@ -161,7 +161,7 @@ def test_tables_of_all_methods_leave_it_out_where_items_have_no_texts():
 def test_a_deployment_would_show_the_attributes_to_the_sites():
     words = ["--dataset", "toy", "--source", "csv", "--raw", "raw", "--method", "ifedrec"]
     with pytest.raises(ValueError, match="got method ifedrec, expected one without attributes of items"):
-        check_deployable(parse_embedding_settings("", words, "ifedrec"))
+        check_deployable(parse_settings([*words, "--method", "ifedrec"]))
 
 
 @pytest.mark.data

@@ -85,7 +85,7 @@ def test_sums_of_files_elsewhere_are_not_looked_at(saved, name):
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
-    settings = as_plain(parse_settings("", []).as_record())
+    settings = as_plain(parse_settings([]).as_record())
     (folder / "project.json").write_text(
         json.dumps({"format": 1, "run": "abc", "clients": ["crime", "comics"], "settings": settings})
     )

@@ -8,11 +8,12 @@ from fuzzing import PATHS, SCALARS, VALUES, fixed, told, with_other_value
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_fr.commands import parse_embedding_settings
+from embedding_fr.commands import parse_settings
 from fedecider.bounds import LARGEST
 from fedecider.deployment.messages import DeploymentConfig
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.running.options import from_plain, load_yaml
+from fedecider.running.options import from_plain
+from fedecider.running.settings_files import load_yaml
 
 OPTIONS = [
     "num_rounds",
@@ -50,7 +51,7 @@ def test_blocks_of_settings(values):
     found = told(lambda: from_plain(DeploymentConfig, values, "party.yaml"))
     if found is not None:
         assert 0 <= found.deadline_s < float("inf")
-        assert 1 <= found.min_clients <= LARGEST[int]
+        assert 1 <= found.min_clients <= LARGEST
 
 
 @given(
@@ -69,9 +70,9 @@ def test_values_on_the_command_line(name, value):
     word = (
         json.dumps(value) if value is None or isinstance(value, bool) else str(value) if value != 10**400 else "9" * 400
     )
-    found = told(lambda: parse_embedding_settings("", ["--method", "fedmf", f"--{name}={word}"], "fedmf"))
+    found = told(lambda: parse_settings(["--method", "fedmf", f"--{name}={word}"]))
     if found is not None:
-        assert 1 <= found.run.num_rounds <= LARGEST[int]
+        assert 1 <= found.run.num_rounds <= LARGEST
         assert 0.0 < found.run.participation <= 1.0
 
 
@@ -80,11 +81,11 @@ def test_outputs_that_are_no_folders_are_refused_or_kept(path, tmp_path, monkeyp
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    told(lambda: parse_embedding_settings("", ["--method", "fedmf", f"--output={path}"], "fedmf"))
+    told(lambda: parse_settings(["--method", "fedmf", f"--output={path}"]))
     assert list(tmp_path.rglob("*")) == [here]
 
 
 @pytest.mark.parametrize("word", ["--num_rounds", "--participation", "--seed"])
 def test_numbers_that_no_float_can_hold(word):
     with pytest.raises(ValueError, match=f"{word[2:]}|too large"):
-        parse_embedding_settings("", ["--method", "fedmf", word, "9" * 400], "fedmf")
+        parse_settings(["--method", "fedmf", word, "9" * 400])

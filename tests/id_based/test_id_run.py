@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedecider.cli import audit, federate, report, tune
-from fedecider.cli.federate import chosen_track
 from fedecider.comparison.compare import Plan, Shared, collect, fill, positions_of
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
+from fedecider.engine.command_line import read_command
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import read_records
@@ -154,8 +154,8 @@ def test_a_search_of_its_settings(data, tmp_path, capsys):
 
 
 def test_the_track_of_a_method():
-    assert {chosen_track(["--method", name]).name for name in METHODS} == {"id"}
-    assert chosen_track(["--method", "fedavg"]).name == "llm"
+    assert {read_command(["--method", name], "").track.name for name in METHODS} == {"id"}
+    assert read_command(["--method", "fedavg"], "").track.name == "llm"
 
 
 def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):

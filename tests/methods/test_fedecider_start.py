@@ -217,7 +217,7 @@ def test_the_curve_of_the_weights_begins_with_the_client_alone():
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"alpha_init": "own"}, "got alpha_init 'own', expected a number or auto"),
+        ({"alpha_init": "own"}, "got alpha_init own,"),
         ({"alpha_init": float("inf")}, "got alpha_init inf"),
     ],
 )
@@ -228,7 +228,7 @@ def test_settings_that_make_no_sense_are_refused(settings, text):
 
 def test_the_command_line_takes_a_number_or_auto():
     for words, expected in (([], "auto"), (["--alpha_init", "auto"], "auto"), (["--alpha_init=2"], 2.0)):
-        found = parse_settings("", ["--data", "nowhere", *words]).method
+        found = parse_settings(["--data", "nowhere", *words]).method
         assert (found.alpha_init, type(found.alpha_init)) == (expected, type(expected))
     with pytest.raises(ValueError, match="alpha_init"):
-        parse_settings("", ["--data", "nowhere", "--alpha_init", "atuo"])
+        parse_settings(["--data", "nowhere", "--alpha_init", "atuo"])

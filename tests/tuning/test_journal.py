@@ -1,7 +1,7 @@
 """The trials of a search in their file."""
 
-from fedecider.bounds import Real, Whole
 from fedecider.comparison.tuning import Journal, Outcome, Search, Trial, importances, is_used_up, proposal
+from fedecider.search_space import Real, Whole
 
 SEARCH = Search({"rate": Real(0.01, 1.0), "depth": Whole(1, 6)}, {"rate": 0.5, "depth": 2, "width": 4}, ({},), 0)
 

@@ -12,7 +12,6 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING
 from embedding_fr.setup import EmbeddingRunConfig
 from fedecider.baselines import BASELINES
-from fedecider.bounds import OneOf, Real, Whole, points
 from fedecider.comparison import tuning as search_module
 from fedecider.comparison.compare import Cell, Entry, fill
 from fedecider.comparison.tuning import (
@@ -33,6 +32,7 @@ from fedecider.methods import RATES, TRAINING_SPACE
 from fedecider.methods.recommender import LocalTraining
 from fedecider.running.options import from_plain
 from fedecider.running.run_folder import as_plain
+from fedecider.search_space import OneOf, Real, Whole, points
 
 pytestmark = pytest.mark.whole
 

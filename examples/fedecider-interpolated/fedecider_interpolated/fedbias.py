@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ from embedding_fr.methods import Method
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.stacked import take
 from embedding_fr.tables import normal
-from fedecider.bounds import NotNegative, check
+from fedecider.bounds import NotNegative, dataclass
 from fedecider.federation.method import FederatedMethod, Tree
 
 
@@ -28,9 +26,6 @@ class FedbiasConfig:
     """
 
     bias_learning_rate: NotNegative = 0.1
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def fedbias(federation: Federation, training: EmbeddingTraining, config: FedbiasConfig) -> FederatedMethod:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedecider.bounds import Share, check
+from fedecider.bounds import Share, dataclass
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
@@ -37,9 +36,6 @@ class InterpolatedConfig:
     """
 
     share: Share = 0.5
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def interpolated(recommender: ClientModels, config: InterpolatedConfig) -> FederatedMethod:

@@ -187,8 +187,8 @@ def test_a_file_that_is_no_settings(case, tmp_path, capsys):
 
 
 LINE = {
-    "unknown option": ("federate", ("--nope", "1"), "--nope"),
-    "shortened option": ("federate", ("--num_round", "1"), "--num_round"),
+    "unknown option": ("federate", ("--nope", "1"), "nope"),
+    "shortened option": ("federate", ("--num_round", "1"), "num_round"),
     "option without value": ("federate", ("--num_rounds",), "--num_rounds"),
     "no number": ("federate", ("--num_rounds", "x"), "num_rounds"),
     "stray word": ("federate", ("stray",), "stray"),
@@ -226,7 +226,7 @@ LINE = {
     "a list as method": ("compare", ("--rows", "{a: {method: [1]}}", "--seeds", "1"), "method [1]"),
     "a number as row": ("compare", ("--rows", "{local: 5}", "--seeds", "1"), "rows"),
     "nothing as row": ("compare", ("--rows", "{local: null}", "--seeds", "1"), "rows"),
-    "a number as option name": ("compare", ("--rows", "{local: {3: 4}}", "--seeds", "1"), "local"),
+    "a number as option name": ("compare", ("--rows", "{local: {3: 4}}", "--seeds", "1"), "rows"),
     "help as option of a row": ("compare", ("--rows", "{local: {print_config: 1}}", "--seeds", "1"), "local"),
     "a bad option of a row": ("compare", ("--rows", "{local: {num_rounds: x}}", "--seeds", "1"), "the row local"),
     "nonsense device": (

@@ -60,7 +60,7 @@ def chosen_texts(data: Interactions, names: str = "") -> list[str]:
             "titles and genres beside the events, or give --attributes items.csv"
         )
     fields = [fields_of(text) for text in data.texts]
-    known = list(dict.fromkeys(name for one in fields for name in one))
+    known = list(dict.fromkeys(name for of_item in fields for name in of_item))
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown:
@@ -69,7 +69,7 @@ def chosen_texts(data: Interactions, names: str = "") -> list[str]:
             "path of a csv file"
         )
     wanted = wanted or [name for name in known if name != "title"] or known
-    return [" ".join(one[name] for name in wanted if name in one) for one in fields]
+    return [" ".join(of_item[name] for name in wanted if name in of_item) for of_item in fields]
 
 
 def fields_of(text: str) -> dict[str, str]:

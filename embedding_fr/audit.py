@@ -130,7 +130,7 @@ def watch_rounds(
     again: list[dict] = []
     tables = METHODS[settings.run.method].item_tables
     first: dict[int, Tensor] = {}
-    found: dict[int, Tensor] = {}
+    score_of: dict[int, Tensor] = {}
     move_of: dict[int, Tensor] = {}
     arrived: set[int] = set()
     counts: list[Tensor] = []
@@ -159,7 +159,7 @@ def watch_rounds(
             score_ACI = move_scores(torch.stack(list(move_of.values())))
             for client, score_AI in zip(move_of, score_ACI.unbind(1), strict=True):
                 first.setdefault(client, score_AI)
-                found[client] = found[client] + score_AI if client in found else score_AI
+                score_of[client] = score_of[client] + score_AI if client in score_of else score_AI
         total_ID = moved_sum(before, now, tables) if not counts else _column(counts)
         if masked:  # what the server opens: the sum over all clients, and nothing else
             sums = parties(setup.federation, settings.method, round)
@@ -179,12 +179,12 @@ def watch_rounds(
             f"got no upload of the {len(clients)} clients drawn here in rounds 1 to {num_rounds}, expected one at "
             "least: raise num_clients or num_rounds"
         )
-    if not found:
+    if not score_of:
         raise ValueError(
             f"got uploads of {settings.run.method} with neither a row nor a count for each of {num_items} items, "
             "expected some: this audit reads item tables (Method.item_tables) and count matrices"
         )
-    return Watched(first, found, torch.stack(totals).sum(0) if totals else None, seen_by[-1])
+    return Watched(first, score_of, torch.stack(totals).sum(0) if totals else None, seen_by[-1])
 
 
 def watched(
@@ -279,8 +279,8 @@ def _row(
     trained: Sequence[Sequence[int]],
     attacks: Sequence[str],
 ) -> AuditRow:
-    found = [[auc(_scored(score_I, trained[client])) for score_I in score_AI] for client, score_AI in scores.items()]
-    auc_AC = torch.tensor(found, dtype=torch.float64).T
+    aucs = [[auc(_scored(score_I, trained[client])) for score_I in score_AI] for client, score_AI in scores.items()]
+    auc_AC = torch.tensor(aucs, dtype=torch.float64).T
     fold_C = torch.randperm(len(scores), generator=stream(config.seed, "halves")) % 2
     chosen_C = chosen_on_others(auc_AC, fold_C)
     value_C = auc_AC.gather(0, chosen_C[None])[0]

@@ -192,7 +192,7 @@ def positions_stacked(score_CI: Tensor, target_C: Tensor, seen_CT: Tensor) -> Te
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([0, *map(len, lists)])
-    return torch.tensor([item for one in lists for item in one], dtype=torch.int64), lengths.cumsum(0)
+    return torch.tensor([item for items in lists for item in items], dtype=torch.int64), lengths.cumsum(0)
 
 
 def _padded(value_E: Tensor, start_N: Tensor, client_C: Tensor, pad: int) -> tuple[Tensor, Tensor]:

@@ -312,8 +312,8 @@ def hosted_users(project: Project, population: Population, name: str) -> Hosted:
     client_bytes = working_set(settings, population.num_items, CPU)
     pack = block_packer(population, client_bytes, block_bytes(settings.run, CPU))
 
-    def packed(asked: Sequence[int]) -> list[Block]:
-        blocks = pack([place_of[client] for client in asked])
+    def packed(cohort: Sequence[int]) -> list[Block]:
+        blocks = pack([place_of[client] for client in cohort])
         return [block._replace(clients=client_U[block.clients]) for block in blocks]
 
     scored = set(eval_users(settings.run, project.num_clients) or clients)
@@ -333,7 +333,7 @@ class _End(NamedTuple):
         """Test and validation of the own users in the selected round, into the site's folder; the means it tells."""
         name, protocol = self.project.more["dataset"], get_protocol(self.project.settings.run.protocol)
 
-        def found(split: str) -> dict[str, Tensor]:
+        def positions_of(split: str) -> dict[str, Tensor]:
             return {
                 label: self.hosted.positions(
                     self.method, variant, download, state.best_local, self.hosted.clients, split
@@ -341,8 +341,10 @@ class _End(NamedTuple):
                 for variant, label in variant_labels(self.method.name, self.method.variants).items()
             }
 
-        test, valid = found("test"), found("valid")
-        rows, valid_rows = (result_rows({label: {name: one} for label, one in part.items()}) for part in (test, valid))
+        test, valid = positions_of("test"), positions_of("valid")
+        rows, valid_rows = (
+            result_rows({label: {name: at_U} for label, at_U in part.items()}) for part in (test, valid)
+        )
         content = {
             **_head(self.project, self.method, state),
             "num_users": len(self.users),
@@ -350,7 +352,9 @@ class _End(NamedTuple):
             "valid": rows_data(valid_rows, name),
         }
         write_json(self.folder.metrics, content)
-        records = (UserPositions(name, self.users, "test", label, state.best_round, one) for label, one in test.items())
+        records = (
+            UserPositions(name, self.users, "test", label, state.best_round, at_U) for label, at_U in test.items()
+        )
         write_per_user(self.folder.per_user, records)
         note = f"{len(self.users)} of {self.project.num_clients} users: those of this site; round {state.best_round}"
         title = f"Test of {self.method.name} on {name}"

@@ -107,16 +107,16 @@ def mlp_gradients(
             by_client_CK = torch.bmm(weight[:, :num_common], bias_CO[:, :, None])[:, :, 0]
         layers[f"{name}.{layer}.weight"], layers[f"{name}.{layer}.bias"] = gradient, bias_CO
         if layer:
-            one = upstream_COB.shape[1] == 1  # then the product is an outer one
-            upstream_COB = weight * upstream_COB if one else torch.bmm(weight, upstream_COB)
+            single_output = upstream_COB.shape[1] == 1  # then the product is an outer one
+            upstream_COB = weight * upstream_COB if single_output else torch.bmm(weight, upstream_COB)
             upstream_COB *= hidden[layer].sign()  # 0 where ReLU cut off, else 1
     return MlpGradients(layers, upstream_COB, by_client_CK)
 
 
-def row_gradients(params: Tree, name: str, found: MlpGradients) -> Tensor:
+def row_gradients(params: Tree, name: str, gradients: MlpGradients) -> Tensor:
     """(C, B, F) derivatives by the rows; a function of its own, since not every loss wants them."""
-    num_common = 0 if found.client_CK is None else found.client_CK.shape[1]
-    return torch.bmm(found.upstream_CUB.mT, params[f"{name}.0.weight"][:, num_common:].mT)
+    num_common = 0 if gradients.client_CK is None else gradients.client_CK.shape[1]
+    return torch.bmm(gradients.upstream_CUB.mT, params[f"{name}.0.weight"][:, num_common:].mT)
 
 
 def _num_layers(params: Tree, name: str) -> int:

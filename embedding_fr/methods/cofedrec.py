@@ -94,7 +94,7 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
        places 0 to e are the group (:func:`elbow`).
     4. The group gets the mean of its tables, everybody else the own one back. All get the categories.
 
-    Loss: BCE + contrast_weight L (:func:`contrastive_loss`), from round 2 on; the term pulls items of a category
+    Loss: BCE + contrast_weight L (:func:`contrastive_loss`), from round 2 on; the term draws items of a category
     together. Upload: V_u, 4 I D bytes; download: the table that the user goes on with and the categories, 4 I D + 4 I.
     The server compares tables, so it must see them, and holds one per user: 4 N I D bytes; clients hold as much. A user
     goes on with what the server holds: its own table as it arrived, with the noise of an upload, and the one of before
@@ -135,14 +135,14 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
         def gradients(
             objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
         ) -> tuple[Tree, Tensor]:
-            found, logit_AB = linear_gradients(objective, params, names, batch)
+            by_name, logit_AB = linear_gradients(objective, params, names, batch)
             if contrasts and "item_table" in names:
                 row_ASD = params["item_table"][: batch.active, anchor_S].requires_grad_()
                 with torch.enable_grad():
                     value_A = contrastive_loss(row_ASD, label_CS[: batch.active], config)
                     (by_row_ASD,) = torch.autograd.grad(value_A.sum(), row_ASD)
-                found["item_table"].index_add_(1, anchor_S, by_row_ASD, alpha=config.contrast_weight)
-            return found, logit_AB
+                by_name["item_table"].index_add_(1, anchor_S, by_row_ASD, alpha=config.contrast_weight)
+            return by_name, logit_AB
 
         objective = Objective(model.logits, gradients=gradients)
         loss_C = train_epochs(objective, params, drawn, training, optimiser)
@@ -162,10 +162,10 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
         if not len(client_V):
             return server
         mean_ID = mean_table(table_NID, client_V)
-        found = k_means(mean_ID, config.num_categories, stream(federation.seed, "categories", round))
-        group_G = grouped(table_NID, client_V, found.label_N, federation.seed, config, round)
+        categories = k_means(mean_ID, config.num_categories, stream(federation.seed, "categories", round))
+        group_G = grouped(table_NID, client_V, categories.label_N, federation.seed, config, round)
         table_NID[group_G] = mean_table(table_NID, group_G).to(table_NID.dtype)
-        return {"item_table": table_NID, "category": found.label_N.int()}
+        return {"item_table": table_NID, "category": categories.label_N.int()}
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         if variant == "personal":

@@ -249,8 +249,8 @@ def code_gradients(
     product_AID = table_AID * user_AD[:, None]
     slope_AID = product_AID * share_AI[:, :, None] - label_AI[:, :, None]
     slope_AID *= 2.0 / table_AID.shape[2]
-    found = {"user": (slope_AID * table_AID).sum(1), TABLE: slope_AID * user_AD[:, None]}
-    return found, product_AID.sum(2).gather(1, batch.item_AB)
+    by_name = {"user": (slope_AID * table_AID).sum(1), TABLE: slope_AID * user_AD[:, None]}
+    return by_name, product_AID.sum(2).gather(1, batch.item_AB)
 
 
 def with_decay(gradients: Gradients, weight_decay: float) -> Gradients:
@@ -259,12 +259,12 @@ def with_decay(gradients: Gradients, weight_decay: float) -> Gradients:
         return gradients
 
     def decayed(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
-        found, logit_AB = gradients(objective, params, names, batch)
+        by_name, logit_AB = gradients(objective, params, names, batch)
         table_AID = params[TABLE][: batch.active]
         share_AI1 = row_sums(table_AID, batch)[:, :, None]
-        found["user"] = found["user"].add(params["user"][: batch.active], alpha=weight_decay)
-        found[TABLE] = found[TABLE].addcmul(share_AI1, table_AID, value=weight_decay)
-        return found, logit_AB
+        by_name["user"] = by_name["user"].add(params["user"][: batch.active], alpha=weight_decay)
+        by_name[TABLE] = by_name[TABLE].addcmul(share_AI1, table_AID, value=weight_decay)
+        return by_name, logit_AB
 
     return decayed
 

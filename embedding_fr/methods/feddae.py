@@ -121,9 +121,9 @@ def feddae(federation: Federation, training: EmbeddingTraining, config: FeddaeCo
             noise = draw_noise(federation.seed, round, epoch, client_C, item_CT.shape[1], size, config.dropout)
             leaves = {name: tensor.requires_grad_() for name, tensor in params.items()}
             loss_C = loss_of(leaves, item_CT, real_CT, num_C, noise, beta)
-            found = torch.autograd.grad(loss_C.sum(), list(leaves.values()))
+            gradients = torch.autograd.grad(loss_C.sum(), list(leaves.values()))
             params = {name: tensor.detach() for name, tensor in leaves.items()}
-            apply_step(optimiser, params, dict(zip(params, found, strict=True)), state)
+            apply_step(optimiser, params, dict(zip(params, gradients, strict=True)), state)
         loss_C = loss_C.detach()
         check_finite(params, loss_C, block.clients, round)
         sent = {name: params[name] for name in shared}

@@ -98,12 +98,12 @@ def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batc
     *hidden, out = mlp_layers(seen, "scorer", take(table_ARD, batch.item_AB), user_AD)
     logit_AB = out[:, 0]
     residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
-    found = mlp_gradients(seen, "scorer", hidden, residual_AB[:, None], user_AD)
-    assert found.client_CK is not None
+    of_network = mlp_gradients(seen, "scorer", hidden, residual_AB[:, None], user_AD)
+    assert of_network.client_CK is not None
     gradients = {
-        **found.layers,
-        "user": found.client_CK,
-        "item_table": add_rows(table_ARD.shape, batch.item_AB, row_gradients(seen, "scorer", found)),
+        **of_network.layers,
+        "user": of_network.client_CK,
+        "item_table": add_rows(table_ARD.shape, batch.item_AB, row_gradients(seen, "scorer", of_network)),
     }
     return {name: gradients[name] for name in names}, logit_AB
 

@@ -300,28 +300,28 @@ def gradients(
     weight_AB = batch.weight_AB if config.variant == "code" else (batch.weight_AB > 0.0).to(logit_AB.dtype)
     error_AB = (torch.sigmoid(logit_AB) - batch.label_AB) * weight_AB
     slope_AI = torch.zeros_like(score_AI).scatter_add_(1, batch.item_AB, error_AB)
-    found = {"user": weighted_sum(slope_AI, row_AID)}
+    by_name = {"user": weighted_sum(slope_AI, row_AID)}
     if "bias" in mine:
-        found["bias"] = error_AB.sum(1)
+        by_name["bias"] = error_AB.sum(1)
     tables = {name: mine[name] for name in TABLES if name in mine}
     fit_AID = slope_AI[:, :, None] * mine["user"][:, None]
     share_AI1 = None
     if config.variant == "code":
         share_AI = torch.zeros_like(score_AI).scatter_add_(1, batch.item_AB, weight_AB)
         share_AI1 = share_AI[:, :, None] / row_AID.shape[2]
-    found.update(dict.fromkeys(tables, fit_AID))
+    by_name.update(dict.fromkeys(tables, fit_AID))
     if now.distance:
         push_AID = _push(tables, config.distance, share_AI1)
-        found[PERSONAL] = fit_AID.add(push_AID, alpha=-2.0 * now.distance)
-        found[COMMON] = fit_AID.add_(push_AID, alpha=2.0 * now.distance)
+        by_name[PERSONAL] = fit_AID.add(push_AID, alpha=-2.0 * now.distance)
+        by_name[COMMON] = fit_AID.add_(push_AID, alpha=2.0 * now.distance)
     if COMMON in tables:
-        found[COMMON] = _common_gradient(found[COMMON], tables[COMMON], config, now, share_AI1)
+        by_name[COMMON] = _common_gradient(by_name[COMMON], tables[COMMON], config, now, share_AI1)
     if weight_decay:
-        found = {name: gradient.add(mine[name], alpha=weight_decay) for name, gradient in found.items()}
+        by_name = {name: gradient.add(mine[name], alpha=weight_decay) for name, gradient in by_name.items()}
     if COMMON in tables and config.grad_clip is not None:
-        norm_A = torch.linalg.vector_norm(found[COMMON], dim=(1, 2), keepdim=True)
-        found[COMMON] = found[COMMON] * (config.grad_clip / norm_A).clamp(max=1.0)
-    return found, logit_AB
+        norm_A = torch.linalg.vector_norm(by_name[COMMON], dim=(1, 2), keepdim=True)
+        by_name[COMMON] = by_name[COMMON] * (config.grad_clip / norm_A).clamp(max=1.0)
+    return by_name, logit_AB
 
 
 def _push(tables: Tree, distance: str, share_AI1: Tensor | None) -> Tensor:

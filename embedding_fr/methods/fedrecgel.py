@@ -193,8 +193,8 @@ def _gradient_averaged(federation: Federation, training: EmbeddingTraining, conf
     zeros = {f"{name}.gradient": torch.zeros_like(tensor) for name, tensor in model.shared.items()}
 
     def init() -> tuple[Tree, Tree]:
-        one = {name: tensor[None] for name, tensor in model.shared.items()}
-        return {**model.shared, **fresh_state(shared_step, one)}, {
+        stacked = {name: tensor[None] for name, tensor in model.shared.items()}
+        return {**model.shared, **fresh_state(shared_step, stacked)}, {
             **model.private,
             **fresh_state(private_step, model.private),
         }

@@ -45,7 +45,7 @@ class GpfedrecConfig:
         num_neighbours: If above 0, the neighbours are that many most similar clients, oneself among them, and
             threshold is not used.
         graph_layers: The number of steps along the graph.
-        graph_weight: The weight of the regulariser that pulls the local table to the one of the neighbourhood.
+        graph_weight: The weight of the regulariser that draws the local table to that of the neighbourhood.
         variant: The variant: paper takes similar clients; code takes those with a large cosine DISTANCE, as the public
             code does.
     """
@@ -78,10 +78,10 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
     neighbourhood, and ``q = mean_u r_u`` is what all start from. Loss: BCE + graph_weight mean((q_u - r_u)^2).
 
     Download: q and r_u - q (what the neighbourhood adds), two tables; upload: one table, in full, since the regulariser
-    moves every row. Rows without examples are moved in closed form (:func:`pulled_tables`). The similarity needs all
-    uploads at once: the server holds one table per client, N I D numbers (4 N I D bytes: 100 MB for 943 clients,
-    1,682 items and 16 dims; 1.4 GB for 6,040 clients and 3,706 items), and as many again while it makes the next
-    ones in the place of the uploads. An absent client keeps its r_u.
+    moves every row. Rows without examples are moved in closed form (:func:`tables_by_regulariser`). The similarity
+    needs all uploads at once: the server holds one table per client, N I D numbers (4 N I D bytes: 100 MB for 943
+    clients, 1,682 items and 16 dims; 1.4 GB for 6,040 clients and 3,706 items), and as many again while it makes the
+    next ones in the place of the uploads. An absent client keeps its r_u.
 
     Variants: ``personal`` scores with the client's own last table, as the public code does (another N I D numbers, at
     the clients); ``global`` with q; ``graph`` with r_u.
@@ -103,7 +103,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         server = {"item_table": table_ID, "graph_table": repeated(table_ID, federation.num_clients)}
         return server, {
             **model.private,
-            **{name: repeated(one, federation.num_clients) for name, one in scorer.items()},
+            **{name: repeated(start, federation.num_clients) for name, start in scorer.items()},
         }
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
@@ -119,7 +119,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         steps_C = training.local_epochs * -(-drawn.examples.count_C // training.batch_size)
-        table_CID = pulled_tables(download, steps_C, optimiser.learning_rate["item_table"] * strength)
+        table_CID = tables_by_regulariser(download, steps_C, optimiser.learning_rate["item_table"] * strength)
         set_rows(table_CID, drawn.row_CR, params["item_table"])
         upload = Upload(block.clients, block.data.num_train_C.to(loss_C.dtype), {"item_table": table_CID})
         return upload, {name: params[name] for name in own}, [{"loss": loss} for loss in loss_C.tolist()]
@@ -182,7 +182,7 @@ def cosine_similarities(cohort: Cohort) -> Tensor:
     return cosines(inner_VV).clamp_(max=1.0).fill_diagonal_(1.0)
 
 
-def pulled_tables(download: Download, steps_C: Tensor, rate: float) -> Tensor:
+def tables_by_regulariser(download: Download, steps_C: Tensor, rate: float) -> Tensor:
     """(C, I, D) tables after ``steps`` steps of the regulariser alone: ``q - r <- (1 - rate) (q - r)`` from q to r."""
     offset_CID = download.per_client["graph_offset"]
     share_C = 1.0 - (1.0 - rate) ** steps_C.to(offset_CID)

@@ -47,7 +47,7 @@ class IfedrecConfig:
         backbone: What a client keeps to itself: pfedrec is a linear score function, fedncf a user embedding and a
             network. The public code trains fedncf with learning_rate 0.5 and alignment_weight 1.
         hidden_sizes: With fedncf: the widths of the hidden layers between [p_u, q_i] and the logit, with commas.
-        alignment_weight: The weight of the regulariser that pulls a client's item table to what the attributes say.
+        alignment_weight: The weight of the regulariser that draws a client's item table to what the attributes say.
         attribute_layers: The widths of the hidden layers of the network from attributes to embeddings, with commas.
         server_learning_rate: The learning rate of that network.
         server_epochs: The number of its steps in a round, each over all items.
@@ -128,7 +128,7 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
         model = ncf_model(federation, training, config.hidden_sizes)
         scorer = {name: tensor for name, tensor in model.shared.items() if name != TABLE}
         optimiser = plain_sgd(federation, training, [*scorer, "user"])
-        private = {**model.private, **{name: repeated(one, federation.num_clients) for name, one in scorer.items()}}
+        private = {**model.private, **{name: repeated(start, federation.num_clients) for name, start in scorer.items()}}
     item_rate = optimiser.learning_rate[TABLE]
     weight = landing_weight(config.alignment_weight, federation, training, item_rate)
     strength = 2.0 * weight / (federation.num_items * training.embedding_size)

@@ -128,7 +128,7 @@ def pfedrec_em(federation: Federation, training: EmbeddingTraining, config: merg
 
 
 def gpfedrec_em(federation: Federation, training: EmbeddingTraining, config: merges.Merging) -> FederatedMethod:
-    """GPFedRec with elastic merging of the table that all start from; the regulariser pulls to where it did before."""
+    """GPFedRec with elastic merging of the table that all start from; the regulariser draws to where it did before."""
     method = gpfedrec.gpfedrec(federation, training, gpfedrec.GpfedrecConfig())
     return elastic(method, merges.Scorer(fedncf.ncf_logits), federation, training, config, offsets=("graph_offset",))
 

@@ -134,11 +134,11 @@ def federation_off(bench: EmbeddingBench) -> None:
                 empty = (group["up"], group["down"], group["header_up"], group["header_down"]) == ({}, {}, 0, 0)
                 require(empty, "with federation off something travels")
         require(not differing(state.server, method.init()[0]), "with federation off the server changes")
-    one, other = states
+    first, second = states
     others = torch.tensor([client for client in range(bench.num_clients) if client != 3])
-    wrong = [name for name in one.local if not alike(one.local[name][others], other.local[name][others])]
+    wrong = [name for name in first.local if not alike(first.local[name][others], second.local[name][others])]
     require(not wrong, f"with federation off the data of client 3 change {wrong} of others")
-    moved = [name for name in one.local if not alike(one.local[name][3], other.local[name][3])]
+    moved = [name for name in first.local if not alike(first.local[name][3], second.local[name][3])]
     require(bool(moved), "with federation off a client's own data change nothing that it keeps")
 
 

@@ -10,7 +10,7 @@ from embedding_fr.methods.gpfedrec import (
     GpfedrecConfig,
     cosine_similarities,
     landing_weight,
-    pulled_tables,
+    tables_by_regulariser,
     user_graph,
 )
 from embedding_fr.mixing import collect
@@ -111,7 +111,7 @@ def test_tables_spread_along_the_graph(layers):
 def test_rows_without_examples_go_to_the_neighbourhood_in_closed_form():
     """q = 1, r = 3: after steps of share 1/4, 1 + 2 (1 - (3/4)^steps)."""
     download = Download({"item_table": torch.ones(5, 1)}, {"graph_offset": torch.full((3, 5, 1), 2.0)})
-    pulled = pulled_tables(download, torch.tensor([0, 1, 2]), 0.25)
+    pulled = tables_by_regulariser(download, torch.tensor([0, 1, 2]), 0.25)
     assert pulled[:, 0, 0].tolist() == pytest.approx([1.0, 1.5, 1.875])
     assert (pulled == pulled[:, :1]).all()
 

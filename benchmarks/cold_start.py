@@ -3,8 +3,8 @@
     python benchmarks/cold_start.py --data <prepared> [--seeds 0,1,2] [--output FILE] [--set --pretrain.train.epochs 2]
 
 A share of each catalogue's items is hidden: they leave the catalogue of stage 1, and their events leave the histories
-of public users and clients. The decoder of ``amazon_decoder.yaml`` is trained on what is left (catalogue
-synthetic histories, public users and train parts of the clients in one place), once with its item table and once with the table
+of public users and clients. The decoder of ``amazon_decoder.yaml`` is trained on what is left (synthetic
+histories, public users and train parts of the clients in one place), once with its item table and once with the table
 frozen. Then the hidden items are added, and every client user whose test item is one of them is asked for it among all
 items; the history is what is left of the events before. Users whose test item was always there show what the frozen
 table costs. Every seed hides other items and trains another decoder. At the end the decoder with its table trained is
@@ -51,6 +51,7 @@ from idgen.new_items import append_rows
 from idgen.ranking import RankingContext, rank_task
 from idgen.tasks import catalogue_task
 from idgen.tokenizer import encode_ids, known_phrases, with_phrases
+from idgen.training import Execution
 
 CONFIG = Path(__file__).resolve().parent / "configs" / "amazon_decoder.yaml"
 TRAINED = "decoder, table trained"
@@ -205,9 +206,8 @@ def rows_of_seed(
             yield row("decoder before training", "0", positions(made, settings, splits, encoded))
         clients = client_tasks(trained, made.ids, made.tokenizer, settings.run.pretrain)
         started = time.process_time()
-        train_backbone(
-            made.model, [*made.tasks, *clients], settings.run.pretrain.train, derive_seed(seed, "cold start")
-        )
+        execution = Execution(derive_seed(seed, "cold start"))
+        train_backbone(made.model, [*made.tasks, *clients], settings.run.pretrain.train, execution)
         seconds = time.process_time() - started
         yield row(label, f"{seconds:.0f}", positions(made, settings, splits, encoded))
 

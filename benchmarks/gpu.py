@@ -67,6 +67,7 @@ from idgen.ranking_config import RankingConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.tasks import Task, build_task
 from idgen.tokenizer import train_tokenizer
+from idgen.training import Execution
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOMAINS = ("crime", "comics", "children")
@@ -211,8 +212,8 @@ def train(bench: Bench, precision: Any, batch_size: int) -> tuple[T5ForCondition
     model, steps = new_backbone(bench), bench.size.train_steps
     reset_memory(bench.device)
     config = BackboneTraining(batch_size=batch_size, max_steps=steps, precision=precision)
-    logs = train_backbone(model, bench.public, replace(config, max_steps=steps // 8), 0, bench.device)[:1]
-    logs += train_backbone(model, bench.public, config, 1, bench.device)
+    logs = train_backbone(model, bench.public, replace(config, max_steps=steps // 8), Execution(0, bench.device))[:1]
+    logs += train_backbone(model, bench.public, config, Execution(1, bench.device))
     losses = [log["loss"] for log in logs]
     assert all(np.isfinite(losses)), f"losses {losses}"
     assert losses[-1] < losses[0], f"the loss does not fall: {losses}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,9 @@ from idgen.losses import sequence_loss
 from idgen.optimizer import DISTILL_COURSE
 from idgen.samples import num_batches, train_batches
 from idgen.tasks import Task
-from idgen.training import OnStep, epoch_generator, set_dropout, train_model
+from idgen.training import Execution, Optimisation, epoch_generator, set_dropout, train_model
 
 Evaluate = Callable[[Any], dict[str, Any]]
-
-TRAININGS = ("pairs", "finetune")
-
 
 REPORT_BATCHES = 8
 """Batches on which losses are measured before and after."""
@@ -41,12 +39,8 @@ def distill(
     teacher: Any,
     tasks: Task | Sequence[Task],
     config: DistillConfig,
-    *,
-    seed: int,
-    device: torch.device | str = "cpu",
-    on_step: OnStep | None = None,
+    execution: Execution,
     evaluate: Evaluate | None = None,
-    held_out: Task | Sequence[Task] | None = None,
     checkpoints: Path | None = None,
     finetune_rate: float = 0.0,
 ) -> tuple[Any, dict[str, Any]]:
@@ -55,44 +49,35 @@ def distill(
     Every pair is trained on the teacher's inputs, all pairs in parallel: the pairs share no trained parameter, and
     gradients are clipped pair by pair. Embeddings, final norms and position biases stay the teacher's.
     The report holds ``pairs`` (loss of each before and after), ``chained_loss`` (cross-entropy of teacher, student at
-    the start, student), ``parameters``, ``logs``; ``held_out`` (tasks that are not trained on) adds the same losses
-    under "held_out", ``evaluate(model)`` adds its results for each model under "metrics".
+    the start, student), ``parameters``, ``logs``; ``evaluate(model)`` adds its results for each model under "metrics".
     ``checkpoints``: a folder for those of both trainings (`idgen.training`).
     ``finetune_rate``: the learning rate of one further epoch of the whole student (`finetune`); 0 for none.
     Source: FeDecider (WWW 2026), appendix B.2. Differs from the paper: mean over tokens that count instead of a sum
     over all, see `pair_losses`; fine-tuning is an extension.
     """
-    device = torch.device(device)
-    teacher.to(device).eval()  # type: ignore[arg-type]
+    teacher.to(execution.device).eval()  # type: ignore[arg-type]
     student = build_student(teacher)
-    pairs = pairs_of(teacher)
-    measured = {"train": _report_batches(tasks, config, seed, device)}
-    if held_out is not None:
-        measured["held_out"] = _report_batches(held_out, config, seed, device)
-    stages = {"teacher": _measure(teacher, teacher, [], measured, evaluate)}
-    stages["init"] = _measure(teacher, student, pairs, measured, evaluate)
-    begun = {
-        name: None if checkpoints is None else Checkpoint(checkpoints / f"{name}.safetensors") for name in TRAININGS
-    }
-    pairs_log = train_pairs(
-        teacher, student, tasks, config, seed=seed, device=device, on_step=on_step, checkpoint=begun["pairs"]
-    )
-    logs = {"pairs": pairs_log}
-    stages["student"] = _measure(teacher, student, pairs, measured, evaluate)
+    pairs, batches = pairs_of(teacher), _report_batches(tasks, config, execution)
+
+    def begun(name: str, seed: int) -> Execution:
+        place = None if checkpoints is None else Checkpoint(checkpoints / f"{name}.safetensors")
+        return execution._replace(seed=seed, checkpoint=place)
+
+    stages = {"teacher": _measure(teacher, teacher, [], batches, evaluate)}
+    stages["init"] = _measure(teacher, student, pairs, batches, evaluate)
+    logs = {"pairs": train_pairs(teacher, student, tasks, config, begun("pairs", execution.seed))}
+    stages["student"] = _measure(teacher, student, pairs, batches, evaluate)
     if finetune_rate > 0.0:
         tuned = replace(config, learning_rate=finetune_rate, epochs=1)
-        logs["finetune"] = finetune(
-            teacher, student, tasks, tuned, seed=seed, device=device, on_step=on_step, checkpoint=begun["finetune"]
-        )
-        stages["finetuned"] = _measure(teacher, student, pairs, measured, evaluate)
+        # seed + 1: other batches than the pairs had.
+        logs["finetune"] = finetune(teacher, student, tasks, tuned, begun("finetune", execution.seed + 1))
+        stages["finetuned"] = _measure(teacher, student, pairs, batches, evaluate)
     report = {
-        **_losses(pairs, stages, "train"),
+        **_losses(pairs, stages),
         "parameters": {"teacher": _count(teacher), "student": _count(student)},
         "block_parameters": {"teacher": _count_layers(teacher), "student": _count_layers(student)},
         "logs": logs,
     }
-    if held_out is not None:
-        report["held_out"] = _losses(pairs, stages, "held_out")
     if evaluate is not None:
         report["metrics"] = {name: stage["metrics"] for name, stage in stages.items()}
     return student, report
@@ -103,11 +88,7 @@ def train_pairs(
     student: Any,
     tasks: Task | Sequence[Task],
     config: DistillConfig,
-    *,
-    seed: int,
-    device: torch.device | str = "cpu",
-    on_step: OnStep | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution,
 ) -> list[dict[str, Any]]:
     """Train every student block on its pair, in place; logs as in `train_model` (loss: sum over the pairs)."""
     teacher.eval()
@@ -117,7 +98,7 @@ def train_pairs(
         return pair_losses(teacher, student, pairs, batch).sum()
 
     groups = [pair_parameters(student, pair) for pair in pairs]
-    return _train(student, groups, tasks, config, loss, seed, device, on_step, checkpoint, clip_each_group=True)
+    return _train(student, groups, tasks, config, loss, execution, clip_each_group=True)
 
 
 def finetune(
@@ -125,11 +106,7 @@ def finetune(
     student: Any,
     tasks: Task | Sequence[Task],
     config: DistillConfig,
-    *,
-    seed: int,
-    device: torch.device | str = "cpu",
-    on_step: OnStep | None = None,
-    checkpoint: Checkpoint | None = None,
+    execution: Execution,
 ) -> list[dict[str, Any]]:
     """Extension: train all layers through the chained student, in place, see `finetune_loss`.
 
@@ -137,15 +114,12 @@ def finetune(
     """
     teacher.eval()
 
-    def loss(batch: TokenBatch) -> torch.Tensor:
-        return finetune_loss(teacher, student, batch, KL_WEIGHT)
-
     blocks = [
         Pair(stack, i, i, i) for stack, layers in family_of(student).layers(student).items() for i in range(len(layers))
     ]
     groups = [pair_parameters(student, block) for block in blocks]
-    # seed + 1: other batches than the pairs had.
-    return _train(student, groups, tasks, config, loss, seed + 1, device, on_step, checkpoint, clip_each_group=False)
+    loss = partial(finetune_loss, teacher, student, kl_weight=KL_WEIGHT)
+    return _train(student, groups, tasks, config, loss, execution, clip_each_group=False)
 
 
 def _train(
@@ -154,10 +128,7 @@ def _train(
     tasks: Task | Sequence[Task],
     training: DistillConfig,
     loss: Callable[[TokenBatch], torch.Tensor],
-    seed: int,
-    device: torch.device | str,
-    on_step: OnStep | None,
-    checkpoint: Checkpoint | None,
+    execution: Execution,
     clip_each_group: bool,
 ) -> list[dict[str, Any]]:
     """Train groups of parameters; everything else of the student is frozen meanwhile."""
@@ -166,69 +137,53 @@ def _train(
     for group in groups:
         for parameter in group["params"]:
             parameter.requires_grad_(True)
+    total_steps = training.epochs * num_batches(tasks, training.batch_size)
     logs = train_model(
         student,
-        lambda epoch: train_batches(tasks, training.batch_size, epoch_generator(seed, epoch)),
-        training.epochs * num_batches(tasks, training.batch_size),
-        training,
-        DISTILL_COURSE,
-        device,
-        seed=seed,
-        parameters=groups,
-        loss_fn=loss,
-        on_step=on_step,
-        clip_each_group=clip_each_group,
-        checkpoint=checkpoint,
+        lambda epoch: train_batches(tasks, training.batch_size, epoch_generator(execution.seed, epoch)),
+        loss,
+        groups,
+        Optimisation(training, DISTILL_COURSE, total_steps, clip_each_group),
+        execution,
     )
     student.requires_grad_(True)
     set_dropout(student, family_of(student).dropout(student.config))
     return logs
 
 
-def _report_batches(
-    tasks: Task | Sequence[Task], config: DistillConfig, seed: int, device: torch.device
-) -> list[TokenBatch]:
-    generator = torch.Generator().manual_seed(seed)
+def _report_batches(tasks: Task | Sequence[Task], config: DistillConfig, execution: Execution) -> list[TokenBatch]:
+    generator = torch.Generator().manual_seed(execution.seed)
     batches = islice(train_batches(tasks, config.batch_size, generator), REPORT_BATCHES)
-    return [{name: tensor.to(device) for name, tensor in batch.items()} for batch in batches]
+    return [{name: tensor.to(execution.device) for name, tensor in batch.items()} for batch in batches]
 
 
 def _measure(
-    teacher: Any,
-    model: Any,
-    pairs: Sequence[Pair],
-    measured: dict[str, list[TokenBatch]],
-    evaluate: Evaluate | None,
+    teacher: Any, model: Any, pairs: Sequence[Pair], batches: Sequence[TokenBatch], evaluate: Evaluate | None
 ) -> dict[str, Any]:
-    """Chained loss and pair losses of ``model`` on each list of batches, and whatever ``evaluate`` says."""
-    result: dict[str, Any] = {}
+    """Chained loss and pair losses of ``model`` on the batches, and whatever ``evaluate`` says."""
     with evaluating(model):
-        for name, batches in measured.items():
-            chained = [float(sequence_loss(model, batch)) for batch in batches]
-            by_batch = [pair_losses(teacher, model, pairs, batch) for batch in batches] if pairs else []
-            result[name] = {
-                "chained": sum(chained) / len(chained),
-                "pairs": torch.stack(by_batch).mean(0).tolist() if pairs else [],
-            }
-        if evaluate is not None:
-            result["metrics"] = evaluate(model)
-    return result
+        chained = [float(sequence_loss(model, batch)) for batch in batches]
+        by_batch = [pair_losses(teacher, model, pairs, batch) for batch in batches] if pairs else []
+        return {
+            "chained": sum(chained) / len(chained),
+            "pairs": torch.stack(by_batch).mean(0).tolist() if pairs else [],
+            "metrics": evaluate and evaluate(model),
+        }
 
 
-def _losses(pairs: Sequence[Pair], stages: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    by_stage = {stage: result[name] for stage, result in stages.items()}
+def _losses(pairs: Sequence[Pair], stages: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "pairs": [
             {
                 "stack": pair.stack,
                 "student_block": pair.student,
                 "teacher_blocks": list(range(pair.first, pair.last + 1)),
-                "before": by_stage["init"]["pairs"][number],
-                "after": by_stage["student"]["pairs"][number],
+                "before": stages["init"]["pairs"][number],
+                "after": stages["student"]["pairs"][number],
             }
             for number, pair in enumerate(pairs)
         ],
-        "chained_loss": {stage: result["chained"] for stage, result in by_stage.items()},
+        "chained_loss": {stage: result["chained"] for stage, result in stages.items()},
     }
 
 

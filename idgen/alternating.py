@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,11 @@ from idgen.config import BackboneTraining, TrainConfig
 from idgen.events import is_target
 from idgen.loss_guard import LossGuard
 from idgen.losses import sequence_loss
-from idgen.optimizer import STAGE_ONE_COURSE, Course, make_optimizer, parameter_groups
+from idgen.optimizer import STAGE_ONE_COURSE, make_optimizer, parameter_groups
 from idgen.samples import num_batches, train_batches
 from idgen.soft_ids import SoftSource, soft_batches, soft_id_loss, soft_source
 from idgen.tasks import Task
-from idgen.training import LossFn, OnStep, epoch_generator, train_steps
+from idgen.training import Execution, LossFn, Optimisation, epoch_generator, train_steps
 
 Ids = TypeVar("Ids")
 
@@ -32,10 +34,8 @@ class _Side(NamedTuple):
     """Training of one of the two models over all its turns."""
 
     optimizer: torch.optim.AdamW
-    config: TrainConfig
-    course: Course
+    optimisation: Optimisation
     step: int
-    total_steps: int
     guard: LossGuard
     """Of all turns: each of them has the start of the first one."""
 
@@ -51,55 +51,59 @@ def phases(num_phases: int) -> list[str]:
     return ["backbone"] + ["ids", "backbone"] * num_phases if num_phases else []
 
 
+@dataclass(frozen=True)
+class Writing(Generic[Ids]):
+    """How IDs are written anew with the generator as it is, and what is trained on them."""
+
+    assign_ids: Callable[[], Ids]
+    make_tasks: Callable[[Ids], list[Task]]
+    """The training tasks of these IDs, always in the same order."""
+    item_texts: Sequence[Sequence[str]]
+    """Of each task."""
+    tokenizer: PreTrainedTokenizerBase
+
+
 def alternate(
     backbone: nn.Module,
     generator: nn.Module,
     ids: Ids,
-    *,
-    assign_ids: Callable[[], Ids],
-    make_tasks: Callable[[Ids], list[Task]],
-    item_texts: Sequence[Sequence[str]],
-    tokenizer: PreTrainedTokenizerBase,
+    writing: Writing[Ids],
     num_phases: int,
     train: BackboneTraining,
-    seed: int,
-    device: torch.device | str = "cpu",
-    on_step: OnStep | None = None,
+    execution: Execution,
 ) -> tuple[Ids, list[dict[str, Any]]]:
     """Train backbone and ID generator in turns, both in place; the final IDs and one log per turn.
 
-    ``ids`` is whatever ``assign_ids`` returns; ``assign_ids()`` writes the IDs anew with the generator as it is now,
-    ``make_tasks(ids)`` builds the training tasks, always in the same order; ``item_texts[k]`` belongs to task k.
-    ``num_phases``: turns of the generator. ``train``: optimisation of the backbone, with the epochs of each of its
-    turns; the generator has its own learning rate and batch size. Warm-up and decay span the steps of all turns of a
-    model, whose optimiser lives as long. After each turn of the generator tasks are built anew, so that the backbone
-    and the next turn of the generator see the new IDs, and the log says how many of them changed.
+    ``ids``: those that the backbone begins with. ``num_phases``: turns of the generator. ``train``: optimisation of
+    the backbone, with the epochs of each of its turns; the generator has its own learning rate and batch size.
+    Warm-up and decay span the steps of all turns of a model, whose optimiser lives as long. After each turn of the
+    generator tasks are built anew, so that the backbone and the next turn of the generator see the new IDs, and the
+    log says how many of them changed.
     Source: IDGenRec (SIGIR 2024). Differs from its released code, where the generator begins: as `soft_id_loss`, and
     the data of both models are rebuilt after every change of IDs.
     """
-    device = torch.device(device)
-    tasks = make_tasks(ids)
+    tasks = writing.make_tasks(ids)
     order = phases(num_phases)
     positions = sum(
         int(is_target(task.train).sum()) for task in tasks
     )  # no synthetic histories: the generator has none
     rec_steps = order.count("backbone") * train.epochs * num_batches(tasks, train.batch_size)
-    rec = _side(backbone, train, STAGE_ONE_COURSE, rec_steps, train.table_lr_multiplier)
+    rec = _side(backbone, train, rec_steps, train.table_lr_multiplier)
     id_train = TrainConfig(GENERATOR_RATE, GENERATOR_BATCH, train.precision)
     gen_steps = num_phases * -(-positions // GENERATOR_BATCH)
-    gen = _side(generator, id_train, STAGE_ONE_COURSE, gen_steps, train.table_lr_multiplier)
+    gen = _side(generator, id_train, gen_steps, train.table_lr_multiplier)
     logs: list[dict[str, Any]] = []
-    with _seeded(seed, device):
+    with _seeded(execution.seed, execution.device):
         for turn, trained in enumerate(order):
-            streams = (epoch_generator(seed, EPOCHS_PER_TURN * turn + epoch) for epoch in count())
+            streams = (epoch_generator(execution.seed, EPOCHS_PER_TURN * turn + epoch) for epoch in count())
             if trained == "backbone":
-                rec, losses = _train_backbone(backbone, rec, tasks, islice(streams, train.epochs), device, on_step)
+                rec, losses = _train_backbone(backbone, rec, tasks, islice(streams, train.epochs), execution)
                 logs.append({"turn": turn, "trained": trained, "loss": losses})
                 continue
-            source = soft_source(tasks, item_texts, tokenizer, len(_embeddings(backbone)))
-            gen, losses = _train_generator(generator, backbone, gen, source, islice(streams, 1), device, on_step)
-            ids = assign_ids()
-            old, tasks = tasks, make_tasks(ids)
+            source = soft_source(tasks, writing.item_texts, writing.tokenizer, len(_embeddings(backbone)))
+            gen, losses = _train_generator(generator, backbone, gen, source, islice(streams, 1), execution)
+            ids = writing.assign_ids()
+            old, tasks = tasks, writing.make_tasks(ids)
             logs.append({"turn": turn, "trained": trained, "loss": losses, **changed_ids(old, tasks)})
     backbone.eval()
     generator.eval()
@@ -121,28 +125,18 @@ def changed_ids(old: Sequence[Task], new: Sequence[Task]) -> dict[str, Any]:
     }
 
 
-def _side(
-    model: nn.Module, config: TrainConfig, course: Course, total_steps: int, table_lr_multiplier: float = 1.0
-) -> _Side:
-    groups = parameter_groups(model, config.learning_rate, course, table_lr_multiplier)
-    return _Side(make_optimizer(groups, config.learning_rate, course), config, course, 0, total_steps, LossGuard())
+def _side(model: nn.Module, config: TrainConfig, total_steps: int, table_lr_multiplier: float = 1.0) -> _Side:
+    groups = parameter_groups(model, config.learning_rate, STAGE_ONE_COURSE, table_lr_multiplier)
+    optimizer = make_optimizer(groups, config.learning_rate, STAGE_ONE_COURSE)
+    return _Side(optimizer, Optimisation(config, STAGE_ONE_COURSE, total_steps), 0, LossGuard())
 
 
 def _train_backbone(
-    backbone: Any,
-    side: _Side,
-    tasks: list[Task],
-    streams: Iterable[torch.Generator],
-    device: torch.device,
-    on_step: OnStep | None,
+    backbone: Any, side: _Side, tasks: list[Task], streams: Iterable[torch.Generator], execution: Execution
 ) -> tuple[_Side, list[float]]:
     backbone.train()
-
-    def loss(batch: TokenBatch) -> Tensor:
-        return sequence_loss(backbone, batch)
-
-    epochs = (train_batches(tasks, side.config.batch_size, stream) for stream in streams)
-    return _run(side, epochs, loss, device, on_step)
+    epochs = (train_batches(tasks, side.optimisation.config.batch_size, stream) for stream in streams)
+    return _run(side, epochs, partial(sequence_loss, backbone), execution)
 
 
 def _train_generator(
@@ -151,37 +145,23 @@ def _train_generator(
     side: _Side,
     source: SoftSource,
     streams: Iterable[torch.Generator],
-    device: torch.device,
-    on_step: OnStep | None,
+    execution: Execution,
 ) -> tuple[_Side, list[float]]:
     # Without dropout, so that the soft IDs belong to the greedy ones.
     generator.eval()
     backbone.eval()
-
-    def loss(batch: TokenBatch) -> Tensor:
-        return soft_id_loss(generator, backbone, source, batch)
-
-    epochs = (soft_batches(source, side.config.batch_size, stream) for stream in streams)
+    epochs = (soft_batches(source, side.optimisation.config.batch_size, stream) for stream in streams)
     with _frozen(backbone):
-        return _run(side, epochs, loss, device, on_step)
+        return _run(side, epochs, partial(soft_id_loss, generator, backbone, source), execution)
 
 
 def _run(
-    side: _Side, epochs: Iterable[Iterable[TokenBatch]], loss_fn: LossFn, device: torch.device, on_step: OnStep | None
+    side: _Side, epochs: Iterable[Iterable[TokenBatch]], loss_fn: LossFn, execution: Execution
 ) -> tuple[_Side, list[float]]:
     losses = []
     for batches in epochs:
         done, loss, _ = train_steps(
-            side.optimizer,
-            batches,
-            loss_fn,
-            side.config.precision,
-            side.course,
-            device,
-            side.step,
-            side.total_steps,
-            on_step,
-            guard=side.guard,
+            side.optimizer, batches, loss_fn, side.optimisation, execution, side.step, side.guard
         )
         side = side._replace(step=side.step + done)
         losses.append(loss)

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import (
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.sequences import SequenceArray
 from idgen.backbones.family import TokenBatch
 from idgen.candidates import candidates_of, with_candidates
-from idgen.checkpoints import Checkpoint
 from idgen.config import BackboneTraining
 from idgen.item_scores import ranks_all
-from idgen.optimizer import STAGE_ONE_COURSE, row_gradients
+from idgen.losses import sequence_loss
+from idgen.optimizer import STAGE_ONE_COURSE, parameter_groups, row_gradients
 from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import num_batches, train_batches
 from idgen.tasks import Task
-from idgen.training import NEGATIVES, NUM_VALIDATIONS, OnStep, epoch_generator, train_model
+from idgen.training import NEGATIVES, NUM_VALIDATIONS, Execution, Optimisation, epoch_generator, train_model
 
 
 def train_backbone(
     model: PreTrainedModel,
     tasks: Task | Sequence[Task],
     config: BackboneTraining,
-    seed: int,
-    device: torch.device | str = "cpu",
-    on_step: OnStep | None = None,
-    checkpoint: Checkpoint | None = None,
-    checkpointing: bool = False,
+    execution: Execution,
     validation: Sequence[HeldOut] = (),
 ) -> list[dict[str, Any]]:
     """Train what is not frozen on the mixed training samples of ``tasks``, in place; logs as in `train_model`.
@@ -48,15 +43,15 @@ def train_backbone(
     candidates = candidates_of(tasks, torch.arange(model.config.vocab_size))
 
     def batches(epoch: int) -> Iterator[TokenBatch]:
-        found = train_batches(tasks, config.batch_size, epoch_generator(seed, epoch))
+        found = train_batches(tasks, config.batch_size, epoch_generator(execution.seed, epoch))
         if candidates is None:
             return found
-        drawn = epoch_generator(seed, epoch, NEGATIVES)
+        drawn = epoch_generator(execution.seed, epoch, NEGATIVES)
         return (with_candidates(batch, candidates, drawn) for batch in found)
 
     def validate() -> Tensor:
         ranking = RankingConfig(eval_batch_size=VALIDATION_BATCH)
-        context = RankingContext(ranking, precision=config.precision, device=torch.device(device))
+        context = RankingContext(ranking, precision=config.precision, device=execution.device)
         position_U = torch.cat([rank_task(model, task, "test", user_U, context) for task, user_U in validation])
         return user_metrics(position_U, (10,))["ndcg@10"]
 
@@ -64,16 +59,11 @@ def train_backbone(
         return train_model(
             model,
             batches,
-            num_steps(tasks, config),
-            config,
-            STAGE_ONE_COURSE,
-            device,
-            seed=seed,
-            table_lr_multiplier=config.table_lr_multiplier,
-            checkpointing=checkpointing,
-            on_step=on_step,
-            checkpoint=checkpoint,
-            validate=validate if validation else None,
+            partial(sequence_loss, model),
+            parameter_groups(model, config.learning_rate, STAGE_ONE_COURSE, config.table_lr_multiplier),
+            Optimisation(config, STAGE_ONE_COURSE, num_steps(tasks, config)),
+            execution,
+            validate if validation else None,
         )
 
 

@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedecider.bounds import Precision
 from idgen.backbones.families import unwrap
 from idgen.backbones.family import (
     TokenBatch,
@@ -24,14 +23,12 @@ from idgen.backbones.family import (
 from idgen.checkpoints import Best, Checkpoint, Position, parameters_of
 from idgen.config import TrainConfig
 from idgen.loss_guard import LossGuard
-from idgen.losses import sequence_loss
 from idgen.optimizer import (
     CLIP_NORM,
     Course,
     clip_gradients,
     learning_rate_factor,
     make_optimizer,
-    parameter_groups,
     set_rates,
 )
 from idgen.precision import autocast
@@ -41,6 +38,30 @@ OnStep = Callable[[int, int, str], None]
 """done, total, note: called after every step."""
 NOTE_EVERY = 20
 """Steps between two readings of the loss, which make an accelerator wait, and between places to go on from."""
+
+
+class Optimisation(NamedTuple):
+    """What the optimiser does in a training."""
+
+    config: TrainConfig
+    course: Course
+    total_steps: int
+    clip_each_group: bool = False
+    """Whether the gradient norm of every parameter group is held below `CLIP_NORM` by itself."""
+
+
+class Execution(NamedTuple):
+    """How a training runs, whatever it learns."""
+
+    seed: int
+    device: torch.device = torch.device("cpu")
+    on_step: OnStep | None = None
+    checkpoint: Checkpoint | None = None
+    """Where to keep how far it is, and to go on from; weights are those of a training that never stopped."""
+    recomputes: bool = False
+    """Whether activations are computed again in the backward pass (`checkpointed`)."""
+
+
 NEGATIVES = 1
 """A purpose of `epoch_generator`."""
 
@@ -84,23 +105,18 @@ def train_steps(
     optimizer: torch.optim.AdamW,
     batches: Iterable[TokenBatch],
     loss_fn: LossFn,
-    precision: Precision,
-    course: Course,
-    device: torch.device,
+    optimisation: Optimisation,
+    execution: Execution,
     first_step: int,
-    total_steps: int,
-    on_step: OnStep | None = None,
-    clip_each_group: bool = False,
-    guard: LossGuard | None = None,
+    guard: LossGuard,
 ) -> tuple[int, float, int]:
-    """One optimiser step per batch until the batches or ``total_steps`` end: (steps done, mean loss, samples).
+    """One optimiser step per batch until the batches or all steps end: (steps done, mean loss, samples).
 
-    ``clip_each_group``: hold the gradient norm of every parameter group by itself below `CLIP_NORM`.
     Errors: `Diverged`, as of `LossGuard`.
     """
-    guard = LossGuard() if guard is None else guard
+    total_steps, device = optimisation.total_steps, execution.device
     clipped = [group["params"] for group in optimizer.param_groups]
-    if not clip_each_group:
+    if not optimisation.clip_each_group:
         clipped = [[parameter for group in clipped for parameter in group]]
     loss_sum = torch.zeros((), device=device)
     step, samples, note = first_step, 0, ""
@@ -108,8 +124,8 @@ def train_steps(
         if step >= total_steps:
             break
         batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        set_rates(optimizer, learning_rate_factor(step, total_steps, course))
-        with autocast(device, precision):
+        set_rates(optimizer, learning_rate_factor(step, total_steps, optimisation.course))
+        with autocast(device, optimisation.config.precision):
             loss = loss_fn(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -122,8 +138,8 @@ def train_steps(
         guard.step(loss.detach(), step, step == total_steps, optimizer.param_groups[0]["full_lr"])
         if step % NOTE_EVERY == 0 or step == total_steps:
             note = f"loss {float(loss_sum / (step - first_step)):.3f}"
-        if on_step is not None:
-            on_step(step, total_steps, note)
+        if execution.on_step is not None:
+            execution.on_step(step, total_steps, note)
     done = step - first_step
     return done, float(loss_sum / max(1, done)), samples
 
@@ -131,47 +147,30 @@ def train_steps(
 def train_model(
     model: nn.Module,
     batches_of_epoch: Callable[[int], Iterable[TokenBatch]],
-    total_steps: int,
-    config: TrainConfig,
-    course: Course,
-    device: torch.device | str = "cpu",
-    *,
-    seed: int,
-    table_lr_multiplier: float = 1.0,
-    checkpointing: bool = False,
-    parameters: Sequence[dict[str, Any]] | None = None,
-    loss_fn: LossFn | None = None,
-    on_step: OnStep | None = None,
-    clip_each_group: bool = False,
-    checkpoint: Checkpoint | None = None,
+    loss_fn: LossFn,
+    groups: Sequence[dict[str, Any]],
+    optimisation: Optimisation,
+    execution: Execution,
     validate: Validate | None = None,
 ) -> list[dict[str, Any]]:
-    """Train ``model`` in place and return one log per epoch.
+    """Train ``groups`` of the parameters of ``model`` in place and return one log per epoch.
 
-    ``batches_of_epoch(epoch)``: the batches of epoch 0, 1, ...
-    ``table_lr_multiplier``: factor on the learning rate of the token embeddings. ``checkpointing``: as in
-    `checkpointed`.
-    ``parameters``: AdamW groups, default all trainable parameters. ``loss_fn(batch)``: default `sequence_loss`.
-    ``clip_each_group``: as in `train_steps`.
-    ``checkpoint``: where to keep how far it is, and to go on from; weights are those of a training that never stopped.
-    ``validate``: what the model gains with each of the users of validation; asked before the first step and after
+    ``batches_of_epoch(epoch)``: the batches of epoch 0, 1, ... ``groups``: as AdamW reads them, see `parameter_groups`.
+    ``validate``: what the model gains with each of the users of validation; called before the first step and after
     every fifth of them, and the weights of the best step stay.
     A log holds epoch, step, loss, samples, samples_per_s, learning_rate; the last one "validation" too: the mean gain
     by step, "kept" and "num_users".
-    Dropout draws from ``seed``; the global random state is left as it was. The model ends in evaluation mode.
+    Dropout draws from the seed; the global random state is left as it was. The model ends in evaluation mode.
     Errors: `Diverged` when the loss is not finite any more, or far above its start.
     """
-    device = torch.device(device)
-    if parameters is None:
-        parameters = parameter_groups(model, config.learning_rate, course, table_lr_multiplier)
-    optimizer = make_optimizer(parameters, config.learning_rate, course)
-    if loss_fn is None:
-        loss_fn = lambda batch: sequence_loss(model, batch)  # noqa: E731
+    config, course, total_steps, _ = optimisation
+    device, on_step, checkpoint = execution.device, execution.on_step, execution.checkpoint
+    optimizer = make_optimizer(groups, config.learning_rate, course)
     if course.dropout is not None:
         set_dropout(model, course.dropout)
     forked = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
-    with forked, checkpointed(model, checkpointing):
-        torch.manual_seed(seed)
+    with forked, checkpointed(model, execution.recomputes):
+        torch.manual_seed(execution.seed)
         at, best = (Position(), None) if checkpoint is None else checkpoint.read(optimizer, device)
         best = _validated(validate, model, optimizer, at, best, total_steps)
         guard = LossGuard(at.first_loss)
@@ -186,19 +185,7 @@ def train_model(
                 at.seconds = time.perf_counter() - started
                 if checkpoint is not None:
                     checkpoint.write_if_due(at, optimizer, device, best)
-                done, loss, samples = train_steps(
-                    optimizer,
-                    batches,
-                    loss_fn,
-                    config.precision,
-                    course,
-                    device,
-                    at.step,
-                    total_steps,
-                    on_step,
-                    clip_each_group,
-                    guard,
-                )
+                done, loss, samples = train_steps(optimizer, batches, loss_fn, optimisation, execution, at.step, guard)
                 at.first_loss = guard.first
                 at.step, at.batches = at.step + done, at.batches + done
                 at.loss, at.samples = at.loss + loss * done, at.samples + samples

@@ -27,6 +27,7 @@ from idgen.backbone_training import train_backbone
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
 from idgen.ranking_config import RankingConfig
 from idgen.tokenizer import load_tokenizer
+from idgen.training import Execution
 
 pytestmark = pytest.mark.whole
 
@@ -128,7 +129,8 @@ def test_cuda_trains_and_decodes_like_the_cpu(programme):
         bench = programme.make_bench(programme.TOY, torch.device(name))
         host = programme.new_backbone(bench._replace(device=torch.device("cpu")))
         model = host.to(name)
-        losses[name] = [log["loss"] for log in train_backbone(model, bench.public, config, 0, name)]
+        logs = train_backbone(model, bench.public, config, Execution(0, torch.device(name)))
+        losses[name] = [log["loss"] for log in logs]
         users = torch.arange(24)
         lists[name] = programme.recommendations(model, bench.clients[1], users, 20, "fp32", bench.device)
         programme.check_lists(lists[name], programme.TOY.num_items, 20)

@@ -25,6 +25,7 @@ from idgen.prompts import prompt_texts
 from idgen.samples import eval_batches
 from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
+from idgen.training import Execution
 from idgen.trie import Trie
 
 BEAMS, BATCH, STEPS, TURNS = (20, 50), 64, 120, 2
@@ -59,7 +60,7 @@ def small_t5(data: str, domain: str) -> dict[str, Any]:
     samples = SampleConfig(templates="compact", max_history=10, max_source_tokens=64, item_dropout=0.2, pairs=True)
     task = build_task(catalogue, catalogue.clients, ids, tokenizer, samples, True)
     model = build_backbone(BackboneConfig(d_model=128, num_layers=2), tokenizer)
-    train_backbone(model, task, BackboneTraining(learning_rate=2e-3, batch_size=BATCH, max_steps=STEPS), 0)
+    train_backbone(model, task, BackboneTraining(learning_rate=2e-3, batch_size=BATCH, max_steps=STEPS), Execution(0))
     users = torch.linspace(0, len(task.sequences) - 1, 2 * BATCH).long()
     prompts = [(input_ids, mask) for _, input_ids, mask, _ in eval_batches(task, "test", BATCH, users)]
     return {

@@ -140,10 +140,11 @@ def epoch(folder: Path, size: int) -> dict[str, Any]:
     from idgen.backbone_training import train_backbone
     from idgen.config import BackboneTraining
     from idgen.samples import num_batches
+    from idgen.training import Execution
 
     model, task = load_model(folder), client_task(folder, read(folder))
     config = BackboneTraining(batch_size=BATCH, learning_rate=1e-3, epochs=1)
-    log = train_backbone(model, [task], config, 0)
+    log = train_backbone(model, [task], config, Execution(0))
     model.save_pretrained(folder / "trained")
     return {"steps": num_batches([task], BATCH), "loss": log[-1]["loss"]}
 

@@ -80,7 +80,7 @@ from fedecider.running.run_folder import (
     file_digest,
     read_object,
 )
-from idgen.alternating import alternate
+from idgen.alternating import Writing, alternate
 from idgen.backbone import build_backbone, check_backbone, has_tied_output, linear_layers, load_backbone
 from idgen.backbone_training import HeldOut, hold_out, train_backbone
 from idgen.backbones.families import family_of
@@ -95,6 +95,7 @@ from idgen.semantic_ids import Codebook, fit_codebook, semantic_texts, semantic_
 from idgen.tasks import Task, catalogue_task
 from idgen.text_vectors import TextProjection, text_projection
 from idgen.tokenizer import load_tokenizer, train_tokenizer
+from idgen.training import Execution
 
 # Stages 1 and 2: what all clients share before the first round - tokenizer, item IDs, backbone and its student.
 
@@ -234,17 +235,18 @@ def _pretrain(
         ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
     else:
         with progress("backbone", not quiet) as on_step:
-            seed = derive_seed(config.seed, "backbone training")
             report["backbone"] = train_backbone(
                 model,
                 made.tasks,
                 settings.train,
-                seed,
-                device,
-                on_step,
-                checkpoint=Checkpoint(begun / "backbone.safetensors"),
-                checkpointing=config.gradient_checkpointing,
-                validation=made.validation,
+                Execution(
+                    derive_seed(config.seed, "backbone training"),
+                    device,
+                    on_step,
+                    Checkpoint(begun / "backbone.safetensors"),
+                    config.gradient_checkpointing,
+                ),
+                made.validation,
             )
     report["ids"] = {name: ids[name].items.report for name in by_catalogue(domains)}
     report["parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -302,9 +304,7 @@ def _distill(
             teacher,
             tasks,
             config.distill,
-            seed=derive_seed(config.seed, "distill"),
-            device=device,
-            on_step=on_step,
+            Execution(derive_seed(config.seed, "distill"), device, on_step),
             evaluate=lambda model: _valid_metrics(model, clients, config, device),
             checkpoints=begun,
             finetune_rate=config.pretrain.train.learning_rate if tunes else 0.0,
@@ -373,15 +373,15 @@ def _alternate(
             model,
             generator.model,
             ids,
-            assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, {}, near, True),
-            make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
-            item_texts=[sellers.catalogue.texts for sellers in by_catalogue(domains).values()],
-            tokenizer=tokenizer,
-            num_phases=settings.alternating_phases,
-            train=settings.train,
-            seed=derive_seed(config.seed, "alternating"),
-            device=device,
-            on_step=on_step,
+            Writing(
+                assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, {}, near, True),
+                make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
+                item_texts=[sellers.catalogue.texts for sellers in by_catalogue(domains).values()],
+                tokenizer=tokenizer,
+            ),
+            settings.alternating_phases,
+            settings.train,
+            Execution(derive_seed(config.seed, "alternating"), device, on_step),
         )
 
 

@@ -8,11 +8,11 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.bounds import Diverged
 from idgen import alternating
-from idgen.alternating import alternate, changed_ids, phases
+from idgen.alternating import Writing, alternate, changed_ids, phases
 from idgen.config import BackboneTraining, SampleConfig
 from idgen.item_ids import assign_item_ids
-from idgen.optimizer import STAGE_ONE_COURSE
 from idgen.synthetic import nearest_items
+from idgen.training import Execution
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
@@ -51,13 +51,10 @@ def run(num_phases=1, seed=0, synthetic_share=0.0, dropout=0.0, epochs=1):
         backbone,
         generator,
         first,
-        assign_ids=assign,
-        make_tasks=tasks_of,
-        item_texts=[DOMAIN.item_texts],
-        tokenizer=TOKENIZER,
-        num_phases=num_phases,
-        train=dataclasses.replace(TRAIN, epochs=epochs),
-        seed=seed,
+        Writing(assign, tasks_of, [DOMAIN.item_texts], TOKENIZER),
+        num_phases,
+        dataclasses.replace(TRAIN, epochs=epochs),
+        Execution(seed),
     )
     return ids, logs, backbone, generator, before, used
 
@@ -116,10 +113,9 @@ def test_learning_rates_span_all_turns(synthetic_share, monkeypatch):
     seen = []
     original = alternating.train_steps
 
-    def spy(optimizer, batches, loss_fn, precision, course, device, first_step, total_steps, on_step, guard):
-        seen.append((optimizer.param_groups[0]["full_lr"], first_step, total_steps))
-        given = (batches, loss_fn, precision, course, device, first_step, total_steps, on_step)
-        return original(optimizer, *given, guard=guard)
+    def spy(optimizer, batches, loss_fn, optimisation, execution, first_step, guard):
+        seen.append((optimizer.param_groups[0]["full_lr"], first_step, optimisation.total_steps))
+        return original(optimizer, batches, loss_fn, optimisation, execution, first_step, guard)
 
     monkeypatch.setattr(alternating, "train_steps", spy)
     run(2, synthetic_share=synthetic_share)
@@ -149,12 +145,12 @@ def test_changed_ids_counts_token_sequences():
 
 def test_a_loss_above_the_start_of_the_first_turn_ends_a_later_one():
     weight = torch.nn.Linear(1, 1)
-    side = alternating._side(weight, TRAIN, STAGE_ONE_COURSE, 40)
+    side = alternating._side(weight, TRAIN, 40)
     batches = [{"input_ids": torch.zeros(1, 1), "labels": torch.zeros(1, 1)}] * 20
 
     def loss_of(value):
         return lambda batch: 0.0 * weight.weight.sum() + value
 
-    side, _ = alternating._run(side, [batches], loss_of(5.0), torch.device("cpu"), None)
+    side, _ = alternating._run(side, [batches], loss_of(5.0), Execution(0))
     with pytest.raises(Diverged, match=r"at step 40, learning_rate 0.01: the loss is 7, it was 5 at first"):
-        alternating._run(side, [batches], loss_of(7.0), torch.device("cpu"), None)
+        alternating._run(side, [batches], loss_of(7.0), Execution(0))

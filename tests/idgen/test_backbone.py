@@ -17,7 +17,7 @@ from idgen.loss_guard import LossGuard
 from idgen.losses import sequence_loss
 from idgen.optimizer import DISTILL_COURSE, STAGE_ONE_COURSE, Course, learning_rate_factor, parameter_groups
 from idgen.samples import train_batches
-from idgen.training import epoch_generator, set_dropout, train_model
+from idgen.training import Execution, Optimisation, epoch_generator, set_dropout, train_model
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
@@ -191,7 +191,7 @@ def test_the_table_has_a_rate_of_its_own():
     assert [id(parameter) for parameter in groups[2]["params"]] == [id(model.shared.weight)]
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    train_backbone(model, TASK, config, 0)
+    train_backbone(model, TASK, config, Execution(0))
     moved = {
         name: float((parameter.detach() - before[name]).abs().max()) for name, parameter in model.named_parameters()
     }
@@ -217,12 +217,10 @@ def test_one_step_is_adamw_with_clipping_by_hand(monkeypatch):
     train_model(
         model,
         lambda epoch: [batch],
-        1,
-        config,
-        course,
-        seed=0,
-        parameters=[{"params": [model.weight]}],
-        loss_fn=loss_fn,
+        loss_fn,
+        [{"params": [model.weight]}],
+        Optimisation(config, course, 1),
+        Execution(0),
     )
     clipped = torch.tensor([[0.6e-6, -0.8e-6]])  # of (3, -4), norm 5
     expected = torch.tensor([[0.5, -2.0]]) * (1 - 0.1 * 0.2) - 0.1 * clipped / (clipped.abs() + 1e-6)
@@ -233,7 +231,7 @@ def test_training_memorises_a_small_pool_and_reports():
     model = build_backbone(SMALL, TOKENIZER, 1)
     config = BackboneTraining(learning_rate=1e-2, batch_size=7, epochs=30)
     ticks = []
-    logs = train_backbone(model, TASK, config, seed=0, on_step=lambda *tick: ticks.append(tick))
+    logs = train_backbone(model, TASK, config, Execution(0, on_step=lambda *tick: ticks.append(tick)))
     assert len(logs) == 30
     assert logs[-1]["loss"] < 0.7 * logs[0]["loss"]
     assert [log["samples"] for log in logs] == [14] * 30  # 1 + 3 + 10
@@ -250,7 +248,7 @@ def test_same_seed_same_weights_and_the_global_stream_is_left_alone(monkeypatch)
     for seed in (5, 5, 6):
         model = build_backbone(SMALL, TOKENIZER, 1)
         before = torch.get_rng_state()
-        train_backbone(model, TASK, config, seed=seed)
+        train_backbone(model, TASK, config, Execution(seed))
         assert torch.equal(torch.get_rng_state(), before)
         states.append(model.state_dict())
     assert same(states[0], states[1])
@@ -261,7 +259,7 @@ def test_same_seed_same_weights_and_the_global_stream_is_left_alone(monkeypatch)
 
 def test_max_steps_crosses_epochs():
     model = build_backbone(SMALL, TOKENIZER, 1)
-    logs = train_backbone(model, TASK, BackboneTraining(batch_size=7, max_steps=5), seed=0)
+    logs = train_backbone(model, TASK, BackboneTraining(batch_size=7, max_steps=5), Execution(0))
     assert [(log["epoch"], log["step"], log["samples"]) for log in logs] == [(0, 2, 14), (1, 4, 14), (2, 5, 7)]
 
 
@@ -271,7 +269,7 @@ def test_bf16_and_dropout_settings():
     rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     inside = {module.dropout for module in model.modules() if type(module).__name__ == "T5Attention"}
     assert rates == inside == {0.25}
-    logs = train_backbone(model, TASK, BackboneTraining(batch_size=7, epochs=2, precision="bf16"), seed=0)
+    logs = train_backbone(model, TASK, BackboneTraining(batch_size=7, epochs=2, precision="bf16"), Execution(0))
     assert math.isfinite(logs[-1]["loss"])
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
@@ -319,7 +317,7 @@ def test_divergence_and_wrong_settings_are_refused():
     with torch.no_grad():
         model.shared.weight[:] = math.nan
     with pytest.raises(Diverged, match=r"diverged at step \d+, learning_rate 0.001: the loss is nan"):
-        train_backbone(model, TASK, BackboneTraining(batch_size=7), seed=0)
+        train_backbone(model, TASK, BackboneTraining(batch_size=7), Execution(0))
     for change in (
         {"learning_rate": 0.0},
         {"batch_size": 0},

@@ -18,6 +18,7 @@ from idgen.optimizer import RowAdamW, clip_gradients, row_gradients
 from idgen.samples import num_samples, train_batches
 from idgen.synthetic import nearest_items
 from idgen.tasks import build_task
+from idgen.training import Execution
 
 TOKENS = torch.arange(3, 9)
 SHARE_V = torch.tensor([0, 0, 0, 0.3, 0.05, 0.1, 0.25, 0.1, 0.2])
@@ -170,7 +171,7 @@ def test_pretraining_of_a_large_table_is_sampled_and_draws_by_its_seed(monkeypat
         model = build(torch.nn.functional.normalize(torch.randn(40, 16, generator=generator()), dim=1))
         start = model.get_input_embeddings().weight.detach().clone()
         config = BackboneTraining(batch_size=3, max_steps=2, table_lr_multiplier=2.0)
-        train_backbone(model, task_of(), config, seed=5)
+        train_backbone(model, task_of(), config, Execution(5))
         found[name] = model.get_input_embeddings().weight.detach()
     assert torch.equal(found["sampled"], found["again"])
     assert not torch.allclose(found["sampled"], found["full"])

@@ -14,6 +14,7 @@ from idgen.backbone import build_backbone
 from idgen.backbone_training import train_backbone
 from idgen.checkpoints import Checkpoint
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
+from idgen.training import Execution
 
 DOMAIN = make_domain(num_items=11, lengths=(4, 6, 13))
 TOKENIZER = make_tokenizer([DOMAIN], 250)
@@ -47,7 +48,7 @@ def train(kind, path=None, kill_at=None):
             raise Killed
 
     checkpoint = None if path is None else Checkpoint(path, every_s=0.0)
-    logs = train_backbone(model, TASK, config, 0, on_step=on_step, checkpoint=checkpoint)
+    logs = train_backbone(model, TASK, config, Execution(0, on_step=on_step, checkpoint=checkpoint))
     return model.state_dict(), [{**log, "samples_per_s": 0.0} for log in logs], told
 
 
@@ -94,7 +95,7 @@ def test_a_finished_training_is_not_repeated(tmp_path):
 def test_short_trainings_write_nothing(tmp_path):
     model = build_backbone(SMALL, TOKENIZER, 1)
     checkpoint = Checkpoint(tmp_path / "begun" / "backbone.safetensors", every_s=60.0)
-    train_backbone(model, TASK, BackboneTraining(batch_size=2, epochs=2), 0, checkpoint=checkpoint)
+    train_backbone(model, TASK, BackboneTraining(batch_size=2, epochs=2), Execution(0, checkpoint=checkpoint))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -128,7 +129,7 @@ def test_distillation_goes_on_in_either_of_its_trainings(tmp_path):
             if len(told) == kill_at:
                 raise Killed
 
-        made, report = distill(teacher, TASK, config, seed=0, on_step=on_step, checkpoints=folder, finetune_rate=1e-2)
+        made, report = distill(teacher, TASK, config, Execution(0, on_step=on_step), None, folder, 1e-2)
         return made.state_dict(), report["chained_loss"], told
 
     expected = student()
@@ -149,5 +150,6 @@ def test_the_rate_counts_the_time_before_the_kill(tmp_path):
         train("epochs", path, 5)
     change(path, seconds=1000.0)
     config = BackboneTraining(batch_size=2, learning_rate=1e-2, epochs=3)
-    logs = train_backbone(build_backbone(SMALL, TOKENIZER, 1), TASK, config, 0, checkpoint=Checkpoint(path))
+    execution = Execution(0, checkpoint=Checkpoint(path))
+    logs = train_backbone(build_backbone(SMALL, TOKENIZER, 1), TASK, config, execution)
     assert logs[0]["samples_per_s"] < 14 / 1000 < 0.1 < logs[1]["samples_per_s"]

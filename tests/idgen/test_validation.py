@@ -15,7 +15,7 @@ from idgen.config import BackboneConfig, BackboneTraining, SampleConfig, TrainCo
 from idgen.events import is_target
 from idgen.optimizer import STAGE_ONE_COURSE
 from idgen.tasks import build_task
-from idgen.training import train_model, validation_steps
+from idgen.training import Execution, Optimisation, train_model, validation_steps
 
 DOMAIN = make_domain(num_items=11, lengths=(3, 4, 6, 9) * 4)
 SEQUENCES = [sequence[: [2, 3, 4, 7][user % 4]] for user, sequence in enumerate(DOMAIN.public.sequences)]
@@ -49,13 +49,14 @@ def trained_by(gains, checkpoint=None, kill_at=None):
     logs = train_model(
         layer,
         lambda epoch: ({"labels": torch.zeros(1, 1)} for _ in range(4)),
-        10,
-        TrainConfig(learning_rate=1.0, batch_size=1),
-        STAGE_ONE_COURSE._replace(schedule="constant", warmup=lambda total: 0, weight_decay=0.0),
-        seed=0,
-        loss_fn=lambda _: -layer.weight.sum(),
-        on_step=on_step,
-        checkpoint=checkpoint,
+        lambda _: -layer.weight.sum(),
+        [{"params": [layer.weight]}],
+        Optimisation(
+            TrainConfig(learning_rate=1.0, batch_size=1),
+            STAGE_ONE_COURSE._replace(schedule="constant", warmup=lambda total: 0, weight_decay=0.0),
+            10,
+        ),
+        Execution(0, on_step=on_step, checkpoint=checkpoint),
         validate=lambda: torch.tensor(gains[round(float(layer.weight.detach()) / 2)], dtype=torch.float64),
     )
     return float(layer.weight.detach()), logs
@@ -114,11 +115,11 @@ def test_a_backbone_that_training_harms_stays_as_it_was(monkeypatch):
     monkeypatch.setattr(loss_guard, "FAR_ABOVE", 1e9)  # else the training ends with an error
     monkeypatch.setattr(loss_guard, "EXPLODED", 1e9)
     knows = build_backbone(SMALL, TOKENIZER, 1)
-    train_backbone(knows, TASK, replace(SHORT, max_steps=150), 0)
+    train_backbone(knows, TASK, replace(SHORT, max_steps=150), Execution(0))
     tasks, validation = hold_out([TASK], SHORT, 1)
     for learning_rate, is_kept in ((30.0, True), (1e-6, False)):
         model = deepcopy(knows)
-        found = train_backbone(model, tasks, replace(SHORT, learning_rate=learning_rate), 0, validation=validation)
+        found = train_backbone(model, tasks, replace(SHORT, learning_rate=learning_rate), Execution(0), validation)
         told = found[-1]["validation"]
         assert told["num_users"] == 3
         assert (told["kept"] == 0) == is_kept

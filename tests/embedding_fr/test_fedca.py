@@ -10,6 +10,8 @@ from embedding_fr.local_only import local_only
 from embedding_fr.methods.fedca import BASIS, TABLE, closeness, principal_directions
 from fedecider.federation.wire import dense
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 def test_directions_are_those_along_which_the_rows_vary_most():
     """(3, 4) and its opposite, twice; a smaller spread across; the last row is padding and counts nothing."""

@@ -9,6 +9,8 @@ from embedding_fr.blocks import make_block
 from embedding_fr.methods.feddae import TABLE, draw_noise, logits_of, loss_of
 from fedecider.federation.method import Download
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 def random_params(num_clients=2, num_rows=3, size=2, num_items=5):
     """One layer each; clients with three and two of five items."""

@@ -10,6 +10,8 @@ from embedding_fr.methods import fedem as fedem_file
 from embedding_fr.methods.fedem_code import few_of
 from embedding_fr.mixing import PERSONAL, Cohort
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 def same(left, right, names=None, tolerance=1e-10):
     return all(torch.allclose(left[name], right[name], atol=tolerance) for name in names or right)

@@ -20,6 +20,8 @@ from embedding_fr.run import experiment_on
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.federation.wire import dense
 
+pytestmark = pytest.mark.usefixtures("double")
+
 ITEMS = [f"item-{number:02}" for number in range(NUM_ITEMS)]
 
 

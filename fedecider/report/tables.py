@@ -1,16 +1,13 @@
-"""Rows of results and the tables made of them.
+"""Result tables: entries with intervals, a block per domain and one for the macro mean; terminal, Markdown, CSV.
 
 Every cell carries its interval and every table its protocol. Only distinguishable winners are bold.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +15,6 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import Protocol, stamp
 from fedecider.evaluation.statistics import Comparison, Interval, PerDomain, Persons, table_intervals
 from fedecider.federation.streams import stream
-
-# The rows of a result table, for both tracks: what they are called, of which kind they are, and their intervals.
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 """What a table shows."""
@@ -73,9 +68,6 @@ def variant_of(label: str) -> str:
     """``global`` of ``fedavg (global)``."""
     return label.rpartition("(")[2].rstrip(")")
 
-
-# Result tables: one block per domain and one for the macro mean, one row per method or baseline; Markdown and
-# CSV.
 
 ENDS = ("mean", "low", "high")
 
@@ -139,23 +131,19 @@ def markdown_grid(header: Sequence[str], rows: Iterable[Sequence[str]], right: C
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Header and rows as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return text.getvalue()
+    """Header and rows as CSV, numbers unrounded."""
+    import pandas as pd  # --help does without
+
+    return pd.DataFrame(list(rows), columns=list(header), dtype=object).to_csv(index=False)
 
 
 def comparisons_csv(comparisons: Sequence[Mapping[str, Any]]) -> str:
-    """Paired tests (``rows.comparisons_data``) as CSV, unrounded."""
-    names = ("domain", "metric", "first", "second")
-    found = ("p_value", "p_holm", "effect_size")
-    cells = (
-        [*(one[name] for name in names), *(one["difference"][end] for end in ENDS), *(one[name] for name in found)]
-        for one in comparisons
-    )
-    return csv_text([*names, "difference", *ENDS[1:], *found], cells)
+    """Paired tests (`comparisons_data`) as CSV, numbers unrounded."""
+    import pandas as pd
+
+    names = ["domain", "metric", "first", "second", "difference", "low", "high", "p_value", "p_holm", "effect_size"]
+    rows = [{**test, **test["difference"], "difference": test["difference"]["mean"]} for test in comparisons]
+    return pd.DataFrame(rows, dtype=object).to_csv(index=False, columns=names)
 
 
 def interval_text(value: Interval | Mapping[str, Any] | None, digits: int = 4, bold: bool = False) -> str:
@@ -170,14 +158,6 @@ def interval_text(value: Interval | Mapping[str, Any] | None, digits: int = 4, b
 def number_text(value: float | None, digits: int = 4) -> str:
     """The number with so many decimals; a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def plain_text(table: Table, width: int = 100) -> str:
-    """A rich table as text without colours, for logs and tests."""
-    console = Console(width=width, color_system=None, force_terminal=False, record=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get()
 
 
 def shown_domains(rows: Sequence[ResultRow]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from rich.console import Console
 
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT
 from fedecider.report.tables import (
@@ -11,13 +12,20 @@ from fedecider.report.tables import (
     interval_text,
     markdown_grid,
     markdown_table,
-    plain_text,
     result_rows,
     rich_table,
     rows_data,
     variant_labels,
     variant_of,
 )
+
+
+def plain_text(table, width):
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
 
 POOR = {"crime": [40, 2, 30, 44, 66], "comics": [41, 50, 3]}
 

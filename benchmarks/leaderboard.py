@@ -21,7 +21,7 @@ from speed import put_section
 
 from embedding_fr.leaderboard import LeaderboardConfig, kind_of, plan
 from fedecider.bounds import OneOrMore, ZeroOrMore, dataclass
-from fedecider.comparison.compare import Plan, make
+from fedecider.comparison.compare import Plan, compare
 from fedecider.comparison.page import write_table
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.federation.record import read_json, write_text
@@ -48,7 +48,6 @@ class PageConfig:
         methods: The rows, separated by commas, as `fedecider leaderboard` names them.
         seeds: The number of runs of every row under strict.
         tune: The number of settings of every row that are tried on validation items.
-        trial_rounds: The largest number of rounds of a trial.
         num_rounds: The largest number of rounds of a run under strict.
         patience: A run under strict stops after so many rounds without a better validation score.
         settings: A file with settings by row; the rows that it names are not searched.
@@ -62,7 +61,6 @@ class PageConfig:
     methods: str = ROWS
     seeds: OneOrMore = 3
     tune: OneOrMore = 20
-    trial_rounds: ZeroOrMore = 10
     num_rounds: OneOrMore = 80
     patience: ZeroOrMore = 15
     settings: str = ""
@@ -76,7 +74,7 @@ class PageConfig:
         """One of the two tables of a section."""
         if not published:
             budget = {
-                name: getattr(self, name) for name in ("tune", "trial_rounds", "num_rounds", "patience", "settings")
+                name: getattr(self, name) for name in ("tune", "num_rounds", "patience", "settings")
             }
             return LeaderboardConfig(
                 self.methods, ",".join(SEARCHED), self.seeds, **budget, output=str(output), num_threads=1
@@ -109,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def made(planned: Plan) -> dict[str, Any]:
     """A table with its files, and what its JSON says."""
-    write_table(make(planned))
+    write_table(compare(planned))
     return read_json(planned.root / "leaderboard.json")
 
 
@@ -163,8 +161,6 @@ def _said(page: PageConfig) -> str:
         chosen = f"settings of {Path(page.settings).name}"
     else:
         chosen = f"the best of at most {page.tune} settings on validation items"
-        if page.trial_rounds:
-            chosen += f" (trials of {page.trial_rounds} rounds; named ones and the best three in full)"
     text = (
         f"`strict` and `strict/sampled99`: {page.seeds} seeds, {chosen}, at most {page.num_rounds} rounds, stopped "
         f"after {page.patience} without a better validation score."

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -29,7 +28,7 @@ from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, dataclass
 from fedecider.comparison.compare import Cell, Course, Entry, Plan, Positions, Table, TrackRows, Words
-from fedecider.comparison.tuning import ONE_SETTING, Search, search_of, setting_text
+from fedecider.comparison.search import ONE_SETTING, Search, search_of, setting_text
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
@@ -71,9 +70,6 @@ class LeaderboardConfig:
             protocols paper and isolated99 nothing is tuned.
         settings: A file of settings by row, such as the settings.yaml that a table writes. Rows that it names are not
             searched: they run with these, but under paper and isolated99. If empty, every row is searched.
-        trial_rounds: The largest number of rounds of a federated trial. The settings of the grid and the best three of
-            the drawn ones then run for num_rounds, and the best of these is taken. 0 gives trials num_rounds, and the
-            best of them is not run again.
         num_rounds: The largest number of rounds of a federated method.
         patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under
             the protocols paper and isolated99, which report the last round, all rounds are run.
@@ -88,7 +84,6 @@ class LeaderboardConfig:
     seeds: OneOrMore = 3
     tune: OneOrMore = 3
     settings: str = ""
-    trial_rounds: ZeroOrMore = 0
     num_rounds: OneOrMore = 100
     patience: ZeroOrMore = 15
     output: str = ""
@@ -103,11 +98,6 @@ class LeaderboardConfig:
                 f"got methods {unknown or self.methods!r}, expected all or some of {', '.join(all_methods())}, or of a "
                 "federated one NAME/local (not where a server makes the model) or NAME/code (where the public code "
                 "differs from the paper)"
-            )
-        if self.trial_rounds > self.num_rounds:
-            raise ValueError(
-                f"got trial_rounds {self.trial_rounds} with num_rounds {self.num_rounds}, expected at most as many, or "
-                "0 for as many"
             )
         for name in self.protocol_names:
             get_protocol(name)
@@ -265,19 +255,15 @@ def _entry(asked: Asked, line: Line) -> Entry:
     if line.as_published and kind != "central":
         search = ONE_SETTING  # the paper's
     elif method in asked.given:
-        search, budget = Search({}, {}, (asked.given[method],), 0), 1
+        search, budget = Search({}, {}, (asked.given[method],)), 1
     run, name = partial(_cell, asked, line), method.removesuffix(LOCAL)
-    trial = None
-    if asked.config.trial_rounds and budget > 1 and kind != "central":
-        shorter = asked._replace(config=replace(asked.config, num_rounds=asked.config.trial_rounds))
-        trial = partial(_cell, shorter, line)
-    return Entry(method, name, kind, list(line.group), run, search, budget, partial(_said, method), trial)
+    return Entry(method, name, kind, list(line.group), run, search, budget, partial(_said, method))
 
 
 def _search(asked: Asked, line: Line) -> Search:
     method = line.method
     if method == CANARY:  # nothing to tune: it sees as many rounds as the methods
-        return Search({}, {}, ({"num_rounds": asked.config.num_rounds},), 0)
+        return Search({}, {}, ({"num_rounds": asked.config.num_rounds},))
     if method in BASELINES:
         baseline = BASELINES[method]
         return search_of([baseline.config()], baseline.space, baseline.grid, 0)
@@ -474,12 +460,6 @@ def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dic
 
 def _heading(asked: Asked, table: Table) -> list[str]:
     one, config = asked.interactions, asked.config
-    trials = (
-        f"; of federated ones after trials of at most {config.trial_rounds} rounds the named settings and the best "
-        "three drawn ones in full"
-        if config.trial_rounds
-        else ""
-    )
     named = f"; those of {', '.join(asked.given)} from {Path(config.settings).name}" if asked.given else ""
     stopped = f", stopped after {config.patience} without a better validation score" if config.patience else ""
     last = [name for name in config.protocol_names if get_protocol(name).selection == "last"]
@@ -487,7 +467,7 @@ def _heading(asked: Asked, table: Table) -> list[str]:
     return [
         f"Data: {one.name}, {one.num_users:,} users, {one.num_items:,} items, {one.num_events:,} events; order of a "
         f"user's events, the last of which is the test item: {one.card['order']}",
-        f"Settings: the best of at most {config.tune} by validation ndcg@10 (whole catalogue, seed 0{trials}){named}; "
+        f"Settings: the best of at most {config.tune} by validation ndcg@10 (whole catalogue, seed 0){named}; "
         f"federated runs of at most {config.num_rounds} rounds{stopped}{untuned}",
         "Defaults of the centralised baselines and of our own methods were found on validation items of ML-100K; the "
         "papers' methods begin with their papers' settings",

@@ -12,7 +12,7 @@ from embedding_fr.methods.entry import space_of
 from embedding_fr.results import privacy_text, write_results
 from embedding_fr.server_memory import check_server_memory
 from embedding_fr.setup import EmbeddingSettings, hashes_of, rounds_of, set_up
-from fedecider.comparison.tuning import Tunable
+from fedecider.comparison.tune import Tunable
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.readers.raw import to_stderr
 from fedecider.engine.run import Experiment, Rounds, kept_data

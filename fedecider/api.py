@@ -149,13 +149,13 @@ def compare(
         settings: As for `federate`, the same for all methods.
 
     Returns:
-        `fedecider.comparison.compare.Comparison`, whose ``table`` is a frame.
+        `fedecider.comparison.runs.Comparison`, whose ``table`` is a frame.
 
     Raises:
         ValueError: as `federate`; a method named twice; no seed; or a run in ``output`` has other settings or other
             data, before anything is run.
     """
-    from fedecider.comparison.compare import compare_runs
+    from fedecider.comparison.runs import compare_runs
 
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     labels = [one if isinstance(one, str) else _name_of(one) for one in methods]

@@ -1,12 +1,12 @@
 """The command tune in both tracks: trials on validation items alone, kills, failures, what is left, bad input."""
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
 from toy_ratings import REPOSITORY, options_of, script, write_ratings
@@ -49,9 +49,11 @@ def test_a_search_over_settings_without_a_bound_goes_on(search):
 
 
 def trials(root="run") -> list[tuple]:
-    """(setting, validation score or None) of every trial, as the journal has them."""
-    lines = [json.loads(line) for line in (Path(root) / "journal.jsonl").read_text().splitlines()]
-    return [(line["user_attrs"]["setting"], line["value"]) for line in lines if "user_attrs" in line]
+    """(setting, validation score or None) of every trial, as optuna reads them."""
+    backend = optuna.storages.journal.JournalFileBackend(str(Path(root) / "journal.jsonl"))
+    (study,) = optuna.get_all_study_names(storage := optuna.storages.JournalStorage(backend))
+    found = optuna.load_study(study_name=study, storage=storage).trials
+    return [(trial.user_attrs["setting"], trial.value) for trial in found if trial.state.is_finished()]
 
 
 def test_a_search_leaves_trials_a_page_and_settings_that_a_run_takes(search, data, capsys):
@@ -101,8 +103,7 @@ def test_a_search_that_was_killed_is_the_same_as_one_that_was_not(search, monkey
         assert len(trials()) == number - 1
         before = Path(f"run/trials/{number:03d}/rounds.jsonl").read_text()
         assert list(Path(f"run/trials/{number:03d}/checkpoints").iterdir())
-        with Path("run/journal.jsonl").open("a") as file:
-            file.write('{"op_code":4,"worker_id":"half a li')
+    Path("run/journal.jsonl.lock").symlink_to("run/journal.jsonl")  # optuna's own lock, left behind by a kill
     capsys.readouterr()
     assert search(*words, "--output", Path("run").resolve(), "--resume", "true") == 0
     assert "6 trials are there already" in capsys.readouterr().out
@@ -113,19 +114,6 @@ def test_a_search_that_was_killed_is_the_same_as_one_that_was_not(search, monkey
     assert search("--trials", 10, "--checkpoint_every", 1, "--output", "run", "--resume", "true") == 0
     assert trials()[:8] == trials("whole")
     assert len(trials()) == 10
-
-
-@pytest.mark.slow
-def test_a_lock_of_the_journal_that_a_kill_left_behind_does_not_stop_a_search(search, data, monkeypatch):
-    """Optuna's lock is a symbolic link to the journal; with a relative path it dangles, and optuna waits for ever."""
-    assert search("--trials", 1, "--output", "run") == 0
-    Path("run/journal.jsonl.lock").symlink_to("run/journal.jsonl")
-    words = ["--method", "fedmf", *data, "--embedding_size", "4", "--num_threads", "1", "--num_rounds", "3"]
-    command = [sys.executable, "-m", "fedecider.cli.main", "tune", *words, "--output", "run", "--resume", "true"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([*command, "--trials", "2"], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert len(trials()) == 2
 
 
 def test_failed_trials_are_kept_with_their_sentence(search, monkeypatch, capsys):

@@ -19,11 +19,11 @@ def made_table(track: Track, description: str, command: str, words: Sequence[str
     part = track.part("comparison")
     planned = part.plan(*parse(description, words, *part.configs, common=common, texts=part.texts()))
 
-    from fedecider.comparison.compare import make  # after the options: --help does without
+    from fedecider.comparison.compare import compare  # after the options: --help does without
     from fedecider.comparison.page import write_table
     from fedecider.running.run_folder import git_commit, locked
 
-    table = make(planned)
+    table = compare(planned)
     if not planned.writes:
         return
     heading = [f"Commit of the table: {git_commit()}", f"Command: fedecider {command} {public_words(words)}"]

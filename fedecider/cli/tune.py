@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedecider.comparison.tuning import TuneConfig, tune
+from fedecider.comparison.tune import TuneConfig, tune
 from fedecider.engine.command_line import read_command
 from fedecider.running.command import run
 

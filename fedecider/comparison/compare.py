@@ -1,4 +1,4 @@
-"""Tables of entries x data x seeds x protocols, tuned alike on validation; finished runs beside each other.
+"""Tables of entries x data x seeds x protocols, tuned alike on validation.
 
 A track says which entries there are and how one cell of them is run (`Track.comparison`). Everything else is here:
 which settings are tried, which seeds follow, what is tested against what. Cells are kept by their content, so a table
@@ -9,11 +9,10 @@ Shape legend: S seeds, U users.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from html import escape
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,33 +21,19 @@ import torch
 from torch import Tensor
 
 from fedecider.bounds import is_out_of_memory
-from fedecider.comparison.tuning import (
-    ONE_SETTING,
-    Search,
-    Tried,
-    best_of,
-    check_budget,
-    proposal,
-    setting_text,
-    shortfall,
-)
+from fedecider.comparison.search import ONE_SETTING, Search, Study, Tried, best_of, check_budget, setting_text
 from fedecider.data.domain import Domain
 from fedecider.engine.track import Track
-from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import Comparison as PairedTest
 from fedecider.evaluation.statistics import Persons, compare_table, shared_persons
-from fedecider.federation.record import write_text
 from fedecider.federation.streams import stream
 from fedecider.report.analyses import mean_bytes, near_round
-from fedecider.report.tables import CANARY, COMPARED, ResultRow, ResultTable, caption, result_rows, shown_domains
+from fedecider.report.tables import CANARY, COMPARED, ResultRow, result_rows, shown_domains
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, check_output, read_object, read_run
 from fedecider.search_space import Setting
 
 Positions = dict[str, Tensor]
 """Client or data set -> positions of the test items, (S, U) or (U,)."""
-
-# What a table is made of.
 
 
 class Course(NamedTuple):
@@ -99,9 +84,6 @@ class Entry(NamedTuple):
     """Settings that are tried at most."""
     said: Callable[[Setting], str] = setting_text
     """A setting in words."""
-    trial: Callable[[Setting, int], Cell] | None = None
-    """A shorter run, by which :data:`FINALISTS` of the drawn settings are chosen; None where a trial is the run itself,
-    which is not made again."""
 
 
 class Row(NamedTuple):
@@ -110,10 +92,8 @@ class Row(NamedTuple):
     entry: Entry
     setting: Setting
     tried: Sequence[Tried]
-    """With seed 0, in full: what the choice was made of."""
+    """With seed 0: what the choice was made of."""
     cells: Sequence[Cell]
-    trials: Sequence[Tried] = ()
-    """Shorter runs, where the entry has them: the best of these ran in full."""
 
     @property
     def labels(self) -> list[str]:
@@ -246,14 +226,7 @@ def guest_of(track: Track) -> Callable[[str, Shared], Entry] | None:
     return track.part("comparison").guest if track.comparison else None
 
 
-FINALISTS = 3
-"""Drawn settings whose shorter trials were best, which run in full with seed 0, as do all that are known ahead: few
-rounds prefer what learns fast, and published settings may be slow."""
-
-# The engine: settings with seed 0 wave by wave, then the other seeds of those that were chosen.
-
-
-def make(plan: Plan) -> Table:
+def compare(plan: Plan) -> Table:
     """Run what is missing and collect it.
 
     Raises:
@@ -270,111 +243,62 @@ def make(plan: Plan) -> Table:
 
 
 def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
-    """Run what is missing: of every entry the settings that are known ahead, all at once; then drawn ones, one an entry
-    at a time, so that a draw knows those before; where trials were shorter, those known ahead and the
-    best of the drawn ones in full (:data:`FINALISTS`); then the other seeds of the best one, the earlier one on ties.
-
-    What fails is said. A setting that fails with any seed is not taken, and the next best follows; an entry without one
-    is left out, since the others are worth having.
-    """
-    tried: list[list[Tried]] = [[] for _ in entries]
-    first: list[list[Cell | None]] = [[] for _ in entries]
-    open_places = set(range(len(entries)))
-    while open_places:
-        wave: list[tuple[int, Setting]] = []
-        for place in sorted(open_places):
-            entry, known = entries[place], tried[place]
-            settings = entry.search.firsts[: entry.budget] if not known else []
-            if not settings and len(known) < entry.budget:
-                drawn = proposal(entry.search, known)
-                settings = [] if drawn is None else [drawn]
-                if drawn is None and entry.search.is_tunable:
-                    log_line(f"{entry.label}: {shortfall(entry.search, known, entry.budget)}")
-            if not settings:
-                open_places.remove(place)
-            wave += [(place, setting) for setting in settings]
-        found = _played(
-            [(entries[place].trial or entries[place].run, entries[place], setting, 0) for place, setting in wave], jobs
-        )
-        for (place, setting), cell in zip(wave, found, strict=True):
-            tried[place].append(Tried(setting, None if cell is None else cell.valid[entries[place].label]))
-            first[place].append(cell)
-    final = [list(one) for one in tried]
-    ahead: list[tuple[int, int]] = []
-    for place, entry in enumerate(entries):
-        if entry.trial:
-            final[place] = [one._replace(valid=None) for one in tried[place]]
-            ahead += [(place, number) for number in _finalists(tried[place], len(entry.search.firsts))]
-    found = _played(
-        [(entries[place].run, entries[place], tried[place][number].setting, 0) for place, number in ahead], jobs
-    )
-    for (place, number), cell in zip(ahead, found, strict=True):
-        first[place][number] = cell
-        valid = None if cell is None else cell.valid[entries[place].label]
-        final[place][number] = final[place][number]._replace(valid=valid)
-    judged = [
-        [final[place][number] for number in range(len(final[place])) if (place, number) in ahead or not entry.trial]
-        for place, entry in enumerate(entries)
-    ]
-    rows: dict[int, Row] = {}
-    waiting = set(range(len(entries)))
-    while waiting:
-        bests = [(place, best_of(final[place])) for place in sorted(waiting)]
-        best = {place: number for place, number in bests if number is not None}
-        asked = [
-            (entries[place].run, entries[place], tried[place][number].setting, seed)
-            for place, number in best.items()
-            for seed in range(1, seeds)
-        ]
-        others = iter(_played(asked, jobs))
-        for place, number in best.items():
-            cells = [first[place][number], *(next(others) for _ in range(1, seeds))]
-            whole = [cell for cell in cells if cell is not None]
-            if len(whole) == seeds:
-                trials = tried[place] if entries[place].trial else ()
-                rows[place] = Row(entries[place], tried[place][number].setting, judged[place], whole, trials)
-            final[place][number] = final[place][number]._replace(valid=None)  # where a seed failed, the next best one
-        waiting = set(best) - set(rows)
-    for place, entry in enumerate(entries):
-        if place not in rows:
-            log_line(f"left out: {entry.label} ({', '.join(entry.protocols)})")
-    return [rows[place] for place in sorted(rows)]
+    """Run what is missing, ``jobs`` cells at a time; an entry without a setting that can be run is left out, since the
+    others are worth having."""
+    if jobs == 1 or not entries:
+        found = [_filled(entry, seeds, map) for entry in entries]
+    else:
+        with ThreadPoolExecutor(jobs) as cells, ThreadPoolExecutor(len(entries)) as lines:
+            found = list(lines.map(lambda entry: _filled(entry, seeds, cells.map), entries))
+    return [row for row in found if row is not None]
 
 
-def _finalists(tried: Sequence[Tried], known: int) -> list[int]:
-    """The numbers of the trials that run in full: the first ``known`` ones, and the best :data:`FINALISTS` others."""
-    drawn = [number for number in range(known, len(tried)) if tried[number].valid is not None]
-    best = sorted(drawn, key=lambda number: -(tried[number].valid or 0.0))[:FINALISTS]
-    return [*range(min(known, len(tried))), *sorted(best)]
+def _filled(entry: Entry, seeds: int, over: Callable[..., Iterable[Cell | None]]) -> Row | None:
+    """With seed 0 the candidates, all at once, then drawn settings, which know those before; then the other seeds of
+    the best one, or where one of these fails of the next best. ``over`` is ``map`` or works like it."""
+    tried: list[Tried] = []
+    first: list[Cell | None] = []
+
+    def trials(settings: Sequence[Setting]) -> None:
+        for setting, cell in zip(settings, over(partial(_cell, entry, 0), settings), strict=True):
+            tried.append(Tried(setting, None if cell is None else cell.valid[entry.label]))
+            first.append(cell)
+
+    search, budget = entry.search, entry.budget
+    trials(search.candidates[:budget])
+    if budget > len(tried) and search.left(()) != []:
+        study = Study(search)
+        for trial in tried:
+            study.ask()
+            study.tell(trial.valid)
+        while len(tried) < budget and (drawn := study.ask()) is not None:
+            trials([drawn])
+            study.tell(tried[-1].valid)
+    if len(tried) < budget and (search.space or len(search.candidates) > 1):
+        log_line(f"{entry.label}: every setting of the search was tried: {len(tried)} trials instead of {budget}")
+    left = list(tried)
+    while (best := best_of(left)) is not None:
+        setting = tried[best].setting
+        cells = [first[best], *over(lambda seed, setting=setting: _cell(entry, seed, setting), range(1, seeds))]
+        if whole := [cell for cell in cells if cell is not None] if None not in cells else []:
+            return Row(entry, setting, tried, whole)
+        left[best] = left[best]._replace(valid=None)
+    log_line(f"left out: {entry.label} ({', '.join(entry.protocols)})")
+    return None
 
 
-Run = tuple[Callable[[Setting, int], Cell], Entry, Setting, int]
-"""What is called, for which entry, with which setting and seed."""
-
-
-def _played(asked: Sequence[Run], jobs: int) -> list[Cell | None]:
-    """The cells, None for those that failed."""
-
-    def play(one: Run) -> Cell | None:
-        run, entry, setting, seed = one
-        try:
-            return run(setting, seed)
-        except ValueError as error:  # such as a run that diverged
-            problem = str(error)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            problem = f"out of memory ({error}): fewer items or users take less"
-        log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {' '.join(problem.split())}")
-        return None
-
-    if jobs == 1:
-        return [play(one) for one in asked]
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(play, asked))
-
-
-# What a table shows, from its cells.
+def _cell(entry: Entry, seed: int, setting: Setting) -> Cell | None:
+    """None where the run failed, which is said."""
+    try:
+        return entry.run(setting, seed)
+    except ValueError as error:  # such as a run that diverged
+        problem = str(error)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        problem = f"out of memory ({error}): fewer items or users take less"
+    log_line(f"{entry.label}, {setting_text(setting)}, seed {seed}: failed: {' '.join(problem.split())}")
+    return None
 
 
 def collect(plan: Plan, rows: Sequence[Row], beside: Sequence[Row] = ()) -> Table:
@@ -492,138 +416,3 @@ def course_of(records: Sequence[Mapping[str, Any]], best_round: int) -> Course:
         (sum(mean_bytes(record, "up") for record in records), num),
         (sum(mean_bytes(record, "down") for record in records), num),
     )
-
-
-# Finished runs of any track beside each other.
-
-
-class Comparison(NamedTuple):
-    """Runs of several labels on the same data: means over seeds and users, paired tests against the first label."""
-
-    table: Any
-    """One row a label: ``seeds``; hit@10 and ndcg@10 as mean over clients, with ``_low`` and ``_high`` (95 % cluster
-    bootstrap over users and seeds) and ``_p_holm`` against the first label, NaN for that one."""
-    per_client: Any
-    """One row a label and client, with the columns of ``table`` but the tests."""
-    tests: Any
-    """One row a test: ``metric``, ``first`` and ``second`` label, ``difference`` (second minus first) with ``low`` and
-    ``high``, ``p_value``, ``p_holm``, ``effect_size``."""
-    caption: Sequence[str]
-    """What the numbers are, in sentences."""
-
-    def __str__(self) -> str:
-        return "\n".join([self.table.to_string(float_format="{:.4f}".format), *self.caption])
-
-    def _repr_html_(self) -> str:
-        said = "".join(f"<div>{escape(line)}</div>" for line in self.caption)
-        return self.table.to_html(float_format="{:.4f}".format) + said
-
-    def save(self, folder: str | Path) -> Path:
-        """Write ``table.csv``, ``per_client.csv``, ``tests.csv`` and ``table.html`` into ``folder``, and return it."""
-        root = Path(folder)
-        check_output(root)
-        root.mkdir(parents=True, exist_ok=True)
-        self.table.to_csv(root / "table.csv")
-        self.per_client.to_csv(root / "per_client.csv")
-        self.tests.to_csv(root / "tests.csv", index=False)
-        write_text(root / "table.html", f"<!doctype html><meta charset=utf-8>{self._repr_html_()}\n")
-        return root
-
-
-def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
-    """Finished run folders beside each other, one per seed and label, of whatever track.
-
-    Read is the model that each run reports, from ``metrics.json`` and ``per_user.parquet``. Users are paired, and who
-    is a user of several clients is one person (`fedecider.evaluation.statistics`).
-
-    Raises:
-        ValueError: no label; a run that did not finish or stands there twice; labels with different numbers of runs;
-            runs on other data or under another protocol than the first one.
-        FileNotFoundError: a folder holds no run.
-    """
-    import pandas as pd  # --help does without
-
-    if not labels or not all(labels.values()):
-        raise ValueError(f"got {dict(labels)}, expected label -> folders of finished runs, one at least for each label")
-    sizes = {label: len(folders) for label, folders in labels.items()}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"got numbers of runs {sizes}, expected the same seeds for every label")
-    every = [Path(folder).resolve() for folders in labels.values() for folder in folders]
-    if twice := [str(folder) for folder in dict.fromkeys(every) if every.count(folder) > 1]:
-        raise ValueError(f"got the run {twice[0]} twice, expected each once: one per label and seed")
-    runs = {label: [_finished(Path(folder)) for folder in folders] for label, folders in labels.items()}
-    base = next(iter(labels))
-    first = runs[base][0]
-    for label, of_label in runs.items():
-        for folder, run in zip(labels[label], of_label, strict=True):
-            if other := [name for name in ("protocol", "data", "users") if getattr(run, name) != getattr(first, name)]:
-                raise ValueError(
-                    f"got other {other[0]} in {folder} ({label}) than in {labels[base][0]}, expected the same in all "
-                    "runs that are compared"
-                )
-    rows = [_row_of(label, of_label) for label, of_label in runs.items()]
-    entries = [row.entry for row in rows]
-    plan = Plan("", Path(), entries, [first.protocol], first.users, sizes[base], against=[base], each_client=False)
-    results = collect(plan, rows).results[first.protocol]
-    scope = shown_domains(results.rows)[-1]
-    corrected = {(one.second, one.metric): one.p_holm for one in results.tests}
-    holm = {name: [corrected.get((label, name), math.nan) for label in labels] for name in COMPARED}
-    notes = [f"p: paired permutation test over users against {base}, Holm over the table"] if results.tests else []
-    notes += ["who is a user of several clients counts once"] if shared_persons(first.users) else []
-    table = pd.DataFrame([_values(row, scope, plan.seeds) for row in results.rows], index=[*labels])
-    tests = []
-    for one in results.tests:
-        mean, low, high = one.difference
-        tests.append({**one._asdict(), "difference": -mean, "low": -high, "high": -low})
-    columns = ["metric", "first", "second", "difference", "low", "high", "p_value", "p_holm", "effect_size"]
-    per_client = {(row.label, name): _values(row, name, plan.seeds) for row in results.rows for name in first.users}
-    return Comparison(
-        table.assign(**{f"{name}_p_holm": column for name, column in holm.items()}).rename_axis("label"),
-        pd.DataFrame.from_dict(per_client, orient="index").rename_axis(["label", "client"]),
-        pd.DataFrame(tests, columns=columns),
-        caption(ResultTable(results.rows, get_protocol(first.protocol), notes)),
-    )
-
-
-class _Finished(NamedTuple):
-    """What is compared of a run."""
-
-    protocol: str
-    data: dict[str, str]
-    """Client or data set -> hash."""
-    users: dict[str, Sequence[str]]
-    """Client or data set -> its users."""
-    position: Positions
-    """(U,) of the model that the run reports."""
-
-
-def _finished(root: Path) -> _Finished:
-    from fedecider.evaluation.per_user import read_per_user  # --help does without pyarrow
-
-    folder, record = RunFolder(root), read_run(root)
-    if not folder.results.is_file():
-        raise ValueError(f"got {root}, a run that did not finish, expected finished ones: go on with it (resume)")
-    content = read_object(folder.metrics, {"reported": str, "protocol": str})
-    reported = [one for one in read_per_user(folder.per_user) if one.variant == content["reported"]]
-    if not reported:
-        raise ValueError(f"got no users of {content['reported']} in {folder.per_user}, expected those of the run")
-    return _Finished(
-        content["protocol"],
-        {one.domain: record["data"].get(one.domain, "") for one in reported},
-        {one.domain: one.users for one in reported},
-        {one.domain: one.position_U for one in reported},
-    )
-
-
-def _row_of(label: str, runs: Sequence[_Finished]) -> Row:
-    def cell(number: int) -> Cell:
-        run = runs[number]
-        return Cell({label: math.nan}, lambda: {run.protocol: {label: run.position}})
-
-    cells = [cell(number) for number in range(len(runs))]
-    return Row(Entry(label, label, "", [runs[0].protocol], lambda setting, seed: cells[seed]), {}, [], cells)
-
-
-def _values(row: ResultRow, scope: str, seeds: int) -> dict[str, float]:
-    named = {name: zip(("", "_low", "_high"), row.values[scope][name], strict=True) for name in COMPARED}
-    return {"seeds": seeds, **{f"{name}{part}": value for name, of in named.items() for part, value in of}}

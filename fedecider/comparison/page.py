@@ -1,4 +1,4 @@
-"""The files of a table: Markdown, CSV, JSON, LaTeX, every user's results, and one self-contained page."""
+"""The files of a table: Markdown, CSV, JSON, every user's results, and one self-contained page."""
 
 from __future__ import annotations
 
@@ -55,14 +55,13 @@ def write_table(table: Table, heading: Sequence[str] = ()) -> list[Path]:
     first, last = words.sections(table, None if chosen is None else chosen[1])
     heading = [*heading, *words.heading(table)]
     title = f"{plan.name.capitalize()}: {', '.join(plan.users)}"
-    paths = {suffix: plan.root / f"{plan.name}.{suffix}" for suffix in ("md", "csv", "json", "tex", "html")}
+    paths = {suffix: plan.root / f"{plan.name}.{suffix}" for suffix in ("md", "csv", "json", "html")}
     write_text(paths["md"], _markdown(title, _sections(table, heading, marks=True)))
     write_text(paths["csv"], _csv(table))
     write_json(paths["json"], _data(table))
     if searched := {row.entry.label: as_plain(row.setting) for row in table.rows if row.entry.budget > 1}:
         paths["yaml"] = plan.root / "settings.yaml"
         write_text(paths["yaml"], yaml.safe_dump(searched, sort_keys=False, width=120))
-    write_text(paths["tex"], "\n".join(latex_table(results.rows) for results in table.results.values() if results.rows))
     write_per_user(plan.root / "per_user.parquet", _records(table))
     subtitle = f"{', '.join(table.results)}; {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
     sections = [*first, *_sections(table, heading), *last]
@@ -376,11 +375,7 @@ def _data(table: Table) -> dict[str, Any]:
             "protocols": list(row.entry.protocols),
             "setting": row.entry.said(row.setting),
             "options": as_plain(row.setting),
-            **{
-                name: [{"options": as_plain(one.setting), "valid": one.valid} for one in found]
-                for name, found in (("tried", row.tried), ("trials", row.trials))
-                if found
-            },
+            "tried": [{"options": as_plain(one.setting), "valid": one.valid} for one in row.tried],
             "runs": [{"seed": seed, "folder": cell.folder.name} for seed, cell in enumerate(row.cells)],
         }
         for row in table.rows
@@ -404,22 +399,3 @@ def _records(table: Table) -> Iterator[UserPositions]:
                     for seed, position_U in enumerate(position_SU):
                         variant, users = f"{label}, {protocol}, seed {seed}", table.plan.users[name]
                         yield UserPositions(name, users, "test", variant, rounds[seed], position_U)
-
-
-def latex_table(rows: Sequence[ResultRow], metrics: Sequence[str] = METRICS) -> str:
-    """A booktabs table of the means with intervals; one block per domain."""
-    out = ["% needs \\usepackage{booktabs}", f"\\begin{{tabular}}{{l{'r' * len(metrics)}}}", "\\toprule"]
-    out += [" & ".join(["", *(name.replace("@", "@\\,") for name in metrics)]) + " \\\\"]
-    for domain in shown_domains(rows):
-        out += ["\\midrule", f"\\multicolumn{{{1 + len(metrics)}}}{{l}}{{\\textit{{{_tex(domain)}}}}} \\\\"]
-        for row in rows:
-            cells = [row.values[domain][name] for name in metrics]
-            texts = [f"{cell.mean:.3f} {{\\scriptsize [{cell.low:.3f}, {cell.high:.3f}]}}" for cell in cells]
-            out.append(" & ".join([_tex(row.label), *texts]) + " \\\\")
-    return "\n".join([*out, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _tex(text: str) -> str:
-    for mark in ("&", "%", "$", "#", "_"):
-        text = text.replace(mark, f"\\{mark}")
-    return text

@@ -45,7 +45,7 @@ from fedecider.comparison.compare import (
     course_of,
     guest_of,
 )
-from fedecider.comparison.tuning import ONE_SETTING, search_of, setting_text
+from fedecider.comparison.search import ONE_SETTING, search_of, setting_text
 from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.entries import (
@@ -258,7 +258,7 @@ def plan(config: CompareConfig) -> Plan:
             method = METHODS[settings.run.method]
             space, grid = {**TRAINING_SPACE, **method.space}, (*method.grid, *RATES)
             search, budget = search_of(settings, space, grid, 0), config.tune
-        ahead += [run_of(setting, seed) for setting in search.firsts[:budget] for seed in range(config.seeds)]
+        ahead += [run_of(setting, seed) for setting in search.candidates[:budget] for seed in range(config.seeds)]
         name = settings.run.method
         kind = "central" if METHODS[name].pooled else LOCAL if name == LOCAL else "federated"
         said = partial(_said, config, label)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.baselines.own import check_own
-from fedecider.comparison.tuning import Tunable
+from fedecider.comparison.tune import Tunable
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.continued import continued, going_on
 from fedecider.cross_silo.entries import reserved_labels

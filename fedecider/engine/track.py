@@ -51,7 +51,7 @@ class Track(NamedTuple):
     comparison: str = ""
     """`fedecider.comparison.compare.TrackRows`: the rows that the track adds to tables, and how one cell is run."""
     tune: str = ""
-    """(settings, launch) -> `fedecider.comparison.tuning.Tunable`."""
+    """(settings, launch) -> `fedecider.comparison.tune.Tunable`."""
     audit: str = ""
     """(AuditConfig, launch) -> `fedecider.audit.attacks.Outcome`."""
     contract: str = ""

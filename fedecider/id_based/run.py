@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fedecider.bounds import OneOrMore, Seed, ShareAbove0, Threads, ZeroOrMore, dataclass
 from fedecider.comparison.compare import Cell, Course, Entry, Shared, TrackRows, course_of
-from fedecider.comparison.tuning import Tunable, search_of
+from fedecider.comparison.search import search_of
+from fedecider.comparison.tune import Tunable
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.sellers import once_each
 from fedecider.data.store import load_domains
@@ -277,7 +278,7 @@ def table_row(name: str, shared: Shared) -> Entry:
 
         return Cell({name: info["valid"]}, positions, course, folder)
 
-    search = search_of([entry.config()], entry.space, entry.grid, 0)
+    search = search_of([entry.config()], entry.space, entry.grid)
     return Entry(name, name, "baseline", [shared.protocol], cell, search, shared.tune)
 
 

@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedecider.comparison.tuning import TuneConfig, value_of, with_setting
+from fedecider.comparison.search import value_of, with_setting
+from fedecider.comparison.tune import TuneConfig
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.registry import RESERVED
 from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of

@@ -1,0 +1,148 @@
+"""Finished runs of any track beside each other, read from their folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedecider.comparison.compare import Cell, Entry, Plan, Positions, Row, collect
+from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.statistics import shared_persons
+from fedecider.federation.record import write_text
+from fedecider.report.tables import COMPARED, ResultRow, ResultTable, caption, shown_domains
+from fedecider.running.run_folder import RunFolder, check_output, read_object, read_run
+
+
+class Comparison(NamedTuple):
+    """Runs of several labels on the same data: means over seeds and users, paired tests against the first label."""
+
+    table: Any
+    """One row a label: ``seeds``; hit@10 and ndcg@10 as mean over clients, with ``_low`` and ``_high`` (95 % cluster
+    bootstrap over users and seeds) and ``_p_holm`` against the first label, NaN for that one."""
+    per_client: Any
+    """One row a label and client, with the columns of ``table`` but the tests."""
+    tests: Any
+    """One row a test: ``metric``, ``first`` and ``second`` label, ``difference`` (second minus first) with ``low`` and
+    ``high``, ``p_value``, ``p_holm``, ``effect_size``."""
+    caption: Sequence[str]
+    """What the numbers are, in sentences."""
+
+    def __str__(self) -> str:
+        return "\n".join([self.table.to_string(float_format="{:.4f}".format), *self.caption])
+
+    def _repr_html_(self) -> str:
+        said = "".join(f"<div>{escape(line)}</div>" for line in self.caption)
+        return self.table.to_html(float_format="{:.4f}".format) + said
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``table.csv``, ``per_client.csv``, ``tests.csv`` and ``table.html`` into ``folder``, and return it."""
+        root = Path(folder)
+        check_output(root)
+        root.mkdir(parents=True, exist_ok=True)
+        self.table.to_csv(root / "table.csv")
+        self.per_client.to_csv(root / "per_client.csv")
+        self.tests.to_csv(root / "tests.csv", index=False)
+        write_text(root / "table.html", f"<!doctype html><meta charset=utf-8>{self._repr_html_()}\n")
+        return root
+
+
+def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
+    """Finished run folders beside each other, one per seed and label, of whatever track.
+
+    Read is the model that each run reports, from ``metrics.json`` and ``per_user.parquet``. Users are paired, and who
+    is a user of several clients is one person (`fedecider.evaluation.statistics`).
+
+    Raises:
+        ValueError: no label; a run that did not finish or stands there twice; labels with different numbers of runs;
+            runs on other data or under another protocol than the first one.
+        FileNotFoundError: a folder holds no run.
+    """
+    import pandas as pd  # --help does without
+
+    if not labels or not all(labels.values()):
+        raise ValueError(f"got {dict(labels)}, expected label -> folders of finished runs, one at least for each label")
+    sizes = {label: len(folders) for label, folders in labels.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"got numbers of runs {sizes}, expected the same seeds for every label")
+    every = [Path(folder).resolve() for folders in labels.values() for folder in folders]
+    if twice := [str(folder) for folder in dict.fromkeys(every) if every.count(folder) > 1]:
+        raise ValueError(f"got the run {twice[0]} twice, expected each once: one per label and seed")
+    runs = {label: [_finished(Path(folder)) for folder in folders] for label, folders in labels.items()}
+    base = next(iter(labels))
+    first = runs[base][0]
+    for label, of_label in runs.items():
+        for folder, run in zip(labels[label], of_label, strict=True):
+            if other := [name for name in ("protocol", "data", "users") if getattr(run, name) != getattr(first, name)]:
+                raise ValueError(
+                    f"got other {other[0]} in {folder} ({label}) than in {labels[base][0]}, expected the same in all "
+                    "runs that are compared"
+                )
+    rows = [_row_of(label, of_label) for label, of_label in runs.items()]
+    entries = [row.entry for row in rows]
+    plan = Plan("", Path(), entries, [first.protocol], first.users, sizes[base], against=[base], each_client=False)
+    results = collect(plan, rows).results[first.protocol]
+    scope = shown_domains(results.rows)[-1]
+    corrected = {(one.second, one.metric): one.p_holm for one in results.tests}
+    holm = {name: [corrected.get((label, name), math.nan) for label in labels] for name in COMPARED}
+    notes = [f"p: paired permutation test over users against {base}, Holm over the table"] if results.tests else []
+    notes += ["who is a user of several clients counts once"] if shared_persons(first.users) else []
+    table = pd.DataFrame([_values(row, scope, plan.seeds) for row in results.rows], index=[*labels])
+    tests = []
+    for one in results.tests:
+        mean, low, high = one.difference
+        tests.append({**one._asdict(), "difference": -mean, "low": -high, "high": -low})
+    columns = ["metric", "first", "second", "difference", "low", "high", "p_value", "p_holm", "effect_size"]
+    per_client = {(row.label, name): _values(row, name, plan.seeds) for row in results.rows for name in first.users}
+    return Comparison(
+        table.assign(**{f"{name}_p_holm": column for name, column in holm.items()}).rename_axis("label"),
+        pd.DataFrame.from_dict(per_client, orient="index").rename_axis(["label", "client"]),
+        pd.DataFrame(tests, columns=columns),
+        caption(ResultTable(results.rows, get_protocol(first.protocol), notes)),
+    )
+
+
+class _Finished(NamedTuple):
+    """What is compared of a run."""
+
+    protocol: str
+    data: dict[str, str]
+    """Client or data set -> hash."""
+    users: dict[str, Sequence[str]]
+    """Client or data set -> its users."""
+    position: Positions
+    """(U,) of the model that the run reports."""
+
+
+def _finished(root: Path) -> _Finished:
+    from fedecider.evaluation.per_user import read_per_user  # --help does without pyarrow
+
+    folder, record = RunFolder(root), read_run(root)
+    if not folder.results.is_file():
+        raise ValueError(f"got {root}, a run that did not finish, expected finished ones: go on with it (resume)")
+    content = read_object(folder.metrics, {"reported": str, "protocol": str})
+    reported = [one for one in read_per_user(folder.per_user) if one.variant == content["reported"]]
+    if not reported:
+        raise ValueError(f"got no users of {content['reported']} in {folder.per_user}, expected those of the run")
+    return _Finished(
+        content["protocol"],
+        {one.domain: record["data"].get(one.domain, "") for one in reported},
+        {one.domain: one.users for one in reported},
+        {one.domain: one.position_U for one in reported},
+    )
+
+
+def _row_of(label: str, runs: Sequence[_Finished]) -> Row:
+    def cell(number: int) -> Cell:
+        run = runs[number]
+        return Cell({label: math.nan}, lambda: {run.protocol: {label: run.position}})
+
+    cells = [cell(number) for number in range(len(runs))]
+    return Row(Entry(label, label, "", [runs[0].protocol], lambda setting, seed: cells[seed]), {}, [], cells)
+
+
+def _values(row: ResultRow, scope: str, seeds: int) -> dict[str, float]:
+    named = {name: zip(("", "_low", "_high"), row.values[scope][name], strict=True) for name in COMPARED}
+    return {"seeds": seeds, **{f"{name}{part}": value for name, of in named.items() for part, value in of}}

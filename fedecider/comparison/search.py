@@ -1,0 +1,262 @@
+"""Which settings of a method are tried: its own candidates first, then draws of optuna, which know what came of them.
+
+A trial's draw has a seed of its own, so a search that was killed goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from fedecider.federation.streams import derive_seed
+from fedecider.search_space import OneOf, Range, Real, Setting, Space, Whole, points
+
+Blocks = TypeVar("Blocks", bound=tuple)
+
+
+def value_of(blocks: Iterable[Any], name: str) -> Any:
+    """The value of the option ``name`` (``block.name`` within a block) in frozen dataclasses of settings.
+
+    Raises:
+        ValueError: none of them has it.
+    """
+    first, _, rest = name.partition(".")
+    for block in blocks:
+        if first in _fields(block):
+            value = getattr(block, first)
+            return value_of((value,), rest) if rest else value
+    raise ValueError(f"got the setting {name} in a search, expected an option of the method or of the run")
+
+
+def with_setting(blocks: Blocks, setting: Setting) -> Blocks:
+    """The same blocks with these options; what cannot be is a ``ValueError`` of the block that checks it."""
+    for name in setting:
+        value_of(blocks, name)
+    changed = []
+    for block in blocks:
+        own = {name: value for name, value in setting.items() if name.partition(".")[0] in _fields(block)}
+        changed.append(_replaced(block, own) if own else block)
+    return type(blocks)(*changed) if hasattr(blocks, "_fields") else type(blocks)(changed)
+
+
+def _replaced(block: Any, setting: Setting) -> Any:
+    plain = {name: value for name, value in setting.items() if "." not in name}
+    inner: dict[str, Setting] = {}
+    for name, value in setting.items():
+        first, dot, rest = name.partition(".")
+        if dot:
+            inner.setdefault(first, {})[rest] = value
+    nested = {name: _replaced(getattr(block, name), values) for name, values in inner.items()}
+    return dataclasses.replace(block, **plain, **nested)
+
+
+def _fields(block: Any) -> Sequence[str]:
+    return [field.name for field in dataclasses.fields(block)] if dataclasses.is_dataclass(block) else []
+
+
+class Tried(NamedTuple):
+    """A trial that is over."""
+
+    setting: Setting
+    valid: float | None
+    """Validation ndcg@10; None where it failed."""
+
+
+class Search(NamedTuple):
+    """What decides which settings are tried."""
+
+    space: Space
+    start: Mapping[str, Any]
+    """Value of every option of the space and of ``candidates`` before a setting is applied."""
+    candidates: Sequence[Setting]
+    """Tried in their order before any is drawn; the start itself is the first one."""
+    seed: int = 0
+
+    def values(self, setting: Setting) -> dict[str, Any]:
+        """What a setting amounts to; equal for settings that are the same."""
+        return {**self.start, **setting}
+
+    def params(self, setting: Setting) -> dict[str, Any]:
+        """Values of the options of the space under ``setting``; empty where it sets something beyond the space."""
+        values = self.values(setting)
+        if not set(setting) <= set(self.space) or not all(one.holds(values[name]) for name, one in self.space.items()):
+            return {}
+        return {name: values[name] for name in self.space}
+
+    def left(self, tried: Iterable[Setting]) -> list[Setting] | None:
+        """Settings of the space that are no candidates and were not tried; None where they cannot be counted."""
+        every = points(self.space) if self.space else []
+        if every is None:
+            return None
+        known = [self.values(setting) for setting in (*self.candidates, *tried)]
+        return [setting for point in every if self.values(setting := self.from_start(point)) not in known]
+
+    def from_start(self, params: Setting) -> Setting:
+        """What differs from the start, real numbers with three digits."""
+        rounded = {
+            name: float(f"{value:.3g}") if isinstance(self.space[name], Real) else value
+            for name, value in params.items()
+        }
+        return {name: value for name, value in rounded.items() if value != self.start[name]}
+
+
+ONE_SETTING = Search({}, {}, ({},))
+"""Of what is run as it is."""
+
+
+def search_of(blocks: Iterable[Any], space: Space, grid: Sequence[Setting], seed: int = 0) -> Search:
+    """The search around the settings in ``blocks`` (dataclasses), with the candidates of ``grid`` first.
+
+    Raises:
+        ValueError: an option of space or grid is in no block.
+    """
+    blocks = tuple(blocks)
+    names = dict.fromkeys([*space, *(name for setting in grid for name in setting)])
+    search = Search(space, {name: value_of(blocks, name) for name in names}, (), seed)
+    candidates: list[Setting] = []
+    for setting in ({}, *grid):
+        if all(search.values(setting) != search.values(one) for one in candidates):
+            candidates.append(setting)
+    return search._replace(candidates=tuple(candidates))
+
+
+def best_of(tried: Sequence[Tried]) -> int | None:
+    """Number of the trial with the best validation score, the earlier one on ties; None where all failed."""
+    scores = [-math.inf if one.valid is None else one.valid for one in tried]
+    return scores.index(max(scores)) if any(one.valid is not None for one in tried) else None
+
+
+def check_budget(search: Search, budget: int) -> None:
+    """``ValueError`` where settings would be drawn and optuna is not installed: told before any work."""
+    if budget > len(search.candidates) and search.left(()) != []:
+        load_optuna()
+
+
+def load_optuna() -> Any:
+    """The module optuna, which says nothing of its own accord. ``ValueError`` where it is not installed."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError(
+            "got a search without optuna, which is not installed, expected it to be there. Run: pip install "
+            "'fedecider[tune]', or give no more trials than the method has candidates of its own"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+class Study:
+    """The trials of a search as a study of optuna: one is asked for, run and told, then the next one."""
+
+    def __init__(self, search: Search, journal: Path | None = None) -> None:
+        """``journal``: the file that keeps the trials, for one process that holds the folder; None: in memory.
+
+        Raises:
+            ValueError: optuna is not installed; or the file is no journal.
+        """
+        optuna = load_optuna()
+        self.search, self._optuna = search, optuna
+        self._ranges = {name: _distribution(one) for name, one in search.space.items()}
+        try:
+            storage = None if journal is None else _storage(journal)
+            self.study = optuna.create_study(
+                study_name="fedecider", storage=storage, direction="maximize", load_if_exists=True
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"got a damaged {journal} ({type(error).__name__}: {error}), expected the trials of a search. Restore "
+                "it from a copy, or start again with another --output"
+            ) from error
+
+    @property
+    def finished(self) -> list[Any]:
+        """Trials of optuna that are over, in their order; ``user_attrs`` are what was told beside the score."""
+        return [trial for trial in self.study.trials if trial.state.is_finished()]
+
+    @property
+    def tried(self) -> list[Tried]:
+        """The same as settings and scores."""
+        return [Tried(self._setting(trial), trial.value) for trial in self.finished]
+
+    def ask(self) -> Setting | None:
+        """The setting of the trial that a kill left open, or else the next one; None where all were tried."""
+        trial_id = next((one._trial_id for one in self.study.trials if one.state.name == "RUNNING"), None)
+        if trial_id is None and not self._begin():
+            return None
+        if trial_id is not None:
+            self._open = self._optuna.trial.Trial(self.study, trial_id)
+        return self._setting(self._open)
+
+    def tell(self, valid: float | None, **facts: Any) -> None:
+        """The score of the setting that was asked for, None where it failed, and what else is kept of it."""
+        for name, value in facts.items():
+            self._open.set_user_attr(name, value)
+        failed = self._optuna.trial.TrialState.FAIL
+        self.study.tell(self._open, valid, state=failed if valid is None else None)
+
+    def _begin(self) -> bool:
+        tried = [one.setting for one in self.tried]
+        seed = derive_seed(self.search.seed, "tune", len(tried))
+        left = self.search.left(tried)
+        if len(tried) < len(self.search.candidates):
+            given: Setting | None = self.search.candidates[len(tried)]
+        elif left == []:
+            return False
+        else:
+            given = left[seed % len(left)] if left else None
+        params = {} if given is None else self.search.params(given)
+        if params:
+            self.study.enqueue_trial(params, skip_if_exists=True)
+        self.study.sampler = self._optuna.samplers.TPESampler(seed=seed % 2**32)
+        self._open = self.study.ask(self._ranges if params or given is None else {})
+        return True
+
+    def _setting(self, trial: Any) -> Setting:
+        if trial.number < len(self.search.candidates):
+            return self.search.candidates[trial.number]
+        return self.search.from_start(trial.params)
+
+    def importances(self, least: int = 10) -> dict[str, float]:
+        """Option -> its share of the differences between trials by fANOVA (Hutter et al., 2014), the largest first.
+
+        Of the trials that finished within the space: one beyond it has no parameters that the others share. Empty with
+        fewer than ``least`` of them, of which nothing could be told.
+        """
+        optuna = self._optuna
+        finished = [one for one in self.finished if one.params and one.value is not None]
+        if len(finished) < least or len({one.value for one in finished}) < 2:
+            return {}
+        within = optuna.create_study(direction="maximize")
+        within.add_trials(finished)
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        return dict(optuna.importance.get_param_importances(within, evaluator=evaluator))
+
+
+def _storage(path: Path) -> Any:
+    """Optuna's own locks are files that a kill leaves behind and the next writer waits for; here one process writes."""
+    content = path.read_bytes() if path.is_file() else b""
+    if not content.endswith(b"\n") and content:  # what a kill left of a line
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+    journal = load_optuna().storages.journal
+    backend = journal.JournalFileBackend(str(path.resolve()), lock_obj=threading.Lock())
+    return load_optuna().storages.JournalStorage(backend)
+
+
+def _distribution(one: Range) -> Any:
+    from optuna import distributions
+
+    if isinstance(one, OneOf):
+        return distributions.CategoricalDistribution(one.values)
+    if isinstance(one, Whole):
+        return distributions.IntDistribution(one.least, one.most, log=one.log)
+    return distributions.FloatDistribution(one.least, one.most, log=one.log)
+
+
+def setting_text(setting: Setting) -> str:
+    """A setting in words."""
+    return ", ".join(f"{name} {value}" for name, value in setting.items()) or "default"

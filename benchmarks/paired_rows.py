@@ -25,7 +25,7 @@ import torch
 from provenance import heading
 
 from fedecider.comparison.compare import Shared, fill, positions_of
-from fedecider.cross_silo.comparison import SASREC, SASREC_TEXT, sasrec
+from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT, sasrec
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user

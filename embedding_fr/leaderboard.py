@@ -8,14 +8,12 @@ Shape legend: U users.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from embedding_fr.attributes import attribute_digest, has_attributes
@@ -27,6 +25,7 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, tr
 from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, dataclass
+from fedecider.comparison.cells import kept_cell
 from fedecider.comparison.compare import Cell, Course, Entry, Plan, Positions, Table, TrackRows, Words
 from fedecider.comparison.search import ONE_SETTING, Search, search_of, setting_text
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
@@ -35,16 +34,12 @@ from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_o
 from fedecider.federation.callbacks import Round, RoundCallback
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree
 from fedecider.federation.privacy import PrivacyConfig
-from fedecider.federation.record import read_json, write_json
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import CANARY, COMPARED
 from fedecider.running.options import from_plain
-from fedecider.running.progress import log_line
-from fedecider.running.run_folder import as_plain, cached_stage, check_output
+from fedecider.running.run_folder import as_plain, check_output
 from fedecider.running.settings_files import load_yaml
 from fedecider.search_space import Setting
-
-# What stands in the table.
 
 LOCAL = "/local"
 """``fedmf/local`` is FedMF with federation off."""
@@ -131,10 +126,7 @@ def kind_of(name: str) -> Kind | None:
     return "central" if name in BASELINES else "federated" if name in METHODS else None
 
 
-# Its cells.
-
-
-class Asked(NamedTuple):
+class Board(NamedTuple):
     """What all cells of a table have in common."""
 
     config: LeaderboardConfig
@@ -161,9 +153,9 @@ class Line(NamedTuple):
         """The protocol of the validation figure: the whole catalogue, or that of the papers' candidates."""
         return self.group[0] if self.as_published else "strict"
 
-    def settings(self, asked: Asked, protocol: str, setting: Setting, seed: int) -> EmbeddingSettings:
-        patience = 0 if self.as_published else min(asked.config.patience, asked.config.num_rounds)
-        return run_settings(asked.config, asked.data, self.method, protocol, setting, seed, patience)
+    def settings(self, board: Board, protocol: str, setting: Setting, seed: int) -> EmbeddingSettings:
+        patience = 0 if self.as_published else min(board.config.patience, board.config.num_rounds)
+        return run_settings(board.config, board.data, self.method, protocol, setting, seed, patience)
 
 
 def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
@@ -182,7 +174,7 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
     for name in config.protocol_names:
         build_population(sequences, num_items, get_protocol(name), seed=0)
     root = Path(config.output or f"runs/leaderboard-{interactions.name}")
-    asked = Asked(config, data, interactions, root, given)
+    board = Board(config, data, interactions, root, given)
     groups = protocol_groups(config.protocol_names)
     chance = {
         name: {interactions.name: chance_hit(sequences, num_items, "test", get_protocol(name))}
@@ -191,15 +183,15 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
     users = interactions.num_users
     return Plan(
         "leaderboard",
-        asked.root,
-        [_entry(asked, Line(method, group)) for method in _rows(config, interactions) for group in groups],
+        board.root,
+        [_entry(board, Line(method, group)) for method in _rows(config, interactions) for group in groups],
         config.protocol_names,
         {interactions.name: interactions.users},
         config.seeds,
         against=None,
         permutations=20_000,
         writes=not config.only_cells,
-        words=Words(partial(_heading, asked), chance, users, SIMPLE),
+        words=Words(partial(_heading, board), chance, users, SIMPLE),
     )
 
 
@@ -248,29 +240,29 @@ def protocol_groups(names: Sequence[str]) -> list[list[str]]:
     return list(groups.values())
 
 
-def _entry(asked: Asked, line: Line) -> Entry:
-    search = _search(asked, line)
-    budget = 1 if line.as_published else asked.config.tune
+def _entry(board: Board, line: Line) -> Entry:
+    search = _search(board, line)
+    budget = 1 if line.as_published else board.config.tune
     method, kind = line.method, kind_of(line.method) or "central"
     if line.as_published and kind != "central":
         search = ONE_SETTING  # the paper's
-    elif method in asked.given:
-        search, budget = Search({}, {}, (asked.given[method],)), 1
-    run, name = partial(_cell, asked, line), method.removesuffix(LOCAL)
+    elif method in board.given:
+        search, budget = Search({}, {}, (board.given[method],)), 1
+    run, name = partial(_cell, board, line), method.removesuffix(LOCAL)
     return Entry(method, name, kind, list(line.group), run, search, budget, partial(_said, method))
 
 
-def _search(asked: Asked, line: Line) -> Search:
+def _search(board: Board, line: Line) -> Search:
     method = line.method
     if method == CANARY:  # nothing to tune: it sees as many rounds as the methods
-        return Search({}, {}, ({"num_rounds": asked.config.num_rounds},))
+        return Search({}, {}, ({"num_rounds": board.config.num_rounds},))
     if method in BASELINES:
         baseline = BASELINES[method]
-        return search_of([baseline.config()], baseline.space, baseline.grid, 0)
+        return search_of([baseline.config()], baseline.space, baseline.grid)
     entry = METHODS[method.removesuffix(LOCAL).removesuffix(CODE)]
     code = method.endswith(CODE)
     grid = [one for one in entry.grid if (one.get("variant") == "code") == code]
-    return search_of(line.settings(asked, line.group[0], {}, 0), space_of(entry, code), grid, 0)
+    return search_of(line.settings(board, line.group[0], {}, 0), space_of(entry, code), grid)
 
 
 def _said(method: str, setting: Setting) -> str:
@@ -281,39 +273,36 @@ def _said(method: str, setting: Setting) -> str:
     return setting_text(as_plain(setting)) if setting else "paper's" if entry and entry.published else "default"
 
 
-def _cell(asked: Asked, line: Line, setting: Setting, seed: int) -> Cell:
+def _cell(board: Board, line: Line, setting: Setting, seed: int) -> Cell:
     """The run from the folder of cells, made when it is not there.
 
     It holds the test positions too, so that the trial that wins need not be run again; those of other trials are never
     read.
     """
-    method, name = line.method, asked.interactions.name
+    method, name = line.method, board.interactions.name
     protocols = sorted(line.group)
     inputs = {
         "method": method,
         "seed": seed,
-        "data": asked.interactions.content_hash(),
+        "data": board.interactions.content_hash(),
         "negatives_avoid": get_protocol(line.group[0]).negatives_avoid,
-        **_resolved(asked, line, setting, seed),
+        **_resolved(board, line, setting, seed),
         "protocols": protocols,
     }
 
-    def build(folder: Path) -> None:
-        started = time.perf_counter()
-        made = _central if method in BASELINES else _federated
-        info, positions = made(asked, Line(method, protocols), setting, seed)
-        save_file(positions, folder / "positions.safetensors")
-        write_json(folder / "info.json", {**info, "total_s": time.perf_counter() - started})
+    train_cell = _central if method in BASELINES else _federated
+    text = f"{method} {setting or 'first setting'}, {'+'.join(line.group)}, seed {seed}"
+    kept = kept_cell(
+        board.root / "cells",
+        method.replace("/", "-"),
+        inputs,
+        lambda folder: train_cell(board, Line(method, protocols), setting, seed),
+        text,
+    )
+    info = kept.info
 
-    stage = cached_stage(asked.root / "cells", method.replace("/", "-"), inputs, build)
-    info = read_json(stage.folder / "info.json")
-    if not stage.reused:
-        text = f"{method} {setting or 'first setting'}, {'+'.join(line.group)}, seed {seed}: validation ndcg@10"
-        log_line(f"{text} {info['valid']:.4f}, {info['total_s']:.0f} s")
-
-    def read() -> dict[str, dict[str, Positions]]:
-        found = load_file(stage.folder / "positions.safetensors")
-        return {protocol: {method: {name: position_U}} for protocol, position_U in found.items()}
+    def positions() -> dict[str, dict[str, Positions]]:
+        return {protocol: {method: {name: position_U}} for protocol, position_U in kept.positions().items()}
 
     further = {
         f"{metric}, {title}": info[name][metric]
@@ -321,9 +310,8 @@ def _cell(asked: Asked, line: Line, setting: Setting, seed: int) -> Cell:
         for metric in COMPARED
         if name in info
     }
-    return Cell(
-        {method: info["valid"]}, read, partial(_course, info) if "curve" in info else None, stage.folder, further
-    )
+    course = partial(_course, info) if "curve" in info else None
+    return Cell({method: info["valid"]}, positions, course, kept.folder, further)
 
 
 def _course(info: Mapping[str, Any]) -> Course:
@@ -332,15 +320,15 @@ def _course(info: Mapping[str, Any]) -> Course:
     return Course(info["curve"], info["best_round"], info["last_round"], (info["seconds"]["wall_s"], 1), up, down)
 
 
-def _resolved(asked: Asked, line: Line, setting: Setting, seed: int) -> dict[str, Any]:
+def _resolved(board: Board, line: Line, setting: Setting, seed: int) -> dict[str, Any]:
     """Every setting that decides a result, defaults included: a cell made with other defaults is another cell."""
     if line.method in BASELINES:
         return {"setting": as_plain(from_plain(BASELINES[line.method].config, dict(setting)))}
-    whole = line.settings(asked, line.group[0], setting, seed)
+    whole = line.settings(board, line.group[0], setting, seed)
     run = {name: getattr(whole.run, name) for name in ("num_rounds", "patience", "participation", "federation")}
     values = {**run, **as_plain(whole.training), "method": as_plain(whole.method)}
     if METHODS[whole.run.method].attributes:
-        values["attributes"] = attribute_digest(asked.interactions, whole.method)
+        values["attributes"] = attribute_digest(board.interactions, whole.method)
     return {"setting": values, **METHODS.as_record(whole.run.method)}
 
 
@@ -374,33 +362,33 @@ class RoundsOnTest:
     """The test metrics of every validated round: public codes report the best, with the test items in sight."""
 
     def __init__(self, method: FederatedMethod, variant: str) -> None:
-        self.asked, self.variant = method, variant
+        self.wrapped, self.variant = method, variant
         self.positions: list[Tensor] = []
         self.best: dict[str, float] = {}
 
     @property
     def method(self) -> FederatedMethod:
         """The method, which ranks the test items too whenever it is asked for validation items."""
-        return self.asked._replace(positions=self._rank)
+        return self.wrapped._replace(positions=self._rank)
 
     def _rank(self, variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         if split == "valid" and variant == self.variant:
-            self.positions += self.asked.positions(variant, download, own, block, "test")
-        return self.asked.positions(variant, download, own, block, split)
+            self.positions += self.wrapped.positions(variant, download, own, block, "test")
+        return self.wrapped.positions(variant, download, own, block, split)
 
     def end_round(self) -> None:
         """Keep the round with the best ndcg@10, as whole: hit@10 is that of the same round."""
         if self.positions:
-            found = mean_metrics(torch.cat(self.positions), (10,))
-            if not self.best or found["ndcg@10"] > self.best["ndcg@10"]:
-                self.best = found
+            metrics = mean_metrics(torch.cat(self.positions), (10,))
+            if not self.best or metrics["ndcg@10"] > self.best["ndcg@10"]:
+                self.best = metrics
             self.positions = []
 
 
-def _federated(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    interactions, last = asked.interactions, line.as_published
+def _federated(board: Board, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    interactions, last = board.interactions, line.as_published
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = line.settings(asked, line.validated_under, setting, seed)
+    settings = line.settings(board, line.validated_under, setting, seed)
     setup = set_up(settings, interactions, device)
     records: list[dict] = []
     variant = setup.method.variants[0]
@@ -432,9 +420,9 @@ def _federated(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[d
     return info, positions
 
 
-def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _central(board: Board, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A centralised baseline; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
-    interactions, entry = asked.interactions, BASELINES[line.method]
+    interactions, entry = board.interactions, BASELINES[line.method]
     sequences, num_items = interactions.sequences, interactions.num_items
     score = entry.fit(
         sequences,
@@ -455,12 +443,9 @@ def _central(asked: Asked, line: Line, setting: Setting, seed: int) -> tuple[dic
     return {"valid": valid}, {name: ranked(name, "test") for name in line.group}
 
 
-# The words of the page.
-
-
-def _heading(asked: Asked, table: Table) -> list[str]:
-    one, config = asked.interactions, asked.config
-    named = f"; those of {', '.join(asked.given)} from {Path(config.settings).name}" if asked.given else ""
+def _heading(board: Board, table: Table) -> list[str]:
+    one, config = board.interactions, board.config
+    named = f"; those of {', '.join(board.given)} from {Path(config.settings).name}" if board.given else ""
     stopped = f", stopped after {config.patience} without a better validation score" if config.patience else ""
     last = [name for name in config.protocol_names if get_protocol(name).selection == "last"]
     untuned = f"; under {' and '.join(last)} the settings of the papers or public codes, and all rounds" if last else ""

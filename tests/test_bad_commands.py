@@ -29,7 +29,7 @@ from fedecider.models.recommender import Recommender
 from fedecider.running import trackers
 from fedecider.running.command import run
 from fedecider.running.machine import checked_device
-from fedecider.running.run_folder import RunFolder, check_output
+from fedecider.running.run_folder import check_output
 from idgen.backbone import linear_layers, load_backbone
 from idgen.config import BackboneConfig
 from idgen.tokenizer import load_tokenizer
@@ -638,9 +638,10 @@ def test_a_pickle_is_never_loaded(copy, capsys):
 @pytest.mark.parametrize("content", ["{}", "[]", '{"best_valid_ndcg@10": null}', '{"best_val'])
 def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
     (tmp_path / "metrics.json").write_text(content)
-    (tmp_path / "results.md").touch()
+    (tmp_path / "run.json").write_text('{"config": {}, "data": {}}')
+    (tmp_path / "rounds.jsonl").touch()
     with pytest.raises(ValueError, match=r"damaged .*metrics\.json"):
-        cell_of("mine", "fedavg", RunFolder(tmp_path))
+        cell_of("mine", "fedavg", tmp_path)
 
 
 def test_every_model_is_loaded_from_safetensors():

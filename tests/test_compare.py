@@ -11,19 +11,15 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from fedecider.comparison.compare import Cell, Entry, fill, make
-from fedecider.comparison.page import latex_table
+from fedecider.comparison.compare import Cell, Entry, compare, fill
 from fedecider.cross_silo import comparison as planning
 from fedecider.cross_silo.comparison import CompareConfig, plan
-from fedecider.evaluation.statistics import Interval
-from fedecider.report.tables import ResultRow
 
 pytestmark = pytest.mark.whole
 
@@ -90,18 +86,19 @@ def lasting(table: dict) -> dict:
 def known_runs(planned) -> list:
     """With seed 0, of the settings that are known ahead."""
     return [
-        entry.run.args[1](setting, 0) for entry in planned.entries for setting in entry.search.firsts[: entry.budget]
+        entry.run.args[0](setting, 0)
+        for entry in planned.entries
+        for setting in entry.search.candidates[: entry.budget]
     ]
 
 
 @pytest.mark.parametrize("good", [(), (1,)])
 def test_a_table_ends_where_no_shared_stage_could_be_built(good, monkeypatch, capsys):
     runs = [
-        SimpleNamespace(seed=seed, settings=SimpleNamespace(run=SimpleNamespace(pretrain=0, distill=0)))
-        for seed in (0, 1)
+        SimpleNamespace(settings=SimpleNamespace(run=SimpleNamespace(seed=n, pretrain=0, distill=0))) for n in (0, 1)
     ]
     problem = "exit code 2, error: cannot load a backbone from 'google-t5/t5-small'"
-    monkeypatch.setattr(planning, "_call", lambda config, stage, run: "" if run.seed in good else problem)
+    monkeypatch.setattr(planning, "_call", lambda stage, run: "" if run.settings.run.seed in good else problem)
     if good:
         planning._build_stages(CompareConfig(rows={"local": {}}, seeds=1), runs)
     else:
@@ -148,15 +145,12 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     text = re.sub(r"<span class=\"tip\".*?</span>|</?dfn[^>]*>", "", marked)  # as it reads, words not explained
     assert "zero-shot student" in text
     assert "fedprox with seed 0, beside fedavg" in text
-    analysis = json.loads((playground / "table" / "analysis.json").read_text())
-    assert analysis["method"] == "fedprox"
-    assert len(analysis["activity"]) > 0
-    assert "fedprox" in (playground / "table" / "compare.tex").read_text()
 
 
 def scored(run) -> float:
     """A validation score that depends on what a row is run with, and on nothing else."""
-    return 0.3 - 0.1 * abs(math.log10(run.settings.training.learning_rate / 2e-3)) - 0.001 * len(run.options)
+    mu = getattr(run.settings.method, "mu", 0.0)
+    return 0.3 - 0.1 * abs(math.log10(run.settings.training.learning_rate / 2e-3)) - 0.001 * mu
 
 
 def scored_metrics(run) -> dict:
@@ -165,18 +159,21 @@ def scored_metrics(run) -> dict:
     domains = {
         name: {"valid": {"own": {"ndcg@10": {"mean": scored(run) + by}}}, "test": {}} for name, by in shifts.items()
     }
-    told = {"reported": "own", "protocol": "strict", "best_round": 1, "best_valid_ndcg@10": 0.5 - scored(run)}
-    return {**told, "domains": domains}
+    facts = {"method": "x", "reported": "own", "protocol": "strict", "best_round": 1}
+    return {**facts, "best_valid_ndcg@10": 0.5 - scored(run), "domains": domains, "macro": {"test": {}}}
 
 
-def pretend(asked: list):
+def pretend(called: list):
     """What runs a stage, with the least of what a run leaves; one setting fails."""
 
-    def call(config, stage, run) -> str:
-        asked.append((run.label, dict(run.options)))
-        if run.options.get("mu") == 0.1:
+    def call(stage, run) -> str:
+        label, mu = run.folder.root.name.partition("-")[0], getattr(run.settings.method, "mu", None)
+        called.append((label, mu))
+        if mu == 0.1:
             return "exit code 1"
         run.folder.root.mkdir(parents=True)
+        run.folder.record.write_text(json.dumps({"config": {"run": {}}, "data": {}}))
+        run.folder.rounds.touch()
         run.folder.metrics.write_text(json.dumps(scored_metrics(run)))
         run.folder.results.touch()
         return ""
@@ -187,12 +184,12 @@ def pretend(asked: list):
 @pytest.mark.slow
 def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    asked = []
-    monkeypatch.setattr(planning, "_call", pretend(asked))
+    called = []
+    monkeypatch.setattr(planning, "_call", pretend(called))
     rows = {"fedprox": {}, "local": {}, "mine": {"method": "fedprox", "mu": 0.5}}
     config = CompareConfig(**{**TABLE, "rows": rows, "tune": 5, "against": [], "analysed": []})
     entries = plan(config).entries
-    ahead = {entry.label: entry.search.firsts[: entry.budget] for entry in entries}
+    ahead = {entry.label: entry.search.candidates[: entry.budget] for entry in entries}
     assert {label: len(settings) for label, settings in ahead.items()} == {"fedprox": 5, "local": 4, "mine": 1}
     assert [one.get("learning_rate") for one in ahead["local"]] == [None, 3e-3, 3e-4, 1e-2], "as before draws"
     assert [one.get("mu") for one in ahead["fedprox"][:4]] == [None, 0.001, 0.1, 1.0]
@@ -202,9 +199,9 @@ def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playgrou
     drawn = [one.setting["learning_rate"] for one in found["local"].tried[4:]]
     assert len(set(drawn) - {3e-3, 3e-4, 1e-2}) == 1
     assert found["local"].setting == max(found["local"].tried, key=lambda one: one.valid).setting
-    asked.clear()
+    called.clear()
     assert [row.tried for row in fill(entries, 1)] == [row.tried for row in found.values()]
-    assert asked == [("fedprox", {"method": "fedprox", "mu": 0.1})], "only what failed is tried again"
+    assert called == [("fedprox", 0.1)], "only what failed is tried again"
     more = fill(plan(replace(config, tune=6)).entries, 1)
     assert {row.entry.label: len(row.tried) for row in more} == {"fedprox": 6, "local": 6, "mine": 1}
     assert more[1].tried[:5] == found["local"].tried
@@ -227,20 +224,6 @@ def test_a_row_that_does_not_fit_into_the_memory_is_left_out_and_an_error_of_our
     assert "left out: large (strict)" in said
     with pytest.raises(RuntimeError, match="a shape"):
         fill([entry("wrong", RuntimeError("a shape"))], 1)
-
-
-@pytest.mark.slow
-def test_a_row_that_has_no_further_setting_says_so_once(playground, monkeypatch, capsys):
-    monkeypatch.chdir(playground)
-    monkeypatch.setattr(planning, "_call", pretend([]))
-    monkeypatch.setattr(planning, "TRAINING_SPACE", {})
-    rows = {"local": {}, "fedprox": {}}
-    config = CompareConfig(**{**TABLE, "output": "few", "rows": rows, "tune": 9, "against": [], "analysed": []})
-    found = {row.entry.label: row for row in fill(plan(config).entries, 1)}
-    assert {label: len(row.tried) for label, row in found.items()} == {"local": 4, "fedprox": 9}
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.count("trials instead of") == 1
-    assert "local: every setting of the search was tried: 4 trials instead of 9" in said
 
 
 def test_the_same_settings_on_other_domains(playground, monkeypatch):
@@ -277,15 +260,18 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
     monkeypatch.setattr("idgen.precision.fastest", lambda device: "bf16")
     monkeypatch.setattr("idgen.precision.bf16_speedup", lambda device: 2.0)
     called = []
-    monkeypatch.setattr(
-        planning.subprocess, "run", lambda command, **_: called.append(command) or subprocess.CompletedProcess([], 0)
-    )
+
+    def run(command, **_):
+        called.append(command)
+        return subprocess.CompletedProcess([], int("federate" in command))
+
+    monkeypatch.setattr(planning.subprocess, "run", run)
     config = CompareConfig(**{**TABLE, "rows": {"fedavg": {}}, "tune": 1, "analysed": []})
     with pytest.raises(ValueError, match="got no row from fedavg"):  # nobody ran
-        make(plan(config))
+        compare(plan(config))
     for command in called:
-        words = dict(pairwise(command))
-        assert words["--precision"] == "bf16"
+        content = yaml.safe_load(Path(command[command.index("--config") + 1]).read_text())
+        assert content["precision"] == "bf16"
     assert len(called) >= 2  # the stages and the run
 
 
@@ -339,10 +325,3 @@ def test_bad_input_is_refused_before_anything_runs(playground, change, message, 
     assert code == 2
     assert message in capsys.readouterr().err
     assert not (playground / "table").exists()
-
-
-def test_latex():
-    row = ResultRow("a_b & c", {"d": {"hit@5": Interval(0.5, 0.25, 0.75)}})
-    text = latex_table([row], ["hit@5"])
-    assert r"a\_b \& c & 0.500 {\scriptsize [0.250, 0.750]} \\" in text
-    assert text.count(r"\begin{tabular}{lr}") == 1

@@ -12,9 +12,10 @@ import torch
 from fedecider.baselines.counts import UNTRAINED
 from fedecider.comparison.compare import Cell, Cost, Entry, Plan, Results, Row, Table, Words
 from fedecider.comparison.page import chosen_row, comparison_conclusion, evidence, write_table
-from fedecider.comparison.tuning import Tried
-from fedecider.cross_silo.comparison import SASREC, CompareConfig, _examples
+from fedecider.comparison.search import Tried
+from fedecider.cross_silo.comparison import CompareConfig, _examples
 from fedecider.cross_silo.entries import STUDENT
+from fedecider.cross_silo.sasrec_entries import SASREC
 from fedecider.evaluation.statistics import Comparison, Interval
 from fedecider.report.conclusion import conclusion
 from fedecider.report.tables import ResultRow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedecider as fd
-from fedecider.comparison.compare import compare_runs
+from fedecider.comparison.runs import compare_runs
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 
@@ -27,6 +27,7 @@ def run(root, seed, first, users=USERS, protocol="strict", data="a"):
         folder / "per_user.parquet",
         [UserPositions(n, users[n], "test", variant, 1, p) for variant, of in variants.items() for n, p in of.items()],
     )
+    (folder / "rounds.jsonl").touch()
     (folder / "results.md").touch()
     return folder
 

@@ -72,7 +72,7 @@ def test_every_line_of_a_table_parses(path, monkeypatch):
     monkeypatch.setattr(plan, "load_data", lambda run: {})
     entries = {entry.label: entry for entry in plan.plan(config).entries}
     assert set(entries) == set(config.rows)
-    ahead = {label: entry.search.firsts[: entry.budget] for label, entry in entries.items()}
+    ahead = {label: entry.search.candidates[: entry.budget] for label, entry in entries.items()}
     tuned = [label for label, options in config.rows.items() if not options]
     assert {len(ahead[label]) for label in tuned} == {config.tune}
     runs = [

@@ -19,7 +19,7 @@ from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 from embedding_fr import averaged
 from embedding_fr import leaderboard as board
 from embedding_fr.commands import parse_settings, settings_of_run
-from embedding_fr.leaderboard import Asked, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
+from embedding_fr.leaderboard import Board, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
 from embedding_fr.leaderboard import _search as leaderboard_search
 from embedding_fr.methods import METHODS
 from embedding_fr.run import tunable
@@ -557,28 +557,14 @@ def test_the_public_codes_settings_are_the_first_of_a_search(data, tmp_path, cap
     assert len({cell["learning_rate"] for cell in cells}) == 3
 
 
-def test_trials_of_fewer_rounds_choose_what_runs_them_all(data, tmp_path, capsys):
-    words = ["--methods", "fedmf,ease", *data, "--num_rounds", 3, "--trial_rounds", 1, "--seeds", 2, "--tune", 3]
-    assert leaderboard(*words, "--protocol", "strict", "--output", tmp_path / "board") == 0
-    cells = [read_json(path) for path in (tmp_path / "board" / "cells").glob("fedmf-*/inputs.json")]
-    counts = sorted((one["setting"]["num_rounds"], one["seed"]) for one in cells)
-    assert counts == [(1, 0)] * 3 + [(3, 0)] * 3 + [(3, 1)], "named ones run in full, the chosen one with both seeds"
-    assert len(list((tmp_path / "board" / "cells").glob("ease-*"))) == 3 + 1, "no rounds, so no second run of seed 0"
-    text = (tmp_path / "board" / "leaderboard.md").read_text()
-    assert "(whole catalogue, seed 0; of federated ones after trials of at most 1 rounds the named settings" in text
-    assert "under paper" not in text, "which was not asked for"
-    assert leaderboard(*words, "--trial_rounds", "4") == 2
-    assert "got trial_rounds 4 with num_rounds 3, expected at most as many" in capsys.readouterr().err
-
-
 def test_a_search_around_the_public_code_has_ranges_of_its_own(data):
     config = LeaderboardConfig(methods="fedrap,fedrap/code")
-    asked = Asked(config, InteractionsConfig(), None, Path())
+    asked = Board(config, InteractionsConfig(), None, Path())
     paper, code = (leaderboard_search(asked, Line(name, ["strict"])) for name in config.method_names)
     assert code.values({})["item_learning_rate"] == 200.0
-    assert [code.values(one)["personal_learning_rate"] for one in code.firsts] == [None, 4.0]
-    assert len(paper.firsts) == 5
-    assert not any("variant" in one for one in paper.firsts)
+    assert [code.values(one)["personal_learning_rate"] for one in code.candidates] == [None, 4.0]
+    assert len(paper.candidates) == 5
+    assert not any("variant" in one for one in paper.candidates)
     assert not paper.space["item_learning_rate"].holds(200.0)
     assert code.space["item_learning_rate"].holds(200.0)
     for variant, space in (("paper", paper.space), ("code", code.space)):
@@ -628,12 +614,12 @@ def test_where_nothing_is_tuned_the_leaderboard_needs_no_optuna(data, tmp_path, 
 def test_the_candidates_of_the_leaderboard_are_those_of_the_grids():
     """But for what a grid has of the public code: those are of the row NAME/code."""
     config = LeaderboardConfig(methods="all")
-    asked = Asked(config, InteractionsConfig(), None, Path())
+    asked = Board(config, InteractionsConfig(), None, Path())
     for name in config.method_names:
         entry = METHODS.get(name.removesuffix("/local")) or BASELINES[name]
         grid = ({"num_rounds": 100},) if name == "memoriser" else entry.grid
         grid = tuple(one for one in grid if one.get("variant") != "code")
-        assert leaderboard_search(asked, Line(name, ["strict"])).firsts == grid
+        assert leaderboard_search(asked, Line(name, ["strict"])).candidates == grid
 
 
 def test_names_and_groups_of_the_leaderboard(capsys):

@@ -6,7 +6,7 @@ import yaml
 
 from fedecider.federation.record import read_json
 
-ROUNDS = ("--num_rounds", "3", "--patience", "2", "--trial_rounds", "1", "--seeds", "2", "--published_rounds", "4")
+ROUNDS = ("--num_rounds", "3", "--patience", "2", "--seeds", "2", "--published_rounds", "4")
 ROWS = "popularity,memoriser,ease,fedmf"
 
 

@@ -16,12 +16,13 @@ from fedecider.baselines.counts import (
     text_neighbour_scores,
 )
 from fedecider.comparison.compare import Positions, Shared, fill, positions_of
-from fedecider.cross_silo import comparison
+from fedecider.cross_silo import sasrec_entries
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.comparison import BASELINES, SASREC, SASREC_TEXT, WITHOUT_ROUNDS
+from fedecider.cross_silo.comparison import BASELINES, WITHOUT_ROUNDS
 from fedecider.cross_silo.entries import STUDENT, TEACHER, counting_positions, item_texts_of
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.results import printed_rows
+from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.evaluation.protocols import rank_held_out
@@ -48,7 +49,7 @@ def shared(domains, cache, protocol="strict") -> Shared:
 
 def trained(asked: Shared, text_encoder=None) -> Positions:
     """By domain, SASRec with its first setting."""
-    (row,) = fill([comparison.sasrec(asked, text_encoder)], 1)
+    (row,) = fill([sasrec_entries.sasrec(asked, text_encoder)], 1)
     return positions_of(row, asked.protocol)[row.entry.label]
 
 
@@ -96,10 +97,10 @@ def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
 
 def test_a_catalogue_counts_once_however_many_companies_have_it(domains, tmp_path):
     silos = share_out(domains, 3, None, 0)
-    alone = comparison._text_starts(shared(domains, tmp_path), "tfidf", 8)
+    alone = sasrec_entries._text_starts(shared(domains, tmp_path), "tfidf", 8)
     unequal = {name: silo for name, silo in silos.items() if name.startswith("crime.") or name == "comics.1"}
     assert len(unequal) == 4
-    for name, start in comparison._text_starts(shared(unequal, tmp_path), "tfidf", 8).items():
+    for name, start in sasrec_entries._text_starts(shared(unequal, tmp_path), "tfidf", 8).items():
         assert torch.equal(start.vector_ID, alone[name.partition(".")[0]].vector_ID)
 
 
@@ -145,8 +146,8 @@ def test_sasrec_chooses_its_epoch_under_the_protocol_of_the_comparison(domains, 
         said.append(valid(lambda user_B: first_UI[user_B]))
         return real(sequences, num_items, dataclasses.replace(config, num_epochs=1), valid=valid, **settings)
 
-    real = comparison.train
-    monkeypatch.setattr(comparison, "train", train)
+    real = sasrec_entries.train
+    monkeypatch.setattr(sasrec_entries, "train", train)
     trained(shared({"crime": domain}, tmp_path, protocol))
     assert said == [1.0 if protocol == "strict/keep_seen" else 0.0]
 
@@ -162,8 +163,8 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
             sequences, num_items, dataclasses.replace(config, num_epochs=1), start_ID=start_ID, extra=extra, **settings
         )
 
-    real = comparison.train
-    monkeypatch.setattr(comparison, "train", train)
+    real = sasrec_entries.train
+    monkeypatch.setattr(sasrec_entries, "train", train)
     plain = trained(shared(domains, tmp_path))
     for _ in range(2):
         text = trained(shared(domains, tmp_path), "tfidf")
@@ -180,7 +181,9 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
 
 
 def test_sasrec_from_texts_is_trained_anew_for_other_catalogues(domains, tmp_path, monkeypatch):
-    monkeypatch.setattr(comparison, "SasrecConfig", partial(comparison.SasrecConfig, num_epochs=1, embedding_size=8))
+    monkeypatch.setattr(
+        sasrec_entries, "SasrecConfig", partial(sasrec_entries.SasrecConfig, num_epochs=1, embedding_size=8)
+    )
     for chosen in (domains, {"crime": domains["crime"]}):
         trained(shared(chosen, tmp_path), "tfidf")
     assert len(list(tmp_path.glob("sasrec-crime-*"))) == 2  # one decomposition over all domains

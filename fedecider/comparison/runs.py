@@ -8,12 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.comparison.compare import Cell, Entry, Plan, Positions, Row, collect
+from fedecider.comparison.compare import Cell, Entry, Plan, Row, collect
+from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.record import write_text
 from fedecider.report.tables import COMPARED, ResultRow, ResultTable, caption, shown_domains
-from fedecider.running.run_folder import RunFolder, check_output, read_object, read_run
+from fedecider.running.run_folder import RunFolder, check_output
 
 
 class Comparison(NamedTuple):
@@ -75,7 +76,8 @@ def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
     first = runs[base][0]
     for label, of_label in runs.items():
         for folder, run in zip(labels[label], of_label, strict=True):
-            if other := [name for name in ("protocol", "data", "users") if getattr(run, name) != getattr(first, name)]:
+            compared = zip(("protocol", "data", "users"), _on_what(run), _on_what(first), strict=True)
+            if other := [name for name, own, expected in compared if own != expected]:
                 raise ValueError(
                     f"got other {other[0]} in {folder} ({label}) than in {labels[base][0]}, expected the same in all "
                     "runs that are compared"
@@ -104,42 +106,25 @@ def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
     )
 
 
-class _Finished(NamedTuple):
-    """What is compared of a run."""
-
-    protocol: str
-    data: dict[str, str]
-    """Client or data set -> hash."""
-    users: dict[str, Sequence[str]]
-    """Client or data set -> its users."""
-    position: Positions
-    """(U,) of the model that the run reports."""
-
-
-def _finished(root: Path) -> _Finished:
-    from fedecider.evaluation.per_user import read_per_user  # --help does without pyarrow
-
-    folder, record = RunFolder(root), read_run(root)
-    if not folder.results.is_file():
+def _finished(root: Path) -> RunResult:
+    if RunFolder(root).record.is_file() and not RunFolder(root).results.is_file():
         raise ValueError(f"got {root}, a run that did not finish, expected finished ones: go on with it (resume)")
-    content = read_object(folder.metrics, {"reported": str, "protocol": str})
-    reported = [one for one in read_per_user(folder.per_user) if one.variant == content["reported"]]
-    if not reported:
-        raise ValueError(f"got no users of {content['reported']} in {folder.per_user}, expected those of the run")
-    return _Finished(
-        content["protocol"],
-        {one.domain: record["data"].get(one.domain, "") for one in reported},
-        {one.domain: one.users for one in reported},
-        {one.domain: one.position_U for one in reported},
-    )
+    run = RunResult.read(root)
+    if run.reported not in run.positions:
+        raise ValueError(f"got no users of {run.reported} in {root}, expected those of the run")
+    return run
 
 
-def _row_of(label: str, runs: Sequence[_Finished]) -> Row:
-    def cell(number: int) -> Cell:
-        run = runs[number]
-        return Cell({label: math.nan}, lambda: {run.protocol: {label: run.position}})
+def _on_what(run: RunResult) -> tuple[str, dict[str, str], Mapping[str, Sequence[str]]]:
+    """Protocol, hash of the data by client, users by client."""
+    return run.protocol, {name: run.record["data"].get(name, "") for name in run.positions[run.reported]}, run.users
 
-    cells = [cell(number) for number in range(len(runs))]
+
+def _row_of(label: str, runs: Sequence[RunResult]) -> Row:
+    def cell(run: RunResult) -> Cell:
+        return Cell({label: math.nan}, lambda: {run.protocol: {label: dict(run.positions[run.reported])}})
+
+    cells = [cell(run) for run in runs]
     return Row(Entry(label, label, "", [runs[0].protocol], lambda setting, seed: cells[seed]), {}, [], cells)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedecider.bounds import OneOrMore, Seed, ShareAbove0, Threads, ZeroOrMore, dataclass
+from fedecider.comparison.cells import KeptCell, kept_cell
 from fedecider.comparison.compare import Cell, Course, Entry, Shared, TrackRows, course_of
 from fedecider.comparison.search import search_of
 from fedecider.comparison.tune import Tunable
@@ -37,10 +37,8 @@ from fedecider.federation.record import (
     Recorder,
     capped_clients,
     non_finite_uploads,
-    read_json,
     read_records,
     upload_notes,
-    write_json,
 )
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate_variants
 from fedecider.federation.state import RunState
@@ -55,8 +53,7 @@ from fedecider.report.tables import (
 )
 from fedecider.running.launch import Launch
 from fedecider.running.options import Schema, field_names, from_plain, merged, nested
-from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, check_output, damage_names, read_run
+from fedecider.running.run_folder import RunFolder, as_plain, check_output, damage_names, read_run
 from fedecider.search_space import Setting
 
 
@@ -267,32 +264,25 @@ def table_row(name: str, shared: Shared) -> Entry:
 
     def cell(setting: Setting, seed: int) -> Cell:
         run = IdRunConfig(method=name, protocol=shared.protocol, seed=seed, patience=entry.patience)
-        folder = _kept(IdSettings(run, replace(entry.config(), **setting)), shared)
-        info = read_json(folder / "info.json")
+        kept = _kept(IdSettings(run, replace(entry.config(), **setting)), shared)
 
         def course() -> Course:
-            return course_of(read_records(folder / "rounds.jsonl"), info["best_round"])
+            return course_of(read_records(kept.folder / "rounds.jsonl"), kept.info["best_round"])
 
-        def positions() -> dict[str, Positions]:
-            return {shared.protocol: {name: load_file(folder / "positions.safetensors")}}
-
-        return Cell({name: info["valid"]}, positions, course, folder)
+        return Cell(
+            {name: kept.info["valid"]}, lambda: {shared.protocol: {name: kept.positions()}}, course, kept.folder
+        )
 
     search = search_of([entry.config()], entry.space, entry.grid)
     return Entry(name, name, "baseline", [shared.protocol], cell, search, shared.tune)
 
 
-def _kept(settings: IdSettings, shared: Shared) -> Path:
-    method = settings.run.method
-
-    def build(folder: Path) -> None:
-        recorder = Recorder(folder / "rounds.jsonl")
-        trained = train_rounds(settings, shared.domains, torch.device(shared.device), recorder=recorder)
-        save_file(
-            next(iter(trained.positions("test").values())), folder / "positions.safetensors"
-        )  # the reported variant
-        state = trained.state
-        write_json(folder / "info.json", {"valid": state.best_score, "best_round": state.best_round})
+def _kept(settings: IdSettings, shared: Shared) -> KeptCell:
+    def trained(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        records = Recorder(folder / "rounds.jsonl")
+        done = train_rounds(settings, shared.domains, torch.device(shared.device), recorder=records)
+        reported = next(iter(done.positions("test").values()))
+        return {"valid": done.state.best_score, "best_round": done.state.best_round}, reported
 
     inputs = {
         "run": as_plain(settings.run),
@@ -300,13 +290,8 @@ def _kept(settings: IdSettings, shared: Shared) -> Path:
         "data": [(name, domain.content_hash()) for name, domain in shared.domains.items()],
         "device": shared.device,
     }
-    stage = cached_stage(shared.cache, method, inputs, build)
-    if not stage.reused:
-        info = read_json(stage.folder / "info.json")
-        log_line(
-            f"{method}, seed {settings.run.seed}: validation ndcg@10 {info['valid']:.4f} in round {info['best_round']}"
-        )
-    return stage.folder
+    method = settings.run.method
+    return kept_cell(shared.cache, method, inputs, trained, f"{method}, seed {settings.run.seed}")
 
 
 TABLE = TrackRows(guest=table_row)

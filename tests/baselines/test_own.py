@@ -12,7 +12,8 @@ import fedecider as fd
 from fedecider.baselines.counts import POPULARITY, popularity
 from fedecider.baselines.own import check_own, lent, own_baselines, own_positions
 from fedecider.comparison.compare import Shared
-from fedecider.cross_silo.comparison import CompareConfig, own_baseline
+from fedecider.cross_silo.comparison import CompareConfig
+from fedecider.cross_silo.sasrec_entries import own_baseline
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.protocols import STRICT, get_protocol
 

@@ -1,0 +1,120 @@
+"""Rows of a cross-silo table that need no run: SASRec of every domain, baselines of installed packages."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedecider.baselines.fitting import validation_ndcg
+from fedecider.baselines.own import own_positions
+from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
+from fedecider.comparison.cells import KeptCell, kept_cell
+from fedecider.comparison.compare import Cell, Entry, Positions, Shared
+from fedecider.comparison.search import search_of
+from fedecider.data.domain import Domain
+from fedecider.data.sellers import once_each
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import get_protocol, rank_held_out
+from fedecider.models.item_texts import encoded_texts, encoder_digest
+from fedecider.running.run_folder import as_plain
+from fedecider.search_space import Setting
+from idgen.text_vectors import item_vectors
+
+SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
+
+
+def own_baseline(shared: Shared, label: str) -> Entry:
+    """A baseline that an installed package brings; it is ranked anew for every table."""
+
+    @cache
+    def ranked() -> dict[str, Positions]:
+        found: dict[str, Positions] = {"valid": {}, "test": {}}
+        for name, domain in shared.domains.items():
+            for split, of_label in own_positions(domain, list(found), get_protocol(shared.protocol), [label]).items():
+                found[split][name] = of_label[label]
+        return found
+
+    def run(setting: Setting, seed: int) -> Cell:
+        valid = fmean(mean_metrics(one, (10,))["ndcg@10"] for one in ranked()["valid"].values())
+        return Cell({label: valid}, lambda: {shared.protocol: {label: ranked()["test"]}})
+
+    return Entry(label, label, "baseline", [shared.protocol], run)
+
+
+class TextStart(NamedTuple):
+    """What an item table starts from."""
+
+    vector_ID: Tensor
+    """Rows of length 1."""
+    source: list[str]
+    """What decides them: the encoder and all catalogues."""
+
+
+def sasrec(shared: Shared, text_encoder: str | None = None) -> Entry:
+    """SASRec of every domain. With a ``text_encoder`` the item tables start from the vectors of its item texts, cut
+    down to their width as those of a backbone are (`idgen.text_vectors`), and are trained on."""
+    label = SASREC if text_encoder is None else SASREC_TEXT
+
+    @cache
+    def starts(width: int) -> dict[str, TextStart]:
+        return {} if text_encoder is None else _text_starts(shared, text_encoder, width)
+
+    def run(setting: Setting, seed: int) -> Cell:
+        config = SasrecConfig(**setting)
+        start_of = starts(config.embedding_size)
+        cells = {name: _cell(shared, one, config, seed, start_of.get(name)) for name, one in shared.domains.items()}
+
+        def positions() -> dict[str, dict[str, Positions]]:
+            return {shared.protocol: {label: {name: cell.positions()["test"] for name, cell in cells.items()}}}
+
+        return Cell({label: fmean(cell.info["valid"] for cell in cells.values())}, positions)
+
+    search = search_of([SasrecConfig()], SPACE, GRID)
+    return Entry(label, SASREC, "baseline", [shared.protocol], run, search, shared.tune)
+
+
+def _text_starts(shared: Shared, encoder: str, width: int) -> dict[str, TextStart]:
+    """By domain; the texts of a small catalogue may span fewer dimensions than the table has."""
+    domains = shared.domains
+    encoded = encoded_texts(domains, encoder, str(shared.cache))
+    once = {catalogue: encoded[domain.name] for catalogue, domain in once_each(domains).items()}
+    vectors = item_vectors(once, width, zero_fill=True)
+    source = [encoder_digest(encoder), *(domain.content_hash() for domain in domains.values())]
+    return {name: TextStart(vectors[domain.items.name], source) for name, domain in domains.items()}
+
+
+def _cell(shared: Shared, domain: Domain, config: SasrecConfig, seed: int, start: TextStart | None) -> KeptCell:
+    sequences, num_items = domain.clients.sequences, len(domain.item_keys)
+    protocol, device = get_protocol(shared.protocol), shared.device
+
+    def trained(folder: Path) -> tuple[dict[str, float], dict[str, Tensor]]:
+        model = train(
+            sequences,
+            num_items,
+            config,
+            seed=seed,
+            device=device,
+            valid=validation_ndcg(sequences, num_items, protocol),
+            extra=domain.public.sequences,
+            start_ID=None if start is None else start.vector_ID,
+        )
+        ranked = {
+            split: rank_held_out(scores(model, sequences, split), sequences, num_items, split, protocol)
+            for split in ("valid", "test")
+        }
+        return {"valid": mean_metrics(ranked["valid"], (10,))["ndcg@10"]}, ranked
+
+    inputs = {
+        "config": as_plain(config),
+        "seed": seed,
+        "protocol of epochs and ranks": shared.protocol,
+        "data": domain.content_hash(),
+        "device": device,
+        **({} if start is None else {"start": start.source}),
+    }
+    text = f"{SASREC if start is None else SASREC_TEXT}, {domain.name}, seed {seed}"
+    return kept_cell(shared.cache, f"sasrec-{domain.name}", inputs, trained, text)

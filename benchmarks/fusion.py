@@ -32,15 +32,16 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.federation.method import Tree
 from fedecider.models.adapters import (
+    Adapters,
     LoraSettings,
     adapter_parameters,
     adapter_shapes,
     attach_lora,
     client_order,
-    fused_layers,
-    load_fusion,
-    load_plain,
+    fusion,
+    put,
 )
+from fedecider.models.fused_linear import fused_layers
 
 RANK = 8
 TARGETS = ["q", "k", "v", "o"]
@@ -117,14 +118,14 @@ def stock(size: Size, rank: int = RANK) -> Path_:
 
 def plain(size: Size) -> Path_:
     model = attach_lora(backbone(size), LoraSettings(RANK))
-    load_plain(model, {key: tensor[0] for key, tensor in random_directions(model, 1).items()})
+    put(model, Adapters({key: tensor[0] for key, tensor in random_directions(model, 1).items()}))
     return Path_(model, adapter_parameters(model))
 
 
 def fused(size: Size, num_clients: int) -> Path_:
     model = attach_lora(backbone(size), LoraSettings(RANK))
     directions = random_directions(model, num_clients)
-    alpha = load_fusion(model, directions, num_clients // 2, torch.full((num_clients,), 2.0))
+    alpha = put(model, fusion(directions, num_clients // 2, torch.full((num_clients,), 2.0)))
     return Path_(model, [*adapter_parameters(model), alpha])
 
 
@@ -154,7 +155,7 @@ def assert_equal(size: Size, num_clients: int) -> None:
     model = attach_lora(backbone(size), LoraSettings(RANK))
     directions = random_directions(model, num_clients)
     alpha_K = torch.linspace(-1.5, 2.0, num_clients)
-    alpha = load_fusion(model, directions, own, alpha_K)
+    alpha = put(model, fusion(directions, own, alpha_K))
     output = model(**batch)
     output.loss.backward()
 

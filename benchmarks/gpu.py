@@ -44,17 +44,16 @@ from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.methods import METHODS
+from fedecider.methods.client_models import client_models
+from fedecider.methods.config import LocalTraining
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import LocalTraining, build_recommender
 from fedecider.models.adapters import (
     LoraSettings,
-    adapter_shapes,
     attach_lora,
     base_hash,
-    initial_adapters,
-    load_plain,
     named_factors,
 )
+from fedecider.models.client_model import Base
 from fedecider.models.directions import update_norms
 from idgen.backbone import load_backbone
 from idgen.backbone_training import train_backbone
@@ -245,14 +244,12 @@ def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
     """Two rounds of FeDecider on the student of half depth: plain LoRA, then the fusion of K directions."""
     size, tasks = bench.size, [first_users(task, bench.size.fusion_users, bench) for task in bench.clients]
     model = attach_lora(build_student(backbone), LoraSettings(rank=size.lora_rank))
-    recommender = build_recommender(
-        model,
-        bench.tokenizer,
+    ranking = RankingConfig(num_beams=size.num_beams, eval_batch_size=size.decode_batches[-1])
+    models = client_models(
+        Base(model, bench.tokenizer, RankingContext(ranking, device=bench.device)),
         tasks,
+        LocalTraining(local_epochs=size.fusion_epochs, batch_size=size.batch_sizes[0], precision="bf16"),
         seed=0,
-        training=LocalTraining(local_epochs=size.fusion_epochs, batch_size=size.batch_sizes[0], precision="bf16"),
-        ranking=RankingConfig(num_beams=size.num_beams, eval_batch_size=size.decode_batches[-1]),
-        device=bench.device,
     )
     before, method = base_hash(model), METHODS["fedecider"]
     blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(tasks)]
@@ -265,7 +262,7 @@ def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
         reset_memory(bench.device)
 
     reset_memory(bench.device)
-    built = method.build(recommender, method.config())
+    built = method.build(models, method.config())
     state = run_rounds(
         built,
         Clients(blocks, metrics_per_client),
@@ -275,7 +272,7 @@ def fusion(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Row]:
     assert base_hash(model) == before, "training changed the frozen backbone"
     norms = update_norms(state.server)
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-4), "a broadcast direction has no unit norm"
-    samples = size.fusion_epochs * sum(recommender.num_examples(client) for client in range(len(tasks)))
+    samples = size.fusion_epochs * sum(client.num_examples for client in models.clients)
     for record, peak, kind in zip(records, memory, ("plain", f"K = {len(tasks)} directions"), strict=True):
         first, last = check_round(record)
         per_s, seconds = f"{samples / record['train_s']:,.0f} samples", f"{record['train_s']:.1f}"
@@ -409,21 +406,19 @@ def quantized(bench: Bench, backbone: T5ForConditionalGeneration) -> Iterator[Ro
         backbone.save_pretrained(folder)
         for quantize in get_args(Quantize):
             reset_memory(bench.device)
-            base = load_backbone(folder, range(size.vocab_size), quantize, bench.device)  # as many tokens as rows
-            model = attach_lora(base, LoraSettings(rank=size.lora_rank))
-            recommender = build_recommender(
-                model, bench.tokenizer, [task], seed=0, training=settings, ranking=ranking, device=bench.device
-            )
-            load_plain(model, initial_adapters(adapter_shapes(model), 0))
+            frozen = load_backbone(folder, range(size.vocab_size), quantize, bench.device)  # as many tokens as rows
+            model = attach_lora(frozen, LoraSettings(rank=size.lora_rank))
+            base = Base(model, bench.tokenizer, RankingContext(ranking, device=bench.device))
+            models = client_models(base, [task], settings, seed=0)
             before = base_hash(model)
-            recommender.positions(0, "valid")
-            log = train_locally(recommender, 0, 1).log
+            models.student(task.name).positions("valid")
+            log = train_locally(models, 0, 1, models.start).log
             assert base_hash(model) == before, "training changed the frozen backbone"
             assert log["finite"], "an adapter is not finite"
             assert log["loss"] < log["first_loss"], f"the loss does not fall, {log['first_loss']} to {log['loss']}"
             factors = named_factors(model).items()
             assert all(bool(factor.any()) for name, factor in factors if name.endswith("lora_b")), "no gradients"
-            per_s = f"{size.fusion_epochs * recommender.num_examples(0) / log['seconds']:,.0f} samples"
+            per_s = f"{size.fusion_epochs * models.clients[0].num_examples / log['seconds']:,.0f} samples"
             remark = f"loss {log['first_loss']:.3f} to {log['loss']:.3f}; peak with loading and validation"
             what = f"LoRA, base {quantize}, bf16, batch {size.batch_sizes[0]}"
             yield Row("quantized", what, per_s, f"{log['seconds']:.1f}", peak_memory(bench), remark)

@@ -40,7 +40,7 @@ from safetensors.torch import load_file
 
 import fedecider
 from fedecider.cross_silo.command_line import make_settings
-from fedecider.cross_silo.entries import ItemTexts, item_texts_of, silent
+from fedecider.cross_silo.entries import Fitting, ItemTexts, item_texts_of
 from fedecider.cross_silo.federate import check_federation, prepare_rounds, rounds_of, shared_out
 from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
 from fedecider.cross_silo.joining import (
@@ -55,7 +55,7 @@ from fedecider.cross_silo.joining import (
     system_of,
     trains_alone,
 )
-from fedecider.cross_silo.prepare import BaseArtifacts, chosen_shares, distill_stage, load_reported, pretrain_stage
+from fedecider.cross_silo.prepare import BaseArtifacts, chosen_scales, distill_stage, pretrain_stage, reported_model
 from fedecider.cross_silo.results import Ended, added_by
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
@@ -70,9 +70,10 @@ from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods import METHODS
+from fedecider.methods.beside import beside, has_local
 from fedecider.methods.config import UserPrivacy
-from fedecider.methods.local import beside, has_local
-from fedecider.methods.local_training import user_epsilon
+from fedecider.methods.private_training import user_epsilon
+from fedecider.models.client_model import ClientModel
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.joining import of_one_item, unlike_ones
 from fedecider.running.command import run
@@ -488,12 +489,12 @@ def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Pat
     launch = shared_out(settings, start(settings.run.num_threads), clients)
     prepared = prepare_rounds(settings, artifacts, launch)
     if trains_alone(settings, len(clients)):
-        prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
+        prepared = prepared._replace(method=beside(prepared.method, prepared.models))
     away = [Fault(number, "away") for number, name in enumerate(clients) if cell.away(name)]
     with faulty_runs(away):
         state = train(rounds_of(settings, prepared, launch))
     folder = RunFolder(work / "run")
-    return Ended(settings, prepared.method, prepared.blocks, prepared.recommender, artifacts, state, folder, launch)
+    return Ended(settings, prepared.method, prepared.blocks, prepared.models, artifacts, state, folder, launch)
 
 
 class Measured(NamedTuple):
@@ -510,21 +511,21 @@ def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
     """The same choices on validation items as in `fedecider.cross_silo.results`, without rules, pages and files."""
     settings, method, _, recommender, artifacts, state, *_ = ended
     names = list(artifacts.domains)
-    shares = chosen_shares(settings, method, recommender, state, names)
+    scales = chosen_scales(settings, method, recommender, state, names)
 
-    def load(name: str) -> Any:
-        return load_reported(settings, method, recommender, state, names.index(name), shares[name])
+    def model_of(name: str) -> ClientModel:
+        return reported_model(settings, method, recommender, state, names.index(name)).scaled(scales[name])
 
-    fuses = METHODS[settings.run.method].fusion_weights is not None
-    added = added_by(recommender, load, names) if fuses else {}
-    joined = system_of(settings, method.name, artifacts, recommender, load, texts, None, silent, names)
+    fitting, fuses = Fitting(settings, artifacts, texts), METHODS[settings.run.method].fusion_weights is not None
+    added = added_by(recommender, model_of, names) if fuses else {}
+    joined = system_of(fitting, method.name, model_of, names)
     own = {"centralised": POOLED, "local": ALONE}.get(method.name, JOINED)
     if not has_local(state.local):
         return Measured({own: joined}, {}, added)
-    alone = local_system(settings, artifacts, recommender, state, texts, silent)
+    alone = local_system(fitting, recommender, state)
     systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
     if may_choose(settings) and leaving(joined, alone):
-        keeps, systems[KEPT] = chosen_systems(settings, artifacts, recommender, joined, alone, texts, None)
+        keeps, systems[KEPT] = chosen_systems(fitting, joined, alone)
     return Measured(systems, dict(keeps), added)
 
 

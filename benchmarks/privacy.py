@@ -23,7 +23,7 @@ from provenance import heading
 from torch import Tensor
 
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_student, make_recommender
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, make_recommender
 from fedecider.cross_silo.results import check_privacy, privacy_data
 from fedecider.evaluation.metrics import MACRO, metrics_per_client
 from fedecider.evaluation.statistics import compare_table, metric_intervals
@@ -68,9 +68,9 @@ def positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch, stud
     """Test positions of every client after the last round, or of the student without adapters."""
     recommender = make_recommender(settings, artifacts, launch.device)
     if student:
-        load_student(recommender)
-        return [recommender.positions(client, "test") for client in range(recommender.num_clients)]
-    few = make_recommender(_glance(settings), artifacts, launch.device)._replace(model=recommender.model)
+        return [recommender.student(name).positions("test") for name in recommender.names]
+    few = make_recommender(_glance(settings), artifacts, launch.device)
+    few = few._replace(base=few.base._replace(model=recommender.base.model))
     method, last = (METHODS[settings.run.method].build(one, settings.method) for one in (few, recommender))
     blocks = [Block(torch.tensor([client]), None) for client in range(recommender.num_clients)]
     run = settings.run

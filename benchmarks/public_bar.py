@@ -41,7 +41,6 @@ import fedecider
 from fedecider.baselines.counts import TEXT_AND_COUNTS, heuristic_positions, text_votes
 from fedecider.bounds import Diverged
 from fedecider.cross_silo.command_line import make_settings, recorded_settings
-from fedecider.cross_silo.entries import rank_mixtures
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.prepare import distill_stage, load_data, pretrain_stage
 from fedecider.cross_silo.settings import Settings
@@ -57,6 +56,7 @@ from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protoco
 from fedecider.evaluation.statistics import compare_table, holm, verdict
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
+from fedecider.models import client_model
 from fedecider.models.export import load_adapter
 from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
@@ -389,9 +389,11 @@ def run_places(cell: Cell, clients: Mapping[str, Domain], options: Mapping[str, 
         if cell.row.is_hybrid:
             hybrid = load_hybrid(folder.private / client, cell.domain.item_keys)
             context = RankingContext(settings.ranking, True, settings.training.precision, cell.device)
+            ranks = client_model.Base(model, tokenizer, context)
+            side = client_model.client_of(ranks, task, cell.seed, batch_size=1)
             asked = {client: (hybrid, {client: beside_model_of(hybrid)})}
             near = nearest_texts(hybrid.unit_ID, device=cell.device)
-            _, mixed = rank_mixtures(model, task, "test", None, context, asked, near)
+            _, mixed = client_model.ClientModel(ranks, side, None).mixed("test", asked, near)
             ranked = {"strict": mixed[client][client]}
         else:
             ranked = rank(model, task, settings, cell.device)

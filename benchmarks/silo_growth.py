@@ -30,14 +30,14 @@ from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Download, Tree, Upload
 from fedecider.federation.wire import measure, tensor_bytes
 from fedecider.models.adapters import (
+    Adapters,
     LoraSettings,
     adapter_shapes,
     attach_lora,
-    fused_factors,
+    fusion,
     initial_adapters,
-    load_fusion,
-    load_plain,
     num_scalars,
+    put,
     stack_trees,
 )
 from fedecider.models.directions import compact, normalise
@@ -96,11 +96,11 @@ def main() -> None:
     labels_BS = torch.cat([torch.full((64, 1), IGNORED_LABEL), item_BS[:, 1:]], 1)
     batch = {"input_ids": item_BS, "attention_mask": torch.ones_like(item_BS), "row_labels": labels_BS}
 
+    def adapters_of(size: int) -> Adapters:
+        return fusion(stacks[size], 0, torch.ones(size)) if size else Adapters(pair)
+
     def load(size: int) -> None:
-        if size:
-            load_fusion(model, stacks[size], 0, torch.ones(size))
-        else:
-            load_plain(model, pair)
+        put(model, adapters_of(size))
 
     def step(size: int) -> None:
         sequence_loss(model, batch).backward()
@@ -111,8 +111,8 @@ def main() -> None:
 
     def simulated(size: int) -> float:
         """MB of a client's row of the state: its direction, its own pair, and the whole update at the least rank."""
-        load(size)
-        return (2 * one.bytes_up + sum(map(tensor_bytes, compact(fused_factors(model)).values()))) / 1e6
+        factors = compact(adapters_of(size).factors())
+        return (2 * one.bytes_up + sum(map(tensor_bytes, factors.values()))) / 1e6
 
     mean_s, unit_s = median_seconds(sizes, mean), median_seconds(sizes, directions)
     step_s = median_seconds([0, *sizes], step, before=load)

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.entries import STUDENT, TEACHER, zero_shot
 from fedecider.cross_silo.federate import prepare_rounds, rounds_of
-from fedecider.cross_silo.prepare import build_base_artifacts, chosen_shares, load_reported, make_recommender
+from fedecider.cross_silo.prepare import build_base_artifacts, chosen_scales, make_recommender, reported_model
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.run import train
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
@@ -44,7 +44,7 @@ def scores(words: Sequence[str], seed: int) -> dict[str, float]:
     launch = start(settings.run.num_threads)
     artifacts = build_base_artifacts(settings.run, launch)
     recommender = make_recommender(settings, artifacts, launch.device)
-    rows = zero_shot(settings, artifacts, recommender, launch.device, "valid")
+    rows = zero_shot(settings, artifacts, recommender, "valid")
     return {
         row: sum(mean_metrics(position_U, (10,))["ndcg@10"] for position_U in domains.values()) / len(domains)
         for row, domains in rows.items()
@@ -74,15 +74,15 @@ def local_rows(settings: Settings) -> tuple[dict[str, dict[str, Tensor]], Mappin
     launch = start(settings.run.num_threads)
     artifacts = build_base_artifacts(settings.run, launch)
     prepared = prepare_rounds(settings, artifacts, launch)
-    method, recommender = prepared.method, prepared.recommender
+    method, recommender = prepared.method, prepared.models
     state = train(rounds_of(settings, prepared, launch))
-    shares = chosen_shares(settings, method, recommender, state, recommender.names)
+    shares = chosen_scales(settings, method, recommender, state, recommender.names)
     rows: dict[str, dict[str, Tensor]] = {WHOLE: {}, TAKEN: {}}
     for client, name in enumerate(recommender.names):
-        for row, share in ((WHOLE, 1.0), (TAKEN, shares[name])):
-            load_reported(settings, method, recommender, state, client, share)
-            rows[row][name] = recommender.positions(client, "test")
-    return zero_shot(settings, artifacts, recommender, launch.device) | rows, shares
+        model = reported_model(settings, method, recommender, state, client)
+        for row, scale in ((WHOLE, 1.0), (TAKEN, shares[name])):
+            rows[row][name] = model.scaled(scale).positions("test")
+    return zero_shot(settings, artifacts, recommender) | rows, shares
 
 
 def local_lines(args: argparse.Namespace) -> None:

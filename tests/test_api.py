@@ -13,7 +13,7 @@ import fedecider as fd
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.federation.record import read_json
-from fedecider.methods.fedavg import WeightingConfig, fedavg, load_variant, scalars
+from fedecider.methods.fedavg import WeightingConfig, client_model, fedavg, scalars
 
 pytestmark = pytest.mark.whole
 
@@ -170,7 +170,7 @@ def test_a_method_of_ones_own_beside_built_in_ones(place):
     class AverageConfig(WeightingConfig):
         pass
 
-    mine = Method(AverageConfig, fedavg, load_variant, scalars)
+    mine = Method(AverageConfig, fedavg, client_model, scalars)
     found = fd.compare(["fedavg", mine], config={**SETTINGS, "num_rounds": 1}, seeds=1, output="runs/compared")
     assert list(found.table.index) == ["fedavg", "average"]
     assert found.table.iloc[0]["ndcg@10"] == found.table.iloc[1]["ndcg@10"]

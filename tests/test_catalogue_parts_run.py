@@ -20,7 +20,7 @@ from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
-from fedecider.methods.recommender import TABLE, rows_of_clients
+from fedecider.methods.rows import TABLE, rows_of_clients
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.item_texts import encoded_texts

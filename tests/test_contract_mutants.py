@@ -283,7 +283,7 @@ def reads_unsent_rows_as_zeros(method, models):
 def trains_the_base(method, models):
     def client_update(round, download, own, block):
         with torch.no_grad():
-            next(one for one in models.model.parameters() if not one.requires_grad).add_(1e-3)
+            next(one for one in models.base.model.parameters() if not one.requires_grad).add_(1e-3)
         return method.client_update(round, download, own, block)
 
     return {"client_update": client_update}
@@ -313,8 +313,8 @@ def wrong_entries():
     """Parts that look at the entry itself: (part, what is wrong) -> entry, pattern."""
     llm, embedding = interpolated.METHOD, fedbias.METHOD
 
-    def load_local(models, config, variant, download, own, client):
-        interpolated.load_variant(models, config, "local", download, own, client)
+    def local_model(models, config, variant, download, own, client):
+        return interpolated.client_model(models, config, "local", download, own, client)
 
     def build_without_seed(federation, training, config):
         return fedbias.fedbias(federation._replace(seed=0), training, config)
@@ -339,13 +339,13 @@ def wrong_entries():
         ("scalars", "half"): (llm._replace(scalars=lambda *given: (0, 0)), r"scalars says 0 bytes down of client 0"),
         ("scalars_of_silos", "whole tables"): (
             llm._replace(
-                scalars=lambda shapes, peers, round: interpolated.scalars(WHOLE.setdefault(0, shapes), peers, 1)
+                scalars=lambda shapes, peers, round: interpolated.METHOD.scalars(WHOLE.setdefault(0, shapes), peers, 1)
             ),
             r"scalars says \d+ bytes down of client 1 in round 1, and \d+ travel",
         ),
-        ("load_variant", "other model"): (
-            llm._replace(load_variant=load_local),
-            "load_variant of mixed gives client 0 another",
+        ("client_model", "other model"): (
+            llm._replace(client_model=local_model),
+            "client_model of mixed gives client 0 another",
         ),
         ("same_seed_same_bits", "no seed"): (
             embedding._replace(build=build_without_seed),

@@ -19,12 +19,16 @@ from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import LocalTraining, build_recommender
-from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
+from fedecider.methods.client_models import client_models
+from fedecider.methods.config import LocalTraining
+from fedecider.models.adapters import attach_lora, base_hash
+from fedecider.models.client_model import Base
+from fedecider.models.config import LoraSettings
 from idgen import alternating, id_generator, soft_ids
 from idgen.backbone import load_backbone
 from idgen.backbone_training import train_backbone
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
+from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
 from idgen.tokenizer import load_tokenizer
 from idgen.training import Execution
@@ -185,7 +189,7 @@ def test_all_stages_run_on_the_device(name, tmp_path, monkeypatch):
     model = attach_lora(load_backbone(second.folder / "backbone", tokenizer), LoraSettings(rank=4))
     training = LocalTraining(local_epochs=1, precision="bf16")
     ranking = RankingConfig(num_beams=10, num_eval_users=40, eval_batch_size=40)
-    recommender = build_recommender(model, tokenizer, tasks, seed=0, training=training, ranking=ranking, device=device)
+    recommender = client_models(Base(model, tokenizer, RankingContext(ranking, device=device)), tasks, training, 0)
     before, records = base_hash(model), []
     method = METHODS["fedecider"].build(recommender, METHODS["fedecider"].config())
     blocks = [Block(torch.tensor([client]), task) for client, task in enumerate(tasks)]

@@ -13,11 +13,11 @@ from fedecider.cross_silo.joining import (
     check_common,
     checked_events,
     joining_data,
+    kept_system,
     leaving,
     may_choose,
     only_items,
     overlap_data,
-    taken,
     trains_alone,
 )
 from fedecider.data.catalogue import Catalogue
@@ -130,7 +130,7 @@ def test_a_client_leaves_only_where_its_own_model_is_clearly_better():
         "joined": joined._replace(load=lambda name: asked.append(("joined", name))),
         "local": own._replace(load=lambda name: asked.append(("local", name))),
     }
-    kept = taken(systems, {"hurt": "local", "helped": "joined"})
+    kept = kept_system(systems, {"hurt": "local", "helped": "joined"})
     assert torch.equal(kept.whole["test"]["hurt"], own.whole["test"]["hurt"])
     assert torch.equal(kept.model["valid"]["helped"], joined.model["valid"]["helped"])
     for name in ("hurt", "helped"):

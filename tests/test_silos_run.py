@@ -32,14 +32,16 @@ from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.methods.client_models import client_models
+from fedecider.methods.config import LocalTraining
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import LocalTraining, build_recommender
-from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
+from fedecider.models.adapters import attach_lora
+from fedecider.models.client_model import Base
+from fedecider.models.config import LoraSettings
 from fedecider.models.folders import privacy_lines, read_inference_config
 from fedecider.models.recommender import Recommender
 from fedecider.running.launch import start
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
-from idgen.ranking_config import RankingConfig
 from idgen.samples import eval_batches, train_batches
 from idgen.synthetic import nearest_items as near
 
@@ -288,15 +290,12 @@ def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     tasks = item_ids.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
     training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01)
     model = attach_lora(made.model, LoraSettings(4, ("table", "attention")))
-    recommender = build_recommender(
-        model, made.tokenizer, tasks, seed=0, training=training, ranking=RankingConfig(num_beams=5)
-    )
-    shapes = adapter_shapes(model)
-    own_KV = recommender.own_rows["lm_head.lora_b"]
+    models = client_models(Base(model, made.tokenizer), tasks, training, seed=0)
+    shapes = models.shapes
+    own_KV = models.rows.own["lm_head.lora_b"]
     assert own_KV.shape == (4, shapes["lm_head"].out_features)
     for client, task in enumerate(tasks):
-        load_plain(model, initial_adapters(shapes, 0))
-        changed_V = train_locally(recommender, client, 1).adapters["lm_head.lora_b"].any(1)
+        changed_V = train_locally(models, client, 1, models.start).pair["lm_head.lora_b"].any(1)
         assert not changed_V[~own_KV[client]].any()
         assert changed_V[task.one_token_catalogue()].all()
 

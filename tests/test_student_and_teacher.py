@@ -1,8 +1,8 @@
 """The teacher beside its student, on either held-out item (`zero_shot`, benchmarks/student_and_teacher.py)."""
 
 import runpy
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,28 +13,37 @@ from fedecider.cross_silo.entries import STUDENT, TEACHER, zero_shot
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.sample import sample_domains
 from fedecider.running.run_folder import Stage
+from fedecider.testing.llm_contract import tiny_t5
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY / "tests" / "methods"))
+from toy_recommender import toy_recommender, with_clients  # noqa: E402
+
 PLACE = {"valid": 3, "test": 7}
 
 
 @pytest.mark.parametrize("split", list(PLACE))
 def test_both_rows_are_ranked_on_the_split_that_is_asked_for(monkeypatch, tmp_path, split):
     domains = sample_domains(("crime", "comics"), 0)
-    tasks = [SimpleNamespace(name=name, trie=SimpleNamespace(to=lambda device: None)) for name in domains]
-    monkeypatch.setattr(baselines, "load_student", lambda recommender: None)
-    monkeypatch.setattr(baselines, "load_backbone", lambda folder, tokenizer: torch.nn.Linear(1, 1))
-    monkeypatch.setattr(baselines, "rank_task", lambda model, task, trie, split, *rest: torch.tensor([PLACE[split]]))
-    recommender = SimpleNamespace(
-        names=list(domains), tasks=tasks, tokenizer=None, positions=lambda client, split: torch.tensor([PLACE[split]])
-    )
+    monkeypatch.setattr(baselines, "load_backbone", lambda folder, tokenizer: tiny_t5())
+    ranked = []
+
+    def positions_of(client):
+        def positions(model, split, share):
+            ranked.append(model)
+            return torch.tensor([PLACE[split]])
+
+        return positions
+
+    models = with_clients(toy_recommender(list(domains)), positions=positions_of)
     artifacts = BaseArtifacts(domains, {}, Stage(tmp_path, True), Stage(tmp_path, True), domains)
     settings = parse_settings(["--teacher_row", "true"])
-    found = zero_shot(settings, artifacts, recommender, torch.device("cpu"), split)
+    found = zero_shot(settings, artifacts, models, split)
     assert {row: {name: int(p) for name, p in places.items()} for row, places in found.items()} == {
         TEACHER: {"crime": PLACE[split], "comics": PLACE[split]},
         STUDENT: {"crime": PLACE[split], "comics": PLACE[split]},
     }
+    assert [one is models.base.model for one in ranked] == [True, True, False, False]
 
 
 def test_seeds_and_their_mean_are_told(monkeypatch, tmp_path, capsys):

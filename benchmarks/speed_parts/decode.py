@@ -15,7 +15,8 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.data.store import load_domains
-from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_fusion
+from fedecider.models.adapters import adapter_shapes, attach_lora, fusion, initial_adapters, put
+from fedecider.models.config import LoraSettings
 from idgen.backbone import build_backbone
 from idgen.backbone_training import train_backbone
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
@@ -99,7 +100,7 @@ def directions_seconds(made: dict[str, Any], num_directions: int) -> float:
         key: torch.stack([0.01 * torch.randn(tensor.shape, generator=generator) for _ in range(num_directions)])
         for key, tensor in one.items()
     }
-    load_fusion(adapted, stacked, 0, torch.full((num_directions,), 1.0 / num_directions))
+    put(adapted, fusion(stacked, 0, torch.full((num_directions,), 1.0 / num_directions)))
     trie, times = Trie.build(made["ids"], made["end"]), []
     for _ in range(TURNS):
         start = time.process_time()

@@ -70,7 +70,6 @@ def train_ours(folder: Path, cache: str) -> None:
     from fedecider.cross_silo.command_line import parse_settings
     from fedecider.cross_silo.prepare import build_base_artifacts, make_recommender
     from fedecider.methods.local_training import train_locally
-    from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain
     from fedecider.running.launch import start
 
     words = f"--config {CONFIG} --domains beauty --data {folder.parent}/data --method local --local_epochs 1"
@@ -79,25 +78,25 @@ def train_ours(folder: Path, cache: str) -> None:
     link_vectors(folder / "cache", cache)
     with start(1) as launch:
         began = time.process_time()
-        recommender = make_recommender(settings, build_base_artifacts(settings.run, launch), launch.device)
-        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), SEED))
+        models = make_recommender(settings, build_base_artifacts(settings.run, launch), launch.device)
+        pair = models.start
         before = spent = time.process_time() - began
 
-        def look(round: int) -> None:
-            held_out = {split: recommender.positions(0, split).numpy() for split in ("valid", "test")}
+        def look(round: int, pair: dict[str, Any]) -> None:
+            held_out = {split: models.model(0, pair).positions(split).numpy() for split in ("valid", "test")}
             found: dict[str, Any] = {"minutes": spent / 60, "epochs": float(round), "before": before / 60, **held_out}
             np.savez(folder / f"look-{round:06d}.npz", **found)
 
         looks, round = list(LOOKS), 0
-        look(round)
+        look(round, pair)
         while looks:
             round += 1
             began = time.process_time()
-            train_locally(recommender, 0, round)
+            pair = train_locally(models, 0, round, pair).pair
             epoch = time.process_time() - began
             spent += epoch
             if round <= 3 or spent + epoch >= 60 * looks[0]:  # the last epoch that ends before the mark
-                look(round)
+                look(round, pair)
             looks = [look for look in looks if 60 * look > spent + epoch]
 
 

@@ -96,7 +96,6 @@ def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
     from fedecider.cross_silo.prepare import build_base_artifacts, make_recommender
     from fedecider.evaluation.metrics import user_metrics
     from fedecider.methods.local_training import train_locally
-    from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain
     from fedecider.running.launch import start
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -110,12 +109,13 @@ def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
         began = time.process_time()
         artifacts = build_base_artifacts(settings.run, launch)
         prepared = time.process_time() - began
-        recommender = make_recommender(settings, artifacts, launch.device)
-        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), seed))
+        models = make_recommender(settings, artifacts, launch.device)
+        pair = models.start
         ndcg, steps, began = [], 0, time.process_time()
         for round in range(1, ROUNDS + 1):
-            steps += train_locally(recommender, 0, round).log["steps"]
-            ndcg.append(float(user_metrics(recommender.positions(0, "test"))["ndcg@10"].mean()))
+            (pair, _), log = train_locally(models, 0, round, pair)
+            steps += log["steps"]
+            ndcg.append(float(user_metrics(models.model(0, pair).positions("test"))["ndcg@10"].mean()))
     found = {"ndcg": ndcg, "prepare_s": prepared, "steps": steps, "device": launch.device.type}
     (folder / "found.json").write_text(json.dumps(found))
     return found
@@ -123,12 +123,14 @@ def trained(data: str, work: str, job: tuple[str, int, str]) -> dict[str, Any]:
 
 def drawn_client(num_items: int) -> Any:
     """A client of drawn customers whose items start anywhere, with the adapter of the table of the configuration."""
-    from fedecider.methods.recommender import LocalTraining, build_recommender
-    from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
+    from fedecider.methods.client_models import client_models
+    from fedecider.methods.config import LocalTraining
+    from fedecider.models.adapters import attach_lora
+    from fedecider.models.client_model import Base
+    from fedecider.models.config import LoraSettings
     from idgen.backbones.small_decoder import build_small_decoder
     from idgen.config import SampleConfig
     from idgen.item_ids import ItemIds
-    from idgen.ranking_config import RankingConfig
     from idgen.tokenizer import train_tokenizer
 
     shop = drawn_shop("shop", (NUM_STEPS + 2) * BATCH, num_items, 0, 0)
@@ -147,11 +149,10 @@ def drawn_client(num_items: int) -> Any:
         padding=int(tokenizer.pad_token_id),
     )
     adapted = attach_lora(model, LoraSettings(WIDTH, ("table",)))
-    load_plain(adapted, initial_adapters(adapter_shapes(adapted), 0))
     training = LocalTraining(
         local_epochs=1, batch_size=BATCH, learning_rate=1e-4, schedule="cosine", output_lr_multiplier=20.0
     )
-    return build_recommender(adapted, tokenizer, [task], seed=0, training=training, ranking=RankingConfig())
+    return client_models(Base(adapted, tokenizer), [task], training, seed=0)
 
 
 def step_seconds(num_items: int, kind: str) -> float:
@@ -160,23 +161,27 @@ def step_seconds(num_items: int, kind: str) -> float:
 
     torch.set_num_threads(1)
     with softmax(kind):
-        client = drawn_client(num_items)
-        few = client._replace(batches=lambda number, drawn: islice(client.batches(number, drawn), 2))
-        train_locally(few, 0, 1)  # warm
+        models = drawn_client(num_items)
+        (client,) = models.clients
+        few = client._replace(batches=lambda drawn: islice(client.batches(drawn), 2))
+        train_locally(models._replace(clients=[few]), 0, 1, models.start)  # warm
         began = time.process_time()
-        log = train_locally(client, 0, 1).log
+        log = train_locally(models, 0, 1, models.start).log
         return (time.process_time() - began) / log["steps"]
 
 
 def check_equal() -> None:
     """All items drawn are the full softmax."""
+    from fedecider.models.adapters import Adapters
     from idgen.losses import sequence_loss
 
     with softmax("512 uniform"):
-        client = drawn_client(400)
-        batch = next(iter(client.batches(0, torch.Generator().manual_seed(0))))
-        drawn = client.sample(0, batch, torch.Generator().manual_seed(1))
-        full, sampled = (float(sequence_loss(client.model, one).detach()) for one in (batch, drawn))
+        models = drawn_client(400)
+        (client,), start = models.clients, Adapters(models.start)
+        batch = next(iter(client.batches(torch.Generator().manual_seed(0))))
+        drawn = client.sample(batch, torch.Generator().manual_seed(1))
+        model = models.base.holding(start)
+        full, sampled = (float(sequence_loss(model, one).detach()) for one in (batch, drawn))
     assert len(drawn["catalogue"]) == 400
     assert abs(full - sampled) < 1e-5, (full, sampled)
 

@@ -19,7 +19,7 @@ from fedecider.data.encoders import load_encoder
 from fedecider.engine.result import RunResult
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import travelling_shapes
+from fedecider.methods.rows import travelling_shapes
 from fedecider.models.adapters import AdapterShape
 from fedecider.models.item_table import WEIGHTS_FILE
 from fedecider.report import analyses

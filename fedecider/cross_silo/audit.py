@@ -37,14 +37,13 @@ from fedecider.audit.attacks import (
 )
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.prepare import (
-    Settings,
     build_base_artifacts,
     calibration,
     check_same_student,
     data_of_run,
-    load_student,
     make_recommender,
 )
+from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.store import CARD_FILE, load_domains
 from fedecider.evaluation.metrics import MACRO
@@ -57,11 +56,11 @@ from fedecider.federation.state import RunState, load_state
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, module_names, stack_trees
+from fedecider.methods.client_models import ClientModels
+from fedecider.models.adapters import module_names, stack_trees
+from fedecider.models.client_model import ClientModel
 from fedecider.models.directions import normalise, update_norms
 from fedecider.models.export import load_adapter
-from fedecider.models.loaded import model_scores
 from fedecider.report.analyses import mean_bytes
 from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, damage_names, fingerprint
@@ -80,8 +79,8 @@ class View(NamedTuple):
 
     party: str
     sees: str
-    load: Callable[[int, float], Any]
-    """client, scale -> a model with what is seen of that client; it may be the recommender's own."""
+    model_of: Callable[[int], ClientModel]
+    """client -> a model with what is seen of that client."""
     scales: Sequence[float] = SCALES
     statistics: Sequence[str] = STATISTICS
     """Those that mean something here."""
@@ -103,20 +102,20 @@ class Sent(NamedTuple):
     """Client -> what it gets after the round: pairs, or stacks of all clients' directions."""
 
 
-def send_once(settings: Settings, recommender: ClientModels, state: RunState) -> Sent:
+def send_once(settings: Settings, models: ClientModels, state: RunState) -> Sent:
     """Train every client once more from the selected round, bound and noise uploads as the run did, and aggregate."""
-    built = METHODS[settings.run.method].build(recommender, settings.method)
+    built = METHODS[settings.run.method].build(models, settings.method)
     method = with_robust_mean(built, settings.run.robust_mean)
     protect = protector(method, settings.run.privacy, settings.run.seed)
     round, server, local = state.best_round + 1, state.best_server, state.best_local
     uploads: list[Upload] = []
     downloads = []
-    for client in range(recommender.num_clients):
+    for client in range(models.num_clients):
         block = Block(torch.tensor([client]), None)
         download = method.broadcast(round, server, block.clients)
         own = {name: tensor[block.clients] for name, tensor in local.items() if name not in method.unread}
         upload, _, _ = method.client_update(round, download, own, block)
-        uploads.append(protect(upload, download, round, recommender.num_clients))
+        uploads.append(protect(upload, download, round, models.num_clients))
         downloads.append(_known(download))
     after = method.server_aggregate(round, server, iter(uploads))
     next_downloads = [method.broadcast(round + 1, after, torch.tensor([client])) for client in range(len(uploads))]
@@ -131,32 +130,32 @@ def send_once(settings: Settings, recommender: ClientModels, state: RunState) ->
     )
 
 
-def views_of(folder: RunFolder, settings: Settings, recommender: ClientModels, sent: Sent) -> list[View]:
+def views_of(folder: RunFolder, settings: Settings, models: ClientModels, sent: Sent) -> list[View]:
     """What the server, another client and the holder of an adapter see; parties that see nothing are left out.
 
     The student, which everybody has and no member has touched, comes first: it must tell nothing.
     """
-    alone = partial(_load_student, recommender)
-    views = [View("nobody", "the shared student alone", alone, (1.0,), ("mean log-probability",))]
-    names = list(initial_adapters(adapter_shapes(recommender.model), recommender.seed))
+
+    def seen(pair_of: Callable[[Sent, Sequence[str], int], Tree]) -> Callable[[int], ClientModel]:
+        return lambda client: models.model(client, pair_of(sent, names, client))
+
+    views = [View("nobody", "the shared student alone", partial(_student, models), (1.0,), ("mean log-probability",))]
+    names = list(models.start)
     pairs = [_is_pair({**down, **up}, names) for down, up in zip(sent.downloads, sent.uploads, strict=True)]
     if all(pairs) and any(sent.uploads) and not settings.run.secure_sum:
-        load = partial(_load_upload, recommender, sent, names)
-        views.append(View("server", "the update that the client sends", load))
+        views.append(View("server", "the update that the client sends", seen(_upload)))
     if len(sent.uploads) > 1 and all(set(names) <= set(one) for one in sent.broadcasts):
         shown = next(iter(sent.broadcasts[0].values()))
         if shown.dim() == 3:
-            load = partial(_load_direction, recommender, sent, names)
-            views.append(View("another client", "the client's direction, scaled to the size of its own update", load))
+            size = "the client's direction, scaled to the size of its own update"
+            views.append(View("another client", size, seen(_direction)))
         else:
-            load = partial(_load_broadcast, recommender, sent, names)
-            views.append(View("another client", "what the server sends it after the round", load))
+            views.append(View("another client", "what the server sends it after the round", seen(_broadcast)))
             if sent.takes_mean:
-                load = partial(_load_rest, recommender, sent, names)
-                views.append(View("another client", "the mean without its own share", load))
-    if all((folder.adapters / name).is_dir() for name in recommender.names):
-        load = partial(_load_exported, folder, settings, recommender)
-        views.append(View("holder of the adapter", "the adapter as handed over", load, (1.0,)))
+                views.append(View("another client", "the mean without its own share", seen(_rest)))
+    if all((folder.adapters / name).is_dir() for name in models.names):
+        exported = partial(_exported, folder, settings, models)
+        views.append(View("holder of the adapter", "the adapter as handed over", exported, (1.0,)))
     return views
 
 
@@ -186,14 +185,6 @@ def without_own(mean: Tree, own: Tree, marks: Sequence[Tree], observer: int) -> 
     return rest
 
 
-def scaled(pair: Tree, scale_M: Sequence[float]) -> Tree:
-    """The pair whose update ``B A`` of each module is that many times as large."""
-    found = dict(pair)
-    for name, scale in zip(module_names(pair), scale_M, strict=True):
-        found[f"{name}.lora_b"] = pair[f"{name}.lora_b"] * scale
-    return found
-
-
 def _known(download: Download) -> Tree:
     """What the only client of a download knows of it."""
     one = received(download, 0)
@@ -208,48 +199,42 @@ def _pair(tree: Tree, names: Sequence[str]) -> Tree:
     return {name: tree[name] for name in names}
 
 
-def _load(recommender: ClientModels, pair: Tree, scale: float) -> Any:
-    load_plain(recommender.model, scaled(pair, [scale] * len(module_names(pair))))
-    return recommender.model
+def _student(models: ClientModels, client: int) -> ClientModel:
+    return models.student(models.names[client])
 
 
-def _load_student(recommender: ClientModels, client: int, scale: float) -> Any:
-    load_student(recommender)
-    return recommender.model
-
-
-def _load_upload(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
+def _upload(sent: Sent, names: Sequence[str], client: int) -> Tree:
     """The upload; a factor that is not trained was downloaded."""
-    pair = _pair({**sent.downloads[client], **sent.uploads[client]}, names)
-    return _load(recommender, pair, scale)
+    return _pair({**sent.downloads[client], **sent.uploads[client]}, names)
 
 
-def _load_broadcast(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
-    observer = another(client, len(sent.uploads))
-    return _load(recommender, _pair(sent.broadcasts[observer], names), scale)
+def _broadcast(sent: Sent, names: Sequence[str], client: int) -> Tree:
+    return _pair(sent.broadcasts[another(client, len(sent.uploads))], names)
 
 
-def _load_rest(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
+def _rest(sent: Sent, names: Sequence[str], client: int) -> Tree:
     observer = another(client, len(sent.uploads))
     mean, own = (
         _pair({**sent.downloads[observer], **tree[observer]}, names) for tree in (sent.broadcasts, sent.uploads)
     )
-    return _load(recommender, without_own(mean, own, sent.marks, observer), scale)
+    return without_own(mean, own, sent.marks, observer)
 
 
-def _load_direction(recommender: ClientModels, sent: Sent, names: Sequence[str], client: int, scale: float) -> Any:
+def _direction(sent: Sent, names: Sequence[str], client: int) -> Tree:
     """The client's direction as the observer got it, in the size that the observer's own update has, per module."""
     observer = another(client, len(sent.uploads))
-    own = stack_trees([_pair({**sent.downloads[observer], **sent.uploads[observer]}, names)])
-    direction = normalise({name: sent.broadcasts[observer][name][client][None] for name in names})
-    size_M = update_norms(own)[0] * scale
-    load_plain(recommender.model, scaled(take_row(direction.tree, 0), size_M.tolist()))
-    return recommender.model
+    own = stack_trees([_upload(sent, names, observer)])
+    pair = take_row(normalise({name: sent.broadcasts[observer][name][client][None] for name in names}).tree, 0)
+    for name, size in zip(module_names(pair), update_norms(own)[0].tolist(), strict=True):
+        pair[f"{name}.lora_b"] = pair[f"{name}.lora_b"] * size
+    return pair
 
 
-def _load_exported(folder: RunFolder, settings: Settings, recommender: ClientModels, client: int, scale: float) -> Any:
-    base = load_backbone(folder.backbone, recommender.tokenizer, settings.run.quantize, recommender.device)
-    return load_adapter(base, folder.adapters / recommender.names[client]).to(recommender.device).eval()
+def _exported(folder: RunFolder, settings: Settings, models: ClientModels, client: int) -> ClientModel:
+    base = models.base
+    backbone = load_backbone(folder.backbone, base.tokenizer, settings.run.quantize, base.device)
+    model = load_adapter(backbone, folder.adapters / models.names[client]).to(base.device).eval()
+    return ClientModel(base._replace(model=model), models.clients[client], None)
 
 
 # What each party can tell of the users on whom a client trained, from a run of this track.
@@ -292,10 +277,10 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
         )
     artifacts = build_base_artifacts(settings.run, launch)
     check_same_student(folder, artifacts, root)
-    recommender = make_recommender(settings, artifacts, launch.device)
-    asked = {name: ask(config, settings, recommender, groups[name], number) for number, name in enumerate(groups)}
-    sent = send_once(settings, recommender, state)
-    views = views_of(folder, settings, recommender, sent)
+    models = make_recommender(settings, artifacts, launch.device)
+    asked = {name: ask(config, models, groups[name], number) for number, name in enumerate(groups)}
+    sent = send_once(settings, models, state)
+    views = views_of(folder, settings, models, sent)
     with damage_names(folder.metrics):
         rows = metrics[MACRO] if MACRO in metrics else next(iter(metrics["domains"].values()))
         best = rows["test"][metrics["reported"]]["ndcg@10"]
@@ -307,7 +292,7 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
         utility=utility,
         epsilon=epsilon_of(metrics),
         bytes_up=mean_bytes(read_records(folder.rounds)[-1], "up"),
-        rows=[view_row(config, settings, recommender, asked, view) for view in views],
+        rows=[view_row(config, asked, view) for view in views],
         notes=_notes(settings, asked, sent, views, metrics),
     )
 
@@ -350,37 +335,30 @@ def away_from_run(data: str, domain: Domain, domains: Mapping[str, Domain]) -> l
 
 def ask(
     config: AuditConfig,
-    settings: Settings,
-    recommender: ClientModels,
+    models: ClientModels,
     groups: tuple[list[list[int]], list[list[int]]],
     client: int,
 ) -> Asked:
     """Make the questions about one client and let the student answer them."""
     inside, outside = (questions_about(part, config.num_events) for part in groups)
     questions, num_members = joined(inside, outside)
-    load_student(recommender)
-    student_Q = answers(recommender.model, settings, recommender, client, questions)
+    student_Q = answers(_student(models, client), questions)
     return Asked(questions, num_members, int(questions.user_Q.max()) + 1 - num_members, student_Q)
 
 
-def answers(model: Any, settings: Settings, recommender: ClientModels, client: int, questions: Questions) -> Tensor:
+def answers(model: ClientModel, questions: Questions) -> Tensor:
     """(Q,) log-probability of each target among all items of the client's catalogue."""
-    task, device = recommender.tasks[client], recommender.device
-    scores = model_scores(model, task, settings.ranking, settings.training.precision, device)
-    return scores.log_probs(questions.histories, questions.targets[:, None])[:, 0]
+    return model.scores().log_probs(questions.histories, questions.targets[:, None])[:, 0]
 
 
-def view_row(
-    config: AuditConfig, settings: Settings, recommender: ClientModels, asked: Mapping[str, Asked], view: View
-) -> AuditRow:
+def view_row(config: AuditConfig, asked: Mapping[str, Asked], view: View) -> AuditRow:
     """Attack every client through one view; scale and statistic of each are chosen on the other clients."""
     attacks = [f"{statistic}{_times(scale)}" for scale in view.scales for statistic in view.statistics]
     found: list[list[Scored]] = []
     for client, one in enumerate(asked.values()):
-        scores = []
+        scores, model = [], view.model_of(client)
         for scale in view.scales:
-            model = view.load(client, scale)
-            answer_Q = answers(model, settings, recommender, client, one.questions)
+            answer_Q = answers(model.scaled(scale), one.questions)
             found_U = user_scores(answer_Q, one.student_Q, one.questions.user_Q)
             scores += [found_U[statistic] for statistic in view.statistics]
         found.append([Scored(score_U[: one.num_members], score_U[one.num_members :]) for score_U in scores])

@@ -22,7 +22,7 @@ from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.state import RunState, load_state
-from fedecider.methods.local import PREFIX
+from fedecider.methods.beside import PREFIX
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,22 +16,24 @@ from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED, heuristic_positions, text_votes
 from fedecider.baselines.own import own_positions
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student
+from fedecider.cross_silo.prepare import BaseArtifacts, calibration
+from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
 from fedecider.data.sellers import by_catalogue
 from fedecider.evaluation.canary import memoriser_positions
-from fedecider.evaluation.metrics import MACRO, NOT_RANKED, catalogue_positions
+from fedecider.evaluation.metrics import MACRO, NOT_RANKED
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol, history
 from fedecider.evaluation.protocols import target as held_out
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.methods.recommender import ClientModels
+from fedecider.methods.client_models import ClientModels
+from fedecider.models.client_model import ClientModel
+from fedecider.models.config import HybridConfig
 from fedecider.models.counts import (
     Contexts,
     Counts,
     count_events,
-    held_out_contexts,
     no_counts,
     securely_summed,
     shared_items,
@@ -39,40 +41,32 @@ from fedecider.models.counts import (
     without,
 )
 from fedecider.models.hybrid import (
-    MODEL,
     Choice,
     Hybrid,
-    HybridConfig,
-    Mixture,
-    ModelScores,
     beside_model_of,
-    block_positions,
     choose_weights,
     fit_hybrid,
     mixture_data,
-    positions,
     save_hybrid,
     sides_of,
 )
 from fedecider.models.item_texts import encoded_texts
-from fedecider.models.loaded import model_scores
 from fedecider.report.tables import CANARY
 from fedecider.running.run_folder import RunFolder
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_scores import ranks_all
 from idgen.precision import autocast
-from idgen.ranking import RankingContext, catalogue_blocks, eval_users, rank_task
 from idgen.samples import eval_batches
-from idgen.tasks import Split, Task
+from idgen.tasks import Split
 
 # The baselines that stand in every run of the cross-silo track: models without any adapter, counts, item texts, the
 # canary.
 
 Positions = dict[str, Tensor]
 """domain -> (U,) positions of the held-out items."""
-Load = Callable[[str], Any]
-"""Puts the model of a client, by its name, into the recommender; what it gives is the client's own row, if anything."""
+ModelOf = Callable[[str], ClientModel]
+"""The model of a client, by its name."""
 OnRanked = Callable[[str], None]
 """Called after every client's share of a row, with the row's name."""
 
@@ -87,31 +81,21 @@ TEACHER, STUDENT = "zero-shot teacher", "zero-shot student"
 def zero_shot(
     settings: Settings,
     artifacts: BaseArtifacts,
-    recommender: ClientModels,
-    device: torch.device,
+    models: ClientModels,
     split: Split = "test",
     on_ranked: OnRanked = silent,
 ) -> dict[str, Positions]:
     """Positions of the full-depth backbone, where it is asked for, and of the shared student, without adapters."""
-    load_student(recommender)
     student = {}
     for name in artifacts.domains:
-        student[name] = recommender.positions(recommender.names.index(name), split)
+        student[name] = models.student(name).positions(split)
         on_ranked(STUDENT)
     if not settings.run.teacher_row:
         return {STUDENT: student}
-    teacher = load_backbone(artifacts.pretrained.folder / "backbone", recommender.tokenizer)
-    teacher.to(device)  # type: ignore[arg-type]
-    drop_seen = get_protocol(settings.run.protocol).drop_seen
-    context = RankingContext(settings.ranking, drop_seen, settings.training.precision, device)
-    return {
-        TEACHER: {
-            task.name: rank_task(teacher, task, split, None, context)
-            for task in recommender.tasks
-            if task.name in artifacts.domains
-        },
-        STUDENT: student,
-    }
+    teacher: Any = load_backbone(artifacts.pretrained.folder / "backbone", models.base.tokenizer)
+    base = models.base._replace(model=teacher.to(models.base.device))
+    whole = {client.name: ClientModel(base, client, None) for client in models.clients}
+    return {TEACHER: {name: whole[name].positions(split) for name in artifacts.domains}, STUDENT: student}
 
 
 class ItemTexts(NamedTuple):
@@ -218,23 +202,25 @@ def with_hybrid(method: str, row: str = HYBRID_ROW) -> str:
     return f"{method} + {row.removesuffix(' without a model')}"
 
 
-def every_hybrid(
-    settings: Settings,
-    label: str,
-    artifacts: BaseArtifacts,
-    recommender: ClientModels,
-    load: Load,
-    texts: Mapping[str, ItemTexts],
-    others: Mapping[str, Counts] | None = None,
-    on_ranked: OnRanked = silent,
-    names: Collection[str] | None = None,
-) -> Mixed:
+class Fitting(NamedTuple):
+    """What hybrids of a run are fitted with."""
+
+    settings: Settings
+    artifacts: BaseArtifacts
+    texts: Mapping[str, ItemTexts]
+    others: Mapping[str, Counts] | None = None
+    """See `client_counts`."""
+    on_ranked: OnRanked = silent
+
+
+def every_hybrid(fitting: Fitting, label: str, model_of: ModelOf, names: Collection[str] | None = None) -> Mixed:
     """Fit every client's hybrid beside its model, choose its weights, and rank both splits.
 
     Fitted on train events of users whom no adapter has seen: on users who trained the adapters, nearly all weight would
-    go to the model. A client's weights are loaded once, and its users are scored once a split, for the model and for
-    all hybrids. ``label``: the row of the models. ``others``: see `client_counts`. ``names``: of some clients alone.
+    go to the model. A client's users are scored once a split, for the model and for all hybrids. ``label``: the entry
+    of the models. ``names``: of some clients alone.
     """
+    settings, artifacts, texts, others, on_ranked = fitting
     config, domains = settings.run.hybrid, artifacts.domains
     configs = {HYBRID_ROW: config}
     kept = [name for name in config.source_names if name != "others"]
@@ -248,26 +234,23 @@ def every_hybrid(
     reported: dict[str, Positions] = {"test": {}, "valid": {}}
     rows: dict[str, dict[str, Positions]] = {"test": {}, "valid": {}}
     for name in domains if names is None else names:
-        client, domain = recommender.names.index(name), domains[name]
-        contexts = hybrid_contexts(domain, settings.run.seed)
-        load(name)
-        scores, near = scores_of(recommender, client), texts[name].near
+        model, near = model_of(name), texts[name].near
+        contexts, scores = hybrid_contexts(domains[name], settings.run.seed), model.scores()
         fitted = {
             row: fit_hybrid(counts[name], texts[name].unit_ID, contexts, scores, configs[row], near)
             for row, (counts, _) in counted.items()
         }
         sides = {row: (hybrid, {**sides_of(hybrid), "alone": hybrid.alone}) for row, hybrid in fitted.items()}
-        ranked = partial(_ranked, settings, recommender, client, near)
-        model_valid, valid = ranked("valid", sides)
-        taken = {}
+        model_valid, valid = model.mixed("valid", sides, near)
+        chosen = {}
         for row, hybrid in fitted.items():
-            chosen, choice = choose_weights(hybrid, {side: valid[row][side] for side in sides_of(hybrid)})
-            hybrids[row].clients[name], hybrids[row].choices[name] = chosen, choice
-            taken[row] = (chosen, {"both": beside_model_of(chosen), "alone": chosen.alone})
+            ensemble, choice = choose_weights(hybrid, {side: valid[row][side] for side in sides_of(hybrid)})
+            hybrids[row].clients[name], hybrids[row].choices[name] = ensemble, choice
+            chosen[row] = (ensemble, {"both": beside_model_of(ensemble), "alone": ensemble.alone})
             valid[row]["both"] = valid[row][choice.weights]
         for split, (model_U, places) in {
             "valid": (model_valid, valid),
-            "test": ranked("test", taken),
+            "test": model.mixed("test", chosen, near),
         }.items():
             reported[split][name] = model_U
             for row, of_row in places.items():
@@ -275,64 +258,6 @@ def every_hybrid(
                 rows[split].setdefault(row, {})[name] = of_row["alone"]
         on_ranked(with_hybrid(label))
     return Mixed(hybrids, reported, rows)
-
-
-def _ranked(
-    settings: Settings,
-    recommender: ClientModels,
-    client: int,
-    near: NearTexts | None,
-    split: Split,
-    asked: Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]],
-) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
-    """Of the client whose model is loaded now, and of the users that it ranks."""
-    task, ranking = recommender.tasks[client], recommender.ranking
-    users = eval_users(task, split, ranking.num_eval_users, stream(recommender.seed, "eval_users", task.name))
-    drop_seen = get_protocol(settings.run.protocol).drop_seen
-    context = RankingContext(ranking, drop_seen, recommender.training.precision, recommender.device)
-    return rank_mixtures(recommender.model, task, split, users, context, asked, near)
-
-
-def rank_mixtures(
-    model: Any,
-    task: Task,
-    split: Split,
-    users: Tensor | None,
-    context: RankingContext,
-    asked: Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]],
-    near: NearTexts | None,
-) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
-    """What `rank_task` gives, and the same of mixtures of hybrids with the model or without it.
-
-    ``asked``: row -> a hybrid and name -> mixture; the answer is row -> name -> (U,). ``near`` is of all items. Where
-    every ID is one token, users come in blocks whose items the model scores once, and everything else reads these
-    scores.
-    """
-    users = torch.arange(len(task.sequences)) if users is None else users
-    if not ranks_all(task.trie):
-        contexts = held_out_contexts([task.sequences[user] for user in users.tolist()], split)
-        scores = model_scores(model, task, context.ranking, context.precision, context.device)
-        return rank_task(model, task, split, users, context), {
-            row: {name: _positions_of(hybrid, mixture, contexts, scores) for name, mixture in mixtures.items()}
-            for row, (hybrid, mixtures) in asked.items()
-        }
-    model_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
-    found = {row: {name: model_U.clone() for name in mixtures} for row, (_, mixtures) in asked.items()}
-    for user_B, target_B, score_BI in catalogue_blocks(model, task, split, users, context):
-        contexts = held_out_contexts([task.sequences[user] for user in user_B.tolist()], split)
-        model_U[user_B] = catalogue_positions(score_BI, target_B, contexts.histories if context.drop_seen else None)
-        for row, (hybrid, mixtures) in asked.items():
-            assert near is not None
-            places = block_positions(hybrid, near, contexts, list(mixtures.values()), score_BI)
-            for name, position_B in zip(mixtures, places, strict=True):
-                found[row][name][user_B] = position_B
-    return model_U[users], {row: {name: one[users] for name, one in of_row.items()} for row, of_row in found.items()}
-
-
-def _positions_of(hybrid: Hybrid, mixture: Mixture, contexts: Contexts, scores: ModelScores) -> Tensor:
-    if MODEL in mixture.experts:
-        return positions(hybrid._replace(beside_model=mixture), contexts, scores)
-    return positions(hybrid._replace(alone=mixture), contexts, None)
 
 
 def hybrid_contexts(domain: Domain, seed: int) -> Contexts:
@@ -405,12 +330,6 @@ def own_counts(domain: Domain) -> Counts:
     return count_events(parts, len(domain.item_keys))
 
 
-def scores_of(recommender: ClientModels, client: int) -> ModelScores:
-    """The model that is loaded now, on the catalogue of ``client``."""
-    task, precision = recommender.tasks[client], recommender.training.precision
-    return model_scores(recommender.model, task, recommender.ranking, precision, recommender.device)
-
-
 def save_hybrids(hybrids: Hybrids, domains: Mapping[str, Domain], folder: RunFolder) -> None:
     """Write every client's hybrid into its own folder below private/."""
     for name, hybrid in hybrids.clients.items():
@@ -436,22 +355,21 @@ def example_users(num_users: int, seed: int, domain: str) -> Tensor:
     return torch.randperm(num_users, generator=stream(seed, "examples", domain))[:NUM_USERS].sort().values
 
 
-def decode_examples(recommender: ClientModels, client: int, domain: Domain, protocol: str) -> list[dict[str, Any]]:
-    """Examples of one domain under the model that is loaded now, decoded as for the test metrics.
+def decode_examples(model: ClientModel, domain: Domain) -> list[dict[str, Any]]:
+    """Examples of one domain under the client's model, decoded as for the test metrics.
 
     Each: ``history`` (the newest titles, oldest first), ``num_history``, ``held_out`` (title), ``position`` (0-based;
     None when it was not returned) and ``recommended`` (the best titles, each with ``held_out``: true for the held-out
     item). Titles and nothing else: no user key.
     """
-    task, ranking, device = recommender.tasks[client], recommender.ranking, recommender.device
-    users = example_users(len(task.sequences), recommender.seed, task.name)
-    drop_seen = get_protocol(protocol).drop_seen
+    task, (ranking, drop_seen, precision, device) = model.client.task, model.base.context
+    users = example_users(len(task.sequences), model.client.seed, task.name)
     num_beams = len(task.trie) if ranks_all(task.trie) else ranking.num_beams
-    found = {}
+    held, examples = model.base.holding(model.adapters), {}
     for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size, users):
-        with autocast(device, recommender.training.precision):
+        with autocast(device, precision):
             item_BK, _ = constrained_beam_search(
-                recommender.model,
+                held,
                 input_ids.to(device),
                 attention_mask.to(device),
                 task.trie.to(device),
@@ -463,8 +381,8 @@ def decode_examples(recommender: ClientModels, client: int, domain: Domain, prot
             user_B.tolist(), item_BK.tolist(), position_B.tolist(), seen, strict=True
         ):
             kept = [item for item in items if item >= 0 and not (drop_seen and item in past)]
-            found[user] = _example(domain, task.sequences[user], kept[:NUM_RECOMMENDED], position)
-    return [found[user] for user in users.tolist()]
+            examples[user] = _example(domain, task.sequences[user], kept[:NUM_RECOMMENDED], position)
+    return [examples[user] for user in users.tolist()]
 
 
 def _example(domain: Domain, sequence: list[int], recommended: list[int], position: int) -> dict[str, Any]:

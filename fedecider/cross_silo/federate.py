@@ -17,9 +17,9 @@ from fedecider.cross_silo.continued import continued, going_on
 from fedecider.cross_silo.entries import reserved_labels
 from fedecider.cross_silo.hyperparameter_selection import check_limits, check_uploads, keep, select
 from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data, make_recommender
+from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, load_data, make_recommender
 from fedecider.cross_silo.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
-from fedecider.cross_silo.settings import RunConfig
+from fedecider.cross_silo.settings import RunConfig, Settings
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.sellers import by_catalogue
 from fedecider.engine.run import Experiment, Rounds, kept_data
@@ -33,9 +33,10 @@ from fedecider.federation.rounds import Clients, RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.methods import METHODS
+from fedecider.methods.beside import beside
+from fedecider.methods.client_models import ClientModels
 from fedecider.methods.entries import RATES, TRAINING_SPACE
-from fedecider.methods.local import beside
-from fedecider.methods.recommender import ClientModels, summed_rows
+from fedecider.methods.rows import Rows, summed_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line, stage
@@ -47,7 +48,7 @@ class Prepared(NamedTuple):
 
     method: FederatedMethod
     blocks: Sequence[Block]
-    recommender: ClientModels
+    models: ClientModels
     aggregation: AggregationBackend
 
 
@@ -129,14 +130,12 @@ def _prepare(
     launch = shared_out(settings, launch, artifacts.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
-        ended = Ended(
-            settings, prepared.method, prepared.blocks, prepared.recommender, artifacts, state, folder, launch
-        )
+        ended = Ended(settings, prepared.method, prepared.blocks, prepared.models, artifacts, state, folder, launch)
         write_results(ended)
 
     prepared = prepare_rounds(settings, artifacts, launch)
-    if trains_alone(settings, prepared.recommender.num_clients):
-        prepared = prepared._replace(method=beside(prepared.method, prepared.recommender))
+    if trains_alone(settings, prepared.models.num_clients):
+        prepared = prepared._replace(method=beside(prepared.method, prepared.models))
     if state is not None:
         prepared = prepared._replace(method=going_on(prepared.method, state))
     rounds = rounds_of(settings, prepared, launch)
@@ -149,7 +148,7 @@ def rounds_of(settings: Settings, prepared: Prepared, launch: Launch) -> Rounds:
     channel = Channel(protect=protector(prepared.method, config.privacy, config.seed), aggregation=prepared.aggregation)
     return Rounds(
         prepared.method,
-        Clients(prepared.blocks, metrics_per_client, prepared.recommender.names),
+        Clients(prepared.blocks, metrics_per_client, prepared.models.names),
         RoundSettings(config.num_rounds, config.seed, config.participation, patience=config.patience),
         channel,
         launch.processes,
@@ -180,12 +179,12 @@ def beside_data(config: RunConfig) -> dict[str, str]:
 def prepare_rounds(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> Prepared:
     """The student with fresh adapters, and the method around it."""
     config = settings.run
-    recommender = make_recommender(settings, artifacts, launch.device, launch.deepspeed, processes=launch.processes)
-    method = with_robust_mean(METHODS[config.method].build(recommender, settings.method), config.robust_mean)
-    check_shared_noise(config.privacy, method, recommender)
-    size = recommender.num_clients if METHODS[config.method].pooled else 1
-    blocks = [Block(clients, None) for clients in torch.arange(recommender.num_clients).split(size)]
-    return Prepared(method, blocks, recommender, _aggregation(settings, method, recommender))
+    models = make_recommender(settings, artifacts, launch.device, launch)
+    method = with_robust_mean(METHODS[config.method].build(models, settings.method), config.robust_mean)
+    check_shared_noise(config.privacy, method, models.rows)
+    size = models.num_clients if METHODS[config.method].pooled else 1
+    blocks = [Block(clients, None) for clients in torch.arange(models.num_clients).split(size)]
+    return Prepared(method, blocks, models, _aggregation(settings, method, models.rows))
 
 
 def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> Launch:
@@ -198,10 +197,10 @@ def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> 
     return launch.placed("data" if idle and not alone else "clients")
 
 
-def _aggregation(settings: Settings, method: FederatedMethod, recommender: ClientModels) -> AggregationBackend:
+def _aggregation(settings: Settings, method: FederatedMethod, rows: Rows) -> AggregationBackend:
     """How uploads reach the server: one by one, or as secure sums."""
     config = settings.run
     if not config.secure_sum:
         return ONE_BY_ONE
-    told = summed_rows(recommender, method.takes_mean, config.participation)
-    return securely_summed_rounds(method, SecureSums(config.seed, own_rows=told))
+    summed = summed_rows(rows, method.takes_mean, config.participation)
+    return securely_summed_rounds(method, SecureSums(config.seed, own_rows=summed))

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, calibration, load_student, make_recommender
-from fedecider.cross_silo.settings import RunConfig
+from fedecider.cross_silo.prepare import BaseArtifacts, calibration, make_recommender
+from fedecider.cross_silo.settings import RunConfig, Settings
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import CUTOFFS, user_metrics
 from fedecider.evaluation.protocols import train_part
@@ -27,9 +27,9 @@ from fedecider.evaluation.statistics import clearly_best
 from fedecider.federation.cohort import cohort_size
 from fedecider.federation.record import plain, read_json, write_json
 from fedecider.methods import METHODS
-from fedecider.methods.centralised import pooled_recommender
+from fedecider.methods.centralised import pooled_models
+from fedecider.methods.config import LocalTraining
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import LocalTraining
 from fedecider.running.launch import Launch
 from fedecider.running.options import from_plain
 from fedecider.running.progress import log_line, progress
@@ -161,18 +161,18 @@ def _gains(
 
     A method that pools trains on all clients' data together. Whose training diverges is left with the student.
     """
-    recommender = make_recommender(settings, artifacts, launch.device)
+    models = make_recommender(settings, artifacts, launch.device)
     pools = METHODS[settings.run.method].pooled
+    trained_by = pooled_models(models) if pools else models
     gains_R: list[dict[str, list[float]]] = [{} for _ in range(ROUNDS)]
-    for clients in [range(recommender.num_clients)] if pools else [[one] for one in range(recommender.num_clients)]:
-        load_student(recommender)
+    for clients in [range(models.num_clients)] if pools else [[one] for one in range(models.num_clients)]:
+        pair = models.start
         for number, gains in enumerate(gains_R, 1):
-            trained = train_locally(pooled_recommender(recommender) if pools else recommender, clients[0], number)
-            if not trained.log["finite"]:
-                load_student(recommender)
+            trained = train_locally(trained_by, clients[0], number, pair)
+            pair = trained.pair if trained.finite else models.start
             for client in clients:
-                positions_U = recommender.positions(client, "valid")
-                gains[recommender.names[client]] = user_metrics(positions_U)[METRIC].tolist()
+                positions_U = models.model(client, pair).positions("valid")
+                gains[models.names[client]] = user_metrics(positions_U)[METRIC].tolist()
                 ranked()
     return max(gains_R, key=_macro)
 

@@ -6,8 +6,7 @@ Shape legend: U users of a client, E events, P pairs of events, I items, D dims 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -18,17 +17,16 @@ from fedecider.cross_silo.entries import (
     HYBRID_ROW,
     KEPT,
     LOCAL,
+    Fitting,
     Hybrids,
-    ItemTexts,
-    Load,
-    OnRanked,
+    ModelOf,
     Positions,
     every_hybrid,
-    silent,
     with_hybrid,
 )
 from fedecider.cross_silo.hyperparameter_selection import choices as selectable
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, Shares, best_shares
+from fedecider.cross_silo.prepare import chosen_scale
+from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, Events, clients_of
 from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence, unlike_keys
 from fedecider.data.sellers import once_each
@@ -41,12 +39,10 @@ from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods import METHODS
+from fedecider.methods.beside import best_model, best_score
+from fedecider.methods.client_models import ClientModels
 from fedecider.methods.config import LocalConfig
-from fedecider.methods.local import best_score, load_best
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.adapters import fused_factors, scale_update
-from fedecider.models.counts import Counts
-from fedecider.models.directions import load_factors, mean_update
+from fedecider.models.client_model import ClientModel, mean_of
 from fedecider.report.tables import COMPARED, comparisons_data
 
 Keeps = Literal["joined", "half", "local"]
@@ -61,7 +57,7 @@ MOST_PAIRS = 20_000
 class System(NamedTuple):
     """What clients would recommend with, on both splits."""
 
-    load: Load
+    model_of: ModelOf
     model: dict[str, Positions]
     """Split -> places under the model by itself."""
     whole: dict[str, Positions]
@@ -153,66 +149,32 @@ def may_choose(settings: Settings) -> bool:
     return settings.run.local_row == "choose" and not settings.training.user_privacy.on
 
 
-def system_of(
-    settings: Settings,
-    label: str,
-    artifacts: BaseArtifacts,
-    recommender: ClientModels,
-    load: Load,
-    texts: Mapping[str, ItemTexts],
-    others: Mapping[str, Counts] | None,
-    on_ranked: OnRanked,
-    names: Collection[str],
-) -> System:
-    """The models of ``names`` that ``load`` gives, ranked; arguments as those of `every_hybrid`."""
-    if settings.run.hybrid.kind != "none":
-        mixed = every_hybrid(settings, label, artifacts, recommender, load, texts, others, on_ranked, names)
+def system_of(fitting: Fitting, label: str, model_of: ModelOf, names: Collection[str]) -> System:
+    """The models of ``names``, ranked; ``label``: the entry of the models."""
+    if fitting.settings.run.hybrid.kind != "none":
+        mixed = every_hybrid(fitting, label, model_of, names)
         whole = {split: rows[with_hybrid(label)] for split, rows in mixed.rows.items()} if names else {}
-        return System(load, mixed.reported, whole, mixed.hybrids[HYBRID_ROW])
-    found: dict[str, Positions] = {"test": {}, "valid": {}}
+        return System(model_of, mixed.reported, whole, mixed.hybrids[HYBRID_ROW])
+    places: dict[str, Positions] = {"test": {}, "valid": {}}
     for name in names:
-        load(name)
-        for split, places in found.items():
-            places[name] = recommender.positions(recommender.names.index(name), split)
-        on_ranked(label)
-    return System(load, found, found, None)
+        model = model_of(name)
+        for split, of_split in places.items():
+            of_split[name] = model.positions(split)
+        fitting.on_ranked(label)
+    return System(model_of, places, places, None)
 
 
-def local_system(
-    settings: Settings,
-    artifacts: BaseArtifacts,
-    recommender: ClientModels,
-    state: RunState,
-    texts: Mapping[str, ItemTexts],
-    on_ranked: OnRanked,
-) -> System:
-    """What clients have alone: their own adapters, with a share of the update as joint ones have, and own counts."""
-
-    def load(client: int, share: float) -> None:
-        load_best(recommender, state.local, client)
-        scale_update(recommender.model, share)
-
-    shares = best_shares(
-        settings, recommender, load, artifacts.domains, lambda client: {1.0: best_score(state.local, client)}
-    )
+def local_system(fitting: Fitting, models: ClientModels, state: RunState) -> System:
+    """What clients have alone: their own adapters, at a scale of the update as joint ones have, and own counts."""
+    settings, best = fitting.settings, {}
+    for name in fitting.artifacts.domains:
+        client = models.names.index(name)
+        model = best_model(models, state.local, client)
+        best[name] = model.scaled(chosen_scale(settings, model, {1.0: best_score(state.local, client)}))
     kept = [name for name in settings.run.hybrid.source_names if name != "others"]
     hybrid = dataclasses.replace(settings.run.hybrid, sources=",".join(kept or ["own"]))
     own = settings._replace(run=dataclasses.replace(settings.run, hybrid=hybrid))
-    load_own = partial(_load_share, load, recommender, shares)
-    return system_of(own, LOCAL, artifacts, recommender, load_own, texts, {}, on_ranked, list(artifacts.domains))
-
-
-def _load_share(load: Callable[[int, float], None], recommender: ClientModels, shares: Shares, name: str) -> None:
-    load(recommender.names.index(name), shares[name])
-
-
-def load_half(recommender: ClientModels, joined: Load, local: Load, name: str) -> None:
-    """The mean of a client's two updates as one model: no second one has to be kept, exported or asked."""
-    updates = []
-    for load in (joined, local):
-        load(name)
-        updates.append(fused_factors(recommender.model))
-    load_factors(recommender.model, mean_update(updates))
+    return system_of(fitting._replace(settings=own, others={}), LOCAL, best.__getitem__, list(best))
 
 
 def leaving(joined: System, local: System) -> list[str]:
@@ -224,43 +186,37 @@ def leaving(joined: System, local: System) -> list[str]:
     ]
 
 
-def chosen_systems(
-    settings: Settings,
-    artifacts: BaseArtifacts,
-    recommender: ClientModels,
-    joined: System,
-    local: System,
-    texts: Mapping[str, ItemTexts],
-    others: Mapping[str, Counts] | None,
-    on_ranked: OnRanked = silent,
-) -> tuple[dict[str, Keeps], System]:
-    """What every client keeps, and that as one system; ``others`` as in `every_hybrid`.
+def chosen_systems(fitting: Fitting, joined: System, local: System) -> tuple[dict[str, Keeps], System]:
+    """What every client keeps, and that as one system.
 
     The joint model, unless its own validation customers like what it has alone clearly better; then that or the mean of
     both updates, whichever they like better. The choice is the client's own, and nobody is told of it.
     """
     keeps: dict[str, Keeps] = dict.fromkeys(joined.whole["valid"], "joined")
     leave = leaving(joined, local)
-    load = partial(load_half, recommender, joined.load, local.load)
-    half = system_of(settings, HALF, artifacts, recommender, load, texts, others, on_ranked, leave)
+
+    def half_of(name: str) -> ClientModel:
+        return mean_of([joined.model_of(name), local.model_of(name)])
+
+    half = system_of(fitting, HALF, half_of, leave)
     for name in leave:
         halved, alone = (_gains(system.whole["valid"][name]).mean() for system in (half, local))
         keeps[name] = "half" if halved > alone else "local"
-    return keeps, taken({"joined": joined, "half": half, "local": local}, keeps)
+    return keeps, kept_system({"joined": joined, "half": half, "local": local}, keeps)
 
 
 def _gains(position_U: torch.Tensor) -> np.ndarray:
     return user_metrics(position_U)[CHOSEN_BY].double().numpy()
 
 
-def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System:
+def kept_system(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System:
     """What every client keeps, as one system; hybrids are those of the models they stand beside."""
     model: dict[str, Positions] = {"test": {}, "valid": {}}
     whole: dict[str, Positions] = {"test": {}, "valid": {}}
     for split in model:
-        for name, one in keeps.items():
-            model[split][name] = systems[one].model[split][name]
-            whole[split][name] = systems[one].whole[split][name]
+        for name, kept in keeps.items():
+            model[split][name] = systems[kept].model[split][name]
+            whole[split][name] = systems[kept].whole[split][name]
     hybrids = systems["joined"].hybrids
     if hybrids is not None:
         each = {name: systems[one].hybrids for name, one in keeps.items()}
@@ -268,7 +224,7 @@ def taken(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System
             clients={name: one.clients[name] for name, one in each.items() if one is not None},
             choices={name: one.choices[name] for name, one in each.items() if one is not None},
         )
-    return System(lambda name: systems[keeps[name]].load(name), model, whole, hybrids)
+    return System(lambda name: systems[keeps[name]].model_of(name), model, whole, hybrids)
 
 
 def checked_events(domains: Mapping[str, Domain], unit_of: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:

@@ -12,13 +12,12 @@ pool, which have no client users (`load_data`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from accelerate import Accelerator
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -44,22 +43,16 @@ from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.federation.processes import Processes
+from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState, file_sha256
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import ClientModels, as_known, build_recommender, travelling_rows
-from fedecider.models.adapters import (
-    adapter_shapes,
-    attach_lora,
-    initial_adapters,
-    layer_names,
-    load_plain,
-    scale_update,
-)
+from fedecider.methods.client_models import ClientModels, client_models
+from fedecider.methods.rows import as_known, travelling_rows
+from fedecider.models.adapters import attach_lora, layer_names
+from fedecider.models.client_model import Base, ClientModel
 from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.models.item_texts import (
     CODEBOOK_FILE,
@@ -542,31 +535,28 @@ def make_recommender(
     settings: Settings,
     artifacts: BaseArtifacts,
     device: torch.device,
-    deepspeed: Accelerator | None = None,
+    launch: Launch | None = None,
     names: Sequence[str] | None = None,
-    processes: Processes | None = None,
 ) -> ClientModels:
     """The student with adapters attached, and the clients' tasks.
 
-    ``processes``: of the run. ``names``: all clients of the run, where ``artifacts.domains`` are not all of them: a
-    catalogue stands for the others' tasks.
+    ``launch``: of the processes that train together; without it one process by itself. ``names``: all clients of the
+    run, where ``artifacts.domains`` are not all of them: a catalogue stands for the others' tasks.
     """
     tokenizer = load_tokenizer(artifacts.distilled.folder / "backbone")
     student = load_backbone(artifacts.distilled.folder / "backbone", tokenizer, settings.run.quantize, device)
     tasks = training_tasks(settings, artifacts, tokenizer, names)
-    return build_recommender(
+    base = Base(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,
-        tasks,
-        seed=settings.run.seed,
-        training=settings.training,
-        ranking=settings.ranking,
-        drop_seen=get_protocol(settings.run.protocol).drop_seen,
-        device=device,
-        deepspeed=deepspeed,
-        processes=processes,
+        RankingContext(settings.ranking, get_protocol(settings.run.protocol).drop_seen, device=device),
         checkpointing=settings.run.gradient_checkpointing,
-    )._replace(protected=settings.run.privacy.clips, hidden=settings.run.secure_sum)
+    )
+    if launch is not None:
+        base = base._replace(processes=launch.processes, deepspeed=launch.deepspeed)
+    models = client_models(base, tasks, settings.training, settings.run.seed)
+    hidden = models.rows._replace(hidden=settings.run.secure_sum)
+    return models._replace(rows=hidden, protected=settings.run.privacy.clips)
 
 
 def training_tasks(
@@ -590,69 +580,42 @@ def calibration(domain: Domain, seed: int) -> list[int]:
     return calibration_users(domain.clients.sequences, CALIBRATION_SHARE, stream(seed, "calibration", domain.name))
 
 
-# Put the model of a client, or the shared student, into a recommender.
+# The models that clients report, as values.
 
 
-def load_student(recommender: ClientModels) -> None:
-    """The shared student without any adapter."""
-    load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
+Scales = Mapping[str, float]
+"""Client's name -> the scale of its update in the model that it reports."""
 
 
-Shares = Mapping[str, float]
-"""Client's name -> the share of its update that its reported model has."""
-
-
-def load_reported(
-    settings: Settings,
-    method: FederatedMethod,
-    recommender: ClientModels,
-    state: RunState,
-    client: int,
-    share: float = 1.0,
-) -> Tree:
-    """The reported model of ``client`` at the selected round; returns the client's own row, as it was loaded."""
+def reported_model(
+    settings: Settings, method: FederatedMethod, models: ClientModels, state: RunState, client: int
+) -> ClientModel:
+    """The reported model of ``client`` at the selected round."""
     download = received(method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client])), 0)
     own = take_row(state.best_local, client)
-    download = as_known(download, own, travelling_rows(recommender, method.takes_mean).sent, client)
-    entry = METHODS[settings.run.method]
-    loaded = entry.load_variant(recommender, settings.method, method.variants[0], download, own, client)
-    scale_update(recommender.model, share)
-    return own if loaded is None else loaded
+    download = as_known(download, own, travelling_rows(models.rows, method.takes_mean).sent, client)
+    return METHODS[settings.run.method].client_model(models, settings.method, method.variants[0], download, own, client)
 
 
-def chosen_shares(
-    settings: Settings, method: FederatedMethod, recommender: ClientModels, state: RunState, names: Iterable[str]
-) -> Shares:
-    """`best_shares` of the reported models of the clients in ``names``."""
+def chosen_scale(settings: Settings, model: ClientModel, known: Mapping[float, float] = {}) -> float:
+    """The scale of its update at which ``model`` ranks the client's validation items best; the largest on ties.
 
-    def load(client: int, share: float) -> None:
-        load_reported(settings, method, recommender, state, client, share)
-
-    return best_shares(settings, recommender, load, names)
-
-
-def best_shares(
-    settings: Settings,
-    recommender: ClientModels,
-    load: Callable[[int, float], Any],
-    names: Iterable[str],
-    known: Callable[[int], Mapping[float, float]] = lambda client: {},
-) -> Shares:
-    """Of each client in ``names`` the share of its update that ranks its validation items best; the largest on ties.
-
-    An update that overfits is taken in part, or left out. It is the client's own choice, made after the last round;
-    nobody is told of it. ``load`` puts a share of a client's update into the recommender; ``known`` are its shares
-    whose ndcg@10 has been worked out.
+    An update that overfits is scaled down, or left out. It is the client's own choice, made after the last round;
+    nobody is told of it. ``known``: scales whose ndcg@10 has been worked out.
     """
-    found = {}
-    for name in names:
-        client = recommender.names.index(name)
-        scores = dict(known(client))
-        if len(settings.run.share_grid) == 1:
-            found[name] = settings.run.share_grid[0]
-            continue
-        for share in (one for one in settings.run.share_grid if one not in scores):
-            load(client, share)
-            scores[share] = mean_metrics(recommender.positions(client, "valid"))["ndcg@10"]
-        found[name] = max(settings.run.share_grid, key=lambda share: (scores[share], share))
-    return found
+    scales, scores = settings.run.share_grid, dict(known)
+    if len(scales) == 1:
+        return scales[0]
+    for scale in (one for one in scales if one not in scores):
+        scores[scale] = mean_metrics(model.scaled(scale).positions("valid"))["ndcg@10"]
+    return max(scales, key=lambda scale: (scores[scale], scale))
+
+
+def chosen_scales(
+    settings: Settings, method: FederatedMethod, models: ClientModels, state: RunState, names: Iterable[str]
+) -> Scales:
+    """`chosen_scale` of the reported models of the clients in ``names``."""
+    return {
+        name: chosen_scale(settings, reported_model(settings, method, models, state, models.names.index(name)))
+        for name in names
+    }

@@ -20,8 +20,9 @@ from fedecider.cross_silo.entries import (
     KEPT,
     LOCAL,
     TEACHER,
+    Fitting,
     Hybrids,
-    Load,
+    ModelOf,
     Positions,
     counting_positions,
     decode_examples,
@@ -29,6 +30,7 @@ from fedecider.cross_silo.entries import (
     hybrids_data,
     item_texts_of,
     save_hybrids,
+    silent,
     with_hybrid,
     zero_shot,
 )
@@ -43,7 +45,8 @@ from fedecider.cross_silo.joining import (
     may_choose,
 )
 from fedecider.cross_silo.page import run_page
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, Shares, chosen_shares, kept_step, load_reported
+from fedecider.cross_silo.prepare import BaseArtifacts, Scales, chosen_scales, kept_step, reported_model
+from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.engine.result import CARDS_FILE, EXAMPLES_FILE, RunResult
@@ -52,8 +55,9 @@ from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
 from fedecider.federation.cohort import hidden_share
+from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.method import Block, FederatedMethod, Tree
-from fedecider.federation.privacy import PrivacyConfig, epsilon, privacy_report
+from fedecider.federation.privacy import epsilon, privacy_report
 from fedecider.federation.record import (
     capped_clients,
     non_finite_uploads,
@@ -68,14 +72,16 @@ from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
+from fedecider.methods.beside import has_local
+from fedecider.methods.client_models import ClientModels
 from fedecider.methods.entries import FusionWeights
-from fedecider.methods.local import has_local
-from fedecider.methods.local_training import user_epsilon, user_report
-from fedecider.methods.recommender import ClientModels, common_rows, travelling_rows
-from fedecider.models.adapters import adapter_shapes, initial_adapters, num_scalars, slot_norms
+from fedecider.methods.private_training import user_epsilon, user_report
+from fedecider.methods.rows import Rows, common_rows, travelling_rows
+from fedecider.models.adapters import num_scalars
+from fedecider.models.client_model import ClientModel
 from fedecider.models.counts import Counts
 from fedecider.models.directions import EPSILON
-from fedecider.models.export import Card, export_adapter, prompt_layout
+from fedecider.models.export import Card, SavedBase, prompt_layout
 from fedecider.models.folders import InferenceConfig, write_inference_config, write_manifest
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
 from fedecider.models.item_texts import (
@@ -105,7 +111,6 @@ from fedecider.running.launch import Launch
 from fedecider.running.progress import console, log_line, progress, stage, write_seconds
 from fedecider.running.run_folder import RunFolder
 from idgen.item_scores import ranks_all
-from idgen.samples import train_batches
 from idgen.text_vectors import means_alone
 
 # What a run of the cross-silo track promises about privacy, and the settings with which it would not hold.
@@ -152,7 +157,7 @@ def check_privacy(settings: Settings) -> None:
             )
 
 
-def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommender: ClientModels) -> None:
+def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, rows: Rows) -> None:
     """``ValueError`` for noise on the sum where the server sees more than one sum, or not all clients are in it."""
     if privacy.noise_on == "upload" or privacy.noise_scale == 0.0:
         return
@@ -160,7 +165,7 @@ def check_shared_noise(privacy: PrivacyConfig, method: FederatedMethod, recommen
         raise ValueError(
             f"got privacy.noise_on sum with {method.name}, expected upload: its server reads every single upload"
         )
-    if any(bool((own_KV != own_KV[:1]).any()) for own_KV in recommender.own_rows.values()):
+    if any(bool((own_KV != own_KV[:1]).any()) for own_KV in rows.own.values()):
         raise ValueError(
             "got privacy.noise_on sum with clients of several catalogues, expected upload: rows of a catalogue are a "
             "sum over its own clients, which has their shares of the noise alone"
@@ -266,18 +271,18 @@ class Ended(NamedTuple):
 def export_models(
     run: Ended,
     rows: Sequence[ResultRow],
-    load: Load,
+    model_of: ModelOf,
     keeps: Mapping[str, Keeps],
-    shares: Shares,
+    shares: Scales,
     added: Mapping[str, Mapping[str, float]],
     promised: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Hand over backbone and adapters in Hugging Face layout; every adapter is reloaded and compared.
 
-    ``load`` puts the model that a client ``keeps`` into the recommender. ``rows``, the reported one first, what
+    ``model_of`` gives the model that a client ``keeps``. ``rows``, the reported one first, what
     directions ``added`` (`added_by`), and what was ``promised`` to users are told beside the adapters.
 
-    Returns domain -> examples of the report page, decoded while the domain's model is loaded.
+    Returns domain -> examples of the report page.
     """
     settings, method, _, recommender, artifacts, state, folder, _ = run
     examples: dict[str, Any] = {}
@@ -286,8 +291,7 @@ def export_models(
     _export_later_ids(settings, artifacts, folder.backbone)
     folder.adapters.mkdir(exist_ok=True)
     for name, domain in artifacts.domains.items():
-        client = recommender.names.index(name)
-        load(name)
+        model = model_of(name)
         kept = next((row for row in rows if row.label == KEPT), rows[0])
         metrics = {metric: value.mean for metric, value in kept.values[name].items()}
         details: dict[str, Any] = {
@@ -303,27 +307,22 @@ def export_models(
         if "table" in settings.run.lora_settings.targets:
             details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
         items, catalogue = artifacts.ids[name].items, "" if domain.catalogue.name == name else domain.catalogue.name
-        examples[name] = decode_examples(recommender, client, domain, settings.run.protocol)
+        examples[name] = decode_examples(model, domain)
         facts = run_facts(settings, method.name, recommender.names, domain, state.best_round, rows, promised)
         alpha, pretrain = dict(added.get(name, {})) if keeps[name] == "joined" else {}, settings.run.pretrain
-        export_adapter(
-            recommender.model,
+        model.save(
             folder.adapters / name,
-            base_folder=folder.backbone,
-            base_name=LOCAL_BACKBONE,
-            items=ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids, catalogue),
-            card=Card(
+            SavedBase(folder.backbone, LOCAL_BACKBONE),
+            ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids, catalogue),
+            Card(
                 method=method.name,
                 domain=name,
-                prompt=prompt_layout(
-                    recommender.tasks[client], settings.ranking, recommender.model, domain.catalogue.name
-                ),
+                prompt=prompt_layout(model.client.task, settings.ranking, model.base.model, domain.catalogue.name),
                 alpha=alpha,
                 metrics=metrics,
                 protocol=stamp(get_protocol(settings.run.protocol)),
                 details=details,
             ),
-            prompts=next(train_batches(recommender.tasks[client], 8, stream(0, "export prompts", name))),
         )
         titles, encoder = pretrain.words.as_written, pretrain.text_encoder
         asked = (pretrain.samples, settings.ranking, pretrain.ids, titles, encoder, settings.run.quantize)
@@ -347,14 +346,14 @@ def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Pa
         shutil.copytree(made / GENERATOR_FOLDER, backbone / GENERATOR_FOLDER)
 
 
-def added_by(recommender: ClientModels, load: Load, names: Iterable[str]) -> dict[str, dict[str, float]]:
+def added_by(models: ClientModels, model_of: ModelOf, names: Iterable[str]) -> dict[str, dict[str, float]]:
     """Client i -> client j -> norm of what the direction of j adds to the model of i. It is 0 for a direction of zeros,
     whatever its weight: weights alone would say that such a client contributes."""
     found = {}
     for name in names:
-        load(name)
-        norm_K = slot_norms(recommender.model, recommender.names.index(name), recommender.num_clients)
-        found[name] = dict(zip(recommender.names, norm_K.tolist(), strict=True))
+        adapters = model_of(name).adapters
+        assert adapters is not None
+        found[name] = dict(zip(models.names, adapters.slot_norms().tolist(), strict=True))
     return found
 
 
@@ -385,7 +384,7 @@ class Models(NamedTuple):
     examples: dict[str, Any]
     """Domain -> examples for the report page."""
     hybrids: Hybrids | None
-    shares: Shares
+    shares: Scales
     keeps: dict[str, Keeps]
     joining: dict[str, Any]
     """The comparison with training alone (``joining`` of ``metrics.json``); empty where nobody trained alone."""
@@ -424,15 +423,15 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
         return None
     recommender = recommender.by_itself()
     run = run._replace(recommender=recommender)
-    shares = chosen_shares(settings, method, recommender, state, artifacts.domains)
+    shares = chosen_scales(settings, method, recommender, state, artifacts.domains)
     texts = item_texts_of(settings, artifacts, run.launch.device)
     compares = has_local(state.local)
     num_passes, passes = len(artifacts.domains) * (2 + mixes + compares), count(1)
     found_by_split = (("test", methods), ("valid", valid_methods))
 
-    def load_joined(name: str) -> Tree:
+    def joined_model(name: str) -> ClientModel:
         client = recommender.names.index(name)
-        return load_reported(settings, method, recommender, state, client, shares[name])
+        return reported_model(settings, method, recommender, state, client).scaled(shares[name])
 
     keeps: dict[str, Keeps] = dict.fromkeys(names, "joined")
     with progress("results") as report:
@@ -440,36 +439,37 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
         def on_ranked(row: str) -> None:
             report(min(next(passes), num_passes), num_passes, row)
 
+        fitting = Fitting(settings, artifacts, texts, others, on_ranked)
         if mixes:
-            mixed = every_hybrid(settings, method.name, artifacts, recommender, load_joined, texts, others, on_ranked)
+            mixed = every_hybrid(fitting, method.name, joined_model)
             for split, found in found_by_split:
                 found[reported] = {name: mixed.reported[split][name] for name in names}
                 found |= mixed.rows[split]
         else:
             for name in (name for name in names if shares[name] != 1.0):
-                load_joined(name)
+                model = joined_model(name)
                 for split, found in found_by_split:
-                    found[reported][name] = recommender.positions(recommender.names.index(name), split)
+                    found[reported][name] = model.positions(split)
         subject = with_hybrid(method.name) if mixes else reported
         alone_row, kept_row = (with_hybrid(row) if mixes else row for row in (LOCAL, KEPT))
         handed = System(
-            load_joined,
+            joined_model,
             {split: found[reported] for split, found in found_by_split},
             {split: found[subject] for split, found in found_by_split},
             mixed.hybrids[HYBRID_ROW] if mixes else None,
         )
         if compares:
-            alone = local_system(settings, artifacts, recommender, state, texts, on_ranked)
+            alone = local_system(fitting, recommender, state)
             for split, found in found_by_split:
                 found |= {LOCAL: alone.model[split], alone_row: alone.whole[split]}
             if may_choose(settings):
-                keeps, handed = chosen_systems(settings, artifacts, recommender, handed, alone, texts, others)
+                keeps, handed = chosen_systems(fitting._replace(on_ranked=silent), handed, alone)
             if set(keeps.values()) != {"joined"}:
                 for split, found in found_by_split:
                     found |= {KEPT: handed.model[split], kept_row: handed.whole[split]}
         if handed.hybrids is not None:
             save_hybrids(handed.hybrids, artifacts.domains, run.folder)
-        students = zero_shot(settings, artifacts, recommender, run.launch.device, on_ranked=on_ranked)
+        students = zero_shot(settings, artifacts, recommender, on_ranked=on_ranked)
         models = {**methods, **students}
         rules = counting_positions(settings, artifacts, texts, ("test", "valid"), on_ranked)
     counts = rules["test"]
@@ -478,14 +478,15 @@ def write_models(run: Ended, others: Mapping[str, Counts] | None = None) -> Mode
     valid_rows = result_rows(valid_methods, rules["valid"])
     promised = privacy_data(settings, recommender.num_clients)
     fuses = METHODS[settings.run.method].fusion_weights is not None
-    added = added_by(recommender, load_joined, names) if fuses else {}
-    examples = export_models(run, rows, handed.load, keeps, shares, added, promised)
+    added = added_by(recommender, joined_model, names) if fuses else {}
+    examples = export_models(run, rows, handed.model_of, keeps, shares, added, promised)
     tests = paired_tests(method.name, reported, {**models, **counts}, users)
     joining: dict[str, Any] = {}
     if compares:
         events = checked_events(artifacts.domains, {name: texts[name].unit_ID for name in names})
         joining = joining_data(subject, alone_row, models, users, keeps, may_choose(settings), events)
-    num_beams = None if all(ranks_all(task.trie) for task in recommender.tasks) else settings.ranking.num_beams
+    whole = all(ranks_all(client.task.trie) for client in recommender.clients)
+    num_beams = None if whole else settings.ranking.num_beams
     made = Models(rows, examples, handed.hybrids, shares, keeps, joining, added, num_beams, promised)
     _write_metrics(run, made, valid_rows, models, tests)
     records = (
@@ -640,7 +641,7 @@ def _write_rounds(run: Ended, models: Models) -> None:
         content: dict[str, Any] = {"domains": names, "rounds": rounds, "alpha": weights.pop("alpha")}
         content["shares"] = norm_KK / norm_KK.sum(1, keepdim=True).clamp(min=EPSILON)
         if weights:
-            content["modules"] = list(adapter_shapes(recommender.model))
+            content["modules"] = list(recommender.shapes)
         write_json(folder.fusion_weights, {**content, **weights})
     traffic = communication(records, names, recommender, run.method.takes_mean)
     if models.hybrids is not None:
@@ -688,8 +689,8 @@ def communication(
         per_round.append({"round": record["round"], "clients": clients})
     return {
         "unit": "bytes of one safetensors message per client, round and direction",
-        "adapter_scalars": num_scalars(initial_adapters(adapter_shapes(recommender.model), 0)),
-        "common_rows": common_rows(travelling_rows(recommender, takes_mean).told),
+        "adapter_scalars": num_scalars(recommender.start),
+        "common_rows": common_rows(travelling_rows(recommender.rows, takes_mean).in_messages),
         "total": total_bytes(records),
         "rounds": per_round,
         "tensors": {str(record["round"]): record["traffic"] for record in (records[0], records[-1])},

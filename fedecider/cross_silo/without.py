@@ -13,24 +13,25 @@ from typing import Any
 
 from fedecider.audit.attacks import finished
 from fedecider.cross_silo.command_line import recorded_settings
-from fedecider.cross_silo.entries import Positions, item_texts_of, silent, with_hybrid
+from fedecider.cross_silo.entries import Fitting, Positions, item_texts_of, with_hybrid
 from fedecider.cross_silo.federate import prepare_rounds, rounds_of
 from fedecider.cross_silo.joining import system_of
 from fedecider.cross_silo.prepare import (
     BaseArtifacts,
-    Settings,
     build_base_artifacts,
     check_same_student,
-    chosen_shares,
+    chosen_scales,
     data_of_run,
-    load_reported,
+    reported_model,
 )
+from fedecider.cross_silo.settings import Settings
 from fedecider.engine.run import train
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, shared_persons
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
+from fedecider.models.client_model import ClientModel
 from fedecider.report.tables import COMPARED, comparisons_data
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
@@ -131,13 +132,12 @@ def joint_positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch
     settings = settings._replace(run=candidates)
     prepared = prepare_rounds(settings, artifacts, launch)
     state = train(rounds_of(settings, prepared, launch))
-    method, recommender = prepared.method, prepared.recommender.by_itself()
+    method, models = prepared.method, prepared.models.by_itself()
     names = list(artifacts.domains)
-    shares = chosen_shares(settings, method, recommender, state, names)
+    scales = chosen_scales(settings, method, models, state, names)
 
-    def load(name: str) -> None:
-        load_reported(settings, method, recommender, state, recommender.names.index(name), shares[name])
+    def model_of(name: str) -> ClientModel:
+        return reported_model(settings, method, models, state, models.names.index(name)).scaled(scales[name])
 
     texts = item_texts_of(settings, artifacts, launch.device)
-    asked = (settings, method.name, artifacts, recommender, load, texts, None, silent, names)
-    return system_of(*asked).whole["test"]
+    return system_of(Fitting(settings, artifacts, texts), method.name, model_of, names).whole["test"]

@@ -55,8 +55,9 @@ from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
 from fedecider.methods import METHODS
-from fedecider.methods.local import beside
-from fedecider.methods.recommender import ClientModels, summed_rows
+from fedecider.methods.beside import beside
+from fedecider.methods.client_models import ClientModels
+from fedecider.methods.rows import summed_rows
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.versions import drop_versions
 from fedecider.report.joining import difference_row, odd_sentences
@@ -227,7 +228,7 @@ def sums_of(project: Project, own: Party) -> SecureSums:
     """
     run = project.settings.run
     check_takes_mean(own.method)
-    return SecureSums(run.seed, own_rows=summed_rows(own.recommender, own.method.takes_mean, run.participation))
+    return SecureSums(run.seed, own_rows=summed_rows(own.recommender.rows, own.method.takes_mean, run.participation))
 
 
 def site(project: Project, place: PartyFile, launch: Launch) -> Site:

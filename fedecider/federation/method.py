@@ -22,7 +22,7 @@ class Block(NamedTuple):
     data: Any
     """The private data of these clients, in whatever form the method understands; None in the cross-silo track.
 
-    There a method closes over one :class:`fedecider.methods.recommender.ClientModels`, which holds the model with its
+    There a method closes over one :class:`fedecider.methods.client_models.ClientModels`, which holds the model with its
     adapters attached and the tasks of all domains: they share one tokenizer, one trie per catalogue and one set of
     streams, and a domain is named by its number, which ``clients`` has already. The runner never looks into ``data``
     either way: what keeps one client's data from another is that a method reads only those of ``clients``, which the

@@ -12,13 +12,15 @@ import torch
 
 from fedecider.bounds import NotNegative, dataclass
 from fedecider.cross_silo.continued import stage_run
-from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, rank_mixtures, with_hybrid
+from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, with_hybrid
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
-from fedecider.cross_silo.prepare import Settings, load_data, pretrain_stage
+from fedecider.cross_silo.prepare import load_data, pretrain_stage
+from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import clients_of
 from fedecider.data.encoders import nearest_texts
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.models.client_model import Base, ClientModel, Mixtures, client_of
 from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
@@ -91,11 +93,14 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         adapter = folder.adapters / task.name
         if [list(tokens) for tokens in read_item_ids(adapter).token_ids] != task.item_ids.token_ids:
             raise ValueError(f"the item IDs beside {adapter} are not those of the data, expected the pair of one run")
-        base = load_backbone(folder.backbone, tokenizer, settings.run.quantize, device)
-        model = load_adapter(base, adapter).to(device).eval()
+        backbone = load_backbone(folder.backbone, tokenizer, settings.run.quantize, device)
+        model = load_adapter(backbone, adapter).to(device).eval()
         drop_seen, precision = get_protocol(settings.run.protocol).drop_seen, settings.training.precision
-        context = RankingContext(settings.ranking, drop_seen, precision, device)
-        private, asked, near = folder.private / task.name, {}, None
+        context = RankingContext(replace(settings.ranking, num_eval_users=0), drop_seen, precision, device)
+        base = Base(model, tokenizer, context)
+        exported = ClientModel(base, client_of(base, task, settings.run.seed, batch_size=1), None)
+        asked: Mixtures = {}
+        private, near = folder.private / task.name, None
         if (private / HISTORIES_FILE).is_file():
             raise ValueError(
                 f"got {folder.root}, whose counts of {task.name} were updated and hold its held-out events, expected "
@@ -109,7 +114,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
                 rows[HYBRID_ROW] = hybrid.alone
             asked = {HYBRID_ROW: (hybrid, rows)}
             near = nearest_texts(hybrid.unit_ID, device=device)
-        position_U, mixed = rank_mixtures(model, task, split, None, context, asked, near)
+        position_U, mixed = exported.mixed(split, asked, near)
         metrics = mean_metrics(position_U)
         found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
         for row, place_U in mixed.get(HYBRID_ROW, {}).items():

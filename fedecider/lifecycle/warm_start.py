@@ -20,9 +20,10 @@ from fedecider.cross_silo.settings import Settings
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import Tree
+from fedecider.methods.client_models import client_models
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import build_recommender
-from fedecider.models.adapters import HEAD, adapted_embeddings, attach_lora, load_plain
+from fedecider.models.adapters import attach_lora
+from fedecider.models.client_model import Base
 from fedecider.models.config import LoraSettings
 from fedecider.models.counts import Contexts
 from fedecider.models.export import save_peft_folder
@@ -31,10 +32,12 @@ from fedecider.models.hybrid import Hybrid, positions
 from fedecider.models.item_table import CONFIG_FILE, WEIGHTS_FILE, read_item_ids, write_items
 from fedecider.models.loaded import adapted
 from fedecider.models.source import Place, Source
+from fedecider.models.tied_table import HEAD, adapted_embeddings
 from idgen.backbone import load_backbone
 from idgen.backbones.families import family_of
 from idgen.events import event_table
 from idgen.item_ids import ItemIds
+from idgen.ranking import RankingContext
 from idgen.tasks import catalogue_task
 from idgen.tokenizer import load_tokenizer
 
@@ -67,27 +70,24 @@ def train_on(
     table, asked = read_item_ids(place.adapter), read_inference_config(place.adapter)
     tokenizer = load_tokenizer(place.backbone)
     model = attach_lora(load_backbone(place.backbone, tokenizer, asked.quantize, device), _lora_of(place.adapter))
-    load_plain(model, _factors(place.adapter))
     ids = ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
     samples = replace(asked.samples, synthetic_share=0.0)  # synthetic histories are for what no customer has shown yet
     task = catalogue_task(table.catalogue or place.domain, ids, tokenizer, samples)
-    recommender = build_recommender(
+    base = Base(
         model,
         tokenizer,
-        [task._replace(name=place.domain, train=event_table(sequences, False), sequences=sequences)],
-        seed=settings.run.seed,
-        training=replace(settings.training, local_epochs=epochs),
-        ranking=asked.ranking,
-        device=device,
+        RankingContext(asked.ranking, device=device),
         checkpointing=settings.run.gradient_checkpointing,
     )
-    trained = train_locally(recommender, 0, 1)
-    if not trained.log["finite"]:
+    tasks = [task._replace(name=place.domain, train=event_table(sequences, False), sequences=sequences)]
+    models = client_models(base, tasks, replace(settings.training, local_epochs=epochs), settings.run.seed)
+    trained = train_locally(models, 0, 1, _factors(place.adapter))
+    if not trained.finite:
         raise Diverged(str(trained.log.get("diverged", "weights that are no finite numbers")))
     folder.mkdir()
     base_name = json.loads((place.adapter / CONFIG_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"]
     tables = adapted_embeddings(model.get_base_model())
-    save_peft_folder(trained.adapters, folder, base_name, family_of(model).task_type, tables)
+    save_peft_folder(trained.pair, folder, base_name, family_of(model).task_type, tables)
     write_items(folder, table, task.trie.eos_token_id)
     told = f"trained on by {len(sequences):,} customers after that; the figures are those from before"
     facts = {**asked.facts, "protocol": f"{asked.facts['protocol']}; {told}"} if "protocol" in asked.facts else {}

@@ -84,6 +84,8 @@ class LocalTraining(TrainConfig):
         return 1e-4 if self.output_lr_multiplier > 1.0 and not self.user_privacy.on else 1e-8
 
 
+CLIP_NORM = 1.0
+"""The largest global norm of a step's gradient."""
 Weighting = Literal["uniform", "examples"]
 
 AUTO = "auto"

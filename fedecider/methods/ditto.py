@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import averaged, global_or_own, scalars_both_ways, train_from_global
+from fedecider.methods.client_models import ClientModels, Update
 from fedecider.methods.config import DittoConfig
 from fedecider.methods.entries import PROXIMAL, Method
-from fedecider.methods.local_training import Pull, train_locally
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.adapters import load_plain, with_prefix, without_prefix
+from fedecider.methods.local_training import ProximalTerm, train_locally
+from fedecider.models.adapters import with_prefix, without_prefix
 from fedecider.search_space import Real, Space
-
-VARIANTS = ("personal", "global")
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"personal_pull": 0.1}, {"personal_pull": 2.0})
 SPACE: Space = {"personal_pull": Real(0.01, 10.0, log=True)}
 
-scalars = scalars_both_ways
+client_model, scalars = global_or_own, scalars_both_ways
 
 
-def ditto(recommender: ClientModels, config: DittoConfig) -> FederatedMethod:
+def ditto(models: ClientModels, config: DittoConfig) -> FederatedMethod:
     """``v_i = argmin F_i(v) + lambda / 2 ||v - w||^2``, ``w`` by FedAvg; ``v_i`` stays with its client.
 
     ``w`` is what the client received at the start of the round (Algorithm 1). ``v`` goes on from the last round and
@@ -32,40 +29,28 @@ def ditto(recommender: ClientModels, config: DittoConfig) -> FederatedMethod:
     with ``global_loss`` for ``w``; ``seconds`` are of both, ``finite`` and ``diverged`` of ``w``, which is sent,
     and ``personal_finite`` of ``v``. Differs from the paper: AdamW, and as many epochs for ``v`` as for ``w``.
     """
-    update, load = partial(_update, recommender, config), partial(load_variant, recommender, config)
-    return averaged(recommender, "ditto", VARIANTS, update, load, config.weighting)
 
+    def train(round: int, download: Download, own: Tree, client: int) -> Update:
+        proximal = ProximalTerm(download.shared, config.personal_pull)
+        personal = train_locally(models, client, round, without_prefix(own, "own"), proximal=proximal)
+        sent, _, global_log = train_from_global(models, round, download, own, client)
+        kept = with_prefix(personal.pair, "own") if personal.finite else own  # a v that is not finite is not kept
+        both = {
+            "global_loss": global_log["loss"],
+            "seconds": personal.log["seconds"] + global_log["seconds"],
+            "personal_finite": personal.finite,
+        }
+        upload = {key: value for key, value in global_log.items() if key in ("finite", "diverged")}
+        own_log = {key: value for key, value in personal.log.items() if key != "diverged"}
+        return sent, kept, {**own_log, **both, **upload}
 
-def load_variant(
-    recommender: ClientModels, config: DittoConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load the client's personal adapters, or the global ones."""
-    assert variant in VARIANTS, variant
-    load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))
-
-
-def _update(
-    recommender: ClientModels, config: DittoConfig, round: int, shared: Tree, own: Tree, client: int
-) -> tuple[Tree, Tree, dict[str, Any]]:
-    """Train ``v``, then ``w``; a ``v`` that is not finite is not kept."""
-    load_plain(recommender.model, without_prefix(own, "own"))
-    personal = train_locally(recommender, client, round, pull=Pull(shared, config.personal_pull))
-    sent, _, global_log = train_from_global(recommender, round, shared, own, client)
-    kept = with_prefix(personal.adapters, "own") if personal.log["finite"] else own
-    both = {
-        "global_loss": global_log["loss"],
-        "seconds": personal.log["seconds"] + global_log["seconds"],
-        "personal_finite": personal.log["finite"],
-    }
-    upload = {key: value for key, value in global_log.items() if key in ("finite", "diverged")}
-    own_log = {key: value for key, value in personal.log.items() if key != "diverged"}
-    return sent, kept, {**own_log, **both, **upload}
+    return averaged(models, "ditto", ("personal", "global"), train, config.weighting)
 
 
 METHOD = Method(
     DittoConfig,
     ditto,
-    load_variant,
+    client_model,
     scalars,
     GRID,
     SPACE,

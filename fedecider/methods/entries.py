@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedecider.federation.method import FederatedMethod, Tree
-from fedecider.methods.recommender import ClientModels, sends_own_rows, travelling_rows
+from fedecider.methods.client_models import ClientModels
+from fedecider.methods.rows import sends_own_rows, travelling_rows
 from fedecider.models.adapters import Shapes
+from fedecider.models.client_model import ClientModel
 from fedecider.search_space import Real, Space
 
 
@@ -25,20 +27,19 @@ class FusionWeights(NamedTuple):
 
 
 class Method(NamedTuple):
-    """How a method is configured, built and loaded."""
+    """How a method is configured and built, and what its clients recommend with."""
 
     config: type
     """Frozen dataclass of the method's own settings."""
     algorithm: Callable[..., FederatedMethod]
-    """(recommender, config) -> the method, over whole adapters; :meth:`build` is what runs."""
-    load_variant: Callable[..., Any]
-    """(recommender, config, variant, download, own row, client): load the client's model into ``recommender.model``.
-    ``download`` is what the client really has (`fedecider.federation.wire.received`). A method with fusion weights
-    returns the own row with the weights that it loaded."""
+    """(models, config) -> the method, over whole adapters; :meth:`build` is what runs."""
+    client_model: Callable[..., ClientModel]
+    """(models, config, variant, download, own row, client) -> the client's model. ``download`` is what the client
+    really has (`fedecider.federation.wire.received`)."""
     scalars: Callable[[Shapes, Sequence[Shapes], int], tuple[int, int]]
     """(shapes, peers, round) -> numbers that one client receives and sends, by the formula; tests compare it with the
     bytes that were sent. ``shapes`` are those of its own adapters, ``peers[j]`` those that it reads of client j.
-    They differ where only rows of catalogues travel (`fedecider.methods.recommender.travelling_shapes`)."""
+    They differ where only rows of catalogues travel (`fedecider.methods.rows.travelling_shapes`)."""
     grid: tuple[dict[str, Any], ...] = ({},)
     """Settings to try on validation, the default first: a search of N trials takes the first N, then ``RATES``."""
     space: Space = {}  # noqa: RUF012 (never written to)
@@ -54,10 +55,10 @@ class Method(NamedTuple):
     """As `FederatedMethod.takes_mean`, known before anything is built: a run that asks for a robust mean or a secure
     sum is refused at once, not after hours of pre-training."""
 
-    def build(self, recommender: ClientModels, config: Any) -> FederatedMethod:
+    def build(self, models: ClientModels, config: Any) -> FederatedMethod:
         """The method. Of tables only rows of the own catalogue travel, where training changes no others."""
-        method = self.algorithm(recommender, config)
-        return method if self.pooled else sends_own_rows(method, travelling_rows(recommender, method.takes_mean))
+        method = self.algorithm(models, config)
+        return method if self.pooled else sends_own_rows(method, travelling_rows(models.rows, method.takes_mean))
 
 
 RATES = ({"learning_rate": 3e-3}, {"learning_rate": 3e-4}, {"learning_rate": 1e-2})

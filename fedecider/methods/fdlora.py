@@ -19,13 +19,14 @@ from torch import Tensor
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
+from fedecider.methods.averaged import averaged, global_or_own, scalars_both_ways, train_from_global
+from fedecider.methods.client_models import ClientModels, Update
 from fedecider.methods.config import SIMPLEX, FdloraConfig
 from fedecider.methods.entries import Method
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.adapters import load_plain, with_prefix, without_prefix
+from fedecider.models.adapters import Adapters, with_prefix, without_prefix
+from fedecider.models.client_model import ClientModel
 from fedecider.search_space import Real, Space, Whole
-from idgen.backbones.family import SHARED, num_targets
+from idgen.backbones.family import SHARED, TokenBatch, num_targets
 from idgen.losses import sequence_loss
 from idgen.precision import autocast
 
@@ -46,7 +47,7 @@ NUM_BATCHES = 4
 scalars = scalars_both_ways
 
 
-def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
+def fdlora(models: ClientModels, config: FdloraConfig) -> FederatedMethod:
     """Round 1 trains ``theta_p``; later rounds train ``theta_s`` from the server's, which takes an outer step.
 
     Stage 1 (round 1): ``theta_p`` is trained from the common start, ``theta_s`` becomes the mean of all. Stage 2: the
@@ -62,8 +63,15 @@ def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
     DiLoCo's (Douillard et al., 2023); H, the weight of L1 and the size of the search are ours, as is reading the test
     for a synchronisation as t % H = 0. ``theta_s`` of the fusion is the server's, after the aggregation.
     """
-    update, load = partial(_update, recommender, config), partial(load_variant, recommender, config)
-    base = averaged(recommender, "fdlora", VARIANTS, update, load, config.weighting)
+
+    def train(round: int, download: Download, own: Tree, client: int) -> Update:
+        sent, copy, log = train_from_global(models, round, download, own, client)
+        untrained = not any(bool(tensor.any()) for key, tensor in own.items() if key.endswith(".lora_b"))
+        due = untrained or round % config.sync_every == 0
+        return sent, copy if due else own, {**log, "synced": due and log["finite"]}
+
+    made = partial(client_model, models, config)
+    base = averaged(models, "fdlora", VARIANTS, train, config.weighting, made)
 
     def init() -> tuple[Tree, Tree]:
         start, local = base.init()
@@ -88,20 +96,18 @@ def fdlora(recommender: ClientModels, config: FdloraConfig) -> FederatedMethod:
     )
 
 
-def load_variant(
-    recommender: ClientModels, config: FdloraConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load the fused adapters, the global or the client's personal ones.
+def client_model(
+    models: ClientModels, config: FdloraConfig, variant: str, download: Download, own: Tree, client: int
+) -> ClientModel:
+    """The client's model with the fused adapters, the global or its personal ones.
 
     The search for ``fused`` is done here, not in training: only here ``theta_s`` is the one that is reported, that
     after the aggregation. It always finds the same weights for the same models.
     """
-    assert variant in VARIANTS, variant
+    if variant != "fused":
+        return global_or_own(models, config, variant, download, own, client)
     theta_p, theta_s = without_prefix(own, "own"), download.shared
-    if variant == "fused":
-        load_plain(recommender.model, fuse(theta_p, theta_s, fusion_weights(recommender, config, own, theta_s, client)))
-    else:
-        load_plain(recommender.model, theta_s if variant == "global" else theta_p)
+    return models.model(client, fuse(theta_p, theta_s, fusion_weights(models, config, own, theta_s, client)))
 
 
 def outer_step(
@@ -131,62 +137,52 @@ def fuse(theta_p: Tree, theta_s: Tree, weights: tuple[float, float]) -> Tree:
 
 
 def fusion_weights(
-    recommender: ClientModels, config: FdloraConfig, own: Tree, theta_s: Tree, client: int
+    models: ClientModels, config: FdloraConfig, own: Tree, theta_s: Tree, client: int
 ) -> tuple[float, float]:
     """AdaFusion: (w1, w2) of personal and global adapters, by Nelder-Mead from (0.5, 0.5) without gradients.
 
     Minimises the mean cross-entropy per target token of a few training prompts of the client, the same in every round,
     plus ``l1_weight (|w1| + |w2|)``. Validation is not used, since it chooses the round. Costs ``num_evaluations``
-    forward passes over ``num_search_prompts`` prompts and leaves the last point tried in the model.
+    forward passes over ``num_search_prompts`` prompts.
     """
-    theta_p, batches = without_prefix(own, "own"), _search_batches(recommender, config, client)
+    theta_p, batches = without_prefix(own, "own"), _search_batches(models, config, client)
 
     def objective(weight_2: np.ndarray) -> float:
-        load_plain(recommender.model, fuse(theta_p, theta_s, (float(weight_2[0]), float(weight_2[1]))))
-        return _token_loss(recommender, batches) + config.l1_weight * float(np.abs(weight_2).sum())
+        fused = fuse(theta_p, theta_s, (float(weight_2[0]), float(weight_2[1])))
+        return _token_loss(models, fused, batches) + config.l1_weight * float(np.abs(weight_2).sum())
 
     options = {"initial_simplex": np.array(SIMPLEX), "maxfev": config.num_evaluations, "xatol": 1e-3, "fatol": 1e-4}
     found = scipy.optimize.minimize(objective, SIMPLEX[0], method="Nelder-Mead", options=options).x
     return float(found[0]), float(found[1])
 
 
-def _update(
-    recommender: ClientModels, config: FdloraConfig, round: int, shared: Tree, own: Tree, client: int
-) -> tuple[Tree, Tree, dict[str, Any]]:
-    """Train from ``theta_s``; the result becomes ``theta_p`` when it is time, or when the client has none yet."""
-    sent, copy, log = train_from_global(recommender, round, shared, own, client)
-    untrained = not any(bool(tensor.any()) for key, tensor in own.items() if key.endswith(".lora_b"))
-    due = untrained or round % config.sync_every == 0
-    return sent, copy if due else own, {**log, "synced": due and log["finite"]}
-
-
-def _search_batches(recommender: ClientModels, config: FdloraConfig, client: int) -> list[dict[str, Tensor]]:
+def _search_batches(models: ClientModels, config: FdloraConfig, client: int) -> list[TokenBatch]:
     """About ``num_search_prompts`` training prompts from the first batches of a stream of the search's own."""
-    generator = stream(recommender.seed, "fusion search", recommender.names[client])
-    num_batches = max(NUM_BATCHES, -(-config.num_search_prompts // recommender.training.batch_size))
-    batches = list(islice(recommender.batches(client, generator), num_batches))
-    share = -(-config.num_search_prompts // len(batches))
+    of_client = models.clients[client]
+    num_batches = max(NUM_BATCHES, -(-config.num_search_prompts // models.training.batch_size))
+    batches = list(islice(of_client.batches(stream(models.seed, "fusion search", of_client.name)), num_batches))
+    share, device = -(-config.num_search_prompts // len(batches)), models.base.device
     return [
-        {key: (tensor if key in SHARED else tensor[:share]).to(recommender.device) for key, tensor in batch.items()}
+        {key: (tensor if key in SHARED else tensor[:share]).to(device) for key, tensor in batch.items()}
         for batch in batches
     ]
 
 
 @torch.no_grad()
-def _token_loss(recommender: ClientModels, batches: list[dict[str, Tensor]]) -> float:
-    """Mean cross-entropy per target token of the model as it is loaded, without dropout."""
-    recommender.model.eval()
+def _token_loss(models: ClientModels, pair: Tree, batches: list[TokenBatch]) -> float:
+    """Mean cross-entropy per target token of the model with these adapters, without dropout."""
+    model = models.base.holding(Adapters(pair)).eval()
     total, count = 0.0, 0
     for batch in batches:
         num_tokens = num_targets(batch)
-        with autocast(recommender.device, recommender.training.precision):
-            total += float(sequence_loss(recommender.model, batch)) * num_tokens
+        with autocast(models.base.device, models.training.precision):
+            total += float(sequence_loss(model, batch)) * num_tokens
         count += num_tokens
     return total / count
 
 
 def _noting_rows(uploads: Iterable[Upload], sent: Tree) -> Iterator[Upload]:
-    """``uploads``; on the way ``sent`` is told which rows of the tables with ``sent_rows`` enter their mean."""
+    """``uploads``; on the way ``sent`` gets which rows of the tables with ``sent_rows`` enter their mean."""
     for upload in uploads:
         counted_C = finite_clients(upload) & (upload.weights.cpu() > 0.0)
         for name, sent_CI in upload.sent_rows.items():
@@ -206,7 +202,7 @@ def _joined(theta: Tree, momentum: Tree) -> Tree:
 METHOD = Method(
     FdloraConfig,
     fdlora,
-    load_variant,
+    client_model,
     scalars,
     GRID,
     SPACE,

@@ -20,50 +20,41 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedecider.federation.aggregate import finite_clients
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
+from fedecider.methods.client_models import ClientModels, Update, client_positions, client_updates, own_state
 from fedecider.methods.config import AUTO, FedeciderConfig
 from fedecider.methods.entries import FusionWeights, Method
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import ClientModels, client_positions
 from fedecider.models.adapters import (
+    Adapters,
     Shapes,
-    adapter_shapes,
-    client_order,
     factor_scalars,
-    fused_factors,
-    initial_adapters,
-    load_fusion,
-    load_plain,
+    fusion,
     module_names,
     stack_trees,
     with_prefix,
     without_prefix,
 )
+from fedecider.models.client_model import ClientModel
 from fedecider.models.directions import (
     EPSILON,
     compact,
     cosine_matrix,
     geometric_mean_norm,
     least_rank,
-    load_factors,
     module_products,
     normalise,
+    of_factors,
     update_norms,
 )
 from fedecider.search_space import OneOf, Real, Space
 
-# Where a method with fusion weights keeps them: all that results and reports know about them.
-
-
 FUSION_WEIGHTS = FusionWeights(itemgetter("alpha"), log="alpha", log_per_layer="alpha_modules")
 
-# The method.
-
-VARIANTS = ("post_broadcast", "pre_upload")
 GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_per": "module", "alpha_learning_rate": 0.01}, {"alpha_init": 2.0})
 """What to choose from on validation: the defaults, weights that learn sooner, the paper's literal start."""
 SPACE: Space = {
@@ -72,7 +63,7 @@ SPACE: Space = {
 }
 
 
-def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMethod:
+def fedecider(models: ClientModels, config: FedeciderConfig) -> FederatedMethod:
     """Round 1 trains plain LoRA; later rounds train own pair and weights over all clients' directions.
 
     ``dW_i = sum_j alpha_ij B_j A_j`` with ``||B_j A_j||_F = 1`` per module (section 3.1). Upload: the own pair only (P
@@ -87,36 +78,28 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
       client has learnt; there is no other use of them;
     - a client's first training is plain LoRA also where it comes in a later round; until then it has the student.
     """
-    num_clients = recommender.num_clients
-    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    num_clients, start = models.num_clients, models.start
     num_modules = len(module_names(start))
 
     def init() -> tuple[Tree, Tree]:
-        server = stack_trees([start] * num_clients)
         alpha_KK = initial_alpha(config, num_clients)
         local = {
             "alpha": alpha_KK[:, None].repeat(1, num_modules, 1) if config.alpha_per == "module" else alpha_KK,
             "met": torch.zeros(num_clients, dtype=torch.bool),
             "norm": torch.zeros(num_clients, num_modules),
         }
-        local.update(with_prefix(server, "own"))
-        local.update(with_prefix(stack_trees([_whole(recommender, config, start)] * num_clients), "whole"))
-        return server, local
+        whole_K = stack_trees([_whole(models, config, start)] * num_clients)
+        local.update({**own_state(models, start), **with_prefix(whole_K, "whole")})
+        return stack_trees([start] * num_clients), local
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(take_row(server, 0) if round == 1 else server)
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        pairs, rows, logs = [], [], []
-        for row, client in enumerate(block.clients.tolist()):
-            pair, new_own, log = _update(recommender, config, round, download.shared, take_row(own, row), client)
-            pairs.append(pair)
-            rows.append(new_own)
-            logs.append(log)
-        return Upload(block.clients, torch.ones(len(rows)), stack_trees(pairs)), stack_trees(rows), logs
+    def train(round: int, download: Download, own: Tree, client: int) -> Update:
+        return _update(models, config, round, download.shared, own, client)
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        directions = {key: one.clone() for key, one in server.items()}  # who sends nothing keeps the last direction
+        directions = {key: kept.clone() for key, kept in server.items()}  # who sends nothing keeps the last direction
         for upload in uploads:
             kept_C = finite_clients(upload)
             if not kept_C.any():
@@ -127,15 +110,14 @@ def fedecider(recommender: ClientModels, config: FedeciderConfig) -> FederatedMe
                 directions[key][upload.clients[kept_C]] = tensor
         return directions
 
-    positions = client_positions(recommender, partial(load_variant, recommender, config))
     return FederatedMethod(
         "fedecider",
         init,
         broadcast,
-        client_update,
+        client_updates(models, train),
         server_aggregate,
-        positions,
-        VARIANTS,
+        client_positions(partial(client_model, models, config)),
+        ("post_broadcast", "pre_upload"),
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
         bounds_norms=not config.normalises,  # raw pairs reach others in the size that they have
@@ -151,21 +133,19 @@ def initial_alpha(config: FedeciderConfig, num_clients: int) -> Tensor:
     return torch.full((num_clients, num_clients), config.alpha_init)
 
 
-def load_variant(
-    recommender: ClientModels, config: FedeciderConfig, variant: str, download: Download, own: Tree, client: int
-) -> Tree:
-    """Load what client ``client`` recommends with; ``own`` is its row of the local state.
+def client_model(
+    models: ClientModels, config: FedeciderConfig, variant: str, download: Download, own: Tree, client: int
+) -> ClientModel:
+    """What client ``client`` recommends with; ``own`` is its row of the local state.
 
     ``post_broadcast`` is also the model that the next round's training starts from; ``pre_upload`` holds its own pair,
-    the peers and the weights in one. Returns the row with the weights that were loaded.
+    the peers and the weights in one.
     """
-    assert variant in VARIANTS, variant
     if variant == "pre_upload":
-        load_factors(recommender.model, without_prefix(own, "whole"))
-    else:
-        own = _started(config, download.shared, own, client)
-        _load_broadcast(recommender, config, download.shared, own, client)
-    return own
+        whole = without_prefix(own, "whole")
+        return models.model(client, of_factors(whole, next(iter(models.shapes.values())).rank))
+    own = _started(config, download.shared, own, client)
+    return models.model(client, _fused(config, download.shared, own, client))
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
@@ -177,20 +157,11 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
     return num_scalars if round == 1 else sum(sum(factor_scalars(peer).values()) for peer in peers), num_scalars
 
 
-def _load_broadcast(
-    recommender: ClientModels, config: FedeciderConfig, directions: Tree, own: Tree, client: int
-) -> nn.Parameter:
-    """Load client ``client``'s fusion of what the server sent and return its weights in slot order."""
+def _fused(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Adapters:
+    """Client ``client``'s fusion of what the server sent."""
     if config.alpha_init == AUTO and config.normalises:
         directions = _scaled(directions, own["norm"])
-    return load_fusion(
-        recommender.model,
-        directions,
-        client,
-        own["alpha"],
-        train_alpha=config.learns_alpha,
-        separate=config.ablation != "wo_sep",
-    )
+    return fusion(directions, client, own["alpha"], learns=config.learns_alpha, separate=config.ablation != "wo_sep")
 
 
 def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
@@ -212,7 +183,7 @@ def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) 
     norm_M, names, num_clients = own["norm"], module_names(directions), own["alpha"].shape[-1]
     if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not norm_M.any():
         return own
-    others = [one for one in range(num_clients) if one != client]
+    others = [other for other in range(num_clients) if other != client]
     if not all(any(bool(directions[f"{name}.lora_b"][some].any()) for name in names) for some in ([client], others)):
         return own
     mine = {key: tensor[client : client + 1] for key, tensor in directions.items()}
@@ -229,39 +200,38 @@ def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) 
     return {**own, "alpha": alpha, "met": torch.tensor(True)}
 
 
-def _whole(recommender: ClientModels, config: FedeciderConfig, factors: Tree) -> Tree:
+def _whole(models: ClientModels, config: FedeciderConfig, factors: Tree) -> Tree:
     """``factors`` in the shapes that the local state has for a whole update, whatever the round."""
-    num_slots = 1 if config.ablation == "wo_sep" else recommender.num_clients
-    return compact(factors, least_rank(adapter_shapes(recommender.model), num_slots))
+    num_slots = 1 if config.ablation == "wo_sep" else models.num_clients
+    return compact(factors, least_rank(models.shapes, num_slots))
 
 
 def _update(
-    recommender: ClientModels, config: FedeciderConfig, round: int, directions: Tree, own: Tree, client: int
-) -> tuple[Tree, Tree, dict[str, Any]]:
-    """Train one client -> what to upload, its new local row, its log."""
-    alpha, given = None, own
+    models: ClientModels, config: FedeciderConfig, round: int, directions: Tree, own: Tree, client: int
+) -> Update:
+    given = own
     if round == 1:
-        load_plain(recommender.model, directions)
+        begun = Adapters(directions)
     elif config.alpha_init == AUTO and not own["norm"].any():
-        load_plain(recommender.model, without_prefix(own, "own"))
+        begun = Adapters(without_prefix(own, "own"))
     else:
         own = _started(config, directions, own, client)
-        alpha = _load_broadcast(recommender, config, directions, own, client)
-    trained = train_locally(recommender, client, round, alpha=alpha, alpha_learning_rate=config.alpha_learning_rate)
-    if not trained.log["finite"]:
-        return trained.adapters, given, {**trained.log, **_weight_log(given["alpha"])}
-    stacked = stack_trees([trained.adapters])
+        begun = _fused(config, directions, own, client)
+    trained = train_locally(models, client, round, begun, alpha_learning_rate=config.alpha_learning_rate)
+    if not trained.finite:
+        return trained.pair, given, {**trained.log, **_weight_log(given["alpha"])}
+    stacked, peers = stack_trees([trained.pair]), trained.adapters.peers
     norm_M = update_norms(stacked)[0]
     new_own = {
-        "alpha": own["alpha"] if alpha is None else client_order(alpha.detach().cpu(), client),
+        "alpha": own["alpha"] if peers is None else peers.alpha,
         "met": own["met"],
         "norm": norm_M.float(),
-        **with_prefix(trained.adapters, "own"),
-        **with_prefix(_whole(recommender, config, fused_factors(recommender.model)), "whole"),
+        **with_prefix(trained.pair, "own"),
+        **with_prefix(_whole(models, config, trained.adapters.factors()), "whole"),
     }
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
     log = {**trained.log, **_weight_log(new_own["alpha"]), "cosine": cosine_K, **_norm_log(norm_M)}
-    return trained.adapters, new_own, log
+    return trained.pair, new_own, log
 
 
 def _weight_log(alpha: Tensor) -> dict[str, Any]:
@@ -285,7 +255,7 @@ def _norm_log(norm_M: Tensor) -> dict[str, Any]:
 METHOD = Method(
     FedeciderConfig,
     fedecider,
-    load_variant,
+    client_model,
     scalars,
     GRID,
     SPACE,

@@ -11,11 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import LOSS, cosines, exact_sum, load_row, module_products, personal_average
+from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.methods.client_models import ClientModels
 from fedecider.methods.config import FellrecConfig
 from fedecider.methods.entries import Method
-from fedecider.methods.recommender import ClientModels
+from fedecider.methods.personal_average import (
+    LOSS,
+    client_model,
+    cosines,
+    exact_sum,
+    module_products,
+    personal_average,
+)
 from fedecider.models.adapters import Shapes, factor_scalars
 from fedecider.search_space import Real, Space
 
@@ -27,7 +34,7 @@ SPACE: Space = {
 }
 
 
-def fellrec(recommender: ClientModels, config: FellrecConfig) -> FederatedMethod:
+def fellrec(models: ClientModels, config: FellrecConfig) -> FederatedMethod:
     """Personal averages of all adapters by :func:`mixing_weights`, with the cosine of all factors laid flat.
 
     Every client uploads its adapters and its last training loss. Variants: ``aggregated`` (reported) and ``local``.
@@ -41,7 +48,7 @@ def fellrec(recommender: ClientModels, config: FellrecConfig) -> FederatedMethod
         product_KK = exact_sum(module_products(rows).movedim(0, -1))
         return mixing_weights(cosines(product_KK), rows[LOSS], round, config)
 
-    return personal_average("fellrec", recommender, weigh, sends_loss=True)
+    return personal_average("fellrec", models, weigh, sends_loss=True)
 
 
 def mixing_weights(cosine_KK: Tensor, loss_K: Tensor, round: int, config: FellrecConfig) -> Tensor:
@@ -62,13 +69,6 @@ def mixing_weights(cosine_KK: Tensor, loss_K: Tensor, round: int, config: Fellre
     return weight_KK / exact_sum(weight_KK)[:, None]
 
 
-def load_variant(
-    recommender: ClientModels, config: FellrecConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
-    load_row(recommender, variant, download, own, client)
-
-
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
     """P down, P and the loss up."""
     num_scalars = sum(factor_scalars(shapes).values())
@@ -78,7 +78,7 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
 METHOD = Method(
     FellrecConfig,
     fellrec,
-    load_variant,
+    client_model,
     scalars,
     GRID,
     SPACE,

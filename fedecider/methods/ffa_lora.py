@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.averaged import averaged
+from fedecider.methods.client_models import ClientModels, Update, own_state
 from fedecider.methods.config import WeightingConfig
 from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.adapters import (
-    Shapes,
-    adapter_shapes,
-    factor_scalars,
-    initial_adapters,
-    load_plain,
-    stack_trees,
-    with_prefix,
-    without_prefix,
-)
-
-VARIANTS = ("global", "local")
+from fedecider.models.adapters import Shapes, factor_scalars, only, with_prefix, without_prefix
+from fedecider.models.client_model import ClientModel
 
 
-def ffa_lora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
+def ffa_lora(models: ClientModels, config: WeightingConfig) -> FederatedMethod:
     """``B <- sum_i p_i B_i`` with A as it was drawn: ``sum_i p_i B_i A = (sum_i p_i B_i) A``, without cross terms.
 
     A follows from the seed of the run, which all parties know: it is never sent, and neither server nor local state
@@ -34,29 +23,25 @@ def ffa_lora(recommender: ClientModels, config: WeightingConfig) -> FederatedMet
     Differs from the paper: AdamW for some epochs a round where it takes steps of SGD; with ``user_privacy`` bounds are
     those of a user, not of a sample.
     """
-    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
-    start_b = _only_b(start)
+    start = models.start
+    start_b = only(start, "lora_b")
 
-    def init() -> tuple[Tree, Tree]:
-        return start_b, with_prefix(stack_trees([start_b] * recommender.num_clients), "own")
+    def train(round: int, download: Download, own: Tree, client: int) -> Update:
+        trained = train_locally(models, client, round, {**start, **download.shared}, factors=("lora_b",))
+        trained_b = only(trained.pair, "lora_b")
+        return trained_b, with_prefix(trained_b, "own") if trained.finite else own, trained.log
 
-    def update(round: int, shared: Tree, own: Tree, client: int) -> tuple[Tree, Tree, dict[str, Any]]:
-        load_plain(recommender.model, {**start, **shared})
-        trained = train_locally(recommender, client, round, factors=("lora_b",))
-        trained_b = _only_b(trained.adapters)
-        return trained_b, with_prefix(trained_b, "own") if trained.log["finite"] else own, trained.log
-
-    load = partial(load_variant, recommender, config)
-    return averaged(recommender, "ffa_lora", VARIANTS, update, load, config.weighting)._replace(init=init)
+    made = partial(client_model, models, config)
+    method = averaged(models, "ffa_lora", ("global", "local"), train, config.weighting, made)
+    return method._replace(init=lambda: (start_b, own_state(models, start_b)))
 
 
-def load_variant(
-    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load the global B, or the client's before its upload, beside the common A."""
-    assert variant in VARIANTS, variant
-    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
-    load_plain(recommender.model, {**start, **(download.shared if variant == "global" else without_prefix(own, "own"))})
+def client_model(
+    models: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
+) -> ClientModel:
+    """The client's model with the global B, or with its own before the upload, beside the common A."""
+    factor_b = download.shared if variant == "global" else without_prefix(own, "own")
+    return models.model(client, {**models.start, **factor_b})
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
@@ -65,8 +50,4 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
     return num_scalars, num_scalars
 
 
-def _only_b(adapters: Tree) -> Tree:
-    return {key: tensor for key, tensor in adapters.items() if key.endswith(".lora_b")}
-
-
-METHOD = Method(WeightingConfig, ffa_lora, load_variant, scalars)
+METHOD = Method(WeightingConfig, ffa_lora, client_model, scalars)

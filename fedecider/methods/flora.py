@@ -17,31 +17,31 @@ import torch
 from torch import Tensor
 
 from fedecider.federation.aggregate import finite_clients
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
+from fedecider.methods.client_models import ClientModels, Update, client_positions, client_updates, own_state
 from fedecider.methods.config import WeightingConfig
 from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import TABLE, ClientModels, client_positions
+from fedecider.methods.rows import TABLE
 from fedecider.models.adapters import (
-    HEAD,
+    Adapters,
     AdapterShape,
     Shapes,
-    adapter_shapes,
     factor_scalars,
-    initial_adapters,
-    load_plain,
+    only,
     stack_trees,
     with_prefix,
     without_prefix,
 )
-from fedecider.models.directions import add_product, load_above
+from fedecider.models.client_model import ClientModel
+from fedecider.models.directions import above, add_product
+from fedecider.models.tied_table import HEAD
 
-VARIANTS = ("global", "local")
 LAST_ROUND = "last_round"
 
 
-def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
+def flora(models: ClientModels, config: WeightingConfig) -> FederatedMethod:
     """``W <- W + sum_i p_i B_i A_i``: every round clients train a new pair above what is merged, and merge the mean.
 
     ``p_i`` is 1 / J or the share of training samples; where tables travel by rows of catalogues, those of a row are
@@ -54,8 +54,7 @@ def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod
     and no robust means: FedAvg has both. Differs from the paper: the base stays, merged updates are kept beside it; a
     new pair starts where the first one did; one rank for all clients; absent clients; uniform weights by default.
     """
-    shapes, num_clients = adapter_shapes(recommender.model), recommender.num_clients
-    start = initial_adapters(shapes, recommender.seed)
+    shapes, num_clients, start = models.shapes, models.num_clients, models.start
     stacked = [name for name, shape in shapes.items() if not is_dense(name, shape, num_clients)]
 
     def init() -> tuple[Tree, Tree]:
@@ -65,8 +64,7 @@ def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod
             for name in stacked
             for factor in ("lora_a", "lora_b")
         }
-        local = with_prefix(stack_trees([start] * num_clients), "own")
-        local.update(with_prefix(stack_trees([nothing] * num_clients), "merged"))
+        local = {**own_state(models, start), **with_prefix(stack_trees([nothing] * num_clients), "merged")}
         return {**nothing, **stacks, LAST_ROUND: torch.zeros(num_clients, dtype=torch.int64)}, local
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
@@ -75,34 +73,25 @@ def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod
         heard_K = server[LAST_ROUND] == round - 1
         marks: Tree = {}
         if bool(heard_K[clients].all()):
-            shared = {key: one for key, one in server.items() if key.endswith((".lora_a", ".lora_b"))}
+            shared = only(server, "lora_a") | only(server, "lora_b")
             if not heard_K.all():
                 marks = {key: heard_K.expand(len(clients), -1) for key in shared}
         else:
             shared = {}
         shared |= {_update(name): server[_update(name)] for name in shapes if f"{name}.lora_a" not in shared}
-        if TABLE in recommender.own_rows and _update(HEAD) in shared:
-            marks[_update(HEAD)] = recommender.own_rows[TABLE][clients]
+        if TABLE in models.rows.own and _update(HEAD) in shared:
+            marks[_update(HEAD)] = models.rows.own[TABLE][clients]
         return Download(shared, sent_rows=marks)
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        pairs, rows, logs = [], [], []
-        for row, client in enumerate(block.clients.tolist()):
-            before = take_row(own, row)
-            if round == 1:
-                merged = without_prefix(before, "merged")
-                load_plain(recommender.model, download.shared)
-            else:
-                merged = _merged(download, before)
-                load_above(recommender.model, start, merged)
-            trained = train_locally(recommender, client, round)
-            after = {**with_prefix(trained.adapters, "own"), **with_prefix(merged, "merged")}
-            pairs.append(trained.adapters)
-            rows.append(after if trained.log["finite"] else before)
-            logs.append(trained.log)
-        counted = config.weighting == "examples"  # else the number of samples stays with the client
-        counts = [float(recommender.num_examples(client)) if counted else 1.0 for client in block.clients.tolist()]
-        return Upload(block.clients, torch.tensor(counts), stack_trees(pairs)), stack_trees(rows), logs
+    def train(round: int, download: Download, own: Tree, client: int) -> Update:
+        if round == 1:
+            merged, begun = without_prefix(own, "merged"), Adapters(download.shared)
+        else:
+            merged = _merged(download, own)
+            begun = above(start, merged)
+        trained = train_locally(models, client, round, begun)
+        after = {**with_prefix(trained.pair, "own"), **with_prefix(merged, "merged")}
+        return trained.pair, after if trained.finite else own, trained.log
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         client_J, weight_J, pairs, marks = [], [], [], []
@@ -119,7 +108,7 @@ def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod
         for name, shape in shapes.items():
             key_a, key_b = f"{name}.lora_a", f"{name}.lora_b"
             held = [mark.get(key_b, torch.ones(shape.out_features, dtype=torch.bool)).double() for mark in marks]
-            weight_JO = torch.stack([weight * one for weight, one in zip(weight_J, held, strict=True)])
+            weight_JO = torch.stack([weight * held_O for weight, held_O in zip(weight_J, held, strict=True)])
             share_JO = weight_JO / weight_JO.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
             factor_a = torch.zeros(num_clients, *start[key_a].shape)
             factor_b = torch.zeros(num_clients, *start[key_b].shape)
@@ -131,31 +120,27 @@ def flora(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod
                 after[key_a], after[key_b] = factor_a, factor_b
         return after
 
-    positions = client_positions(recommender, partial(load_variant, recommender, config))
     return FederatedMethod(
         "flora",
         init,
         broadcast,
-        client_update,
+        client_updates(models, train, config.weighting),
         server_aggregate,
-        positions,
-        VARIANTS,
+        client_positions(partial(client_model, models, config)),
+        ("global", "local"),
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
         bounds_norms=True,
     )
 
 
-def load_variant(
-    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load what all have merged, or the client's model before its upload."""
-    assert variant in VARIANTS, variant
+def client_model(
+    models: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
+) -> ClientModel:
+    """The client's model with what all have merged, or as it was before its upload."""
     if variant == "local":
-        load_above(recommender.model, without_prefix(own, "own"), without_prefix(own, "merged"))
-    else:
-        start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
-        load_above(recommender.model, start, _merged(download, own))
+        return models.model(client, above(without_prefix(own, "own"), without_prefix(own, "merged")))
+    return models.model(client, above(models.start, _merged(download, own)))
 
 
 def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
@@ -206,4 +191,4 @@ def _summed(factor_a: Tensor, factor_b: Tensor) -> Tensor:
     return total.to(factor_b.dtype)
 
 
-METHOD = Method(WeightingConfig, flora, load_variant, scalars, takes_mean=False)
+METHOD = Method(WeightingConfig, flora, client_model, scalars, takes_mean=False)

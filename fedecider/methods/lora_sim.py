@@ -9,22 +9,21 @@ from typing import Any
 
 from torch import Tensor
 
-from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import (
-    cosines,
-    exact_sum,
-    load_row,
-    module_products,
-    personal_average,
-    scalars_both_ways,
-)
+from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.methods.averaged import scalars_both_ways
+from fedecider.methods.client_models import ClientModels
 from fedecider.methods.config import LoraSimConfig
 from fedecider.methods.entries import Method
-from fedecider.methods.recommender import ClientModels
+from fedecider.methods.personal_average import (
+    client_model,
+    cosines,
+    exact_sum,
+    module_products,
+    personal_average,
+)
 from fedecider.search_space import OneOf, Real, Space
 
 scalars = scalars_both_ways
-
 
 GRID: tuple[dict[str, Any], ...] = (
     {},
@@ -35,7 +34,7 @@ GRID: tuple[dict[str, Any], ...] = (
 SPACE: Space = {"similarity": OneOf(("shifted", "softmax")), "temperature": Real(0.01, 1.0, log=True)}
 
 
-def lora_sim(recommender: ClientModels, config: LoraSimConfig) -> FederatedMethod:
+def lora_sim(models: ClientModels, config: LoraSimConfig) -> FederatedMethod:
     """Personal averages of all adapters by :func:`mixing_weights`, with the mean over modules of the cosine of factors.
 
     Variants: ``aggregated`` (reported) and ``local``. Differs from the paper: it names layer-wise cosines and
@@ -46,7 +45,7 @@ def lora_sim(recommender: ClientModels, config: LoraSimConfig) -> FederatedMetho
         cosine_KKM = cosines(module_products(rows)).movedim(0, -1)
         return mixing_weights(exact_sum(cosine_KKM) / cosine_KKM.shape[-1], config)
 
-    return personal_average("lora_sim", recommender, weigh)
+    return personal_average("lora_sim", models, weigh)
 
 
 def mixing_weights(cosine_KK: Tensor, config: LoraSimConfig) -> Tensor:
@@ -58,17 +57,10 @@ def mixing_weights(cosine_KK: Tensor, config: LoraSimConfig) -> Tensor:
     return weight_KK / exact_sum(weight_KK)[:, None]
 
 
-def load_variant(
-    recommender: ClientModels, config: LoraSimConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load the client's average, or its model before the upload; ``download`` is that of the client alone."""
-    load_row(recommender, variant, download, own, client)
-
-
 METHOD = Method(
     LoraSimConfig,
     lora_sim,
-    load_variant,
+    client_model,
     scalars,
     GRID,
     SPACE,

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedecider.federation.method import Download, FederatedMethod, Tree
-from fedecider.methods.averaged import averaged, scalars_both_ways, train_from_global
+from fedecider.federation.method import FederatedMethod
+from fedecider.methods.averaged import averaged, global_or_own, scalars_both_ways, train_from_global
+from fedecider.methods.client_models import ClientModels
 from fedecider.methods.config import WeightingConfig
 from fedecider.methods.entries import Method
-from fedecider.methods.recommender import ClientModels
-from fedecider.models.adapters import load_plain, without_prefix
 
-VARIANTS = ("fine_tuned", "global")
-
-scalars = scalars_both_ways
+client_model, scalars = global_or_own, scalars_both_ways
 
 
-def pfedavg(recommender: ClientModels, config: WeightingConfig) -> FederatedMethod:
+def pfedavg(models: ClientModels, config: WeightingConfig) -> FederatedMethod:
     """FedAvg whose reported model is ``w`` after ``local_epochs`` epochs on the client's own data.
 
     A client's adapters before its upload in round t are ``w`` of round t - 1, fine-tuned. They are kept and reported
@@ -25,16 +22,7 @@ def pfedavg(recommender: ClientModels, config: WeightingConfig) -> FederatedMeth
     et al., 2020), which trains for a good start of fine-tuning. Differs from the paper: nothing that it states;
     FeDecider names neither the length of the fine-tuning nor the weights.
     """
-    update, load = partial(train_from_global, recommender), partial(load_variant, recommender, config)
-    return averaged(recommender, "pfedavg", VARIANTS, update, load, config.weighting)
+    return averaged(models, "pfedavg", ("fine_tuned", "global"), partial(train_from_global, models), config.weighting)
 
 
-def load_variant(
-    recommender: ClientModels, config: WeightingConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load the global adapters, or those that the client made of the last ones it received."""
-    assert variant in VARIANTS, variant
-    load_plain(recommender.model, download.shared if variant == "global" else without_prefix(own, "own"))
-
-
-METHOD = Method(WeightingConfig, pfedavg, load_variant, scalars)
+METHOD = Method(WeightingConfig, pfedavg, client_model, scalars)

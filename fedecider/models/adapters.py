@@ -1,18 +1,10 @@
-"""LoRA adapters as trees of tensors: the fusion layer, tied item tables, what is exchanged.
+"""Adapters of a client as values: trees of LoRA factors, fusions with others' directions, and how a model holds them.
 
-``FusedLinear`` is PEFT's own ``lora.Linear`` with another ``forward``, put in place through PEFT's hook for custom
-modules. So the model stays an ordinary ``PeftModel``: merge, disable and save work. And the fusion happens under every
-generation loop, which a hook of ``PeftModel.forward`` would miss. A model without a bank of peers is plain LoRA.
+Keys of a tree are ``<module path in the base model>.lora_a`` (R, I) and ``.lora_b`` (O, R); stacked trees lead with K
+clients.
 
-What clients learn sits in the vectors of their items. Where the output is tied to the embeddings, an adapter of the
-output alone changes when an item is recommended, but not what it says about a user who had it. So the embeddings get
-the rows of the same update.
-
-Keys are ``<module path in the base model>.lora_a`` (R, I) and ``.lora_b`` (O, R); stacked trees lead with K clients.
-
-Shape legend: N tokens of a batch, I in features, O out features, R own rank, P peers with a direction that is not 0, S
-= P + 1 slots, K clients, D width, V vocabulary. Slot 0 is the client's own; peers follow by client number, so that two
-clients that hold the same numbers do the same arithmetic.
+Shape legend: I in features, O out features, R own rank, P peers whose direction is not 0, S = P + 1 slots, K clients,
+M adapted layers (sorted by path), T any rank.
 """
 
 from __future__ import annotations
@@ -21,319 +13,158 @@ import hashlib
 import math
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from peft.tuners.lora.layer import Linear as LoraLinear
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from fedecider.federation.method import Tree
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import rows_with_anything
 from fedecider.models.config import ROLES, LoraSettings
+from fedecider.models.fused_linear import Bank, FusedLinear, fused_layers, fused_pair
+from fedecider.models.tied_table import HEAD, adapted_embeddings, tie_adapter
 from idgen.backbones.families import family_of, unwrap
 
-# The fusion forward: own LoRA pair, frozen peer directions and their weights as one stacked low-rank product.
-
-ADAPTER = "default"
-"""Name of the one PEFT adapter that holds the trainable pair."""
+FACTORS = ("lora_a", "lora_b")
+"""Names of the two factors of a pair."""
 
 
-class Bank(NamedTuple):
-    """What a layer adds to its own pair. Held outside of ``nn.Module`` bookkeeping: neither trained nor saved by it."""
+class Peers(NamedTuple):
+    """Frozen directions beside a client's own pair, and the fusion weights of all."""
 
-    peer_a: Tensor
-    """(P * R, I) frozen."""
-    peer_bt: Tensor
-    """(P * R, O) frozen, transposed factors."""
-    alpha: nn.Parameter
-    """(K,) shared by all layers, or (M, K) with one row per layer; fp32; slot order."""
-    row: int
-    """Row of this layer in an (M, S) alpha."""
-    separate: bool
+    directions: Tree
+    """K rows; the own pair stands in the place of row ``own``."""
+    own: int
+    alpha: Tensor
+    """(K,) in client order, or (M, K) for one row per layer."""
+    learns: bool = True
+    """Whether the weights are trained beside the pair."""
+    separate: bool = True
     """True: sum of products (the method). False: product of sums (the ablation w/o Sep)."""
-    kept: list[tuple[Tensor, Tensor, Tensor]]
-    """At most one: outputs that are asked for again and again (C,), the peers' rows there (P, C, I), and the place of
-    each output among them (O,), -1 for none (`peer_rows`)."""
-    whole: dict[tuple[int, ...], Tensor]
-    """At most one: the dense update, by versions of what it was made of (`FusedLinear.dense_update`)."""
-    weighed: Tensor | None = None
-    """Which of the weights belong to the slots, where not all do: directions that are 0 in this layer have none."""
-
-    def weight_S(self) -> Tensor:
-        weights = self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
-        return weights if self.weighed is None else weights[self.weighed]
-
-    @torch.no_grad()
-    def peer_rows(self, token_ids: Tensor, rank: int) -> Tensor:
-        """(P, *, I) rows ``B_j[token_ids] A_j`` of every peer's direction."""
-        if not self.kept:
-            return self._products(token_ids, rank)
-        kept_C, row_PCI, place_O = self.kept[0]
-        if kept_C is token_ids:
-            return row_PCI
-        place = place_O[token_ids]
-        rows, missing = row_PCI[:, place.clamp(min=0)], place < 0
-        if bool(missing.any()):
-            rows[:, missing] = self._products(token_ids[missing], rank).to(rows.dtype)
-        return rows
-
-    def _products(self, token_ids: Tensor, rank: int) -> Tensor:
-        row_b = F.embedding(token_ids, self.peer_bt.t()).unflatten(-1, (-1, rank))
-        return torch.einsum("...pr,pri->p...i", row_b, self.peer_a.unflatten(0, (-1, rank)))
-
-    def keep(self, token_ids: Tensor, rank: int) -> None:
-        """Have :meth:`peer_rows` of exactly this tensor at hand: a catalogue is the same in every step, and most items
-        of histories are in it. For one dimension of distinct outputs."""
-        if not (self.kept and self.kept[0][0] is token_ids):
-            place_O = torch.full((self.peer_bt.shape[1],), -1, device=token_ids.device)
-            place_O[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
-            self.kept[:] = [(token_ids, self.peer_rows(token_ids, rank), place_O)]
-
-
-class FusedLinear(LoraLinear):
-    """``y = W0 x + B_cat (a * (A_cat x))``: PEFT's LoRA layer with an optional bank of frozen peers.
-
-    ``a`` repeats each fusion weight R times. Only the own pair and the weights get gradients; peers cost two wider
-    matrix products and no gradient of their own. Equation: FeDecider, section 3.1, with
-    ``dW_i = sum_j alpha_ij B_j A_j``. Differs from the paper: nothing.
-    """
-
-    bank: Bank | None = None
-    by_rows = False
-    """Whether rows of the update are asked for (`update_rows`), as by embeddings that are tied to it."""
-    sparse = False
-    """Whether the gradient of B is that of the rows that were asked for alone, as of ``nn.Embedding``."""
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """(..., I) -> (..., O); the frozen layer alone where adapters are switched off."""
-        if self.disable_adapters or self.merged:
-            return super().forward(x, *args, **kwargs)
-        base = self.base_layer(x, *args, **kwargs)
-        if self.quantized:
-            base = base.clone()  # it may be a view made inside bitsandbytes, which nobody may write to
-        own_a, own_b = self.own_pair()
-        if self.bank is None:
-            return _LowRank.apply(base, x, own_a, own_b, None, None, None)
-        if torch.is_grad_enabled():
-            self.bank.whole.clear()  # a fused optimiser changes values without a new version
-        elif self.by_rows:
-            return base + F.linear(x, self.dense_update().to(x.dtype)).to(base.dtype)
-        if self.bank.separate:
-            return _LowRank.apply(base, x, own_a, own_b, self.bank.peer_a, self.bank.peer_bt, self.bank.weight_S())
-        return _LowRank.apply(base, x, *self._mixed_factors(), None, None, None)
 
     @property
-    def quantized(self) -> bool:
-        """Whether the frozen weights are codes of 4 or 8 bits (`idgen.precision`)."""
-        return not cast(Tensor, self.get_base_layer().weight).is_floating_point()
+    def others(self) -> list[int]:
+        """The clients of the directions, in slot order."""
+        return [client for client in range(self.alpha.shape[-1]) if client != self.own]
 
-    def merge(self, *args: Any, **kwargs: Any) -> None:
-        """PEFT's merge; not into quantised weights, which would round the update away."""
-        if self.quantized:
-            raise ValueError(
-                "got quantised weights to merge an adapter into, expected full precision: merge the exported adapter "
-                "into the unquantised backbone"
+    def used(self, name: str) -> list[int]:
+        """Those that have a slot in a layer: not where a direction is 0, as of a table whose rows are all of other
+        catalogues."""
+        if not self.separate:
+            return self.others
+        trained = rows_with_anything(self.directions[f"{name}.lora_b"]).tolist()
+        return [client for client in self.others if trained[client]]
+
+
+class Adapters(NamedTuple):
+    """What a client's model adds to the frozen base: ``dW = B A``, or ``sum_j alpha_j B_j A_j`` with peers."""
+
+    pair: Tree
+    """The own, trainable pair of every layer."""
+    peers: Peers | None = None
+
+    def scaled(self, scale: float) -> Adapters:
+        """The update times ``scale``: 0 is the frozen base, 1 leaves every bit as it is.
+
+        Weights between a base and what it was fine-tuned to: WiSE-FT (Wortsman et al., 2022), on the factors.
+        """
+        if scale == 1.0:
+            return self
+        if self.peers is None:
+            scaled = {key: tensor * scale if key.endswith(FACTORS[1]) else tensor for key, tensor in self.pair.items()}
+            return Adapters(scaled)
+        factor = scale if self.peers.separate else scale**0.5  # a product of sums has every weight twice
+        return self._replace(peers=self.peers._replace(alpha=self.peers.alpha.float() * factor))
+
+    @torch.no_grad()
+    def factors(self) -> Tree:
+        """The same as one pair per layer, the weights folded into B. Its rank is S*R of the layer with most slots."""
+        if self.peers is None:
+            return {key: tensor.float().clone() for key, tensor in self.pair.items()}
+        weight_S, pairs = slot_order(self.peers.alpha, self.peers.own).float(), {}
+        for row, name in enumerate(module_names(self.pair)):
+            key_a, key_b = f"{name}.lora_a", f"{name}.lora_b"
+            used = self.peers.used(name)
+            slots = torch.tensor([0, *(1 + self.peers.others.index(client) for client in used)])
+            weights = (weight_S if weight_S.dim() == 1 else weight_S[row])[slots]
+            bank_a = self.peers.directions[key_a][used].flatten(0, 1)
+            bank_bt = self.peers.directions[key_b][used].transpose(1, 2).flatten(0, 1)
+            pairs[name] = fused_pair(
+                (self.pair[key_a], self.pair[key_b]), (bank_a, bank_bt), weights, self.peers.separate
             )
-        super().merge(*args, **kwargs)
+        rank = max(len(factor_a) for factor_a, _ in pairs.values())
+        tree: Tree = {}
+        for name, (factor_a, factor_b) in pairs.items():
+            missing = rank - len(factor_a)
+            tree[f"{name}.lora_a"] = F.pad(factor_a, (0, 0, 0, missing)).contiguous()
+            tree[f"{name}.lora_b"] = F.pad(factor_b, (0, missing)).contiguous()
+        return tree
 
-    def own_pair(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """The trainable (R, I) and (O, R) factors."""
-        return cast(nn.Parameter, self.lora_A[ADAPTER].weight), cast(nn.Parameter, self.lora_B[ADAPTER].weight)
-
-    def _mixed_factors(self) -> tuple[Tensor, Tensor]:
-        """``sum_j alpha_j A_j`` (R, I) and ``sum_j alpha_j B_j`` (O, R), differentiable in the own pair and alpha."""
-        assert self.bank is not None
-        own_a, own_b = self.own_pair()
-        weight_S = self.bank.weight_S()
-        peer_a = self.bank.peer_a.view(-1, *own_a.shape)
-        peer_bt = self.bank.peer_bt.view(-1, *own_b.t().shape)
-        mixed_a = weight_S[0] * own_a + torch.tensordot(weight_S[1:], peer_a, 1)
-        mixed_b = weight_S[0] * own_b + torch.tensordot(weight_S[1:], peer_bt, 1).t()
-        return mixed_a, mixed_b
-
-    @torch.no_grad()
-    def dense_update(self) -> Tensor:
-        """(O, I) of all slots, made once for what is loaded: ranking asks a large table for it in every step."""
-        assert self.bank is not None
-        versions = tuple(tensor._version for tensor in (*self.own_pair(), self.bank.alpha))
-        if versions not in self.bank.whole:
-            self.bank.whole.clear()
-            with torch.autocast(self.bank.alpha.device.type, enabled=False):  # kept whatever asks for it next
-                self.bank.whole[versions] = self.get_delta_weight(ADAPTER)
-        return self.bank.whole[versions]
-
-    def update_rows(self, token_ids: Tensor) -> Tensor:
-        """Rows of the update at some outputs, ``dW[token_ids]`` (*, I), differentiable in the own pair and alpha."""
-        own_a, own_b = self.own_pair()
-        if self.bank is None:
-            return F.embedding(token_ids, own_b, sparse=self.sparse) @ own_a
-        if not self.bank.separate:
-            mixed_a, mixed_b = self._mixed_factors()
-            return F.embedding(token_ids, mixed_b) @ mixed_a
-        weight_S = self.bank.weight_S()
-        own_rows = F.embedding(token_ids, own_b, sparse=self.sparse) @ own_a
-        return weight_S[0] * own_rows + torch.tensordot(weight_S[1:], self.bank.peer_rows(token_ids, len(own_a)), 1)
-
-    def output_rows(self, token_ids: Tensor) -> Tensor:
-        """Rows ``W0[token_ids] + dW[token_ids]`` (C, I) of the layer: what some outputs are the products with."""
-        rows = F.embedding(token_ids, cast(Tensor, self.get_base_layer().weight))
-        if self.disable_adapters or self.merged:
-            return rows
-        if self.bank is not None and self.bank.separate:
-            self.bank.keep(token_ids, len(self.own_pair()[0]))
-        return rows + self.update_rows(token_ids).to(rows.dtype)
-
-    @torch.no_grad()
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """Everything the layer adds, as one LoRA pair with the weights folded into B: (S*R, I) and (O, S*R)."""
-        own_a, own_b = self.own_pair()
-        if self.bank is None:
-            return own_a.detach().clone(), own_b.detach().clone()
-        if not self.bank.separate:
-            return self._mixed_factors()
-        weight = self.bank.weight_S().repeat_interleave(own_a.shape[0])
-        return torch.cat([own_a, self.bank.peer_a]), torch.cat([own_b, self.bank.peer_bt.t()], 1) * weight
-
-    def get_delta_weight(self, adapter: str) -> Tensor:
-        """(O, I) dense update, peers included; PEFT's merge uses it."""
-        factor_a, factor_b = self.factors()
-        return factor_b @ factor_a
+    def slot_norms(self) -> Tensor:
+        """(K,) float64 Frobenius norm, over all layers, of what each client's direction adds: its weight times its
+        size, and 0 for a direction of zeros, whatever weight it has."""
+        assert self.peers is not None, "adapters with peers"
+        square_K = torch.zeros(self.peers.alpha.shape[-1], dtype=torch.float64)
+        for row, name in enumerate(module_names(self.pair)):
+            stack_a, stack_b = (self.peers.directions[f"{name}.{factor}"].double().clone() for factor in FACTORS)
+            stack_a[self.peers.own], stack_b[self.peers.own] = (self.pair[f"{name}.{factor}"] for factor in FACTORS)
+            gram_K = (stack_b.mT @ stack_b * (stack_a @ stack_a.mT)).sum((1, 2)).clamp(min=0.0)
+            weight_K = self.peers.alpha if self.peers.alpha.dim() == 1 else self.peers.alpha[row]
+            square_K += weight_K.double().square() * gram_K
+        return square_K.sqrt()
 
 
-class _LowRank(torch.autograd.Function):
-    """``base + B_cat (a * (A_cat x))`` with gradients for base, x, the own pair and the weights only.
-
-    Written by hand for three savings over a graph of small operations: the result is accumulated into ``base``
-    in place, what is kept for the backward pass is (N, S*R) and not (N, O), and peers get no weight gradients.
-    Products run in the dtype of ``base`` (bf16 under autocast); parameters, weights and their gradients stay fp32.
-    """
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        base: Tensor,
-        x: Tensor,
-        own_a: Tensor,
-        own_b: Tensor,
-        peer_a: Tensor | None,
-        peer_bt: Tensor | None,
-        weight_S: Tensor | None,
-    ) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            x_NI = x.reshape(-1, x.shape[-1]).to(base.dtype)
-            if peer_a is None or peer_bt is None:
-                cat_a, cat_bt = own_a.to(base.dtype), own_b.t().to(base.dtype)
-            else:
-                cat_a, cat_bt = (
-                    torch.cat([own_a, peer_a]).to(base.dtype),
-                    torch.cat([own_b.t(), peer_bt]).to(base.dtype),
-                )
-            hidden = x_NI @ cat_a.t()
-            scale = None if weight_S is None else weight_S.repeat_interleave(own_a.shape[0])
-            scaled = hidden if scale is None else (hidden * scale).to(base.dtype)
-            base.view(-1, base.shape[-1]).addmm_(scaled, cat_bt)
-        ctx.save_for_backward(x_NI, hidden, cat_a, cat_bt, scale)
-        ctx.x_shape, ctx.x_dtype, ctx.dtype, ctx.rank = x.shape, x.dtype, own_a.dtype, own_a.shape[0]
-        ctx.mark_dirty(base)
-        return base
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x_NI, hidden, cat_a, cat_bt, scale = ctx.saved_tensors
-        rank = ctx.rank
-        with torch.autocast(grad.device.type, enabled=False):
-            grad_NO = grad.reshape(-1, grad.shape[-1])
-            grad_scaled = grad_NO @ cat_bt.t()
-            grad_hidden = grad_scaled if scale is None else (grad_scaled * scale).to(cat_a.dtype)
-            grad_x = grad_a = grad_b = grad_weight = None
-            if ctx.needs_input_grad[1]:
-                grad_x = (grad_hidden @ cat_a).to(ctx.x_dtype).view(ctx.x_shape)
-            if ctx.needs_input_grad[2]:
-                grad_a = (grad_hidden[:, :rank].t() @ x_NI).to(ctx.dtype)
-            if ctx.needs_input_grad[3]:
-                grad_b = (grad_NO.t() @ hidden[:, :rank]).to(ctx.dtype)
-                grad_b = grad_b if scale is None else grad_b * scale[0]
-            if ctx.needs_input_grad[6]:
-                grad_weight = (grad_scaled.to(ctx.dtype) * hidden.to(ctx.dtype)).sum(0).view(-1, rank).sum(1)
-        return grad, grad_x, grad_a, grad_b, None, None, grad_weight
-
-
-def fused_layers(model: nn.Module) -> dict[str, FusedLinear]:
-    """The adapted layers of ``model`` by their path in the base model, sorted by path.
+def fusion(directions: Tree, own: int, alpha: Tensor, *, learns: bool = True, separate: bool = True) -> Adapters:
+    """Client ``own``'s fusion of K directions, its own of which is trainable. ``alpha`` as in `Peers`.
 
     Raises:
-        ValueError: the model has none.
+        ValueError: not as many directions as weights.
     """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    layers = {name: module for name, module in base.named_modules() if isinstance(module, FusedLinear)}
-    if not layers:
-        raise ValueError(
-            f"got a {type(model).__name__} without adapters, expected one from attach_lora; call that first"
-        )
-    return dict(sorted(layers.items()))
-
-
-def load_fusion(
-    model: nn.Module,
-    directions: Tree,
-    own: int,
-    alpha_K: Tensor,
-    *,
-    train_alpha: bool = True,
-    separate: bool = True,
-) -> nn.Parameter:
-    """Put client ``own``'s fusion into ``model`` and return the shared fusion weights, in slot order.
-
-    ``directions`` holds K rows; row ``own`` becomes the trainable pair, the others the frozen bank. ``alpha_K`` is
-    (K,), or (M, K) for one row per layer in sorted order. Weights and bank live on the device of the layers; hand the
-    returned parameter to the optimiser beside the LoRA parameters.
-    """
-    layers = fused_layers(model)
-    num_clients = alpha_K.shape[-1]
-    device = next(iter(layers.values())).own_pair()[0].device
-    alpha = nn.Parameter(slot_order(alpha_K, own).to(device, torch.float32).clone(), requires_grad=train_alpha)
-    peers = [client for client in range(num_clients) if client != own]
-    for row, (name, layer) in enumerate(layers.items()):
-        stacked_a, stacked_b = directions[f"{name}.lora_a"], directions[f"{name}.lora_b"]
-        if stacked_a.shape[0] != num_clients:
+    for name in module_names(directions):
+        num_directions, num_weights = len(directions[f"{name}.lora_a"]), alpha.shape[-1]
+        if num_directions != num_weights:
             raise ValueError(
-                f"got {stacked_a.shape[0]} directions for {name} and {num_clients} fusion weights, expected one weight "
+                f"got {num_directions} directions for {name} and {num_weights} fusion weights, expected one weight "
                 "per direction; rebuild alpha for the clients of this run"
             )
-        _write_pair(layer, stacked_a[own], stacked_b[own])
-        kept = _nonzero(stacked_b, peers) if separate else peers
-        peer_a, peer_b = stacked_a[kept], stacked_b[kept]
-        weighed = None if kept == peers else torch.tensor([0, *(1 + peers.index(peer) for peer in kept)], device=device)
-        layer.bank = Bank(
-            peer_a=peer_a.flatten(0, 1).to(device, torch.float32),
-            peer_bt=_peer_outputs(peer_b.to(device, torch.float32), layer.by_rows),
-            alpha=alpha,
-            row=row,
-            separate=separate,
-            kept=[],
-            whole={},
-            weighed=weighed,
-        )
+    pair = {key: tensor[own] for key, tensor in directions.items()}
+    return Adapters(pair, Peers(directions, own, alpha, learns, separate))
+
+
+def put(model: nn.Module, adapters: Adapters) -> nn.Parameter | None:
+    """Write ``adapters`` into the layers of ``model``; returns the fusion weights in slot order, where there are some.
+
+    Weights and bank live on the device of the layers. `fedecider.models.client_model.Base.holding` calls it for every
+    use of a model: what a model held before must not matter to anybody.
+    """
+    layers, peers, alpha = fused_layers(model), adapters.peers, None
+    device = next(iter(layers.values())).own_pair()[0].device
+    if peers is not None:
+        weight_S = slot_order(peers.alpha, peers.own).to(device, torch.float32).clone()
+        alpha = nn.Parameter(weight_S, requires_grad=peers.learns)
+    for row, (name, layer) in enumerate(layers.items()):
+        _write_pair(layer, adapters.pair[f"{name}.lora_a"], adapters.pair[f"{name}.lora_b"])
+        layer.bank = None
+        if peers is not None and alpha is not None:
+            used = peers.used(name)
+            places = [0, *(1 + peers.others.index(client) for client in used)]
+            layer.bank = Bank(
+                peer_a=peers.directions[f"{name}.lora_a"][used].flatten(0, 1).to(device, torch.float32),
+                peer_bt=_peer_outputs(
+                    peers.directions[f"{name}.lora_b"][used].to(device, torch.float32), layer.by_rows
+                ),
+                alpha=alpha,
+                row=row,
+                separate=peers.separate,
+                kept=[],
+                whole={},
+                weighed=None if used == peers.others else torch.tensor(places, device=device),
+            )
     return alpha
-
-
-def _nonzero(stacked_b: Tensor, peers: list[int]) -> list[int]:
-    """Of ``peers`` those whose direction is not 0: of a table, whose rows are not all of other catalogues."""
-    trained = rows_with_anything(stacked_b).tolist()
-    return [peer for peer in peers if trained[peer]]
-
-
-def slots_of_rank(rank: int, factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor]:
-    """A pair of any rank T, (T, I) and (O, T), as S = ceil(T / R) slots of rank R with zeros: (S, R, I), (S, O, R)."""
-    missing = -len(factor_a) % rank
-    padded_a, padded_bt = (F.pad(factor, (0, 0, 0, missing)) for factor in (factor_a, factor_b.t()))
-    return padded_a.unflatten(0, (-1, rank)), padded_bt.unflatten(0, (-1, rank)).transpose(1, 2)
 
 
 def _peer_outputs(peer_b: Tensor, by_rows: bool) -> Tensor:
@@ -341,75 +172,6 @@ def _peer_outputs(peer_b: Tensor, by_rows: bool) -> Tensor:
     if by_rows:
         return peer_b.transpose(0, 1).flatten(1).t()
     return peer_b.transpose(1, 2).flatten(0, 1).contiguous()
-
-
-def load_plain(model: nn.Module, adapters: Tree) -> None:
-    """Put one LoRA pair per layer into ``model`` and remove any bank: ``dW = B A``."""
-    for name, layer in fused_layers(model).items():
-        _write_pair(layer, adapters[f"{name}.lora_a"], adapters[f"{name}.lora_b"])
-        layer.bank = None
-
-
-@torch.no_grad()
-def scale_update(model: nn.Module, share: float) -> None:
-    """Take the loaded update, peers included, times ``share``: 0 is the frozen base, 1 leaves every bit as it is.
-
-    Weights between a base and what it was fine-tuned to: WiSE-FT (Wortsman et al., 2022), on the factors.
-    """
-    if share == 1.0:
-        return
-    alphas: dict[int, tuple[nn.Parameter, float]] = {}
-    for layer in fused_layers(model).values():
-        if layer.bank is None:
-            layer.own_pair()[1].mul_(share)
-        else:  # a product of sums has every weight twice
-            alphas[id(layer.bank.alpha)] = (layer.bank.alpha, share if layer.bank.separate else share**0.5)
-    for alpha, factor in alphas.values():
-        alpha.mul_(factor)
-
-
-@torch.no_grad()
-def slot_norms(model: nn.Module, own: int, num_clients: int) -> Tensor:
-    """(K,) float64 Frobenius norm, over all layers, of what each client's direction adds to the model as it is loaded
-    for client ``own``: its weight times its size, and 0 for a direction of zeros, whatever weight it has."""
-    square_S = torch.zeros(num_clients, dtype=torch.float64)
-    for layer in fused_layers(model).values():
-        factor_a, factor_b = layer.own_pair()
-        if layer.bank is None:
-            square_S[0] += (factor_b.double().T @ factor_b.double() * (factor_a.double() @ factor_a.double().T)).sum()
-            continue
-        rank, weight_S = len(factor_a), layer.bank.weight_S().double()
-        slot_a = torch.cat([factor_a, layer.bank.peer_a]).double().unflatten(0, (-1, rank))
-        slot_b = torch.cat([factor_b.T, layer.bank.peer_bt]).double().unflatten(0, (-1, rank))
-        gram_S = (slot_b @ slot_b.mT * (slot_a @ slot_a.mT)).sum((1, 2)).clamp(min=0.0)
-        places = torch.arange(num_clients) if layer.bank.weighed is None else layer.bank.weighed.cpu()
-        square_S[places] += (weight_S.square() * gram_S).cpu()
-    return client_order(square_S, own).sqrt()
-
-
-def fused_factors(model: nn.Module) -> Tree:
-    """What the loaded model adds to its base, as one LoRA pair per layer on CPU, the weights folded into B.
-
-    Its rank is S*r of the layer with most slots.
-    """
-    pairs = {name: layer.factors() for name, layer in fused_layers(model).items()}
-    rank = max(len(factor_a) for factor_a, _ in pairs.values())
-    tree: Tree = {}
-    for name, (factor_a, factor_b) in pairs.items():
-        missing = rank - len(factor_a)
-        tree[f"{name}.lora_a"] = F.pad(factor_a.cpu(), (0, 0, 0, missing)).contiguous()
-        tree[f"{name}.lora_b"] = F.pad(factor_b.cpu(), (0, missing)).contiguous()
-    return tree
-
-
-def slot_order(alpha_K: Tensor, own: int) -> Tensor:
-    """Client order -> slot order (own first) along the last axis."""
-    return torch.cat([alpha_K[..., own : own + 1], alpha_K[..., :own], alpha_K[..., own + 1 :]], -1)
-
-
-def client_order(alpha_S: Tensor, own: int) -> Tensor:
-    """Slot order -> client order: the inverse of ``slot_order``."""
-    return torch.cat([alpha_S[..., 1 : own + 1], alpha_S[..., :1], alpha_S[..., own + 1 :]], -1)
 
 
 @torch.no_grad()
@@ -423,70 +185,14 @@ def _write_pair(layer: FusedLinear, source_a: Tensor, source_b: Tensor) -> None:
         parameter.copy_(source)
 
 
-# The adapter of a tied table: one pair of factors for both places where the table of the tokens is read.
-
-HEAD = "lm_head"
-
-
-class ReadsTable:
-    """A forward hook of embeddings: ``e(x) + dW[x]`` with ``dW = sum_j alpha_j B_j A_j`` (V, D) of the output layer.
-
-    An object and no closure, so that a deep copy of the model reads the copy's adapter.
-    """
-
-    def __init__(self, head: FusedLinear) -> None:
-        self.head = head
-
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        if self.head.disable_adapters or self.head.merged:  # a merged table already stands in the tied weights
-            return None
-        return output + self.head.update_rows(inputs[0]).to(output.dtype)
+def slot_order(alpha_K: Tensor, own: int) -> Tensor:
+    """Client order -> slot order (own first) along the last axis."""
+    return torch.cat([alpha_K[..., own : own + 1], alpha_K[..., :own], alpha_K[..., own + 1 :]], -1)
 
 
-def tie_adapter(base: Any) -> None:
-    """Let the adapter of ``base.lm_head`` change the embeddings that share its weights.
-
-    Raises:
-        ValueError: no embeddings do.
-    """
-    for table in tied_embeddings(base).values():
-        table.register_forward_hook(ReadsTable(base.lm_head))
-    base.lm_head.by_rows = True
-
-
-def adapted_embeddings(base: Any) -> list[str]:
-    """Paths of the embeddings that the adapter of the output changes too."""
-    return [
-        name
-        for name, module in base.named_modules()
-        if any(isinstance(hook, ReadsTable) for hook in module._forward_hooks.values())
-    ]
-
-
-def tied_embeddings(base: Any) -> dict[str, nn.Embedding]:
-    """The embeddings that read the weights of ``base.lm_head``, by path.
-
-    Raises:
-        ValueError: there are none.
-    """
-    weight = base.lm_head.base_layer.weight if isinstance(base.lm_head, FusedLinear) else base.lm_head.weight
-    found = {
-        name: module
-        for name, module in base.named_modules()
-        if isinstance(module, nn.Embedding) and module.weight is weight and name != "shared"  # T5 never calls it
-    }
-    if not found:
-        raise ValueError(
-            f"got lora_targets table for a {type(base).__name__} whose output is not tied to its embeddings, expected "
-            "tie_word_embeddings. Take the target output instead"
-        )
-    return found
-
-
-# LoRA adapters as Trees: attach to a backbone, read, write, stack over clients, common initialisation.
-
-FACTORS = ("lora_a", "lora_b")
-"""Names of the two factors of a pair."""
+def client_order(alpha_S: Tensor, own: int) -> Tensor:
+    """Slot order -> client order: the inverse of ``slot_order``."""
+    return torch.cat([alpha_S[..., 1 : own + 1], alpha_S[..., :1], alpha_S[..., own + 1 :]], -1)
 
 
 class AdapterShape(NamedTuple):
@@ -507,7 +213,7 @@ def attach_lora(model: PreTrainedModel, settings: LoraSettings) -> PeftModel:
     """Freeze ``model`` and attach LoRA through PEFT: scaling 1, no dropout, no bias, ``FusedLinear`` layers.
 
     ``lora_alpha`` equals the rank, so that ``dW = B A`` (Hu et al., 2022, with alpha / r = 1). The values are PEFT's
-    until ``load_plain`` or ``load_fusion`` writes others.
+    until `put` writes others.
 
     Raises:
         ValueError: a target that the model does not have, or the target table where nothing is tied to the output.
@@ -575,7 +281,7 @@ def named_factors(model: nn.Module, factors: Collection[str] = FACTORS) -> dict[
     return named
 
 
-def initial_adapters(shapes: dict[str, AdapterShape], seed: int) -> Tree:
+def initial_adapters(shapes: Shapes, seed: int) -> Tree:
     """The common start of all clients: A Kaiming-uniform as in PEFT, ``U(-1/sqrt(I), 1/sqrt(I))``, and B = 0.
 
     Every layer draws from its own stream, so a layer's start does not depend on which other layers are adapted. The A
@@ -594,7 +300,7 @@ def initial_adapters(shapes: dict[str, AdapterShape], seed: int) -> Tree:
     return tree
 
 
-def read_adapters(model: nn.Module) -> Tree:
+def read_pair(model: nn.Module) -> Tree:
     """The own pairs of ``model`` as fp32 CPU copies."""
     tree: Tree = {}
     for name, layer in fused_layers(model).items():
@@ -604,7 +310,7 @@ def read_adapters(model: nn.Module) -> Tree:
     return tree
 
 
-def check_adapters(tree: Tree, shapes: dict[str, AdapterShape], num_clients: int | None = None) -> None:
+def check_adapters(tree: Tree, shapes: Shapes, num_clients: int | None = None) -> None:
     """Raise ``ValueError`` unless ``tree`` holds exactly the adapters of ``shapes`` (stacked when a count is given)."""
     lead = () if num_clients is None else (num_clients,)
     expected: dict[str, tuple[int, ...]] = {}
@@ -656,6 +362,11 @@ def with_prefix(tree: Tree, prefix: str) -> Tree:
 def without_prefix(tree: Tree, prefix: str) -> Tree:
     """The entries under ``prefix.``, without it."""
     return {key[len(prefix) + 1 :]: tensor for key, tensor in tree.items() if key.startswith(f"{prefix}.")}
+
+
+def only(tree: Tree, factor: str) -> Tree:
+    """The entries of one factor."""
+    return {key: tensor for key, tensor in tree.items() if key.endswith(f".{factor}")}
 
 
 def base_hash(model: nn.Module) -> str:

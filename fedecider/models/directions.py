@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedecider.federation.method import Tree
 from fedecider.federation.wire import rows_with_anything
-from fedecider.models.adapters import Shapes, fused_layers, load_fusion, module_names, slots_of_rank
+from fedecider.models.adapters import Adapters, Shapes, fusion, module_names
 
 # Update directions: LoRA updates over their Frobenius norm, per client and module, kept as factors.
 
@@ -251,8 +251,15 @@ def _pair_of(update: Tensor) -> tuple[Tensor, Tensor]:
     return (square, update) if update.shape[1] <= update.shape[0] else (update, square)
 
 
-def load_above(model: nn.Module, pair: Tree, updates: Tree) -> None:
-    """Put one trainable pair per layer into ``model``, above ``X.update`` (O, I) of every layer X, which is frozen."""
+def slots_of_rank(rank: int, factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor]:
+    """A pair of any rank T, (T, I) and (O, T), as S = ceil(T / R) slots of rank R with zeros: (S, R, I), (S, O, R)."""
+    missing = -len(factor_a) % rank
+    padded_a, padded_bt = (nn.functional.pad(factor, (0, 0, 0, missing)) for factor in (factor_a, factor_b.t()))
+    return padded_a.unflatten(0, (-1, rank)), padded_bt.unflatten(0, (-1, rank)).transpose(1, 2)
+
+
+def above(pair: Tree, updates: Tree) -> Adapters:
+    """One trainable pair per layer above ``X.update`` (O, I) of every layer X, which is frozen."""
     slots: Tree = {}
     below = {}
     for name in module_names(pair):
@@ -263,15 +270,14 @@ def load_above(model: nn.Module, pair: Tree, updates: Tree) -> None:
         for key, factor in zip((f"{name}.lora_a", f"{name}.lora_b"), factors, strict=True):
             empty = factor.new_zeros(num_slots - len(factor), *factor.shape[1:])
             slots[key] = torch.cat([pair[key][None], factor, empty])
-    load_fusion(model, slots, 0, torch.ones(1 + num_slots), train_alpha=False)
+    return fusion(slots, 0, torch.ones(1 + num_slots), learns=False)
 
 
-def load_factors(model: nn.Module, factors: Tree) -> None:
-    """Put one pair per layer of any common rank T into ``model``: as ``ceil(T / r)`` slots of weight 1, zero-padded."""
-    rank = next(iter(fused_layers(model).values())).own_pair()[0].shape[0]
+def of_factors(factors: Tree, rank: int) -> Adapters:
+    """One pair per layer of any common rank T as adapters of rank R: ``ceil(T / R)`` slots of weight 1, with zeros."""
     slots: Tree = {}
     for name in module_names(factors):
         pair = slots_of_rank(rank, factors[f"{name}.lora_a"], factors[f"{name}.lora_b"])
         slots[f"{name}.lora_a"], slots[f"{name}.lora_b"] = pair
     num_slots = len(next(iter(slots.values())))
-    load_fusion(model, slots, 0, torch.ones(num_slots), train_alpha=False)
+    return fusion(slots, 0, torch.ones(num_slots), learns=False)

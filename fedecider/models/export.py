@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedecider.federation.method import Tree
-from fedecider.models.adapters import FACTORS, HEAD, adapted_embeddings, fused_factors, module_names
+from fedecider.models.adapters import FACTORS, module_names
 from fedecider.models.directions import compact
 from fedecider.models.item_table import (
     CONFIG_FILE,
@@ -37,6 +37,7 @@ from fedecider.models.item_table import (
     check_items,
     write_items,
 )
+from fedecider.models.tied_table import HEAD, adapted_embeddings
 from idgen.backbones.families import family_of, unwrap
 from idgen.prompts import SEPARATOR, load_templates, split_template
 from idgen.quantize import keep_trainable, loading_options, quantize_of
@@ -355,28 +356,38 @@ def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 # Export of a client's personalised model as a standard PEFT LoRA folder, with a reload check.
 
 
+TOLERANCE = 1e-5
+"""By how much logits may differ after a reload, times ``max(1, largest logit)``."""
+
+
+class SavedBase(NamedTuple):
+    """Where the base of an adapter is."""
+
+    folder: Path
+    """Where it is saved now."""
+    name: str
+    """What the adapter's config and card record: a hub name, or a path relative to the adapter."""
+
+
 def export_adapter(
     model: PeftModel,
+    factors: Tree,
     folder: Path,
-    *,
-    base_folder: Path,
-    base_name: str,
+    base: SavedBase,
     items: ItemTable,
     card: Card,
     prompts: Mapping[str, Tensor],
-    tolerance: float = 1e-5,
 ) -> float:
-    """Write what ``model`` has loaded as a PEFT folder and return the largest logit difference after a reload.
+    """Write adapters as a PEFT folder and return the largest logit difference after a reload.
 
-    Fused directions become one adapter of rank K*r, ``A = [A_1; ...; A_K]``, ``B = [alpha_1 B_1, ..., alpha_K B_K]``
+    ``model`` holds them, ``factors`` are the same as one pair a layer (`fedecider.models.adapters.Adapters.factors`):
+    fused directions become one adapter of rank K*r, ``A = [A_1; ...; A_K]``, ``B = [alpha_1 B_1, ..., alpha_K B_K]``
     with ``lora_alpha = K*r``, which is the same update exactly; where K*r is above the shorter side of every layer, in
-    the smaller pairs of `fedecider.models.directions.compact`. ``base_folder`` is where the base model is saved now,
-    ``base_name`` what the adapter's config and card record: a hub name, or a path relative to ``folder``. ``prompts``
-    is a real training batch. The folder is written beside its place and renamed only after the check, so a wrong export
-    never appears under its name.
+    the smaller pairs of `fedecider.models.directions.compact`. ``prompts`` is a real training batch. The folder is
+    written beside its place and renamed only after the check, so a wrong export never appears under its name.
 
     Raises:
-        ValueError: the reloaded model's logits differ by more than ``tolerance`` times ``max(1, largest logit)``.
+        ValueError: the reloaded model's logits differ by more than `TOLERANCE`.
     """
     check_items(items)
     scratch = folder.with_name(f".{folder.name}.tmp")
@@ -384,15 +395,15 @@ def export_adapter(
     scratch.mkdir(parents=True)
     try:
         tables = adapted_embeddings(model.get_base_model())
-        save_peft_folder(compact(fused_factors(model)), scratch, base_name, family_of(model).task_type, tables)
+        save_peft_folder(compact(factors), scratch, base.name, family_of(model).task_type, tables)
         write_items(scratch, items, card.prompt.end_token)
-        text = model_card(card, base_name, tuple(items.titles[:2]))
+        text = model_card(card, base.name, tuple(items.titles[:2]))
         (scratch / "README.md").write_text(text, encoding="utf-8")
-        difference = reload_difference(model, scratch, base_folder, prompts)
-        if not difference <= tolerance:
+        difference = reload_difference(model, scratch, base.folder, prompts)
+        if not difference <= TOLERANCE:
             raise ValueError(
                 f"got logits that differ by {difference:.2e} after reloading the adapter of {card.domain} onto "
-                f"{base_folder}, expected at most {tolerance:.0e}; pass the backbone that the adapters were trained on"
+                f"{base.folder}, expected at most {TOLERANCE:.0e}; pass the backbone that the adapters were trained on"
             )
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(scratch, folder)

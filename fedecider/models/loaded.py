@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence, Set
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.bounds import Precision
 from fedecider.data.encoders import NearTexts
+from fedecider.models.client_model import model_scores
 from fedecider.models.counts import new_contexts
 from fedecider.models.export import load_adapter
 from fedecider.models.histories import Items, Scored
@@ -26,61 +25,10 @@ from fedecider.models.source import Place, Source, file_hashes
 from fedecider.running.run_folder import damage_names
 from idgen.decode import constrained_beam_search, stable_topk
 from idgen.item_ids import ItemIds
-from idgen.item_scores import catalogue_rows, catalogue_scores, trie_log_probs
-from idgen.precision import autocast
+from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
 from idgen.samples import empty_prompt, encode_histories
 from idgen.tasks import Task, catalogue_task
-
-# The model as the hybrid asks it: log-probabilities of items, and its beams, for any histories.
-
-
-def model_scores(
-    model: Any, task: Task, ranking: RankingConfig, precision: Precision, device: torch.device
-) -> ModelScores:
-    """``model`` as it is loaded when it is asked. Where every ID is one token the whole catalogue costs one step."""
-    trie = task.trie.to(device)
-
-    def batches(histories: Histories) -> list[np.ndarray]:
-        """Histories of similar length together, so that prompts need little padding."""
-        order = np.argsort([len(items) for items in histories], kind="stable")
-        size = ranking.eval_batch_size
-        return [order[start : start + size] for start in range(0, len(order), size)]
-
-    def prompts(histories: Histories, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
-        return input_ids_BS.to(device), attention_mask_BS.to(device)
-
-    def log_probs(histories: Histories, item_BM: Tensor | None) -> Tensor:
-        if item_BM is None:
-            score_BI = torch.empty(len(histories), len(trie), dtype=torch.float32, device=device)
-            rows_ID = catalogue_rows(model, trie)
-            for rows in batches(histories):
-                for part, score_RI in catalogue_scores(model, *prompts(histories, rows), trie, precision, rows_ID):
-                    score_BI[rows[part]] = score_RI
-            return score_BI
-        score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
-        for rows in batches(histories):
-            with autocast(device, precision):
-                asked = (*prompts(histories, rows), trie, item_BM[rows].to(device))
-                score_BM[rows] = trie_log_probs(model, *asked).cpu()
-        return score_BM
-
-    def beams(histories: Histories, k: int) -> Tensor:
-        room = [ranking.beams_for(k, len(set(items)), len(trie)) if k else ranking.num_beams for items in histories]
-        item_BK = torch.full((len(histories), max(room)), -1)
-        for num_beams in sorted(set(room)):  # apart: nobody's answer depends on who else is asked for
-            alike = np.flatnonzero(np.array(room) == num_beams)
-            for part in batches([histories[row] for row in alike.tolist()]):
-                rows = alike[part]
-                with autocast(device, precision):
-                    asked = (*prompts(histories, rows), trie)
-                    found_BK, _ = constrained_beam_search(model, *asked, num_beams=num_beams)
-                item_BK[rows, :num_beams] = found_BK.cpu()
-        return item_BK
-
-    return ModelScores(log_probs, beams if trie.max_length > 1 else None)
-
 
 # One domain's model with its adapter on a backbone, its items and its hybrid: all that ranks.
 
@@ -128,11 +76,10 @@ def ready_to_rank(
     device: torch.device,
 ) -> Loaded:
     """``model`` with the trie of its items and what the hybrid asks of it."""
-    ranking = place.inference.ranking
     with damage_names(place.adapter / ITEM_FILE):
         catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
         task = catalogue_task(catalogue, item_ids, tokenizer, place.inference.samples)
-    scores = model_scores(model, task, ranking, "fp32", device)
+    scores = model_scores(model, task, RankingContext(place.inference.ranking, device=device))
     items = Items(table.keys, table.titles)
     return Loaded(source, place, model, tokenizer, table, items, task, hybrid, scores, 0)
 

@@ -18,15 +18,16 @@ from fedecider.federation.method import Block, FederatedMethod, Tree
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import take_row
-from fedecider.methods.recommender import ClientModels, LocalTraining, common_rows, travelling_shapes
-from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, base_hash, fused_factors
+from fedecider.methods.client_models import ClientModels
+from fedecider.methods.config import LocalTraining
+from fedecider.methods.rows import Rows, common_rows, travelling_shapes
+from fedecider.models.adapters import LoraSettings, attach_lora, base_hash
+from fedecider.models.client_model import Base, Client, ClientModel
 from fedecider.testing.bench import Bench, Ran, differing, require, updated
 from fedecider.testing.rounds import recorded_rounds
 from fedecider.testing.shared_contract import SHARED
 from idgen.backbones.families import family_of, unwrap
 from idgen.ranking_config import RankingConfig
-
-# A tiny setting of the cross-silo track: a backbone of a few thousand weights and invented sequences of three domains.
 
 NAMES = ("crime", "comics", "children")
 SIZES = {"crime": 7, "comics": 5, "children": 9}
@@ -77,44 +78,19 @@ def tiny_models(
     base: PreTrainedModel | None = None,
     seed: int = 3,
     rank: int = 2,
-    local_epochs: int = 1,
-    learning_rate: float = 1e-2,
     dropout: float = 0.0,
+    **training: Any,
 ) -> ClientModels:
     """What a method of the cross-silo track is built with.
 
-    ``data`` takes the place of the invented data per client, ``base`` that of a T5 model with ``dropout``.
+    ``data`` takes the place of the invented data per client, ``base`` that of a T5 model with ``dropout``;
+    ``training``: settings of `LocalTraining`.
     """
-    model: Any = attach_lora(base if base is not None else tiny_t5(dropout), LoraSettings(rank=rank))
     given = [tiny_data(name) for name in names] if data is None else data
-
-    def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
-        order = torch.randperm(len(given[client]["labels"]), generator=generator)
-        for rows in order.split(4):
-            yield {key: tensor[rows] for key, tensor in given[client].items()}
-
-    def positions(client: int, split: str) -> Tensor:
-        family, unwrapped = family_of(model), unwrap(model)
-        with torch.no_grad():
-            hidden_RD, target_R = family.predictions(unwrapped, given[client])
-            logit_BV = family.token_logits(unwrapped, hidden_RD[::2])  # every other target is the end token
-        target_B = target_R[::2]
-        place_B = (~(logit_BV <= logit_BV.gather(1, target_B[:, None]))).sum(1)  # so that NaN is never in front
-        return torch.where(place_B < 20, place_B, NOT_RANKED)
-
-    return ClientModels(
-        model=model,
-        tokenizer=None,
-        tasks=given,
-        names=list(names),
-        device=torch.device("cpu"),
-        seed=seed,
-        training=LocalTraining(local_epochs=local_epochs, batch_size=4, learning_rate=learning_rate),
-        ranking=RankingConfig(),
-        batches=batches,
-        positions=positions,
-        num_examples=lambda client: len(given[client]["labels"]),
-    )
+    clients = [_client(name, one) for name, one in zip(names, given, strict=False)]
+    adapted = attach_lora(base if base is not None else tiny_t5(dropout), LoraSettings(rank=rank))
+    settings = LocalTraining(**{"local_epochs": 1, "batch_size": 4, "learning_rate": 1e-2, **training})
+    return ClientModels(Base(adapted, None), clients, settings, seed)
 
 
 def tiny_silos(
@@ -125,33 +101,42 @@ def tiny_silos(
     learning_rate: float = 1e-2,
 ) -> ClientModels:
     """Silos of catalogues that share no item, with adapters of the table; a target is compared with its catalogue."""
-    model: Any = attach_lora(base if base is not None else tiny_t5(), LoraSettings(2, tuple(targets)))
     tokens = [torch.arange(*CATALOGUES[name.split(".")[0]]) for name in names]
-    data = [_silo_data(token_I, SILO_SIZES[name]) for token_I, name in zip(tokens, names, strict=True)]
+    clients = [
+        _client(name, _silo_data(token_I, SILO_SIZES[name]), token_I)
+        for token_I, name in zip(tokens, names, strict=True)
+    ]
     own_KV = torch.zeros(len(names), 24, dtype=torch.bool)
     for row_V, token_I in zip(own_KV, tokens, strict=True):
         row_V[token_I] = True
         row_V[WORDING] = True
+    adapted = attach_lora(base if base is not None else tiny_t5(), LoraSettings(2, tuple(targets)))
+    training = LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate)
+    return ClientModels(Base(adapted, None), clients, training, 3, Rows(own={"lm_head.lora_b": own_KV}))
 
-    def batches(client: int, generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
-        order = torch.randperm(len(data[client]["labels"]), generator=generator)
+
+def _client(name: str, data: dict[str, Tensor], token_I: Tensor | None = None) -> Client:
+    """``token_I``: the items that a target is compared with; None: all tokens."""
+
+    def batches(generator: torch.Generator) -> Iterator[dict[str, Tensor]]:
+        order = torch.randperm(len(data["labels"]), generator=generator)
         for rows in order.split(4):
-            yield {**{key: tensor[rows] for key, tensor in data[client].items()}, "catalogue": tokens[client]}
+            batch = {key: tensor[rows] for key, tensor in data.items()}
+            yield batch if token_I is None else {**batch, "catalogue": token_I}
 
-    def positions(client: int, split: str) -> Tensor:
+    def positions(model: Any, split: str, share: tuple[int, int]) -> Tensor:
         family, unwrapped = family_of(model), unwrap(model)
         with torch.no_grad():
-            hidden_BD, target_B = family.predictions(unwrapped, data[client])
-            logit_BI = family.token_logits(unwrapped, hidden_BD, tokens[client])
-        return (~(logit_BI <= logit_BI.gather(1, (target_B - tokens[client][0])[:, None]))).sum(1)
+            hidden_RD, target_R = family.predictions(unwrapped, data)
+            if token_I is not None:
+                logit_BI = family.token_logits(unwrapped, hidden_RD, token_I)
+                return (~(logit_BI <= logit_BI.gather(1, (target_R - token_I[0])[:, None]))).sum(1)
+            logit_BV = family.token_logits(unwrapped, hidden_RD[::2])  # every other target is the end token
+        target_B = target_R[::2]
+        place_B = (~(logit_BV <= logit_BV.gather(1, target_B[:, None]))).sum(1)  # so that NaN is never in front
+        return torch.where(place_B < 20, place_B, NOT_RANKED)
 
-    return tiny_models(names, data=data)._replace(
-        model=model,
-        batches=batches,
-        positions=positions,
-        training=LocalTraining(local_epochs=2, batch_size=4, learning_rate=learning_rate),
-        own_rows={"lm_head.lora_b": own_KV},
-    )
+    return Client(name, data, 0, len(data["labels"]), batches, positions)
 
 
 def _silo_data(token_I: Tensor, size: int) -> dict[str, Tensor]:
@@ -226,11 +211,16 @@ class LlmBench(Bench):
         built: FederatedMethod = self.entry.build(models, self.config)
         return built
 
-    def load(self, models: ClientModels, method: FederatedMethod, ran: Ran, variant: str, client: int) -> None:
-        """Put one client's model after a run into ``models.model``, as the export does."""
+    def client_model(
+        self, models: ClientModels, method: FederatedMethod, ran: Ran, variant: str, client: int
+    ) -> ClientModel:
+        """One client's model after a run, as the export hands it over."""
         state, _ = ran
         download = method.broadcast(state.round + 1, state.server, torch.tensor([client]))
-        self.entry.load_variant(models, self.config, variant, download, take_row(state.local, client), client)
+        made: ClientModel = self.entry.client_model(
+            models, self.config, variant, download, take_row(state.local, client), client
+        )
+        return made
 
     def run(self, method: FederatedMethod, rounds: int, *, block_size: int = 1, **options: Any) -> Ran:
         return run(method, self.num_clients, rounds, block_size=block_size, **options)
@@ -251,9 +241,10 @@ class LlmBench(Bench):
 def base_stays(bench: LlmBench) -> None:
     """Training leaves the weights of the base alone."""
     models = bench.models(dropout=0.2)
-    frozen = base_hash(models.model)
+    model = models.base.model
+    frozen = base_hash(model)
     bench.run(bench.over(models), 2)
-    require(base_hash(models.model) == frozen, "it changes weights of the base, of which all clients have one copy")
+    require(base_hash(model) == frozen, "it changes weights of the base, of which all clients have one copy")
 
 
 def scalars(bench: LlmBench) -> None:
@@ -271,7 +262,7 @@ def scalars_of_silos(bench: LlmBench) -> None:
 
 
 def _require_scalars(bench: LlmBench, models: ClientModels, records: Sequence[dict]) -> None:
-    shapes, common = adapter_shapes(models.model), common_rows(models.own_rows)
+    shapes, common = models.shapes, common_rows(models.rows.own)
     for record in records:
         for group in record["traffic"]:
             named = [name for name in group["up"] if "alpha" in name]
@@ -285,16 +276,16 @@ def _require_scalars(bench: LlmBench, models: ClientModels, records: Sequence[di
                     require(4 * told == sent, f"scalars says {4 * told} bytes {way} of {where}, and {sent} travel")
 
 
-def load_variant(bench: LlmBench) -> None:
-    """``load_variant`` loads what ``positions`` ranks, so that what is exported is what was scored."""
+def client_model(bench: LlmBench) -> None:
+    """``client_model`` gives what ``positions`` ranks, so that what is exported is what was scored."""
     models = bench.models()
     method, ran = bench.over(models), bench.reference(2)
     for variant in method.variants:
         found = positions_of(method, ran[0], variant, bench.num_clients)
         for client in range(bench.num_clients):
-            bench.load(models, method, ran, variant, client)
-            same = torch.equal(models.positions(client, "valid"), found[client])
-            require(same, f"load_variant of {variant} gives client {client} another model than positions ranks")
+            model = bench.client_model(models, method, ran, variant, client)
+            same = torch.equal(model.positions("valid"), found[client])
+            require(same, f"client_model of {variant} gives client {client} another model than positions ranks")
 
 
 def diverged_training(bench: LlmBench) -> None:
@@ -333,12 +324,13 @@ def order_of_clients(bench: LlmBench) -> None:
         models = bench.models(names, dropout=0.1)
         method = bench.over(models)
         ran = run(method, 2, 3)
-        loaded = {}
+        made = {}
         for client, domain in enumerate(names):
             for variant in method.variants:
-                bench.load(models, method, ran, variant, client)
-                loaded[domain, variant] = fused_factors(models.model)
-        found.append(loaded)
+                adapters = bench.client_model(models, method, ran, variant, client).adapters
+                require(adapters is not None, f"the {variant} model of {domain} has no adapters")
+                made[domain, variant] = adapters.factors() if adapters is not None else {}
+        found.append(made)
     first, second = found
     for (domain, variant), factors in first.items():
         wrong = differing(factors, second[domain, variant])
@@ -354,7 +346,7 @@ LLM_CONTRACT: tuple[Callable[[LlmBench], None], ...] = (
     base_stays,
     scalars,
     scalars_of_silos,
-    load_variant,
+    client_model,
     diverged_training,
     another_rank,
     order_of_clients,

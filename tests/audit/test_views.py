@@ -5,18 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import toy_recommender
 
-from fedecider.cross_silo.audit import SCALES, Sent, _notes, another, away_from_run, scaled, views_of, without_own
+from fedecider.cross_silo.audit import SCALES, Sent, _notes, another, away_from_run, views_of, without_own
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.models.adapters import adapter_shapes, initial_adapters
-from fedecider.models.directions import update_norms
 from fedecider.running.run_folder import RunFolder
 
 
@@ -51,7 +48,7 @@ def test_rows_count_those_who_sent_them():
 
 def test_of_a_secure_sum_the_server_sees_no_upload(tmp_path):
     recommender = toy_recommender()
-    pair = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    pair = recommender.start
     sent = Sent(1, True, [pair] * 3, [{}] * 3, [{}] * 3, [pair] * 3)
 
     def parties(secure_sum: bool) -> list[str]:
@@ -74,15 +71,6 @@ def test_notes_say_why_the_server_is_missing_and_who_chose_the_attack():
     assert notes(False, 2) == ["the server gets no update of this method"]
     assert notes(False, 1)[1:] == ["no other client says which attack does best: the first one is reported"]
     assert SCALES[0] == 1.0, "the update as it is"
-
-
-def test_a_scale_is_that_of_the_update():
-    generator = torch.Generator().manual_seed(0)
-    pair = {"m.lora_a": torch.randn(2, 5, generator=generator), "m.lora_b": torch.randn(4, 2, generator=generator)}
-    before, after = (
-        update_norms({name: tensor[None] for name, tensor in one.items()}) for one in (pair, scaled(pair, [2.5]))
-    )
-    assert float(after / before) == pytest.approx(2.5)
 
 
 def test_silos_of_the_catalogue_that_took_no_part_give_the_others(tmp_path):

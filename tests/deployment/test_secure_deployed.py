@@ -10,7 +10,7 @@ from toy_recommender import SILOS, toy_data
 
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
-from fedecider.methods.recommender import TABLE, travelling_rows
+from fedecider.methods.rows import TABLE, travelling_rows
 from fedecider.testing import llm_contract
 from fedecider.testing.faults import Fault, faulty_channel
 
@@ -42,7 +42,7 @@ def test_same_bits_and_bytes_as_the_simulated_run(name, tmp_path):
 
 
 def test_silos_mask_the_rows_that_they_share(tmp_path):
-    sums = SUMS._replace(own_rows=catalogue_recommender().own_rows)
+    sums = SUMS._replace(own_rows=catalogue_recommender().rows.own)
     expected, records_expected = simulated("fedavg", 1, recommender=catalogue_recommender(), sums=sums, clients=4)
     sites = [site_of("fedavg", client, tmp_path, catalogue_recommender(), sums=sums) for client in range(4)]
     state, records, _, _ = deployed("fedavg", sites, 1, names=SILOS, recommender=catalogue_recommender(), sums=sums)

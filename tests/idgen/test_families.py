@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from distill.losses import finetune_loss, pair_losses
 from distill.pairing import build_student, pair_parameters, pairs_of
-from fedecider.models.adapters import LoraSettings, adapter_parameters, attach_lora, fused_factors
+from fedecider.models.adapters import LoraSettings, adapter_parameters, attach_lora, read_pair
 from fedecider.models.export import load_adapter, save_peft_folder
 from idgen.backbone import load_backbone
 from idgen.backbones.causal import rows
@@ -191,7 +191,7 @@ def test_a_table_is_cut_to_the_tokenizer_at_both_ends(name, tied, tmp_path):
     _, own_b = adapter_parameters(adapted)
     torch.nn.init.normal_(own_b, generator=torch.Generator().manual_seed(1))
     (tmp_path / "adapter").mkdir()
-    save_peft_folder(fused_factors(adapted), tmp_path / "adapter", "base", family_of(model).task_type)
+    save_peft_folder(read_pair(adapted), tmp_path / "adapter", "base", family_of(model).task_type)
     plain = getattr(transformers, family_of(model).auto_class).from_pretrained(tmp_path / "cut")
     with torch.no_grad():
         found_BSV = load_adapter(plain, tmp_path / "adapter").eval()(**inputs).logits
@@ -275,7 +275,7 @@ def test_adapters_by_role_learn_and_load_in_plain_peft(name, roles, tmp_path):
         optimiser.step()
     assert float(sequence_loss(model, BATCH).detach()) < start
     assert all(bool(parameter.grad.any()) for parameter in adapter_parameters(model))
-    save_peft_folder(fused_factors(model), tmp_path, "base", family.task_type)
+    save_peft_folder(read_pair(model), tmp_path, "base", family.task_type)
     plain = load_adapter(MODELS[name](), tmp_path).eval()
     inputs = family.plain_inputs(BATCH)
     with torch.no_grad():

@@ -7,8 +7,10 @@ import torch
 from tiny_causal import byte_level_tokenizer, tiny_causal
 from transformers import AutoModelForCausalLM
 
-from fedecider.models.adapters import LoraSettings, adapted_embeddings, attach_lora, fused_factors
+from fedecider.models.adapters import attach_lora, read_pair
+from fedecider.models.config import LoraSettings
 from fedecider.models.export import load_adapter, save_peft_folder
+from fedecider.models.tied_table import adapted_embeddings
 from idgen.config import Words
 from idgen.item_ids import unique_phrases
 from idgen.new_items import append_rows
@@ -39,7 +41,7 @@ def adapted(folder, targets):
             if "lora_" in name:
                 parameter.normal_(generator=torch.Generator().manual_seed(2))
     folder.mkdir()
-    save_peft_folder(fused_factors(model), folder, "base", "CAUSAL_LM", adapted_embeddings(model.get_base_model()))
+    save_peft_folder(read_pair(model), folder, "base", "CAUSAL_LM", adapted_embeddings(model.get_base_model()))
     return load_adapter(tiny_causal(tie_word_embeddings=True), folder).eval()
 
 

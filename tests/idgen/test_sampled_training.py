@@ -10,14 +10,17 @@ from tiny_tasks import make_domain, make_tokenizer
 from fedecider.federation.method import Block
 from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.methods import METHODS, local_training
+from fedecider.methods.client_models import client_models
+from fedecider.methods.config import LocalTraining
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import TABLE, LocalTraining, build_recommender
-from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
+from fedecider.methods.rows import TABLE
+from fedecider.models.adapters import attach_lora
+from fedecider.models.client_model import Base
+from fedecider.models.config import LoraSettings
 from idgen import candidates
 from idgen.config import SampleConfig
 from idgen.item_ids import ItemIds
 from idgen.optimizer import RowAdamW
-from idgen.ranking_config import RankingConfig
 from idgen.tasks import build_task
 
 DOMAINS = [make_domain(name, num_items=20, seed=seed) for seed, name in enumerate(("hats", "toys"))]
@@ -46,13 +49,12 @@ def recommender(**training):
         for domain, first in zip(DOMAINS, (1, 21), strict=True)
     ]
     settings = LocalTraining(batch_size=3, local_epochs=2, learning_rate=1e-2, **training)
-    return build_recommender(model, TOKENIZER, tasks, seed=4, training=settings, ranking=RankingConfig())
+    return client_models(Base(model, TOKENIZER), tasks, settings, seed=4)
 
 
 def trained(client=0, **training):
     made = recommender(**training)
-    load_plain(made.model, initial_adapters(adapter_shapes(made.model), 0))
-    return train_locally(made, client, 1).adapters
+    return train_locally(made, client, 1, made.start).pair
 
 
 def test_a_sample_moves_own_rows_and_the_same_ones_every_time():

@@ -4,6 +4,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, stack_trees
+from fedecider.models.fused_linear import fused_layers
 
 RANK = 3
 
@@ -73,3 +74,11 @@ def with_dense(model, updates):
         layer = dense.get_submodule(name)
         layer.weight = torch.nn.Parameter(layer.weight.detach() + update)
     return dense
+
+
+def held_factors(model):
+    """What a model's layers add, one pair a layer."""
+    pairs = {name: layer.factors() for name, layer in fused_layers(model).items()}
+    return {
+        f"{name}.lora_{which}": factor for name, pair in pairs.items() for which, factor in zip("ab", pair, strict=True)
+    }

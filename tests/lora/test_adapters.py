@@ -6,16 +6,17 @@ from lora_toys import RANK, adapted, random_adapters, tiny_t5
 
 from fedecider.federation.wire import take_row
 from fedecider.models.adapters import (
+    Adapters,
     LoraSettings,
     adapter_shapes,
     attach_lora,
     base_hash,
     check_adapters,
     initial_adapters,
-    load_plain,
     module_names,
     num_scalars,
-    read_adapters,
+    put,
+    read_pair,
     stack_trees,
     with_prefix,
     without_prefix,
@@ -31,7 +32,7 @@ def test_every_attention_projection_is_adapted_and_sizes_are_right():
     assert shapes["encoder.block.0.layer.0.SelfAttention.q"] == (RANK, 12, 10, False)
     assert shapes["decoder.block.0.layer.1.EncDecAttention.o"] == (RANK, 10, 12, False)
     # every projection costs r * (12 + 10)
-    assert num_scalars(read_adapters(model)) == 12 * RANK * 22
+    assert num_scalars(read_pair(model)) == 12 * RANK * 22
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     assert trainable == 12 * RANK * 22
 
@@ -61,13 +62,13 @@ def test_common_start_depends_on_the_seed_and_the_layer_only():
 def test_write_then_read_is_the_identity():
     model = adapted()
     tree = random_adapters(model, 3)
-    load_plain(model, tree)
-    back = read_adapters(model)
+    put(model, Adapters(tree))
+    back = read_pair(model)
     assert list(back) == [key for name in module_names(tree) for key in (f"{name}.lora_a", f"{name}.lora_b")]
     for key, tensor in tree.items():
         assert torch.equal(back[key], tensor)
     back[next(iter(back))].zero_()
-    assert torch.equal(read_adapters(model)[next(iter(back))], tree[next(iter(back))])  # a copy was read
+    assert torch.equal(read_pair(model)[next(iter(back))], tree[next(iter(back))])  # a copy was read
 
 
 def test_stack_and_prefix_round_trip():
@@ -101,13 +102,13 @@ def test_adapters_of_another_backbone_or_rank_are_refused():
     with pytest.raises(ValueError, match="other layers"):
         check_adapters({key: value for key, value in tree.items() if "decoder" not in key}, shapes)
     with pytest.raises(ValueError, match="another backbone or lora_rank"):
-        load_plain(adapted(rank=2), tree)
+        put(adapted(rank=2), Adapters(tree))
 
 
 def test_base_hash_ignores_adapters_and_sees_one_changed_weight():
     model = adapted()
     before = base_hash(model)
-    load_plain(model, random_adapters(model, 1))
+    put(model, Adapters(random_adapters(model, 1)))
     assert base_hash(model) == before
     with torch.no_grad():
         model.get_base_model().shared.weight[3, 2] += 1e-6

@@ -19,8 +19,8 @@ from hub_toys import FolderHub
 from peft import PeftModel
 from tiny_causal import byte_level_tokenizer, tiny_causal
 
-from fedecider.models.adapters import LoraSettings, attach_lora
-from fedecider.models.export import Card, PromptLayout, export_adapter, model_card, program, prompt_layout
+from fedecider.models.adapters import LoraSettings, attach_lora, read_pair
+from fedecider.models.export import Card, PromptLayout, SavedBase, export_adapter, model_card, program, prompt_layout
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
 from fedecider.models.publish import put_in_front
 from idgen.backbone import build_backbone, load_backbone
@@ -104,12 +104,12 @@ def export(kind, layout):
     row = torch.tensor([[5, 6, 1]])
     export_adapter(
         model,
+        read_pair(model),
         root / "adapters" / "crime",
-        base_folder=root / "backbone",
-        base_name=LOCAL_BACKBONE,
-        items=ItemTable([f"k{number:02d}" for number in range(len(TITLES))], TITLES, ids.texts, ids.token_ids),
-        card=CARD._replace(prompt=layout),
-        prompts={"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row},
+        SavedBase(root / "backbone", LOCAL_BACKBONE),
+        ItemTable([f"k{number:02d}" for number in range(len(TITLES))], TITLES, ids.texts, ids.token_ids),
+        CARD._replace(prompt=layout),
+        {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row},
     )
     return root / "adapters" / "crime"
 

@@ -6,25 +6,33 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lora_toys import RANK, adapted, batch, dense_updates, random_adapters, random_stack, tiny_t5, with_dense
+from lora_toys import (
+    RANK,
+    adapted,
+    batch,
+    dense_updates,
+    held_factors,
+    random_adapters,
+    random_stack,
+    tiny_t5,
+    with_dense,
+)
 from peft import LoraConfig, get_peft_model
 
 from fedecider.federation.wire import take_row
 from fedecider.models.adapters import (
-    _LowRank,
+    Adapters,
     adapter_parameters,
     adapter_shapes,
     base_hash,
     client_order,
-    fused_factors,
-    fused_layers,
-    load_fusion,
-    load_plain,
-    read_adapters,
-    scale_update,
+    fusion,
+    put,
+    read_pair,
     slot_order,
 )
-from fedecider.models.directions import load_above
+from fedecider.models.directions import above
+from fedecider.models.fused_linear import _LowRank, fused_layers
 
 ALPHA = torch.tensor([0.7, -1.3, 2.0])
 OWN = 1
@@ -55,7 +63,7 @@ def gradients(model, **inputs):
 def test_plain_lora_has_the_outputs_and_gradients_of_stock_peft():
     model = adapted()
     tree = random_adapters(model, 1)
-    load_plain(model, tree)
+    put(model, Adapters(tree))
     stock = stock_peft(tree)
     torch.testing.assert_close(gradients(model).logits, gradients(stock).logits, rtol=1e-5, atol=1e-6)
     wanted = {name: parameter.grad for name, parameter in stock.named_parameters() if parameter.requires_grad}
@@ -68,11 +76,11 @@ def test_plain_lora_has_the_outputs_and_gradients_of_stock_peft():
 def test_stacked_forward_is_the_dense_sum_the_concatenated_adapter_and_the_merged_weights():
     model = adapted()
     stack = random_stack(model, 3)
-    load_fusion(model, stack, OWN, ALPHA)
+    put(model, fusion(stack, OWN, ALPHA))
     logits = model(**batch()).logits
     dense = with_dense(model, dense_updates(stack, ALPHA))
     torch.testing.assert_close(logits, dense(**batch()).logits, rtol=0, atol=1e-5)
-    factors = fused_factors(model)
+    factors = held_factors(model)
     assert {tensor.shape[0] for key, tensor in factors.items() if key.endswith("_a")} == {3 * RANK}
     torch.testing.assert_close(logits, stock_peft(factors)(**batch()).logits, rtol=0, atol=1e-5)
     merged = copy.deepcopy(model).merge_and_unload()
@@ -87,7 +95,7 @@ def test_gradients_are_the_inner_products_with_the_dense_gradient():
     # dF/dalpha_j = sum_m <G_m, D_jm>, dF/dB = alpha_i G A^T, dF/dA = alpha_i B^T G
     model = adapted()
     stack = random_stack(model, 3)
-    alpha = load_fusion(model, stack, OWN, ALPHA)
+    alpha = put(model, fusion(stack, OWN, ALPHA))
     gradients(model.double())
     stack = {key: tensor.double() for key, tensor in stack.items()}
     dense = with_dense(model, dense_updates(stack, ALPHA.double())).double()
@@ -108,7 +116,7 @@ def test_gradients_are_the_inner_products_with_the_dense_gradient():
 def test_alpha_gradient_agrees_with_finite_differences(separate):
     model = adapted()
     stack = random_stack(model, 3)
-    alpha = load_fusion(model, stack, OWN, ALPHA, separate=separate)
+    alpha = put(model, fusion(stack, OWN, ALPHA, separate=separate))
     gradients(model.double())
     step = 2.0**-11
     for slot in range(3):
@@ -133,10 +141,10 @@ def test_the_hand_written_backward_passes_gradcheck(x_needs_grad):
     peer_a, peer_bt = tensor(4, 4, grad=False), tensor(4, 5, grad=False)
 
     def fused(base, x, own_a, own_b, weight):
-        return _LowRank.apply(base.clone(), x, own_a, own_b, peer_a, peer_bt, weight)
+        return _LowRank.apply(base.clone(), x, own_a, own_b, weight, (peer_a, peer_bt))
 
     def plain(base, x, own_a, own_b):
-        return _LowRank.apply(base.clone(), x, own_a, own_b, None, None, None)
+        return _LowRank.apply(base.clone(), x, own_a, own_b, None, None)
 
     assert torch.autograd.gradcheck(fused, (base, x, own_a, own_b, weight))
     assert torch.autograd.gradcheck(plain, (base, x, own_a, own_b))
@@ -145,10 +153,10 @@ def test_the_hand_written_backward_passes_gradcheck(x_needs_grad):
 def test_a_step_changes_own_pair_and_alpha_and_nothing_else():
     model = adapted()
     stack = random_stack(model, 3)
-    alpha = load_fusion(model, stack, OWN, ALPHA)
+    alpha = put(model, fusion(stack, OWN, ALPHA))
     frozen, own, banks = (
         base_hash(model),
-        read_adapters(model),
+        read_pair(model),
         [(layer.bank.peer_a.clone(), layer.bank.peer_bt.clone()) for layer in fused_layers(model).values()],
     )
     optimizer = torch.optim.AdamW([*adapter_parameters(model), alpha], lr=1e-2, weight_decay=0.0)
@@ -160,7 +168,7 @@ def test_a_step_changes_own_pair_and_alpha_and_nothing_else():
         assert torch.equal(layer.bank.peer_bt, peer_bt)
         assert layer.bank.peer_a.grad is None
         assert not layer.bank.peer_a.requires_grad
-    for key, tensor in read_adapters(model).items():
+    for key, tensor in read_pair(model).items():
         assert not torch.equal(tensor, own[key])
     assert (client_order(alpha.detach(), OWN) - ALPHA).abs().min() > 1e-3
 
@@ -171,7 +179,7 @@ def test_one_step_lowers_alpha_iff_the_inner_product_is_positive_and_opposites_m
     opposite = {
         key: torch.cat([tensor, -tensor[1:] if key.endswith("_b") else tensor[1:]]) for key, tensor in stack.items()
     }
-    alpha = load_fusion(model, opposite, 0, torch.tensor([1.0, 0.4, 0.4]))
+    alpha = put(model, fusion(opposite, 0, torch.tensor([1.0, 0.4, 0.4])))
     gradients(model)
     assert float(alpha.grad[1]) == pytest.approx(-float(alpha.grad[2]), rel=1e-4)
     before = alpha.detach().clone()
@@ -186,7 +194,7 @@ def test_a_zero_direction_gives_alpha_no_gradient_there():
     for key, tensor in stack.items():
         if key.endswith("_b"):
             tensor[1] = 0.0
-    alpha = load_fusion(model, stack, 0, torch.tensor([1.0, 2.0]))
+    alpha = put(model, fusion(stack, 0, torch.tensor([1.0, 2.0])))
     gradients(model)
     assert float(alpha.grad[1]) == 0.0
     assert float(alpha.grad[0]) != 0.0
@@ -206,11 +214,12 @@ def test_a_direction_that_is_zero_in_some_layers_has_no_slot_there(per_layer):
             tiny[f"{name}.lora_b"][peer] *= 1e-12
     found = []
     for directions in (zero, tiny):
-        weights = load_fusion(model, directions, OWN, alpha)
+        weights = put(model, fusion(directions, OWN, alpha))
         slots = [len(layer.bank.peer_a) // RANK for layer in fused_layers(model).values()]
         output = gradients(model)
         own = [parameter.grad.clone() for parameter in adapter_parameters(model)]
-        found.append((slots, output.logits.detach(), weights.grad, own, fused_factors(model)))
+        factors = fusion(directions, OWN, alpha).factors()
+        found.append((slots, output.logits.detach(), weights.grad, own, factors))
     assert found[0][0] == [[1, 1, 0, 2][place % 4] for place in range(len(names))]
     assert set(found[1][0]) == {2}
     torch.testing.assert_close(found[0][1:4], found[1][1:4], rtol=1e-4, atol=1e-5)
@@ -222,29 +231,29 @@ def test_a_direction_that_is_zero_in_some_layers_has_no_slot_there(per_layer):
 def test_weights_zero_but_own_one_is_plain_lora():
     model, plain = adapted(), adapted()
     stack = random_stack(model, 3)
-    load_fusion(model, stack, OWN, torch.tensor([0.0, 1.0, 0.0]), train_alpha=False)
-    load_plain(plain, take_row(stack, OWN))
+    put(model, fusion(stack, OWN, torch.tensor([0.0, 1.0, 0.0]), learns=False))
+    put(plain, Adapters(take_row(stack, OWN)))
     steps = [torch.optim.AdamW(adapter_parameters(one), lr=1e-2) for one in (model, plain)]
     for _ in range(3):
         for one, optimizer in zip((model, plain), steps, strict=True):
             gradients(one)
             optimizer.step()
-    for key, tensor in read_adapters(plain).items():
-        torch.testing.assert_close(read_adapters(model)[key], tensor, rtol=1e-4, atol=1e-5)
+    for key, tensor in read_pair(plain).items():
+        torch.testing.assert_close(read_pair(model)[key], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_product_of_sums_is_the_formula_with_its_cross_terms():
     model = adapted()
     stack = random_stack(model, 3)
-    load_fusion(model, stack, OWN, ALPHA, separate=False)
+    put(model, fusion(stack, OWN, ALPHA, separate=False))
     updates = {
         name: torch.tensordot(ALPHA, stack[f"{name}.lora_b"], 1) @ torch.tensordot(ALPHA, stack[f"{name}.lora_a"], 1)
         for name in fused_layers(model)
     }
     logits = model(**batch()).logits
     torch.testing.assert_close(logits, with_dense(model, updates)(**batch()).logits, rtol=0, atol=1e-5)
-    torch.testing.assert_close(logits, stock_peft(fused_factors(model))(**batch()).logits, rtol=0, atol=1e-5)
-    load_fusion(model, stack, OWN, ALPHA)
+    torch.testing.assert_close(logits, stock_peft(held_factors(model))(**batch()).logits, rtol=0, atol=1e-5)
+    put(model, fusion(stack, OWN, ALPHA))
     assert (model(**batch()).logits - logits).abs().max() > 0.05
 
 
@@ -253,17 +262,21 @@ def test_product_of_sums_is_the_formula_with_its_cross_terms():
 def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
     model = adapted()
     if kind == "plain":
-        load_plain(model, random_adapters(model, 1))
+        adapters = Adapters(random_adapters(model, 1))
+    elif kind == "above":
+        adapters = above(random_adapters(model, 1), random_updates(model))
     else:
         alpha = ALPHA if kind != "per layer" else torch.stack([ALPHA + row for row in range(len(fused_layers(model)))])
-        load_fusion(model, random_stack(model, 3), OWN, alpha, separate=kind != "product of sums")
-    if kind == "above":
-        load_above(model, random_adapters(model, 1), random_updates(model))
+        adapters = fusion(random_stack(model, 3), OWN, alpha, separate=kind != "product of sums")
+    put(model, adapters)
     whole = {name: layer.get_delta_weight("default") for name, layer in fused_layers(model).items()}
     logits = model(**batch()).logits
-    scale_update(model, share)
+    put(model, adapters.scaled(share))
     for name, layer in fused_layers(model).items():
-        torch.testing.assert_close(layer.get_delta_weight("default"), share * whole[name], rtol=1e-5, atol=1e-6)
+        update = layer.get_delta_weight("default")
+        torch.testing.assert_close(update, share * whole[name], rtol=1e-5, atol=1e-6)
+        factors = adapters.scaled(share).factors()  # the value says what the layers add
+        torch.testing.assert_close(factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"], update, rtol=1e-5, atol=1e-6)
     if share == 1.0:
         assert torch.equal(model(**batch()).logits, logits)
     if share == 0.0:
@@ -285,7 +298,7 @@ def test_a_dense_update_below_a_pair_is_added_as_it_is_and_does_not_learn(rank):
     pair, below = random_adapters(model, 1), random_updates(model)
     sides = {tuple(one.shape) for one in below.values()}
     assert {out > into for out, into in sides} == {True, False}
-    load_above(model, pair, below)
+    put(model, above(pair, below))
     updates = {
         name: below[f"{name}.update"] + pair[f"{name}.lora_b"] @ pair[f"{name}.lora_a"] for name in fused_layers(model)
     }
@@ -293,17 +306,17 @@ def test_a_dense_update_below_a_pair_is_added_as_it_is_and_does_not_learn(rank):
     torch.testing.assert_close(logits, with_dense(model, updates)(**batch()).logits, rtol=0, atol=1e-4)
     trained = [parameter for parameter in model.parameters() if parameter.grad is not None]
     assert len(trained) == 2 * len(updates)
-    load_above(model, pair, {key: torch.zeros_like(one) for key, one in below.items()})
+    put(model, above(pair, {key: torch.zeros_like(one) for key, one in below.items()}))
     alone = model(**batch()).logits
-    load_plain(model, pair)
+    put(model, Adapters(pair))
     torch.testing.assert_close(model(**batch()).logits, alone)
 
 
 def test_product_of_sums_with_one_client_and_weight_one_is_plain_lora():
     model, plain = adapted(), adapted()
     stack = random_stack(model, 1)
-    load_fusion(model, stack, 0, torch.ones(1), separate=False)
-    load_plain(plain, take_row(stack, 0))
+    put(model, fusion(stack, 0, torch.ones(1), separate=False))
+    put(plain, Adapters(take_row(stack, 0)))
     torch.testing.assert_close(gradients(model).logits, gradients(plain).logits, rtol=0, atol=0)
     for mine, other in zip(adapter_parameters(model), adapter_parameters(plain), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=0)
@@ -316,7 +329,7 @@ def test_product_of_sums_with_equal_a_and_weights_that_sum_to_one():
         if key.endswith("_a"):
             tensor[:] = tensor[0].clone()
     weights = torch.tensor([0.5, -0.7, 1.2])
-    load_fusion(model, stack, 2, weights, separate=False)
+    put(model, fusion(stack, 2, weights, separate=False))
     dense = with_dense(model, dense_updates(stack, weights))
     torch.testing.assert_close(model(**batch()).logits, dense(**batch()).logits, rtol=0, atol=1e-5)
 
@@ -324,15 +337,15 @@ def test_product_of_sums_with_equal_a_and_weights_that_sum_to_one():
 def test_per_layer_weights_equal_shared_ones_when_rows_agree_and_differ_otherwise():
     model = adapted()
     stack = random_stack(model, 3)
-    alpha = load_fusion(model, stack, OWN, ALPHA)
+    alpha = put(model, fusion(stack, OWN, ALPHA))
     shared = gradients(model).logits
     shared_grad = alpha.grad
     rows = ALPHA.repeat(12, 1)
-    alpha = load_fusion(model, stack, OWN, rows)
+    alpha = put(model, fusion(stack, OWN, rows))
     torch.testing.assert_close(gradients(model).logits, shared)
     torch.testing.assert_close(alpha.grad.sum(0), shared_grad, rtol=1e-4, atol=1e-6)
     rows[4] *= 3.0
-    load_fusion(model, stack, OWN, rows)
+    put(model, fusion(stack, OWN, rows))
     updates = dense_updates(stack, ALPHA)
     name = list(fused_layers(model))[4]
     updates[name] = 3.0 * updates[name]
@@ -342,7 +355,7 @@ def test_per_layer_weights_equal_shared_ones_when_rows_agree_and_differ_otherwis
 def test_bf16_autocast_keeps_fp32_parameters_and_gradients():
     model = adapted()
     stack = random_stack(model, 3)
-    alpha = load_fusion(model, stack, OWN, ALPHA)
+    alpha = put(model, fusion(stack, OWN, ALPHA))
     gradients(model)
     exact = alpha.grad.clone()
     alpha.grad = None
@@ -373,9 +386,9 @@ def test_slot_order_puts_own_first_and_is_undone(sizes):
 def test_bad_input_is_named():
     model = adapted()
     with pytest.raises(ValueError, match=r"3 directions .* and 2 fusion weights"):
-        load_fusion(model, random_stack(model, 3), 0, torch.ones(2))
+        put(model, fusion(random_stack(model, 3), 0, torch.ones(2)))
     with pytest.raises(ValueError, match="another backbone or lora_rank"):
-        load_fusion(model, random_stack(adapted(rank=2), 3), 0, torch.ones(3))
+        put(model, fusion(random_stack(adapted(rank=2), 3), 0, torch.ones(3)))
     with pytest.raises(ValueError, match="without adapters"):
         fused_layers(tiny_t5())
 
@@ -386,7 +399,7 @@ def test_cuda_gives_the_cpu_results(precision):
     results = []
     for device in ("cpu", "cuda"):
         model = adapted().to(device)
-        alpha = load_fusion(model, random_stack(model, 3), OWN, ALPHA)
+        alpha = put(model, fusion(random_stack(model, 3), OWN, ALPHA))
         inputs = {key: tensor.to(device) for key, tensor in batch().items()}
         with torch.autocast(device, torch.bfloat16, enabled=precision == "bf16"):
             output = model(**inputs)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from lora_toys import batch, random_adapters, random_stack, tiny_t5
+from lora_toys import batch, held_factors, random_adapters, random_stack, tiny_t5
 from peft import PeftModel
 from peft.utils.integrations import dequantize_bnb_weight
 from test_export import ALPHA, CARD, ITEMS
@@ -13,17 +13,18 @@ bitsandbytes = pytest.importorskip("bitsandbytes", reason="bitsandbytes (the ext
 
 from bitsandbytes.functional import has_avx512bf16  # noqa: E402
 
-from fedecider.models.adapters import (  # noqa: E402  # noqa: E402
+from fedecider.models.adapters import (  # noqa: E402
+    Adapters,
     LoraSettings,
     adapter_shapes,
     attach_lora,
     base_hash,
-    fused_layers,
-    load_fusion,
-    load_plain,
+    fusion,
     named_factors,
+    put,
 )
-from fedecider.models.export import export_adapter  # noqa: E402
+from fedecider.models.export import SavedBase, export_adapter  # noqa: E402
+from fedecider.models.fused_linear import fused_layers  # noqa: E402
 from idgen.backbone import load_backbone  # noqa: E402
 from idgen.backbones.families import family_of  # noqa: E402
 from idgen.losses import sequence_loss  # noqa: E402
@@ -65,7 +66,7 @@ def test_roles_mean_the_same_and_the_output_keeps_its_precision(folders, name, q
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_arrive_after_an_evaluation_and_the_loss_falls(folders, name, quantize):
     model = adapted(folders / name, quantize)
-    load_plain(model, random_adapters(model, 3, 0.1))
+    put(model, Adapters(random_adapters(model, 3, 0.1)))
     before = base_hash(model)
     with torch.no_grad():
         start = sequence_loss(model.eval(), batch())
@@ -87,7 +88,7 @@ def test_gradients_arrive_after_an_evaluation_and_the_loss_falls(folders, name, 
 def test_own_pair_and_peers_add_the_dense_sum(folders, quantize, training):
     model = adapted(folders / "llama", quantize, ("attention", "feed_forward")).train(training)
     stack, own = random_stack(model, 3), 1
-    alpha = load_fusion(model, stack, own, ALPHA)
+    alpha = put(model, fusion(stack, own, ALPHA))
     for path, layer in fused_layers(model).items():
         update = sum(
             weight * b @ a for weight, a, b in zip(ALPHA, stack[f"{path}.lora_a"], stack[f"{path}.lora_b"], strict=True)
@@ -107,14 +108,14 @@ def test_own_pair_and_peers_add_the_dense_sum(folders, quantize, training):
 @pytest.mark.parametrize("name", MODELS)
 def test_an_export_loads_with_plain_peft_on_either_base(folders, tmp_path, name, quantize):
     model = adapted(folders / name, quantize, ("attention",)).eval()
-    load_fusion(model, random_stack(model, 3), 0, ALPHA)
-    options = {"base_folder": folders / name, "base_name": "x", "items": ITEMS, "card": CARD, "prompts": batch()}
-    assert export_adapter(model, tmp_path / "crime", **options) <= 1e-5
+    put(model, fusion(random_stack(model, 3), 0, ALPHA))
+    given = (held_factors(model), tmp_path / "crime", SavedBase(folders / name, "x"), ITEMS, CARD, batch())
+    assert export_adapter(model, *given) <= 1e-5
     family = family_of(model)
     auto_class = getattr(transformers, family.auto_class)
     plain = PeftModel.from_pretrained(auto_class.from_pretrained(folders / name), tmp_path / "crime").eval()
     wanted = adapted(folders / name, "none", ("attention",)).eval()
-    load_fusion(wanted, random_stack(wanted, 3), 0, ALPHA)
+    put(wanted, fusion(random_stack(wanted, 3), 0, ALPHA))
     inputs = family.plain_inputs(batch())
     with torch.no_grad():
         found, exact, quantized = (one(**inputs).logits for one in (plain, wanted, model))

@@ -5,23 +5,22 @@ import warnings
 
 import pytest
 import torch
-from lora_toys import batch, random_adapters, random_stack, tiny_t5
+from lora_toys import batch, held_factors, random_adapters, random_stack, tiny_t5
 from tiny_causal import tiny_causal
 
 from fedecider.models.adapters import (
+    Adapters,
     LoraSettings,
-    adapted_embeddings,
     adapter_shapes,
     attach_lora,
-    fused_factors,
-    fused_layers,
+    fusion,
     initial_adapters,
-    load_fusion,
-    load_plain,
     named_factors,
-    tied_embeddings,
+    put,
 )
 from fedecider.models.export import load_adapter, save_peft_folder
+from fedecider.models.fused_linear import fused_layers
+from fedecider.models.tied_table import adapted_embeddings, tied_embeddings
 from idgen.backbones.families import family_of
 from idgen.decode import constrained_beam_search, score_catalogue
 from idgen.losses import sequence_loss
@@ -66,25 +65,25 @@ FAMILIES = pytest.mark.parametrize("family", ["t5", "llama", "qwen2"])
 def test_logits_are_those_of_one_table_that_was_changed(family, separate):
     model = adapted_table(family)
     weight_K = torch.tensor([1.5, -0.5, 2.0])
-    load_fusion(model, random_stack(model, 3), 1, weight_K, separate=separate)
-    factors = fused_factors(model)
+    put(model, fusion(random_stack(model, 3), 1, weight_K, separate=separate))
+    factors = held_factors(model)
     dense = with_dense_table(family, factors["lm_head.lora_b"] @ factors["lm_head.lora_a"])
     expected = dense(**inputs_of(family)).logits
     torch.testing.assert_close(model(**inputs_of(family)).logits, expected, rtol=1e-4, atol=1e-4)
     outputs = attach_lora(base_of(family), LoraSettings(RANK, ("output",)))
-    load_fusion(outputs, random_stack(outputs, 3), 1, weight_K, separate=separate)
+    put(outputs, fusion(random_stack(outputs, 3), 1, weight_K, separate=separate))
     assert (outputs(**inputs_of(family)).logits - expected).abs().max() > 0.01  # the output alone is another model
 
 
 @FAMILIES
 def test_gradients_are_those_of_the_dense_table(family):
     model, inputs = adapted_table(family), inputs_of(family)
-    alpha = load_fusion(model, random_stack(model, 2), 0, torch.tensor([1.0, 0.5]))
+    alpha = put(model, fusion(random_stack(model, 2), 0, torch.tensor([1.0, 0.5])))
     named = named_factors(model)
     _loss(model, inputs).backward()
     dense = with_dense_table(family, torch.zeros(()))
     table = dense.get_input_embeddings().weight
-    factors = fused_factors(model)
+    factors = held_factors(model)
     with torch.no_grad():
         table += factors["lm_head.lora_b"] @ factors["lm_head.lora_a"]
     _loss(dense, inputs).backward()
@@ -101,14 +100,14 @@ def test_gradients_are_those_of_the_dense_table(family):
 @FAMILIES
 def test_plain_peft_reads_the_exported_pair_in_both_places(family, tmp_path):
     model = adapted_table(family, "attention")
-    load_fusion(model, random_stack(model, 2), 0, torch.tensor([1.0, 0.5]))
+    put(model, fusion(random_stack(model, 2), 0, torch.tensor([1.0, 0.5])))
     tables = adapted_embeddings(model.get_base_model())
     assert tables
-    save_peft_folder(fused_factors(model), tmp_path, "base", family_of(model).task_type, tables)
+    save_peft_folder(held_factors(model), tmp_path, "base", family_of(model).task_type, tables)
     reloaded = load_adapter(base_of(family), tmp_path).eval()
     expected = model(**inputs_of(family)).logits
     torch.testing.assert_close(reloaded(**inputs_of(family)).logits, expected, rtol=1e-5, atol=1e-5)
-    save_peft_folder(fused_factors(model), tmp_path, "base", family_of(model).task_type)
+    save_peft_folder(held_factors(model), tmp_path, "base", family_of(model).task_type)
     half = load_adapter(base_of(family), tmp_path).eval()
     assert (half(**inputs_of(family)).logits - expected).abs().max() > 0.01
 
@@ -116,7 +115,7 @@ def test_plain_peft_reads_the_exported_pair_in_both_places(family, tmp_path):
 @FAMILIES
 def test_disabled_and_merged_adapters_are_not_counted_twice(family):
     model = adapted_table(family)
-    load_plain(model, random_adapters(model, 1))
+    put(model, Adapters(random_adapters(model, 1)))
     expected, plain = model(**inputs_of(family)).logits, base_of(family)(**inputs_of(family)).logits
     with model.disable_adapter():
         torch.testing.assert_close(model(**inputs_of(family)).logits, plain)
@@ -129,7 +128,7 @@ def test_disabled_and_merged_adapters_are_not_counted_twice(family):
 @FAMILIES
 def test_decoding_gives_the_exact_scores(family):
     model = adapted_table(family, "attention")
-    load_plain(model, random_adapters(model, 2))
+    put(model, Adapters(random_adapters(model, 2)))
     ids = [[5, 7], [5, 8, 9], [6], [11, 12], [13, 5]]
     trie = Trie.build(ids, 1)
     prompt = {name: inputs_of(family)[name] for name in ("input_ids", "attention_mask")}
@@ -140,17 +139,17 @@ def test_decoding_gives_the_exact_scores(family):
 
 def test_a_copy_reads_its_own_adapter():
     model = adapted_table("llama")
-    load_plain(model, random_adapters(model, 1))
+    put(model, Adapters(random_adapters(model, 1)))
     before = model(**inputs_of("llama")).logits
     other = copy.deepcopy(model)
-    load_plain(other, random_adapters(other, 2))
+    put(other, Adapters(random_adapters(other, 2)))
     assert (other(**inputs_of("llama")).logits - before).abs().max() > 0.01
     torch.testing.assert_close(model(**inputs_of("llama")).logits, before, rtol=0, atol=0)
 
 
 def test_training_moves_items_of_the_history_too():
     model = adapted_table("llama")
-    load_plain(model, {name: 0.1 * tensor for name, tensor in random_adapters(model, 3).items()})
+    put(model, Adapters({name: 0.1 * tensor for name, tensor in random_adapters(model, 3).items()}))
     named = named_factors(model)
     rows = {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
     sequence_loss(model, {**rows, "row_labels": torch.tensor([[-100, -100, 7]])}).backward()
@@ -175,7 +174,7 @@ def test_what_cannot_be_tied_is_refused():
 @pytest.mark.parametrize("target", ["table", "output", "attention"])
 def test_the_loss_over_a_catalogue_is_that_of_its_logits(family, separate, target):
     model = attach_lora(base_of(family), LoraSettings(RANK, (target,)))
-    load_fusion(model, random_stack(model, 2), 0, torch.tensor([1.0, 0.5]), separate=separate)
+    put(model, fusion(random_stack(model, 2), 0, torch.tensor([1.0, 0.5]), separate=separate))
     named = named_factors(model)
     token_C = torch.tensor([4, 7, 9, 11, 30])
     label_BT = torch.tensor([[-100, 4, 30], [-100, 11, -100], [-100, -100, 7]])
@@ -223,7 +222,7 @@ def test_rows_of_peers_are_those_of_their_products_however_often_they_are_asked_
     for seed in (1, 2):
         stack = random_stack(model, 3)
         stack = {name: seed * tensor for name, tensor in stack.items()}
-        load_fusion(model, stack, 1, weight_K)
+        put(model, fusion(stack, 1, weight_K))
         pairs = zip(stack["lm_head.lora_b"], stack["lm_head.lora_a"], strict=True)
         update_VD = sum(weight * b @ a for weight, (b, a) in zip(weight_K, pairs, strict=True))
         expected_CD = layer.get_base_layer().weight[ids_C] + update_VD[ids_C]
@@ -239,7 +238,7 @@ def test_rows_of_peers_are_those_of_their_products_however_often_they_are_asked_
 def test_ranking_sees_every_change_of_what_is_loaded():
     """The dense update is made once; training makes it anew, by an optimiser that does not count versions too."""
     model, inputs = adapted_table("llama"), inputs_of("llama")
-    alpha = load_fusion(model, random_stack(model, 3), 1, torch.tensor([1.5, -0.5, 2.0]))
+    alpha = put(model, fusion(random_stack(model, 3), 1, torch.tensor([1.5, -0.5, 2.0])))
     own_b = named_factors(model)["lm_head.lora_b"]
 
     def trained_by(optimizer):

@@ -5,13 +5,13 @@ import json
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lora_toys import RANK, adapted, batch, random_stack, tiny_t5
+from lora_toys import RANK, adapted, batch, held_factors, random_stack, tiny_t5
 from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM
 
-from fedecider.models.adapters import fused_factors, load_fusion
+from fedecider.models.adapters import fusion, put
 from fedecider.models.directions import compact
-from fedecider.models.export import Card, PromptLayout, export_adapter
+from fedecider.models.export import Card, PromptLayout, SavedBase, export_adapter
 from fedecider.models.item_table import ItemTable
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
@@ -32,7 +32,7 @@ def product(tree, name="m"):
 
 def fused(num_clients=3):
     model = adapted()
-    load_fusion(model, random_stack(model, num_clients), 1, ALPHA[:num_clients])
+    put(model, fusion(random_stack(model, num_clients), 1, ALPHA[:num_clients]))
     return model
 
 
@@ -54,13 +54,13 @@ def test_the_least_rank_that_a_layer_can_have_loses_nothing(seed, rank, in_featu
 
 def test_many_clients_are_handed_over_at_the_width_of_the_layers(tmp_path):
     model = adapted()  # attention of 10 to 12 features
-    load_fusion(model, random_stack(model, 5), 1, torch.tensor([1.5, -0.5, 2.0, 0.3, -1.0]))
-    assert len(next(iter(fused_factors(model).values()))) == 5 * RANK
+    put(model, fusion(random_stack(model, 5), 1, torch.tensor([1.5, -0.5, 2.0, 0.3, -1.0])))
+    assert len(next(iter(held_factors(model).values()))) == 5 * RANK
     tiny_t5().save_pretrained(tmp_path / "backbone")
     prompt = PromptLayout("crime :", "", ";", 1, 3, 64, 20, "AutoModelForSeq2SeqLM", False)
     card = Card("fedecider", "crime", prompt, {}, {}, "leave-last-out", details={})
-    places = {"base_folder": tmp_path / "backbone", "base_name": "x", "items": ITEMS, "card": card, "prompts": batch()}
-    assert export_adapter(model, tmp_path / "crime", **places) <= 1e-5
+    base = SavedBase(tmp_path / "backbone", "x")
+    assert export_adapter(model, held_factors(model), tmp_path / "crime", base, ITEMS, card, batch()) <= 1e-5
     config = json.loads((tmp_path / "crime" / "adapter_config.json").read_text())
     assert config["r"] == config["lora_alpha"] == 10
     base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "backbone")

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_recommender import NAMES, run, toy_recommender
+from toy_recommender import NAMES, run, toy_recommender, with_clients
 
 from fedecider.methods import METHODS
+from fedecider.methods.beside import beside, best_model, has_local
 from fedecider.methods.config import UserPrivacy
-from fedecider.methods.local import beside, has_local, load_best
-from fedecider.models.adapters import read_adapters
 
 ROUNDS = 3
 
@@ -59,14 +58,13 @@ def test_the_best_round_of_a_client_is_loaded_even_if_the_method_had_another():
     recommender = toy_recommender()
     places = iter([4, 4, 4, 1, 9, 9, 9, 2, 9])  # of three clients in three rounds
 
-    def positions(client, split):
-        return torch.tensor([next(places)])
+    def positions_of(client):
+        return lambda model, split, share: torch.tensor([next(places)])
 
-    method = beside(built("fedavg", recommender), recommender._replace(positions=positions))
+    method = beside(built("fedavg", recommender), with_clients(recommender, positions=positions_of))
     found, _ = run(method, len(NAMES), ROUNDS)
     assert found.local["local.round"].tolist() == [2, 3, 1]
-    load_best(recommender, found.local, 0)
-    second = read_adapters(recommender.model)
+    second = best_model(recommender, found.local, 0).adapters.pair
     after_two, _ = run(built("local", recommender), len(NAMES), 2)
     assert all(torch.equal(tensor, after_two.local[f"own.{key}"][0]) for key, tensor in second.items())
 

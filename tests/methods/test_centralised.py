@@ -11,9 +11,9 @@ from fedecider.federation.rounds import evaluate
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
 from fedecider.methods import METHODS
-from fedecider.methods.centralised import CentralisedConfig, centralised, load_variant, pooled_recommender, scalars
+from fedecider.methods.centralised import CentralisedConfig, centralised, client_model, pooled_models, scalars
 from fedecider.methods.local import LocalConfig, local
-from fedecider.models.adapters import read_adapters, without_prefix
+from fedecider.models.adapters import without_prefix
 
 ALL = ("crime", "comics", "children")
 
@@ -36,17 +36,17 @@ def owner(batch):
 
 
 def test_every_sample_is_seen_once_an_epoch_in_mixed_order():
-    pooled = pooled_recommender(toy_recommender())
+    pooled = pooled_models(toy_recommender())
     expected = Counter(tuple(row) for name in ALL for row in toy_data(name)["input_ids"].tolist())
     orders = []
     for epoch in range(6):
-        found = list(pooled.batches(0, stream(3, "batches", "pooled", 1, epoch)))
+        found = list(pooled.clients[0].batches(stream(3, "batches", "pooled", 1, epoch)))
         assert Counter(tuple(row) for batch in found for row in batch["input_ids"].tolist()) == expected
         orders.append(tuple(owner(batch) for batch in found))
         assert Counter(orders[-1]) == {0: 2, 1: 2, 2: 3}
     assert len(set(orders)) > 3
     assert any(order != tuple(sorted(order)) for order in orders)
-    assert pooled.num_examples(0) == sum(SIZES.values())
+    assert pooled.clients[0].num_examples == sum(SIZES.values())
     assert (pooled.names, pooled.num_clients) == (["pooled"], 1)
 
 
@@ -73,9 +73,9 @@ def test_all_clients_hold_the_one_adapter_and_nothing_is_sent():
     for client, found in enumerate(positions_of(method, state, "pooled", 3)):
         assert torch.equal(found, together[client])
         download = method.broadcast(3, state.server, torch.tensor([client]))
-        load_variant(recommender, config, "pooled", download, take_row(state.local, client), client)
-        assert same(read_adapters(recommender.model), take_row(without_prefix(state.local, "own"), client))
-        assert torch.equal(recommender.positions(client, "valid"), found)
+        model = client_model(recommender, config, "pooled", download, take_row(state.local, client), client)
+        assert same(model.adapters.pair, take_row(without_prefix(state.local, "own"), client))
+        assert torch.equal(model.positions("valid"), found)
 
 
 def test_same_seed_same_bits_and_resuming_changes_nothing(tmp_path):

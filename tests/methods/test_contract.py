@@ -17,7 +17,7 @@ from fedecider.federation.record import Recorder, read_records
 from fedecider.federation.wire import take_row
 from fedecider.methods import METHODS
 from fedecider.methods.fedecider import FedeciderConfig
-from fedecider.models.adapters import FACTORS, read_adapters
+from fedecider.models.adapters import FACTORS, read_pair
 from fedecider.testing.llm_contract import LLM_CONTRACT, LlmBench
 
 pytestmark = pytest.mark.whole
@@ -190,5 +190,5 @@ def test_reading_after_local_training_gives_the_upload(name):
     sent, factors = take_row(upload.tensors, 0), SENT_FACTORS.get(name, FACTORS)
     for key in SENT_BESIDE.get(name, ()):
         del sent[key]
-    read = read_adapters(recommender.model)
+    read = read_pair(recommender.base.model)
     assert same(sent, {key: tensor for key, tensor in read.items() if key.endswith(factors)})

@@ -8,11 +8,11 @@ from toy_recommender import blocks, run, toy_recommender
 from fedecider.federation.method import Download
 from fedecider.federation.record import left_out
 from fedecider.federation.wire import take_row
-from fedecider.methods.ditto import GRID, DittoConfig, ditto, load_variant
+from fedecider.methods.ditto import GRID, DittoConfig, client_model, ditto
 from fedecider.methods.fedavg import WeightingConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
-from fedecider.methods.local_training import Pull, train_locally
-from fedecider.models.adapters import load_plain, read_adapters, without_prefix
+from fedecider.methods.local_training import ProximalTerm, train_locally
+from fedecider.models.adapters import without_prefix
 
 pytestmark = pytest.mark.whole
 
@@ -21,7 +21,7 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-def test_without_pull_v_is_local_training_bit_for_bit():
+def test_without_a_proximal_term_v_is_local_training_bit_for_bit():
     personal, records = run(ditto(toy_recommender(dropout=0.1), DittoConfig(personal_pull=0.0)), 3, 3)
     alone, local_records = run(local(toy_recommender(dropout=0.1), LocalConfig()), 3, 3)
     assert same(personal.local, alone.local)
@@ -49,12 +49,11 @@ def test_v_goes_on_from_v_and_is_drawn_to_the_w_of_the_start_of_the_round():
     start, _ = fedavg(recommender, WeightingConfig()).init()
     expected = start
     for round, anchor in enumerate([start, *globals_], 1):
-        load_plain(recommender.model, expected)
-        expected = train_locally(recommender, 1, round, pull=Pull(anchor, 2.0)).adapters
+        expected = train_locally(recommender, 1, round, expected, proximal=ProximalTerm(anchor, 2.0)).pair
     assert same(take_row(without_prefix(state.local, "own"), 1), expected)
 
 
-def test_a_strong_pull_brings_v_to_w():
+def test_a_strong_proximal_term_brings_v_to_w():
     recommender = toy_recommender(local_epochs=20)
     target = {key: tensor + 0.1 for key, tensor in initial(recommender).items()}
     distances = []
@@ -71,14 +70,15 @@ def initial(recommender):
     return fedavg(recommender, WeightingConfig()).init()[0]
 
 
-def test_what_is_loaded_for_each_variant_and_a_broken_v_leaves_w_alone():
+def test_what_each_variant_is_and_a_broken_v_leaves_w_alone():
     recommender = toy_recommender()
     method = ditto(recommender, DittoConfig(weighting="examples"))
     state, records = run(method, 3, 2)
     assert method.variants == ("personal", "global")
     assert records[1]["valid"]["personal"] != records[1]["valid"]["global"]
-    load_variant(recommender, DittoConfig(), "personal", Download(state.server), take_row(state.local, 2), 2)
-    assert same(read_adapters(recommender.model), take_row(without_prefix(state.local, "own"), 2))
+    asked = (Download(state.server), take_row(state.local, 2), 2)
+    personal = client_model(recommender, DittoConfig(), "personal", *asked).adapters.pair
+    assert same(personal, take_row(without_prefix(state.local, "own"), 2))
 
     broken = {key: torch.full_like(tensor[2:3], float("nan")) for key, tensor in state.local.items()}
     upload, _, logs = method.client_update(3, Download(state.server), broken, blocks(3)[2])

@@ -7,11 +7,15 @@ from fedecider.cross_silo.entries import decode_examples, example_users
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.methods.recommender import LocalTraining, build_recommender
-from fedecider.models.adapters import LoraSettings, attach_lora
+from fedecider.methods.client_models import client_models
+from fedecider.methods.config import LocalTraining
+from fedecider.models.adapters import attach_lora
+from fedecider.models.client_model import Base
+from fedecider.models.config import LoraSettings
 from idgen.backbone import build_backbone
 from idgen.config import BackboneConfig, SampleConfig
 from idgen.item_ids import keyword_item_ids
+from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
 from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
@@ -38,23 +42,18 @@ def recommender_of(domain, drop_seen, num_beams):
     ids = keyword_item_ids(domain.item_keys, domain.item_texts, tokenizer)
     config = SampleConfig(templates="compact")
     backbone = BackboneConfig(d_model=16, num_layers=1)
-    return build_recommender(
-        attach_lora(build_backbone(backbone, tokenizer, seed=1), LoraSettings(rank=2)),
-        tokenizer,
-        [build_task(domain, domain.clients, ids, tokenizer, config, hold_out=True)],
-        seed=4,
-        training=LocalTraining(),
-        ranking=RankingConfig(num_beams=num_beams, eval_batch_size=2),
-        drop_seen=drop_seen,
-    )
+    model = attach_lora(build_backbone(backbone, tokenizer, seed=1), LoraSettings(rank=2))
+    tasks = [build_task(domain, domain.clients, ids, tokenizer, config, hold_out=True)]
+    context = RankingContext(RankingConfig(num_beams=num_beams, eval_batch_size=2), drop_seen)
+    return client_models(Base(model, tokenizer, context), tasks, LocalTraining(), seed=4)
 
 
 @pytest.mark.parametrize(("protocol", "num_beams"), [("strict", 15), ("strict/keep_seen", 15), ("strict", 3)])
 def test_places_are_those_of_the_evaluation(domain, protocol, num_beams):
-    recommender = recommender_of(domain, protocol == "strict", num_beams)
-    examples = decode_examples(recommender, 0, domain, protocol)
+    model = recommender_of(domain, protocol == "strict", num_beams).student("crime")
+    examples = decode_examples(model, domain)
     users = example_users(5, 4, "crime").tolist()
-    place_U = recommender.positions(0, "test")[users].tolist()
+    place_U = model.positions("test")[users].tolist()
     assert [example["position"] for example in examples] == [None if p == NOT_RANKED else p for p in place_U]
     for user, example in zip(users, examples, strict=True):
         titles = [domain.titles[item] for item in domain.clients.sequences[user]]

@@ -12,16 +12,16 @@ from fedecider.federation.wire import take_row
 from fedecider.methods.fdlora import (
     GRID,
     FdloraConfig,
+    client_model,
     fdlora,
     fuse,
     fusion_weights,
-    load_variant,
     outer_step,
 )
 from fedecider.methods.fedavg import WeightingConfig, fedavg
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
-from fedecider.models.adapters import load_plain, read_adapters, with_prefix, without_prefix
+from fedecider.models.adapters import Adapters, with_prefix, without_prefix
 
 pytestmark = pytest.mark.whole
 
@@ -110,8 +110,7 @@ def test_personal_adapters_follow_every_h_rounds():
         [False] * 3,
     ]
     (first, _), (second, _), (third, _) = states
-    load_plain(recommender.model, theta_s(first))
-    copy = train_locally(recommender, 1, 2).adapters
+    copy = train_locally(recommender, 1, 2, theta_s(first)).pair
     assert same(theta_p(second, 1), copy)
     assert not same(copy, theta_s(second))  # what the last round leaves to fuse are two models
     assert same(third.local, second.local)
@@ -160,9 +159,8 @@ def pair_of_models():
 
 
 def loss_of(recommender, adapters):
-    load_plain(recommender.model, adapters)
     with torch.no_grad():
-        return float(recommender.model(**toy_data(recommender.names[0])).loss)
+        return float(recommender.base.holding(Adapters(adapters))(**toy_data(recommender.names[0])).loss)
 
 
 @pytest.mark.slow
@@ -196,7 +194,7 @@ def test_the_search_keeps_to_its_budget(pair_of_models, monkeypatch):
     assert sizes == [2, 2] * 3
 
 
-def test_what_is_loaded_for_each_variant(pair_of_models):
+def test_what_each_variant_is(pair_of_models):
     recommender, good, bad = pair_of_models
     own, config = with_prefix(good, "own"), FdloraConfig()
     for variant, expected in {
@@ -204,8 +202,7 @@ def test_what_is_loaded_for_each_variant(pair_of_models):
         "global": bad,
         "fused": fuse(good, bad, fusion_weights(recommender, config, own, bad, 0)),
     }.items():
-        load_variant(recommender, config, variant, Download(bad), own, 0)
-        assert same(read_adapters(recommender.model), expected)
+        assert same(client_model(recommender, config, variant, Download(bad), own, 0).adapters.pair, expected)
     assert fdlora(recommender, config).variants[0] == "fused"
 
 

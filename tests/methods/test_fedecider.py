@@ -6,23 +6,20 @@ from toy_recommender import blocks, positions_of, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.fedecider import FedeciderConfig, fedecider, load_variant
+from fedecider.methods.fedecider import FedeciderConfig, client_model, fedecider
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
-    adapter_shapes,
     client_order,
-    fused_factors,
-    initial_adapters,
-    load_fusion,
-    load_plain,
+    fusion,
     module_names,
     num_scalars,
-    read_adapters,
+    put,
     stack_trees,
     without_prefix,
 )
 from fedecider.models.directions import normalise, update_norms
+from fedecider.models.fused_linear import fused_layers
 
 
 @pytest.fixture
@@ -49,6 +46,11 @@ def dense_updates(factors):
     return {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in module_names(factors)}
 
 
+def held_updates(recommender):
+    """What the model adds to its base after the last training, dense."""
+    return {name: layer.get_delta_weight("default") for name, layer in fused_layers(recommender.base.model).items()}
+
+
 def test_round_one_is_local_training_and_its_broadcast_has_unit_norms():
     state, records = run(fedecider(toy_recommender(), paper()), 3, 1)
     alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 1)
@@ -71,11 +73,11 @@ def test_round_two_by_hand():
     second, records = run(method, 3, 2)
     other = toy_recommender()
     for client in (0, 2):
-        alpha = load_fusion(other.model, first.server, client, torch.full((3,), 2.0))
-        trained = train_locally(other, client, 2, alpha=alpha, alpha_learning_rate=0.03)
-        assert same(trained.adapters, take_row(without_prefix(second.local, "own"), client))
-        assert torch.equal(second.local["alpha"][client], client_order(alpha.detach(), client))
-        expected = take_row(normalise(stack_trees([trained.adapters])).tree, 0)
+        start = fusion(first.server, client, torch.full((3,), 2.0))
+        trained = train_locally(other, client, 2, start, alpha_learning_rate=0.03)
+        assert same(trained.pair, take_row(without_prefix(second.local, "own"), client))
+        assert torch.equal(second.local["alpha"][client], trained.adapters.peers.alpha)
+        expected = take_row(normalise(stack_trees([trained.pair])).tree, 0)
         assert same(expected, take_row(second.server, client))
     assert (second.local["alpha"] - 2.0).abs().min() > 1e-3
     for client, log in enumerate(records[1]["clients"]):
@@ -88,7 +90,7 @@ def test_downloads_are_one_pair_then_all_directions():
     recommender = toy_recommender()
     method = fedecider(recommender, paper())
     _, records = run(method, 3, 2)
-    scalars = num_scalars(read_adapters(recommender.model))
+    scalars = num_scalars(recommender.start)
     for record, factor in zip(records, (1, 3), strict=True):
         assert [sum(group["down"].values()) for group in record["traffic"]] == [4 * factor * scalars]
         assert [sum(group["up"].values()) for group in record["traffic"]] == [4 * scalars]
@@ -114,8 +116,8 @@ def test_identical_clients_stay_bit_equal():
     assert same(take_row(state.server, 0), take_row(state.server, 1))
     alpha_KK = state.local["alpha"]
     assert torch.equal(alpha_KK[0, [0, 1, 2]], alpha_KK[1, [1, 0, 2]])
-    alpha = load_fusion(recommender.model, state.server, 2, torch.full((3,), 2.0))
-    recommender.model(**toy_data("children")).loss.backward()
+    alpha = put(recommender.base.model, fusion(state.server, 2, torch.full((3,), 2.0)))
+    recommender.base.model(**toy_data("children")).loss.backward()
     gradient = client_order(alpha.grad, 2)
     assert float(gradient[0]) == pytest.approx(float(gradient[1]), rel=1e-5)
     assert float(gradient[0]) != pytest.approx(float(gradient[2]), rel=1e-2)
@@ -124,14 +126,11 @@ def test_identical_clients_stay_bit_equal():
 def test_one_client_is_local_training_restarted_from_its_direction():
     recommender, other = toy_recommender(["crime"]), toy_recommender(["crime"])
     state, _ = run(fedecider(recommender, paper(alpha_learning_rate=0.02)), 1, 3)
-    pair = initial_adapters(adapter_shapes(other.model), other.seed)
-    load_plain(other.model, pair)
-    pair, alpha_K = train_locally(other, 0, 1).adapters, torch.tensor([2.0])
+    pair, alpha_K = train_locally(other, 0, 1, other.start).pair, torch.tensor([2.0])
     for round in (2, 3):
-        unit = normalise(stack_trees([pair])).tree
-        alpha = load_fusion(other.model, unit, 0, alpha_K)
-        pair = train_locally(other, 0, round, alpha=alpha, alpha_learning_rate=0.02).adapters
-        alpha_K = alpha.detach().clone()
+        unit = fusion(normalise(stack_trees([pair])).tree, 0, alpha_K)
+        (pair, peers), _ = train_locally(other, 0, round, unit, alpha_learning_rate=0.02)
+        alpha_K = peers.alpha
     assert torch.equal(state.local["alpha"][0], alpha_K)
     assert same(take_row(state.server, 0), take_row(normalise(stack_trees([pair])).tree, 0))
 
@@ -143,13 +142,16 @@ def test_pre_upload_is_the_model_that_was_trained():
     own = {key: tensor[1:2] for key, tensor in first.local.items()}
     download = method.broadcast(2, first.server, torch.tensor([1]))
     method.client_update(2, download, own, blocks(3)[1])
-    trained = fused_factors(recommender.model)
+    trained = held_updates(recommender)
     second, _ = run(method, 3, 2)
     later = method.broadcast(3, second.server, torch.tensor([1]))
-    load_variant(recommender, paper(), "pre_upload", later, take_row(second.local, 1), 1)
-    assert same(trained, fused_factors(recommender.model))
-    load_variant(recommender, paper(), "post_broadcast", later, take_row(second.local, 1), 1)
-    assert not same(trained, fused_factors(recommender.model))
+    asked = (later, take_row(second.local, 1), 1)
+    before, after = (
+        dense_updates(client_model(recommender, paper(), variant, *asked).adapters.factors())
+        for variant in ("pre_upload", "post_broadcast")
+    )
+    close(before, trained, rtol=0, atol=1e-6)
+    assert not any(torch.allclose(after[name], update, atol=1e-3) for name, update in trained.items())
 
 
 def test_what_was_trained_is_held_at_the_width_of_the_layers():
@@ -162,9 +164,9 @@ def test_what_was_trained_is_held_at_the_width_of_the_layers():
     before, _ = run(method, 12, 1)
     own = {key: tensor[5:6] for key, tensor in before.local.items()}
     method.client_update(2, method.broadcast(2, before.server, torch.tensor([5])), own, blocks(12)[5])
-    trained = dense_updates(fused_factors(recommender.model))
-    load_variant(recommender, paper(), "pre_upload", Download(state.server), take_row(state.local, 5), 5)
-    close(dense_updates(fused_factors(recommender.model)), trained, rtol=0, atol=1e-5)
+    trained = held_updates(recommender)
+    found = client_model(recommender, paper(), "pre_upload", Download(state.server), take_row(state.local, 5), 5)
+    close(dense_updates(found.adapters.factors()), trained, rtol=0, atol=1e-5)
     assert min(float(update.norm()) for update in trained.values()) > 0.1
 
 
@@ -206,9 +208,10 @@ def test_without_separation_uses_raw_factors_and_the_product_of_sums():
     config = paper(ablation="wo_sep")
     state, _ = run(fedecider(recommender, config), 3, 2)
     assert same(state.server, without_prefix(state.local, "own"))
-    load_variant(recommender, config, "post_broadcast", Download(state.server), take_row(state.local, 1), 1)
+    asked = (Download(state.server), take_row(state.local, 1), 1)
+    found = client_model(recommender, config, "post_broadcast", *asked)
     alpha_K = state.local["alpha"][1]
-    for key, tensor in fused_factors(recommender.model).items():
+    for key, tensor in found.adapters.factors().items():
         torch.testing.assert_close(tensor, torch.tensordot(alpha_K, state.server[key], 1), rtol=1e-4, atol=1e-6)
 
 

@@ -13,9 +13,9 @@ from fedecider.methods import METHODS
 from fedecider.methods.fedecider import FUSION_WEIGHTS, GRID, FedeciderConfig, fedecider
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
-    client_order,
-    load_fusion,
+    fusion,
     module_names,
+    put,
     stack_trees,
     without_prefix,
 )
@@ -48,11 +48,11 @@ def test_round_two_with_weights_per_module_by_hand():
     num_modules = len(module_names(first.server))
     assert first.local["alpha"].tolist() == torch.full((3, num_modules, 3), 2.0).tolist()
     for client in (0, 2):
-        alpha = load_fusion(other.model, first.server, client, torch.full((num_modules, 3), 2.0))
-        trained = train_locally(other, client, 2, alpha=alpha, alpha_learning_rate=0.02)
-        assert same(trained.adapters, take_row(without_prefix(second.local, "own"), client))
-        assert torch.equal(second.local["alpha"][client], client_order(alpha.detach(), client))
-        assert same(take_row(normalise(stack_trees([trained.adapters])).tree, 0), take_row(second.server, client))
+        start = fusion(first.server, client, torch.full((num_modules, 3), 2.0))
+        trained = train_locally(other, client, 2, start, alpha_learning_rate=0.02)
+        assert same(trained.pair, take_row(without_prefix(second.local, "own"), client))
+        assert torch.equal(second.local["alpha"][client], trained.adapters.peers.alpha)
+        assert same(take_row(normalise(stack_trees([trained.pair])).tree, 0), take_row(second.server, client))
     alpha_KMK = second.local["alpha"]
     assert (alpha_KMK.amax(1) - alpha_KMK.amin(1)).min() > 1e-2  # layers differ
     for client, log in enumerate(records[1]["clients"]):
@@ -65,8 +65,8 @@ def test_gradients_of_the_layers_add_up_to_that_of_one_weight():
     first, _ = run(build(), 3, 1)
     recommender, gradients = toy_recommender(), []
     for alpha_K in (torch.full((3,), 2.0), torch.full((len(module_names(first.server)), 3), 2.0)):
-        alpha = load_fusion(recommender.model, first.server, 1, alpha_K)
-        recommender.model(**toy_data("comics")).loss.backward()
+        alpha = put(recommender.base.model, fusion(first.server, 1, alpha_K))
+        recommender.base.model(**toy_data("comics")).loss.backward()
         gradients.append(alpha.grad)
     torch.testing.assert_close(gradients[1].sum(0), gradients[0], rtol=1e-4, atol=1e-6)
     assert gradients[1][:, 1].max() * gradients[1][:, 1].min() < 0  # layers disagree about a peer

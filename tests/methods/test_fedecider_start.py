@@ -9,10 +9,10 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.results import fusion_over_rounds
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.fedecider import FUSION_WEIGHTS, FedeciderConfig, _scaled, _started, fedecider, load_variant
+from fedecider.methods.fedecider import FUSION_WEIGHTS, FedeciderConfig, _scaled, _started, client_model, fedecider
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
-from fedecider.models.adapters import fused_factors, load_plain, module_names, without_prefix
+from fedecider.models.adapters import fusion, module_names, without_prefix
 from fedecider.models.directions import module_cosines, update_norms
 from fedecider.testing.faults import Fault, faulty_channel
 
@@ -22,13 +22,11 @@ pytestmark = pytest.mark.whole
 @pytest.fixture
 def frozen(monkeypatch):
     """Fusion weights that do not learn, as those of wo_per."""
-    monkeypatch.setattr("fedecider.methods.fedecider.load_fusion", _without_learning)
+    monkeypatch.setattr("fedecider.methods.fedecider.fusion", _without_learning)
 
 
 def _without_learning(*given, **options):
-    from fedecider.models.adapters import load_fusion
-
-    return load_fusion(*given, **{**options, "train_alpha": False})
+    return fusion(*given, **{**options, "learns": False})
 
 
 def same(left, right):
@@ -43,9 +41,9 @@ def products(factors):
     return {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in module_names(factors)}
 
 
-def loaded(recommender, config, state, variant, client):
-    load_variant(recommender, config, variant, Download(state.server), take_row(state.local, client), client)
-    return products(fused_factors(recommender.model))
+def updates_of(recommender, config, state, variant, client):
+    asked = (Download(state.server), take_row(state.local, client), client)
+    return products(client_model(recommender, config, variant, *asked).adapters.factors())
 
 
 def rows(*updates):
@@ -97,7 +95,7 @@ def test_the_first_broadcast_by_hand(alpha_per):
         cosine_MKK = module_cosines(state.server, state.server)[0].mean(0, keepdim=True).clamp(min=0.0)
     norm_KM = update_norms(own_K)
     for client in range(3):
-        found = loaded(recommender, config, state, "post_broadcast", client)
+        found = updates_of(recommender, config, state, "post_broadcast", client)
         for module, name in enumerate(module_names(own_K)):
             cosine_K = cosine_MKK[module if alpha_per == "module" else 0, client].clone()
             cosine_K[client] = 1.0
@@ -117,8 +115,8 @@ def test_round_two_trains_from_there_and_the_own_part_goes_on_as_it_was():
     assert state.local["met"].all()
     for client in range(3):
         alpha, own = state.local["alpha"][client], products(take_row(without_prefix(state.local, "own"), client))
-        before = loaded(recommender, config, state, "pre_upload", client)
-        after = loaded(recommender, config, state, "post_broadcast", client)
+        before = updates_of(recommender, config, state, "pre_upload", client)
+        after = updates_of(recommender, config, state, "post_broadcast", client)
         found = _started(config, state.server, take_row(state.local, client), client)
         assert torch.equal(found["alpha"], alpha)  # once
         for name, update in own.items():
@@ -146,11 +144,11 @@ def test_who_comes_later_starts_with_plain_training():
     before, _ = run(method, 2, 1)  # clients 0 and 1; client 2 has not been there
     assert before.local["alpha"][2].tolist() == [0.0, 0.0, 1.0]
     download, own = method.broadcast(2, before.server, torch.tensor([2])), {k: v[2:] for k, v in before.local.items()}
-    load_variant(recommender, FedeciderConfig(), "post_broadcast", download, take_row(own, 0), 2)
-    assert not any(one.any() for one in products(fused_factors(recommender.model)).values())
+    found = client_model(recommender, FedeciderConfig(), "post_broadcast", download, take_row(own, 0), 2)
+    assert not any(one.any() for one in products(found.adapters.factors()).values())
     upload, new_own, _ = method.client_update(2, download, own, blocks(3)[2])
-    load_plain(other.model, take_row(without_prefix(method.init()[1], "own"), 2))
-    assert same(take_row(upload.tensors, 0), train_locally(other, 2, 2).adapters)
+    start = take_row(without_prefix(method.init()[1], "own"), 2)
+    assert same(take_row(upload.tensors, 0), train_locally(other, 2, 2, start).pair)
     assert not new_own["met"].any()
     after = method.server_aggregate(2, before.server, iter([upload]))
     _, later, _ = method.client_update(3, method.broadcast(3, after, torch.tensor([2])), new_own, blocks(3)[2])
@@ -176,8 +174,8 @@ def test_ablations_run_with_the_same_start_and_differ(ablation):
     without, _ = run(build(ablation=ablation), 3, 2)
     recommender = toy_recommender()
     for client in range(3):
-        full = loaded(recommender, FedeciderConfig(), whole, "post_broadcast", client)
-        left = loaded(recommender, FedeciderConfig(ablation=ablation), without, "post_broadcast", client)
+        full = updates_of(recommender, FedeciderConfig(), whole, "post_broadcast", client)
+        left = updates_of(recommender, FedeciderConfig(ablation=ablation), without, "post_broadcast", client)
         for name, update in full.items():
             assert (left[name] - update).norm() > 1e-3 * update.norm()
             assert left[name].norm() < 3.0 * update.norm()

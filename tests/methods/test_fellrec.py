@@ -6,9 +6,9 @@ import pytest
 import torch
 from toy_recommender import blocks, run, toy_recommender
 
-from fedecider.methods.averaged import cosines, exact_sum, mixed_row, module_products
 from fedecider.methods.fellrec import FellrecConfig, fellrec, mixing_weights
 from fedecider.methods.local import LocalConfig, local
+from fedecider.methods.personal_average import cosines, exact_sum, mixed_row, module_products
 from fedecider.models.adapters import without_prefix
 
 COSINE = torch.tensor([[1.0, 0.2, -0.6], [0.2, 1.0, 0.8], [-0.6, 0.8, 1.0]], dtype=torch.float64)

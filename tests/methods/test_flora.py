@@ -4,25 +4,17 @@ import copy
 
 import pytest
 import torch
-from toy_recommender import SILOS, catalogue_recommender, run, toy_recommender
+from toy_recommender import SILOS, catalogue_recommender, on, run, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.secure_rounds import check_takes_mean
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
 from fedecider.methods.config import WeightingConfig
-from fedecider.methods.flora import flora, is_dense, load_variant
+from fedecider.methods.flora import client_model, flora, is_dense
 from fedecider.methods.local_training import train_locally
-from fedecider.models.adapters import (
-    AdapterShape,
-    adapter_shapes,
-    fused_factors,
-    fused_layers,
-    initial_adapters,
-    load_plain,
-    module_names,
-    without_prefix,
-)
+from fedecider.models.adapters import AdapterShape, module_names, without_prefix
+from fedecider.models.fused_linear import fused_layers
 
 pytestmark = pytest.mark.whole
 
@@ -33,13 +25,13 @@ def products(factors):
     return {name: factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"] for name in module_names(factors)}
 
 
-def loaded(recommender, state, variant, client, method=None):
+def updates_of(recommender, state, variant, client, method=None):
     """Name -> (O, I) that the client's model adds."""
     method = method or flora(recommender, WeightingConfig())
     download = method.broadcast(state.round + 1, state.server, torch.tensor([client]))
     row = take_row(state.local, client)
-    load_variant(recommender, WeightingConfig(), variant, received(download, 0), row, client)
-    return products(fused_factors(recommender.model))
+    found = client_model(recommender, WeightingConfig(), variant, received(download, 0), row, client)
+    return products(found.adapters.factors())
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
@@ -50,26 +42,24 @@ def test_three_rounds_are_dense_means_of_products_added_to_the_base(rank, weight
     weight_K = torch.tensor(SIZES if weighting == "examples" else (1.0, 1.0, 1.0))
     weight_K = weight_K / weight_K.sum()
     other = toy_recommender(rank=rank)
-    other = other._replace(model=copy.deepcopy(other.model))
-    shapes = adapter_shapes(other.model)
+    other = on(other, model=copy.deepcopy(other.base.model))
+    shapes = other.shapes
     assert any(is_dense(name, shape, 3) for name, shape in shapes.items()) == (rank == 2)
-    start = initial_adapters(shapes, other.seed)
     total = {name: torch.zeros(shape.out_features, shape.in_features) for name, shape in shapes.items()}
     for round in (1, 2, 3):
         mean = {name: torch.zeros_like(one) for name, one in total.items()}
         for client in range(3):
-            load_plain(other.model, start)
-            trained = products(train_locally(other, client, round).adapters)
+            trained = products(train_locally(other, client, round, other.start).pair)
             for name, one in trained.items():
                 mean[name] += weight_K[client] * one
-        for name, layer in fused_layers(other.model).items():
+        for name, layer in fused_layers(other.base.model).items():
             layer.get_base_layer().weight.data += mean[name]  # merged, as in the paper
             total[name] += mean[name]
     for name, one in total.items():
         assert one.abs().max() > 5e-3
         torch.testing.assert_close(state.server[f"{name}.update"], one, rtol=1e-3, atol=1e-4)
         for client in range(3):
-            found = loaded(recommender, state, "global", client)[name]
+            found = updates_of(recommender, state, "global", client)[name]
             torch.testing.assert_close(found, one, rtol=1e-3, atol=1e-4)
 
 
@@ -79,7 +69,7 @@ def test_the_model_before_the_upload_is_what_was_merged_and_the_new_pair():
     state, _ = run(flora(recommender, WeightingConfig()), 3, 2)
     for client in range(3):
         own = products(take_row(without_prefix(state.local, "own"), client))
-        for name, update in loaded(recommender, state, "local", client).items():
+        for name, update in updates_of(recommender, state, "local", client).items():
             torch.testing.assert_close(update, before.server[f"{name}.update"] + own[name], rtol=1e-4, atol=1e-6)
 
 
@@ -87,7 +77,7 @@ def test_rows_of_a_table_are_means_over_the_companies_that_have_them():
     recommender = catalogue_recommender()
     method = METHODS["flora"].build(recommender, WeightingConfig())
     state, _ = run(method, 4, 1)
-    own_KV = recommender.own_rows["lm_head.lora_b"]
+    own_KV = recommender.rows.own["lm_head.lora_b"]
     product_K = [products(take_row(without_prefix(state.local, "own"), client))["lm_head"] for client in range(4)]
     for client in range(4):
         expected = torch.zeros_like(product_K[0])
@@ -95,7 +85,7 @@ def test_rows_of_a_table_are_means_over_the_companies_that_have_them():
             having = [one for one in range(4) if own_KV[one, row]]
             assert len(having) == (4 if row in (0, 2) else 2)
             expected[row] = sum(product_K[one][row] for one in having) / len(having)
-        found = loaded(recommender, state, "global", client, method)["lm_head"]
+        found = updates_of(recommender, state, "global", client, method)["lm_head"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     assert len(SILOS) == 4
 
@@ -107,7 +97,7 @@ def test_who_was_away_is_sent_the_whole_and_has_the_same_model(rank):
     state, records = run(method, 3, 5, participation=0.4)
     came = {log["client"] for log in records[-1]["clients"]}
     assert 0 < len(came) < 3
-    models = [loaded(recommender, state, "global", client) for client in range(3)]
+    models = [updates_of(recommender, state, "global", client) for client in range(3)]
     for client in range(3):
         download = method.broadcast(6, state.server, torch.tensor([client]))
         assert any("lora" in key for key in download.shared) == (client in came and rank == 1)

@@ -7,9 +7,9 @@ import torch
 from toy_recommender import run, toy_data, toy_recommender
 
 from fedecider.federation.wire import take_row
-from fedecider.methods.averaged import cosines, exact_sum, mixed_row, module_products
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.lora_sim import LoraSimConfig, lora_sim, mixing_weights
+from fedecider.methods.personal_average import cosines, exact_sum, mixed_row, module_products
 from fedecider.models.adapters import without_prefix
 
 # Module x flat: (3, 4), (4, 3), (-3, 4); module y flat: (1, 0, 0), (0, 2, 0), (0, -5, 0).

@@ -12,15 +12,16 @@ from fedecider.bounds import Diverged
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import (
+from fedecider.methods.rows import (
     TABLE,
+    Rows,
     common_rows,
     rows_of_clients,
     sends_own_rows,
     travelling_rows,
     travelling_shapes,
 )
-from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, without_prefix
+from fedecider.models.adapters import without_prefix
 
 pytestmark = pytest.mark.whole
 
@@ -64,22 +65,20 @@ def test_training_changes_the_own_rows_and_no_others(family, monkeypatch):
     monkeypatch.setattr(toys, "BACKBONE", family)
     recommender = catalogue_recommender()
     for client in range(4):
-        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
-        changed_V = train_locally(recommender, client, 1).adapters[TABLE].any(1)
-        own_V = recommender.own_rows[TABLE][client]
+        changed_V = train_locally(recommender, client, 1, recommender.start).pair[TABLE].any(1)
+        own_V = recommender.rows.own[TABLE][client]
         assert not changed_V[~own_V].any()
         assert changed_V[own_V][len(WORDING) :].all()
         assert changed_V[2]  # a word of the prompt
     outputs = catalogue_recommender(targets=("output",))
-    load_plain(outputs.model, initial_adapters(adapter_shapes(outputs.model), 0))
-    assert train_locally(outputs, 0, 1).adapters[TABLE].any(1).nonzero().flatten().tolist() == CRIME.tolist()
+    assert train_locally(outputs, 0, 1, outputs.start).pair[TABLE].any(1).nonzero().flatten().tolist() == CRIME.tolist()
 
 
 @methods
 def test_clients_know_their_rows_only(name):
     """That the formula counts them is held by `fedecider.testing.llm_contract.scalars_of_silos`."""
     state, records = whole_run(name)
-    common = common_rows(catalogue_recommender().own_rows)
+    common = common_rows(catalogue_recommender().rows.own)
     assert common[0] == [11, 2, 11, 2]
     for record in records:
         assert sorted(client for group in record["traffic"] for client in group["clients"]) == [0, 1, 2, 3]
@@ -107,11 +106,11 @@ def test_block_size_and_a_resumed_run_do_not_matter(name, tmp_path):
 def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
     recommender = catalogue_recommender()
     rows, found = run(build("fedecider", recommender, **config), 4, 3)
-    whole, expected = run(build("fedecider", recommender._replace(own_rows={}), **config), 4, 3)
+    whole, expected = run(build("fedecider", recommender._replace(rows=Rows()), **config), 4, 3)
     assert same(rows.server, whole.server)
     for key, tensor in whole.local.items():
         if key == f"whole.{TABLE}":
-            for client, row_V in enumerate(recommender.own_rows[TABLE]):
+            for client, row_V in enumerate(recommender.rows.own[TABLE]):
                 assert torch.equal(rows.local[key][client][row_V], tensor[client][row_V])
                 assert not rows.local[key][client][~row_V].any()
         else:
@@ -183,9 +182,9 @@ def test_a_non_finite_upload_is_left_out():
 
 def test_whole_tables_travel_where_any_row_may_change():
     recommender = catalogue_recommender(targets=("attention",))
-    assert rows_of_clients(adapter_shapes(recommender.model), []) == {}
+    assert rows_of_clients(recommender.shapes, []) == {}
     assert common_rows({}) == []
     method = METHODS["fedavg"].algorithm(recommender, METHODS["fedavg"].config())
-    assert sends_own_rows(method, travelling_rows(recommender._replace(own_rows={}), True)) is method
-    shapes = adapter_shapes(recommender.model)
+    assert sends_own_rows(method, travelling_rows(Rows(), True)) is method
+    shapes = recommender.shapes
     assert travelling_shapes(shapes, [], 1, 3) == (shapes, [shapes] * 3)

@@ -6,15 +6,15 @@ import pytest
 import torch
 import toy_recommender as toys
 from slow import fast_where
-from test_flora import loaded, products
+from test_flora import products, updates_of
 from toy_recommender import WORDING, catalogue_recommender, run
 
 from fedecider.federation.channel import Channel
 from fedecider.federation.secure_rounds import ROW_WEIGHTS, SecureSums, securely_summed_rounds
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
-from fedecider.methods.recommender import HOME, TABLE, as_known, rows_at_home, summed_rows, travelling_rows
-from fedecider.models.adapters import adapter_shapes, without_prefix
+from fedecider.methods.rows import HOME, TABLE, as_known, rows_at_home, summed_rows, travelling_rows
+from fedecider.models.adapters import without_prefix
 from fedecider.testing import llm_contract
 from fedecider.testing.faults import Fault, faulty_channel
 
@@ -36,12 +36,13 @@ def _sizes(monkeypatch):
 
 @pytest.fixture
 def companies(monkeypatch):
-    """(ranges, names, targets) -> models of these companies, as `build_recommender` makes them."""
+    """(ranges, names, targets) -> models of these companies, as `client_models` makes them."""
 
     def made(ranges=RANGES, names=None, **options):
         monkeypatch.setattr(llm_contract, "CATALOGUES", ranges)
         recommender = catalogue_recommender(list(names or ranges), **options)
-        return recommender._replace(home_rows=rows_at_home(adapter_shapes(recommender.model), tasks(ranges, names)))
+        home = rows_at_home(recommender.shapes, tasks(ranges, names))
+        return recommender._replace(rows=recommender.rows._replace(home=home))
 
     return made
 
@@ -58,9 +59,13 @@ def build(name, recommender, **config):
     return METHODS[name].build(recommender, METHODS[name].config(**{**SETTINGS.get(name, {}), **config}))
 
 
+def with_rows(recommender, **changes):
+    return recommender._replace(rows=recommender.rows._replace(**changes))
+
+
 def known_tables(recommender, method, state):
     """What each client makes of what it is sent next."""
-    sent = travelling_rows(recommender, method.takes_mean).sent
+    sent = travelling_rows(recommender.rows, method.takes_mean).sent
     found = []
     for client in range(recommender.num_clients):
         download = received(method.broadcast(state.round + 1, state.server, torch.tensor([client])), 0)
@@ -99,7 +104,7 @@ def test_a_row_is_the_mean_over_those_who_sell_it_and_others_stay_at_home(compan
 def test_what_stays_at_home_is_what_the_server_would_have_sent_back(companies, name):
     """One seller's row is its own mean; with momentum (fdlora) the server would move it, home does not."""
     recommender = companies()
-    here, there = build(name, recommender), build(name, recommender._replace(home_rows={}))
+    here, there = build(name, recommender), build(name, with_rows(recommender, home={}))
     kept, kept_records = run(here, 3, 3)
     sent, sent_records = run(there, 3, 3)
     if name != "fdlora":
@@ -140,7 +145,7 @@ def test_who_has_nothing_in_common_keeps_its_adapter_and_the_others_average(comp
     pair, _ = run(build("fedavg", companies(ranges, ["north", "south"], targets=("table",))), 2, 2)
     for key, tensor in pair.server.items():
         assert torch.equal(together.server[key], tensor), key
-    assert recommender.home_rows[FACTOR_A].tolist() == [[False, False], [False, False], [True, True]]
+    assert recommender.rows.home[FACTOR_A].tolist() == [[False, False], [False, False], [True, True]]
     alone, _ = run(build("fedavg", companies(ranges, ["east"], targets=("table",))), 1, 2)
     for key, tensor in alone.local.items():
         assert torch.equal(together.local[key][2], tensor[0]), key
@@ -149,20 +154,20 @@ def test_who_has_nothing_in_common_keeps_its_adapter_and_the_others_average(comp
 def test_equal_catalogues_have_nothing_at_home(companies):
     same = dict.fromkeys(RANGES, (3, 12))
     recommender = companies(same)
-    assert recommender.home_rows == {}
-    rows = travelling_rows(recommender._replace(hidden=True), True)
-    assert torch.equal(rows.told[TABLE], recommender.own_rows[TABLE])
-    assert rows_at_home(adapter_shapes(recommender.model), tasks(same, ["north"])) == {}
+    assert recommender.rows.home == {}
+    rows = travelling_rows(recommender.rows._replace(hidden=True), True)
+    assert torch.equal(rows.in_messages[TABLE], recommender.rows.own[TABLE])
+    assert rows_at_home(recommender.shapes, tasks(same, ["north"])) == {}
 
 
 def test_secure_sums_of_parts_take_everybody(companies):
-    parts = companies()._replace(hidden=True)
+    parts = with_rows(companies(), hidden=True)
     with pytest.raises(ValueError, match="clients that sell parts of a catalogue"):
-        summed_rows(parts, True, 0.5)
-    assert TABLE in summed_rows(parts, True, 1.0)
+        summed_rows(parts.rows, True, 0.5)
+    assert TABLE in summed_rows(parts.rows, True, 1.0)
     for ranges in (APART, dict.fromkeys(RANGES, (3, 12))):  # nothing in common, or all: cohorts tell nothing more
-        other = companies(ranges, targets=("output",))._replace(hidden=True)
-        assert TABLE in summed_rows(other, True, 0.5)
+        other = with_rows(companies(ranges, targets=("output",)), hidden=True)
+        assert TABLE in summed_rows(other.rows, True, 0.5)
 
 
 def test_the_exact_mean_of_products_is_over_sellers_too(companies):
@@ -170,21 +175,21 @@ def test_the_exact_mean_of_products_is_over_sellers_too(companies):
     method = build("flora", recommender)
     state, _ = run(method, 3, 1)
     product_K = [products(take_row(without_prefix(state.local, "own"), client))["lm_head"] for client in range(3)]
-    own_KV = recommender.own_rows[TABLE]
+    own_KV = recommender.rows.own[TABLE]
     for client in range(3):
         expected = torch.zeros_like(product_K[0])
         for row in own_KV[client].nonzero()[:, 0].tolist():
             having = [one for one in range(3) if own_KV[one, row]]
             expected[row] = sum(product_K[one][row] for one in having) / len(having)
-        found = loaded(recommender, state, "global", client, method)["lm_head"]
+        found = updates_of(recommender, state, "global", client, method)["lm_head"]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", fast_where(("fedavg",), AVERAGING))
 def test_secure_sums_give_the_plain_rows_and_do_not_tell_whose_they_are(companies, name):
     plain, _ = run(build(name, companies()), 3, 2)
-    recommender = companies()._replace(hidden=True)
-    method, told = build(name, recommender), travelling_rows(recommender, True).told
+    recommender = with_rows(companies(), hidden=True)
+    method, told = build(name, recommender), travelling_rows(recommender.rows, True).in_messages
     aggregation = securely_summed_rounds(method, SecureSums(5, own_rows=told))
     secure, records = run(method, 3, 2, channel=Channel(aggregation=aggregation))
     for key, tensor in (plain.server | plain.local).items():
@@ -202,9 +207,9 @@ def test_secure_sums_give_the_plain_rows_and_do_not_tell_whose_they_are(companie
 
 
 def test_a_row_whose_other_seller_dropped_out_is_the_survivor_s(companies):
-    recommender = companies()._replace(hidden=True)
+    recommender = with_rows(companies(), hidden=True)
     plan = faulty_channel([Fault(1, "late")])
-    method, told = build("fedavg", recommender), travelling_rows(recommender, True).told
+    method, told = build("fedavg", recommender), travelling_rows(recommender.rows, True).in_messages
     aggregation = securely_summed_rounds(method, SecureSums(5, own_rows=told))
     state, _ = run(method, 3, 1, channel=plan._replace(aggregation=aggregation))
     own_KVR = without_prefix(state.local, "own")[TABLE]

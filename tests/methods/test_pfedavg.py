@@ -9,8 +9,8 @@ from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.fedavg import WeightingConfig, fedavg
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.pfedavg import load_variant, pfedavg
-from fedecider.models.adapters import load_plain, read_adapters, without_prefix
+from fedecider.methods.pfedavg import client_model, pfedavg
+from fedecider.models.adapters import without_prefix
 
 pytestmark = pytest.mark.whole
 
@@ -25,14 +25,14 @@ def test_the_fine_tuned_model_is_the_last_global_one_after_local_training():
     before, _ = run(method, 3, 2)
     after, _ = run(method, 3, 3)
     for client in range(3):
-        load_plain(recommender.model, before.server)
-        expected = train_locally(recommender, client, 3).adapters
-        load_variant(
-            recommender, WeightingConfig(), "fine_tuned", Download(after.server), take_row(after.local, client), client
+        expected = train_locally(recommender, client, 3, before.server).pair
+        asked = (Download(after.server), take_row(after.local, client), client)
+        fine_tuned, shared = (
+            client_model(recommender, WeightingConfig(), variant, *asked).adapters.pair
+            for variant in ("fine_tuned", "global")
         )
-        assert same(read_adapters(recommender.model), expected)
-    load_variant(recommender, WeightingConfig(), "global", Download(after.server), take_row(after.local, 0), 0)
-    assert same(read_adapters(recommender.model), after.server)
+        assert same(fine_tuned, expected)
+        assert same(shared, after.server)
 
 
 def test_the_global_model_is_that_of_fedavg_but_another_one_is_reported():

@@ -9,23 +9,18 @@ import torch
 import toy_recommender as toys
 from scipy import stats
 from slow import slow
-from toy_recommender import catalogue_recommender, run, toy_recommender
+from toy_recommender import catalogue_recommender, run, toy_recommender, with_clients
 
 from fedecider.federation.channel import Channel
 from fedecider.federation.privacy import PrivacyConfig, protector
 from fedecider.methods import METHODS
 from fedecider.methods.config import UserPrivacy
-from fedecider.methods.local_training import (
-    draw_users,
-    private_steps,
-    steps_per_epoch,
-    train_locally,
-    user_epsilon,
-    user_report,
-)
-from fedecider.methods.recommender import TABLE, Users
-from fedecider.models.adapters import adapter_shapes, initial_adapters, load_plain, named_factors
-from idgen.losses import sequence_loss
+from fedecider.methods.local_training import train_locally
+from fedecider.methods.private_training import draw_users, private_steps, steps_per_epoch, user_epsilon, user_report
+from fedecider.methods.rows import TABLE
+from fedecider.models.adapters import Adapters, initial_adapters, named_factors
+from fedecider.models.client_model import Users
+from idgen.training import sequence_loss
 
 pytestmark = pytest.mark.whole
 
@@ -33,15 +28,15 @@ pytestmark = pytest.mark.whole
 def by_users(recommender, data, config, **changes):
     """Training over users of two rows of a client's data each; the last one may have a single row."""
 
-    def users(client):
+    def users_of(client):
         rows = {key: tensor.split(2) for key, tensor in data[client].items()}
-        return Users(
+        return lambda: Users(
             len(rows["labels"]),
             lambda numbers, generator: ({key: parts[one] for key, parts in rows.items()} for one in numbers),
         )
 
     training = replace(recommender.training, user_privacy=config, **changes)
-    return recommender._replace(users=users, training=training)
+    return with_clients(recommender, users=users_of)._replace(training=training)
 
 
 NAMES = ("crime", "comics", "children")
@@ -56,13 +51,15 @@ def toy(config, family="llama", **changes):
     return by_users(found, [toys.toy_data(name) for name in NAMES], config, **changes)
 
 
+def start_of(recommender):
+    return {
+        name: tensor + 0.01 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
+        for number, (name, tensor) in enumerate(initial_adapters(recommender.shapes, 1).items())
+    }
+
+
 def started(recommender):
-    load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 1))
-    named = named_factors(recommender.model)
-    with torch.no_grad():
-        for number, parameter in enumerate(named.values()):
-            parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
-    return named
+    return named_factors(recommender.base.holding(Adapters(start_of(recommender))))
 
 
 def gradients_of(recommender, named, batches, noise_scale=0.0, clip=0.05, client=0):
@@ -89,20 +86,20 @@ def gradients_of(recommender, named, batches, noise_scale=0.0, clip=0.05, client
 def test_the_gradient_is_the_sum_of_bounded_gradients_of_users(family):
     recommender = toy(UserPrivacy(0.05), family)
     named = started(recommender)
-    batches = list(recommender.users(0).batches([0, 1, 3], torch.Generator()))
+    batches = list(recommender.clients[0].users().batches([0, 1, 3], torch.Generator()))
     assert [len(batch["labels"]) for batch in batches] == [2, 2, 1]
     expected = {name: torch.zeros_like(parameter) for name, parameter in named.items()}
     norms, losses = [], []
     for batch in batches:
-        recommender.model.zero_grad()
-        loss = sequence_loss(recommender.model, batch)
+        recommender.base.model.zero_grad()
+        loss = sequence_loss(recommender.base.model, batch)
         loss.backward()
         norm = math.sqrt(sum(float(parameter.grad.double().square().sum()) for parameter in named.values()))
         for name, parameter in named.items():
             expected[name] += parameter.grad * min(1.0, 0.05 / norm) / 0.05
         norms.append(norm)
         losses.append(float(loss.detach()))
-    recommender.model.zero_grad()
+    recommender.base.model.zero_grad()
     assert min(norms) > 0.05  # the bound is reached
     seen, loss = gradients_of(recommender, named, batches)
     assert float(loss) == pytest.approx(sum(losses) / 3)
@@ -120,9 +117,9 @@ def test_the_gradient_is_the_sum_of_bounded_gradients_of_users(family):
 def test_a_user_whose_gradient_is_not_finite_adds_nothing():
     recommender = toy(UserPrivacy(0.05))
     named = started(recommender)
-    good, bad = recommender.users(0).batches([0, 1], torch.Generator())
+    good, bad = recommender.clients[0].users().batches([0, 1], torch.Generator())
     expected, _ = gradients_of(recommender, named, [good])
-    hook = recommender.model.get_input_embeddings().register_forward_hook(
+    hook = recommender.base.model.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: output * math.nan if torch.equal(inputs[0][:, :5], bad["input_ids"]) else None
     )
     seen, _ = gradients_of(recommender, named, [good, bad])
@@ -136,7 +133,7 @@ def test_noise_falls_on_both_factors_of_every_layer_and_on_no_row_of_others():
     named = started(recommender)
     seen, loss = gradients_of(recommender, named, [], noise_scale=3.0)  # nobody was drawn
     assert float(loss) == 0.0
-    own_V = recommender.own_rows[TABLE][0]
+    own_V = recommender.rows.own[TABLE][0]
     assert not seen[TABLE][~own_V].any()
     assert seen[TABLE][own_V].all()
     for name, tensor in seen.items():
@@ -180,11 +177,10 @@ def test_noise_of_steps_rounds_and_factors_is_independent():
 
 
 def test_users_are_drawn_independently_with_the_rate_that_is_counted(monkeypatch):
-    monkeypatch.setattr("fedecider.methods.local_training.SAMPLE_RATE", 0.3)
+    monkeypatch.setattr("fedecider.methods.private_training.SAMPLE_RATE", 0.3)
     config = UserPrivacy(1.0, 1.0)
-    recommender = toy(config)._replace(
-        users=lambda client: Users(1000, lambda numbers, generator: iter([{"number": one} for one in numbers]))
-    )
+    users = Users(1000, lambda numbers, generator: iter([{"number": one} for one in numbers]))
+    recommender = with_clients(toy(config), users=lambda client: lambda: users)
     drawn = [{batch["number"] for batch in step} for epoch in range(3) for step in draw_users(recommender, 0, 1, epoch)]
     assert len(drawn) == 3 * steps_per_epoch() == 12
     sizes = [len(step) for step in drawn]
@@ -195,13 +191,13 @@ def test_users_are_drawn_independently_with_the_rate_that_is_counted(monkeypatch
     secret = [draw_users(recommender._replace(secret=True), 0, 1, 0) for _ in range(2)]
     assert secret[0] != secret[1]
     assert draw_users(recommender, 0, 1, 0) == draw_users(recommender, 0, 1, 0)
-    monkeypatch.setattr("fedecider.methods.local_training.SAMPLE_RATE", 1.0)
+    monkeypatch.setattr("fedecider.methods.private_training.SAMPLE_RATE", 1.0)
     assert sum(map(len, draw_users(toy(config), 0, 1, 0))) == 4  # everybody
 
 
 @pytest.mark.parametrize("name", ["fedecider", slow("fedavg"), slow("local"), slow("ffa_lora")])
 def test_methods_learn_from_bounded_gradients(name, monkeypatch):
-    monkeypatch.setattr("fedecider.methods.local_training.SAMPLE_RATE", 0.5)
+    monkeypatch.setattr("fedecider.methods.private_training.SAMPLE_RATE", 0.5)
     config = METHODS[name].config(**({"alpha_init": 0.5} if name == "fedecider" else {}))
     recommender = toy(UserPrivacy(0.05), learning_rate=3e-2, local_epochs=6)
     method = METHODS[name].build(recommender, config)
@@ -215,10 +211,13 @@ def test_methods_learn_from_bounded_gradients(name, monkeypatch):
 
 def test_fusion_weights_are_noised_with_the_factors(monkeypatch):
     """Of a client without users nothing but noise moves them."""
-    monkeypatch.setattr("fedecider.methods.local_training.SAMPLE_RATE", 1.0)
-    nobody = lambda client: Users(0, lambda numbers, generator: iter(()))  # noqa: E731
+    monkeypatch.setattr("fedecider.methods.private_training.SAMPLE_RATE", 1.0)
+
+    def nobody(client):
+        return lambda: Users(0, lambda numbers, generator: iter(()))
+
     for noise_scale, moved in ((0.0, 0.0), (2.0, 0.1)):
-        recommender = toy(UserPrivacy(0.05, noise_scale))._replace(users=nobody)
+        recommender = with_clients(toy(UserPrivacy(0.05, noise_scale)), users=nobody)
         method = METHODS["fedecider"].build(
             recommender, METHODS["fedecider"].config(alpha_init=2.0, alpha_learning_rate=0.1)
         )
@@ -227,21 +226,16 @@ def test_fusion_weights_are_noised_with_the_factors(monkeypatch):
 
 
 def test_training_by_users_ends_with_the_model_as_it_was_told(monkeypatch):
-    monkeypatch.setattr("fedecider.methods.local_training.SAMPLE_RATE", 0.5)
+    monkeypatch.setattr("fedecider.methods.private_training.SAMPLE_RATE", 0.5)
     recommender = toy(UserPrivacy(0.05, 1.0))
-    started(recommender)
-    first = train_locally(recommender, 1, 1)
-    started(recommender)
-    again = train_locally(recommender, 1, 1)
-    started(recommender)
-    other = train_locally(recommender, 1, 2)
-    assert all(torch.equal(first.adapters[name], again.adapters[name]) for name in first.adapters)
-    assert not any(torch.equal(first.adapters[name], other.adapters[name]) for name in first.adapters)
+    first, again, other = (train_locally(recommender, 1, round, start_of(recommender)) for round in (1, 1, 2))
+    assert all(torch.equal(first.pair[name], again.pair[name]) for name in first.pair)
+    assert not any(torch.equal(first.pair[name], other.pair[name]) for name in first.pair)
     assert first.log["steps"] == 2
 
 
 def test_what_is_promised_to_users(monkeypatch):
-    rate, delta = "fedecider.methods.local_training.SAMPLE_RATE", 1e-5
+    rate, delta = "fedecider.methods.private_training.SAMPLE_RATE", 1e-5
     monkeypatch.setattr(rate, 1.0)
     # z = 1, everybody in every step, 1 epoch of 1 step: the Gaussian mechanism, as in tests/federation/test_privacy.py
     assert user_epsilon(UserPrivacy(1.0, 1.0), 1, delta) == pytest.approx(4.72851, abs=2e-3)
@@ -299,7 +293,7 @@ def test_noise_on_real_uploads_is_normal_and_independent(name):
 def test_rows_of_other_catalogues_stay_empty_under_noise(name):
     recommender = catalogue_recommender()._replace(protected=True)
     for _, upload, sent in uploads_of(name, PrivacyConfig(clip=0.5, noise_scale=1.0), recommender):
-        own_V = recommender.own_rows[TABLE][int(upload.clients[0])]
+        own_V = recommender.rows.own[TABLE][int(upload.clients[0])]
         assert not sent.tensors[TABLE][0][~own_V].any()
         assert sent.tensors[TABLE][0][own_V].all()
 
@@ -307,7 +301,7 @@ def test_rows_of_other_catalogues_stay_empty_under_noise(name):
 def test_what_is_bounded_is_the_whole_upload_around_the_start_or_the_download():
     config = PrivacyConfig(clip=0.01)
     recommender = toy_recommender()._replace(protected=True)
-    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    start = recommender.start
     for round, _, sent in uploads_of("fedecider", config, recommender, rounds=2):
         moved = [float((sent.tensors[key][0] - start[key]).double().square().sum()) for key in start]
         assert math.sqrt(sum(moved)) == pytest.approx(0.01, rel=1e-3), round
@@ -317,7 +311,7 @@ def test_what_is_bounded_is_the_whole_upload_around_the_start_or_the_download():
 def test_what_is_bounded_is_a_change_and_not_a_whole_factor(name):
     """In every round, for clients that were there in the one before: factors are large, what is learnt is not."""
     recommender, clip = toy_recommender()._replace(protected=True), 0.3
-    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
+    start = recommender.start
     assert torch.cat([start[key].flatten() for key in start]).norm() > 2 * clip
     for round, _, sent in uploads_of(name, PrivacyConfig(clip=clip), recommender, rounds=3):
         for key in start.keys() & sent.tensors.keys():

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_recommender import run, toy_recommender
+from toy_recommender import on, run, toy_recommender
 
 from fedecider.bounds import Diverged
 from fedecider.data.catalogue import Catalogue
@@ -13,21 +13,14 @@ from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.federation.record import left_out, upload_notes
 from fedecider.federation.wire import take_row
-from fedecider.methods.config import UserPrivacy, WeightingConfig
+from fedecider.methods.client_models import client_models
+from fedecider.methods.config import FedeciderConfig, LocalTraining, UserPrivacy, WeightingConfig
 from fedecider.methods.fedavg import fedavg
-from fedecider.methods.fedecider import FedeciderConfig, fedecider
+from fedecider.methods.fedecider import fedecider
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import LocalTraining, build_recommender
-from fedecider.models.adapters import (
-    LoraSettings,
-    adapter_shapes,
-    attach_lora,
-    fused_factors,
-    initial_adapters,
-    load_fusion,
-    load_plain,
-    stack_trees,
-)
+from fedecider.models.adapters import attach_lora, fusion, initial_adapters, stack_trees
+from fedecider.models.client_model import Base
+from fedecider.models.config import LoraSettings
 from idgen.backbone import build_backbone
 from idgen.backbones.families import unwrap
 from idgen.config import BackboneConfig, SampleConfig
@@ -70,29 +63,23 @@ def recommender_of(parts, drop_seen=True, targets=("attention",), **ranking):
     tokenizer, tasks = parts
     config = BackboneConfig(d_model=16, num_layers=1)
     model = attach_lora(build_backbone(config, tokenizer, seed=1), LoraSettings(rank=2, targets=targets))
-    return build_recommender(
-        model,
-        tokenizer,
-        tasks,
-        seed=0,
-        training=LocalTraining(local_epochs=1, batch_size=8, learning_rate=1e-2),
-        ranking=RankingConfig(**ranking),
-        drop_seen=drop_seen,
-    )
+    training = LocalTraining(local_epochs=1, batch_size=8, learning_rate=1e-2)
+    context = RankingContext(RankingConfig(**ranking), drop_seen)
+    return client_models(Base(model, tokenizer, context), tasks, training, seed=0)
 
 
-def strong_stack(model, clients: int):
+def strong_stack(models, clients: int):
     generator = torch.Generator().manual_seed(4)
-    start = stack_trees([initial_adapters(adapter_shapes(model), client) for client in range(clients)])
+    start = stack_trees([initial_adapters(models.shapes, client) for client in range(clients)])
     return {key: 0.5 * torch.randn(tensor.shape, generator=generator) for key, tensor in start.items()}
 
 
-def exhaustive(recommender, client: int, split: str, drop_seen: bool):
+def exhaustive(model, split: str, drop_seen: bool):
     """Positions by scoring the whole catalogue and ranking it as the baselines are ranked."""
-    task = recommender.tasks[client]
+    task, held = model.client.task, model.base.holding(model.adapters)
     score_UI = torch.zeros(len(task.sequences), len(task.trie), dtype=torch.float64)
     for user_B, input_ids, attention_mask, _ in eval_batches(task, split, 3):
-        score_UI[user_B] = score_catalogue(recommender.model, input_ids, attention_mask, task.trie).double()
+        score_UI[user_B] = score_catalogue(held, input_ids, attention_mask, task.trie).double()
     protocol = get_protocol("strict" if drop_seen else "strict/keep_seen")
     return rank_held_out(lambda user_B: score_UI[user_B], task.sequences, len(task.trie), split, protocol).long()
 
@@ -101,42 +88,42 @@ def exhaustive(recommender, client: int, split: str, drop_seen: bool):
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_positions_are_those_of_exhaustive_scoring_in_user_order(parts, split, drop_seen):
     recommender = recommender_of(parts, num_beams=15, eval_batch_size=2, drop_seen=drop_seen)
-    load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.tensor([1.0, -0.7]))
-    found = [recommender.positions(client, split) for client in range(2)]
-    for client in range(2):
-        assert torch.equal(found[client], exhaustive(recommender, client, split, drop_seen))
+    fused = fusion(strong_stack(recommender, 2), 0, torch.tensor([1.0, -0.7]))
+    models = [recommender.model(client, fused) for client in range(2)]
+    found = [model.positions(split) for model in models]
+    for model, place_U in zip(models, found, strict=True):
+        assert torch.equal(place_U, exhaustive(model, split, drop_seen))
     assert len({*found[0].tolist(), *found[1].tolist()}) > 2
 
 
 def test_fusion_weights_reach_the_search(parts):
     recommender = recommender_of(parts, num_beams=15)
-    stack = strong_stack(recommender.model, 2)
-    load_fusion(recommender.model, stack, 0, torch.tensor([1.0, -0.7]))
-    fused = recommender.positions(0, "test")
-    load_plain(recommender.model, take_row(stack, 0))
-    assert not torch.equal(recommender.positions(0, "test"), fused)
+    stack = strong_stack(recommender, 2)
+    fused, plain = recommender.model(0, fusion(stack, 0, torch.tensor([1.0, -0.7]))), take_row(stack, 0)
+    place_U = fused.positions("test")
+    assert not torch.equal(recommender.model(0, plain).positions("test"), place_U)
+    assert torch.equal(fused.positions("test"), place_U)  # whoever was ranked in between
 
 
 def test_narrow_search_leaves_targets_unranked(parts):
     recommender = recommender_of(parts, num_beams=1)
-    load_plain(recommender.model, take_row(strong_stack(recommender.model, 1), 0))
-    assert NOT_RANKED in recommender.positions(0, "test").tolist()
+    model = recommender.model(0, take_row(strong_stack(recommender, 1), 0))
+    assert NOT_RANKED in model.positions("test").tolist()
 
 
 def test_validation_takes_a_fixed_sample_and_test_all_users(parts):
-    whole, sampled = recommender_of(parts, num_beams=15), recommender_of(parts, num_beams=15, num_eval_users=2)
-    for one in (whole, sampled):
-        load_plain(one.model, take_row(strong_stack(one.model, 1), 0))
-    everybody, some = whole.positions(0, "valid"), sampled.positions(0, "valid")
+    both = recommender_of(parts, num_beams=15), recommender_of(parts, num_beams=15, num_eval_users=2)
+    whole, sampled = (models.model(0, take_row(strong_stack(models, 1), 0)) for models in both)
+    everybody, some = whole.positions("valid"), sampled.positions("valid")
     assert len(some) == 2
-    assert torch.equal(some, sampled.positions(0, "valid"))
+    assert torch.equal(some, sampled.positions("valid"))
     assert set(some.tolist()) <= set(everybody.tolist())
-    assert torch.equal(sampled.positions(0, "test"), whole.positions(0, "test"))
+    assert torch.equal(sampled.positions("test"), whole.positions("test"))
 
 
 def test_rounds_over_real_tasks(parts):
     recommender = recommender_of(parts, num_beams=5)
-    assert [recommender.num_examples(client) for client in range(2)] == [2 + 6 + 1 + 4, 3 + 1 + 5]
+    assert [client.num_examples for client in recommender.clients] == [2 + 6 + 1 + 4, 3 + 1 + 5]
     state, records = run(fedecider(recommender, FedeciderConfig()), 2, 2)
     assert all(log["finite"] for record in records for log in record["clients"])
     assert state.local["alpha"].shape == (2, 2)
@@ -147,16 +134,16 @@ def test_layers_that_are_computed_again_train_the_same_adapters(parts):
     for wanted in (False, True):
         torch.manual_seed(0)  # of the adapters
         recommender = recommender_of(parts)
-        recommender = recommender._replace(checkpointing=wanted)
-        block = unwrap(recommender.model).decoder.block[0].layer[-1]
+        recommender = on(recommender, checkpointing=wanted)
+        block = unwrap(recommender.base.model).decoder.block[0].layer[-1]
         handle = block.register_forward_pre_hook(lambda *_: calls.append(1))
-        found.append(train_locally(recommender, 0, 1))
+        found.append(train_locally(recommender, 0, 1, recommender.start))
         handle.remove()
         calls.append(0)
     steps = found[0].log["steps"]
     assert calls == [1] * steps + [0] + [1] * 2 * steps + [0]
     assert found[0].log["loss"] == pytest.approx(found[1].log["loss"], abs=1e-6)
-    assert all(torch.allclose(found[0].adapters[name], value, atol=1e-4) for name, value in found[1].adapters.items())
+    assert all(torch.allclose(found[0].pair[name], value, atol=1e-4) for name, value in found[1].pair.items())
 
 
 def test_rows_of_the_output_have_a_rate_of_their_own(parts):
@@ -165,10 +152,9 @@ def test_rows_of_the_output_have_a_rate_of_their_own(parts):
     for rate in (1.0, 8.0):
         recommender = recommender_of(parts, targets=("attention", "output"))
         training = replace(recommender.training, learning_rate=1e-3, output_lr_multiplier=rate)
-        start = initial_adapters(adapter_shapes(recommender.model), 0)
-        load_plain(recommender.model, start)
-        adapters = train_locally(recommender._replace(training=training), 0, 1).adapters
-        moved[rate] = {name: float((value - start[name]).abs().max()) for name, value in adapters.items()}
+        start = recommender.start
+        pair = train_locally(recommender._replace(training=training), 0, 1, start).pair
+        moved[rate] = {name: float((value - start[name]).abs().max()) for name, value in pair.items()}
     steps = 3
     for name, by_rate in moved[8.0].items():
         most = (8e-3 if name == "lm_head.lora_b" else 1e-3) * steps
@@ -185,8 +171,8 @@ def test_epsilon_holds_rows_with_faint_gradients(parts, monkeypatch):
         monkeypatch.setattr(LocalTraining, "adam_epsilon", epsilon)
         recommender = recommender_of(parts, targets=("output",))
         training = replace(recommender.training, learning_rate=1e-3)
-        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
-        moved_V = train_locally(recommender._replace(training=training), 0, 1).adapters["lm_head.lora_b"].norm(dim=1)
+        trained = train_locally(recommender._replace(training=training), 0, 1, recommender.start)
+        moved_V = trained.pair["lm_head.lora_b"].norm(dim=1)
         least[epsilon] = float(moved_V[moved_V > 0.0].min() / moved_V.max())
     assert least[1e-8] > 0.1
     assert least[1.0] < 0.25 * least[1e-8]
@@ -206,8 +192,8 @@ def test_rates_fall_over_all_epochs_of_a_round(parts, schedule, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     recommender = recommender_of(parts, targets=("attention", "output"))
     training = replace(recommender.training, schedule=schedule, local_epochs=2, output_lr_multiplier=3.0)
-    alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
-    trained = train_locally(recommender._replace(training=training), 0, 1, alpha=alpha, alpha_learning_rate=0.5)
+    fused = fusion(strong_stack(recommender, 2), 0, torch.ones(2))
+    trained = train_locally(recommender._replace(training=training), 0, 1, fused, alpha_learning_rate=0.5)
     progress = torch.arange(len(seen)) / len(seen)
     shapes = {
         "constant": torch.ones(len(seen)),
@@ -233,9 +219,9 @@ def test_rates_fall_from_round_to_round(parts, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     recommender = recommender_of(parts, targets=("attention", "output"))
     training = replace(recommender.training, lr_decay_per_round=0.5, local_epochs=1, output_lr_multiplier=3.0)
-    alpha = load_fusion(recommender.model, strong_stack(recommender.model, 2), 0, torch.ones(2))
+    fused = fusion(strong_stack(recommender, 2), 0, torch.ones(2))
     for round in (1, 3):
-        train_locally(recommender._replace(training=training), 0, round, alpha=alpha, alpha_learning_rate=0.5)
+        train_locally(recommender._replace(training=training), 0, round, fused, alpha_learning_rate=0.5)
     first, third = (seen[at] for at in (0, -1))
     assert sorted(first) == pytest.approx([1e-2, 3e-2, 0.5])
     assert third == pytest.approx([rate / 4 for rate in first])
@@ -250,10 +236,9 @@ def test_users_who_are_left_out_train_nothing_and_are_ranked(parts):
     found = {}
     for name, one in {"all": task, "cut": task.without_users(gone), "changed": again.without_users(gone)}.items():
         recommender = recommender_of((tokenizer, [one, other]))
-        load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), 0))
-        found[name] = train_locally(recommender, 0, 1).adapters
-        assert len(recommender.positions(0, "test")) == 4
-        assert recommender.num_examples(0) == num_samples(one)
+        found[name] = train_locally(recommender, 0, 1, recommender.start).pair
+        assert len(recommender.student("crime").positions("test")) == 4
+        assert recommender.clients[0].num_examples == num_samples(one)
     assert all(torch.equal(found["cut"][name], value) for name, value in found["changed"].items())
     assert not all(torch.equal(found["all"][name], value) for name, value in found["cut"].items())
     assert [num_samples(one) for one in (task, task.without_users(gone))] == [2 + 6 + 1 + 4, 2 + 1]
@@ -262,13 +247,12 @@ def test_users_who_are_left_out_train_nothing_and_are_ranked(parts):
 def test_bf16_training_and_ranking(parts):
     recommender = recommender_of(parts, num_beams=5)
     settings = LocalTraining(local_epochs=1, batch_size=8, learning_rate=1e-2, precision="bf16")
-    half = build_recommender(
-        recommender.model, None, recommender.tasks, seed=0, training=settings, ranking=recommender.ranking
-    )
+    half = client_models(recommender.base, parts[1], settings, seed=0)
     state, records = run(fedecider(half, FedeciderConfig()), 2, 2)
     assert all(log["finite"] for record in records for log in record["clients"])
     assert (state.local["alpha"] - 2.0).abs().max() > 1e-4
-    assert all(tensor.dtype == torch.float32 for tensor in fused_factors(half.model).values())
+    floats = [tensor for tensor in {**state.server, **state.local}.values() if tensor.is_floating_point()]
+    assert {tensor.dtype for tensor in floats} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -288,24 +272,21 @@ def test_wrong_settings_are_refused(config, changes, message):
 
 
 def test_processes_that_share_a_client_rank_its_users_between_them(parts):
-    recommender = recommender_of(parts, num_beams=15, eval_batch_size=1)
-    whole = recommender.positions(0, "test")
-    context = RankingContext(recommender.ranking)
-    shares = [
-        rank_task(recommender.model, recommender.tasks[0], "test", None, context, (index, 3)) for index in range(3)
-    ]
+    model = recommender_of(parts, num_beams=15, eval_batch_size=1).student("crime")
+    whole, context = model.positions("test"), model.base.context
+    shares = [rank_task(model.base.model, model.client.task, "test", None, context, (index, 3)) for index in range(3)]
     assert sorted(int((share != NOT_RANKED).sum()) for share in shares) == [1, 1, 2]  # four users
     assert torch.equal(torch.stack(shares).amin(0), whole)
 
 
 @pytest.mark.parametrize("drop_seen", [True, False])
 def test_ids_of_one_token_are_ranked_exactly_whatever_the_beams(parts, drop_seen):
-    recommender = recommender_of(parts, num_beams=3, eval_batch_size=3)
-    one_token = Trie.build([[7 + 2 * item] for item in range(15)], None)
-    task = recommender.tasks[0]._replace(trie=one_token)
-    place_U = rank_task(recommender.model, task, "test", None, RankingContext(recommender.ranking, drop_seen))
+    model = recommender_of(parts, drop_seen, num_beams=3, eval_batch_size=3).student("crime")
+    held, one_token = model.base.holding(model.adapters), Trie.build([[7 + 2 * item] for item in range(15)], None)
+    task = model.client.task._replace(trie=one_token)
+    place_U = rank_task(held, task, "test", None, model.base.context)
     for users, input_ids, mask, targets in eval_batches(task, "test", 2):
-        scores = score_catalogue(recommender.model, input_ids, mask, one_token)
+        scores = score_catalogue(held, input_ids, mask, one_token)
         for user, score_I, target in zip(users.tolist(), scores, targets.tolist(), strict=True):
             had = set(task.sequences[user][:-1]) if drop_seen else set()
             better = [item for item in range(15) if score_I[item] > score_I[target] and item not in had]
@@ -318,16 +299,13 @@ def test_a_training_whose_loss_stays_far_above_its_start_is_no_result(parts, mon
     monkeypatch.setattr("idgen.loss_guard.FAR_ABOVE", 0.1)  # far above a tenth
     recommender = recommender_of(parts)
     recommender = recommender._replace(training=replace(recommender.training, local_epochs=30))
-    student = initial_adapters(adapter_shapes(recommender.model), 0)
-    load_plain(recommender.model, student)
-    trained = train_locally(recommender, 0, 1)
+    trained = train_locally(recommender, 0, 1, recommender.start)
     assert trained.log["finite"] is False
     assert trained.log["diverged"].startswith("diverged at step ")
     assert "learning_rate 0.01: the loss is" in trained.log["diverged"]
-    assert all(tensor.isnan().all() for tensor in trained.adapters.values())
-    load_plain(recommender.model, student)
+    assert all(tensor.isnan().all() for tensor in trained.pair.values())
     private = replace(recommender.training, user_privacy=UserPrivacy(clip=1.0))  # losses must not steer it
-    assert train_locally(recommender._replace(training=private), 0, 1).log["finite"]
+    assert train_locally(recommender._replace(training=private), 0, 1, recommender.start).finite
 
 
 def test_the_company_whose_training_diverges_is_left_out_and_named(monkeypatch):

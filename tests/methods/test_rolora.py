@@ -7,23 +7,8 @@ from toy_recommender import blocks, run, toy_recommender
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.rolora import (
-    LAST_ROUND,
-    WeightingConfig,
-    frozen_factor,
-    load_variant,
-    only,
-    rolora,
-    trained_factor,
-)
-from fedecider.models.adapters import (
-    adapter_shapes,
-    initial_adapters,
-    load_plain,
-    module_names,
-    read_adapters,
-    without_prefix,
-)
+from fedecider.methods.rolora import LAST_ROUND, WeightingConfig, client_model, frozen_factor, rolora, trained_factor
+from fedecider.models.adapters import module_names, only, without_prefix
 
 pytestmark = pytest.mark.whole
 
@@ -86,10 +71,10 @@ def test_every_aggregation_is_exact(weighting, shares):
 def test_one_client_is_alternating_training():
     state, _ = run(rolora(toy_recommender(["comics"]), WeightingConfig()), 1, 3)
     recommender = toy_recommender(["comics"])
-    load_plain(recommender.model, initial_adapters(adapter_shapes(recommender.model), recommender.seed))
+    pair = recommender.start
     for round, factor in enumerate(("lora_b", "lora_a", "lora_b"), 1):
-        trained = train_locally(recommender, 0, round, factors=(factor,))
-    assert equal(factors(state.server), trained.adapters)
+        pair = train_locally(recommender, 0, round, pair, factors=(factor,)).pair
+    assert equal(factors(state.server), pair)
 
 
 def test_absent_clients_catch_up():
@@ -110,17 +95,19 @@ def test_absent_clients_catch_up():
     assert server[LAST_ROUND].tolist() == [5, 6, 5]
 
 
-def test_every_client_can_load_the_global_model_whenever_it_was_there_last():
+def test_every_client_has_the_global_model_whenever_it_was_there_last():
     recommender, config = toy_recommender(), WeightingConfig()
     method = rolora(recommender, config)
     for round, server, local, _ in play(method, COHORTS):
         for client in range(3):
             download = method.broadcast(round + 1, server, torch.tensor([client]))
             assert LAST_ROUND not in download.shared
-            load_variant(recommender, config, "global", download, take_row(local, client), client)
-            assert equal(read_adapters(recommender.model), factors(server))
-            load_variant(recommender, config, "local", download, take_row(local, client), client)
-            assert equal(read_adapters(recommender.model), take_row(without_prefix(local, "own"), client))
+            asked = (download, take_row(local, client), client)
+            shared, own = (
+                client_model(recommender, config, variant, *asked).adapters.pair for variant in ("global", "local")
+            )
+            assert equal(shared, factors(server))
+            assert equal(own, take_row(without_prefix(local, "own"), client))
 
 
 def test_a_client_whose_update_was_not_finite_is_sent_both_factors():

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_causal import tiny_causal
-from toy_recommender import toy_recommender
+from toy_recommender import on, toy_recommender
 
-from fedecider.methods.local_training import Pull, train_locally
-from fedecider.models.adapters import LoraSettings, adapter_shapes, attach_lora, initial_adapters, load_plain
+from fedecider.methods.local_training import ProximalTerm, train_locally
+from fedecider.models.adapters import LoraSettings, attach_lora
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("sharded_program.py")
@@ -60,14 +60,12 @@ def test_two_rounds_through_deepspeed_equal_the_plain_ones(config, plain, tmp_pa
 def test_what_deepspeed_cannot_train_is_refused():
     plugin = SimpleNamespace(zero_stage=3)
     accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin))
-    recommender = toy_recommender()._replace(deepspeed=accelerator)
-    start = initial_adapters(adapter_shapes(recommender.model), 0)
-    load_plain(recommender.model, start)
+    recommender = on(toy_recommender(), deepspeed=accelerator)
     with pytest.raises(ValueError, match="proximal term under DeepSpeed"):
-        train_locally(recommender, 0, 1, pull=Pull(start, 0.1))
-    recommender.model.get_base_model().is_loaded_in_4bit = True
+        train_locally(recommender, 0, 1, recommender.start, proximal=ProximalTerm(recommender.start, 0.1))
+    recommender.base.model.get_base_model().is_loaded_in_4bit = True
     with pytest.raises(ValueError, match="quantised base with ZeRO-3"):
-        train_locally(recommender, 0, 1)
-    table = attach_lora(tiny_causal(tie_word_embeddings=True), LoraSettings(2, ("table",)))
+        train_locally(recommender, 0, 1, recommender.start)
+    table = on(recommender, model=attach_lora(tiny_causal(tie_word_embeddings=True), LoraSettings(2, ("table",))))
     with pytest.raises(ValueError, match="lora_targets table with ZeRO-3"):
-        train_locally(recommender._replace(model=table), 0, 1)
+        train_locally(table, 0, 1, table.start)

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toy_recommender import run, toy_recommender
+from toy_recommender import run, toy_recommender, with_clients
 
-from fedecider.cross_silo.prepare import chosen_shares, load_reported
+from fedecider.cross_silo.prepare import chosen_scales, reported_model
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import METHODS
-from fedecider.models.adapters import fused_layers
+from fedecider.models.fused_linear import fused_layers
 
 
 def size_of(model):
@@ -29,25 +29,28 @@ def finished(request):
 
 def test_each_client_takes_what_its_validation_items_like_best(finished):
     settings, method, recommender, state = finished
-    load_reported(settings, method, recommender, state, 0)
-    whole = size_of(recommender.model)
+    model = reported_model(settings, method, recommender, state, 0)
+    whole = size_of(model.base.holding(model.adapters))
     asked = []
 
-    def positions(client, split):
-        """Best near a half for client 0; the same for all shares for client 1; client 2 is best off without."""
-        asked.append((client, split))
-        size = size_of(recommender.model)
-        place = [round(9 * abs(size / whole - 0.5)), 3, 0 if size == 0.0 else 5][client]
-        return torch.tensor([place])
+    def positions_of(client):
+        """Best near a half for client 0; the same for all scales for client 1; client 2 is best off without."""
+
+        def positions(held, split, share):
+            asked.append((client, split))
+            size = size_of(held)
+            return torch.tensor([[round(9 * abs(size / whole - 0.5)), 3, 0 if size == 0.0 else 5][client]])
+
+        return positions
 
     names = recommender.names
-    chosen = chosen_shares(settings, method, recommender._replace(positions=positions), state, names)
+    models = with_clients(recommender, positions=positions_of)
+    chosen = chosen_scales(settings, method, models, state, names)
     assert chosen == {names[0]: 0.5, names[1]: 1.0, names[2]: 0.0}
     assert {split for _, split in asked} == {"valid"}
-    load_reported(settings, method, recommender, state, 0, 0.5)
-    assert size_of(recommender.model) == pytest.approx(0.5 * whole, rel=1e-5)
-    load_reported(settings, method, recommender, state, 0)
-    assert size_of(recommender.model) == whole  # what was loaded before leaves no trace
+    half, again = (reported_model(settings, method, recommender, state, 0).scaled(scale) for scale in (0.5, 1.0))
+    assert size_of(half.base.holding(half.adapters)) == pytest.approx(0.5 * whole, rel=1e-5)
+    assert size_of(again.base.holding(again.adapters)) == whole  # what was ranked before leaves no trace
 
 
 @pytest.mark.parametrize("shares", ["", "a", "0,0", "1.5", "-0.1,1", "nan"])

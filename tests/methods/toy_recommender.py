@@ -5,7 +5,7 @@ from functools import partial
 from tiny_causal import tiny_causal
 from transformers import PreTrainedModel
 
-from fedecider.methods.recommender import ClientModels
+from fedecider.methods.client_models import ClientModels
 from fedecider.testing.llm_contract import (  # noqa: F401 (tests take them from here)
     NAMES,
     SHIFTS,
@@ -22,6 +22,20 @@ from fedecider.testing.llm_contract import (  # noqa: F401 (tests take them from
 )
 from fedecider.testing.llm_contract import tiny_data as toy_data  # noqa: F401
 from fedecider.testing.llm_contract import tiny_t5 as toy_t5
+
+
+def with_clients(models: ClientModels, **functions) -> ClientModels:
+    """Other functions for all clients: name -> client's number -> function."""
+    clients = [
+        client._replace(**{name: of(number) for name, of in functions.items()})
+        for number, client in enumerate(models.clients)
+    ]
+    return models._replace(clients=clients)
+
+
+def on(models: ClientModels, **changes) -> ClientModels:
+    """The same over a base with other fields."""
+    return models._replace(base=models.base._replace(**changes))
 
 
 def toy_causal(dropout: float = 0.0, family: str = "llama", tied: bool = False) -> PreTrainedModel:

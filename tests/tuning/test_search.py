@@ -16,7 +16,7 @@ from fedecider.comparison.search import Search, Study, Tried, best_of, check_bud
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import METHODS as LLM
 from fedecider.methods import RATES, TRAINING_SPACE
-from fedecider.methods.recommender import LocalTraining
+from fedecider.methods.config import LocalTraining
 from fedecider.running.options import from_plain
 from fedecider.running.run_folder import as_plain
 from fedecider.search_space import OneOf, Real, Whole

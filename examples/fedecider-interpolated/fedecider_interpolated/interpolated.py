@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from fedecider.bounds import Share, dataclass
 from fedecider.federation.aggregate import weighted_mean
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.wire import take_row
+from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.methods import Method
+from fedecider.methods.averaged import scalars_both_ways
+from fedecider.methods.client_models import ClientModels, Update, client_positions, client_updates, own_state
 from fedecider.methods.local_training import train_locally
-from fedecider.methods.recommender import ClientModels, client_positions
-from fedecider.models.adapters import (
-    Shapes,
-    adapter_shapes,
-    factor_scalars,
-    initial_adapters,
-    load_plain,
-    stack_trees,
-    with_prefix,
-    without_prefix,
-)
+from fedecider.models.adapters import with_prefix, without_prefix
+from fedecider.models.client_model import ClientModel
 
 
 @dataclass(frozen=True)
@@ -38,58 +29,45 @@ class InterpolatedConfig:
     share: Share = 0.5
 
 
-def interpolated(recommender: ClientModels, config: InterpolatedConfig) -> FederatedMethod:
+def interpolated(models: ClientModels, config: InterpolatedConfig) -> FederatedMethod:
     """``start_i = share * mean_j theta_j + (1 - share) * theta_i``, factor by factor."""
-    start = initial_adapters(adapter_shapes(recommender.model), recommender.seed)
-
-    def init() -> tuple[Tree, Tree]:
-        return start, with_prefix(stack_trees([start] * recommender.num_clients), "own")
+    start = models.start
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(server)
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        uploads, rows, logs = [], [], []
-        for row, client in enumerate(block.clients.tolist()):
-            before = take_row(own, row)
-            load_variant(recommender, config, "mixed", download, before, client)
-            trained = train_locally(recommender, client, round)
-            uploads.append(trained.adapters)
-            rows.append(with_prefix(trained.adapters, "own") if trained.log["finite"] else before)
-            logs.append(trained.log)
-        weight_C = torch.tensor([float(recommender.num_examples(client)) for client in block.clients.tolist()])
-        return Upload(block.clients, weight_C, stack_trees(uploads)), stack_trees(rows), logs
+    def train(round: int, download: Download, own: Tree, client: int) -> Update:
+        trained = train_locally(models, client, round, mixture(config.share, download, own))
+        return trained.pair, with_prefix(trained.pair, "own") if trained.finite else own, trained.log
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         return weighted_mean(uploads, fallback=server, uniform=True)
 
-    positions = client_positions(recommender, partial(load_variant, recommender, config))
     return FederatedMethod(
         "interpolated",
-        init,
+        lambda: (start, own_state(models, start)),
         broadcast,
-        client_update,
+        client_updates(models, train, "examples"),
         server_aggregate,
-        positions,
+        client_positions(partial(client_model, models, config)),
         variants=("mixed", "local"),
         upload_like=lambda round, server: server,
     )
 
 
-def load_variant(
-    recommender: ClientModels, config: InterpolatedConfig, variant: str, download: Download, own: Tree, client: int
-) -> None:
-    """Load the mixture, from which the next round starts, or the client's adapters before the upload."""
-    assert variant in ("mixed", "local"), variant
-    share = config.share if variant == "mixed" else 0.0
+def mixture(share: float, download: Download, own: Tree) -> Tree:
+    """The mean adapters and the client's own, factor by factor."""
     pair = without_prefix(own, "own")
-    load_plain(recommender.model, {key: share * download.shared[key] + (1.0 - share) * pair[key] for key in pair})
+    return {key: share * download.shared[key] + (1.0 - share) * pair[key] for key in pair}
 
 
-def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
-    """P down and P up in every round, P the scalars of one client's adapters."""
-    num_scalars = sum(factor_scalars(shapes).values())
-    return num_scalars, num_scalars
+def client_model(
+    models: ClientModels, config: InterpolatedConfig, variant: str, download: Download, own: Tree, client: int
+) -> ClientModel:
+    """The client's model with the mixture, from which the next round starts, or as it was before the upload."""
+    return models.model(client, mixture(config.share if variant == "mixed" else 0.0, download, own))
 
 
-METHOD = Method(InterpolatedConfig, interpolated, load_variant, scalars, grid=({}, {"share": 0.3}, {"share": 0.8}))
+METHOD = Method(
+    InterpolatedConfig, interpolated, client_model, scalars_both_ways, grid=({}, {"share": 0.3}, {"share": 0.8})
+)

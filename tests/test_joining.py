@@ -1,28 +1,37 @@
 """What joining brought: clients alone beside the rounds, whom joining hurts, and clients with nothing in common."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent / "methods"))
+from toy_recommender import NAMES, toy_recommender, with_clients
+
 from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.entries import Fitting
 from fedecider.cross_silo.joining import (
     System,
     as_trained,
     check_common,
     checked_events,
+    chosen_systems,
     joining_data,
-    kept_system,
     leaving,
     may_choose,
     only_items,
     overlap_data,
+    system_of,
     trains_alone,
 )
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
+from fedecider.models.fused_linear import fused_layers
 from fedecider.report.analyses import cost_of_joining
 from fedecider.report.joining import joining_sentences, odd_sentences, of_one_item, unlike_ones
 
@@ -110,10 +119,10 @@ def test_who_trains_alone():
     assert not trains_alone(settings("--method", "local"), 3)
 
 
-def system(places, load=lambda name: None):
+def system(places):
     tensors = {name: torch.tensor(place_U, dtype=torch.float64) for name, place_U in places.items()}
     both = {"valid": tensors, "test": {name: place_U + 1.0 for name, place_U in tensors.items()}}
-    return System(load, both, both, None)
+    return System(None, both, both, None)
 
 
 def test_a_client_leaves_only_where_its_own_model_is_clearly_better():
@@ -125,17 +134,49 @@ def test_a_client_leaves_only_where_its_own_model_is_clearly_better():
         {"hurt": same_U, "level": np.maximum(same_U + noise_U, 0.0), "helped": same_U + 3.0, "few": np.zeros(1)}
     )
     assert leaving(joined, own) == ["hurt"]
-    asked = []
-    systems = {
-        "joined": joined._replace(load=lambda name: asked.append(("joined", name))),
-        "local": own._replace(load=lambda name: asked.append(("local", name))),
-    }
-    kept = kept_system(systems, {"hurt": "local", "helped": "joined"})
-    assert torch.equal(kept.whole["test"]["hurt"], own.whole["test"]["hurt"])
-    assert torch.equal(kept.model["valid"]["helped"], joined.model["valid"]["helped"])
-    for name in ("hurt", "helped"):
-        kept.load(name)
-    assert asked == [("local", "hurt"), ("joined", "helped")]
+
+
+CHOICE = {
+    # validation places of the joint model, the mean of both updates and the own model; then the test places of these,
+    # which would choose otherwise
+    "crime": ("local", (20.0, 5.0, 2.0), (0.0, 1.0, 30.0)),
+    "comics": ("half", (20.0, 2.0, 5.0), (0.0, 30.0, 1.0)),
+    "children": ("joined", (2.0, 0.0, 20.0), (30.0, 1.0, 0.0)),
+}
+
+
+def test_a_client_keeps_what_its_validation_customers_like_best_and_that_model_is_shown():
+    models = toy_recommender()
+    joint, own = (
+        {name: size * torch.ones_like(factor) for name, factor in models.start.items()} for size in (1.0, 3.0**0.5)
+    )
+
+    def positions_of(client):
+        _, valid, test = CHOICE[NAMES[client]]
+
+        def positions(model, split, share):
+            sizes = [layer.get_delta_weight("default")[0, 0] for layer in fused_layers(model).values()]
+            times = round(float(sizes[0] / 2.0))  # of the joint update: it, the mean of both, the own one
+            return torch.full((40,), {"valid": valid, "test": test}[split][times - 1])
+
+        return positions
+
+    models = with_clients(models, positions=positions_of)
+    run = SimpleNamespace(run=SimpleNamespace(hybrid=SimpleNamespace(kind="none")))
+    fitting = Fitting(run, None, {})
+    joined, local = (
+        system_of(fitting, label, lambda name, pair=pair: models.model(NAMES.index(name), pair), NAMES)
+        for label, pair in (("fedavg", joint), ("local", own))
+    )
+    keeps, kept = chosen_systems(fitting, joined, local)
+    assert keeps == {name: expected for name, (expected, _, _) in CHOICE.items()}
+    for name, (expected, *of_splits) in CHOICE.items():
+        for split, places in zip(("valid", "test"), of_splits, strict=True):
+            place = places[["joined", "half", "local"].index(expected)]
+            shown_U = kept.model_of(name).positions(split)
+            assert set(shown_U.tolist()) == {place}
+            assert torch.equal(kept.model[split][name], shown_U)
+            assert torch.equal(kept.whole[split][name], shown_U)
 
 
 def test_figures_by_hand():

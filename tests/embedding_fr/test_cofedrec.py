@@ -8,7 +8,7 @@ from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_popul
 
 from embedding_fr.blocks import make_block, rank_users
 from embedding_fr.methods import cofedrec
-from embedding_fr.methods.cofedrec import CofedrecConfig, anchors, contrastive_loss, elbow, grouped
+from embedding_fr.methods.cofedrec import CofedrecConfig, contrastive_loss, elbow, grouped
 from embedding_fr.methods.pfedrec import linear_logits
 from fedecider.federation.streams import stream
 
@@ -164,15 +164,6 @@ def test_contrast_begins_in_the_second_round():
         ]
     assert torch.equal(*states[1])
     assert not torch.equal(*states[2])
-
-
-def test_anchors_are_drawn_anew_in_every_round():
-    federation = toy_federation()
-    drawn = [anchors(federation, CofedrecConfig(num_anchors=5), round).tolist() for round in range(1, 9)]
-    assert all(len(set(one)) == 5 and one == sorted(one) for one in drawn)
-    assert len({tuple(one) for one in drawn}) > 5
-    assert anchors(federation, CofedrecConfig(num_anchors=0), 1).tolist() == list(range(NUM_ITEMS))
-    assert len(anchors(federation, CofedrecConfig(), 1)) == NUM_ITEMS  # all 14, where 128 are asked for
 
 
 def test_variants_use_the_table_from_before_and_after_the_aggregation():

@@ -102,14 +102,6 @@ def test_at_full_rank_it_is_fedmf_with_sgd(participation):
 
 
 @pytest.mark.usefixtures("double")
-def test_the_rank_of_all_corrections_grows_by_that_of_one_a_round():
-    start = toy_method("colr", training=toy_training("colr", embedding_size=8)).init()[0]["item_table"]
-    for rounds, expected in ((1, 2), (2, 4), (3, 6)):
-        state = trained(rounds, training=toy_training("colr", embedding_size=8), rank=2)
-        assert int(torch.linalg.matrix_rank(state.server["item_table"] - start, atol=1e-9)) == expected
-
-
-@pytest.mark.usefixtures("double")
 def test_a_mean_over_touchers_and_one_over_clients():
     method, state = toy_method("colr", rank=2), trained(1, rank=2)
     start, local = method.init()

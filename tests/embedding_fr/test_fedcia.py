@@ -8,9 +8,7 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 from embedding_fr.blocks import block_packer
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.fedcia import FedciaConfig, client_bytes, own_similarity, with_low_pass
-from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_set
 from fedecider.baselines.fitting import train_matrix
-from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.channel import Channel
 from fedecider.federation.method import Download
 from fedecider.federation.privacy import PrivacyConfig, protect_upload
@@ -151,20 +149,3 @@ def test_ml_100k(data_root):
             torch.testing.assert_close(state.server["similarity"], expected_II, rtol=1e-5, atol=1e-9)
     assert hits["client"] == pytest.approx(0.108, abs=0.003)
     assert hits["server"] == pytest.approx(0.135, abs=0.003)
-
-
-def test_blocks_are_sized_by_the_rows_that_travel():
-    """A hundred times as many clients a block as whole matrices would allow, unless whole matrices travel."""
-
-    def bytes_of(**run):
-        settings = EmbeddingSettings(
-            EmbeddingRunConfig(method="fedcia", **run),
-            InteractionsConfig(),
-            EmbeddingTraining(),
-            PrivacyConfig(),
-            FedciaConfig(),
-        )
-        return working_set(settings, 1_000, torch.device("cpu"))(8)
-
-    assert bytes_of() == 4 * 1_000 * 10
-    assert bytes_of(secure_sum=True) == bytes_of(robust_mean="median") == 4 * 1_000 * 1_002

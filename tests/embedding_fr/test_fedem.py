@@ -6,7 +6,6 @@ from toy_federation import run, toy_federation, toy_method, toy_training
 
 from embedding_fr.local_only import local_only
 from embedding_fr.merging import ADAPTER, LAST
-from embedding_fr.methods import fedem as fedem_file
 from embedding_fr.methods.fedem_code import few_of
 from embedding_fr.mixing import PERSONAL, Cohort
 
@@ -47,21 +46,6 @@ def test_without_similarity_everybody_gets_the_weighted_mean(merging):
     state, _ = run(toy_method("fedem", merging=merging, similarity_weight=0.0))
     assert torch.allclose(state.server["item_table"], mean.server["item_table"].expand(7, -1, -1), atol=1e-10)
     assert same(state.local, mean.local)
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_without_similarity_nothing_is_compared(monkeypatch, participation):
-    """And absent clients keep the mean of their last round, as with weights that are next to nothing."""
-
-    def never(tables):
-        raise AssertionError("distances without a use")
-
-    near, _ = run(toy_method("fedem", similarity_weight=1e-15), participation=participation)
-    monkeypatch.setattr(fedem_file, "squared_distances", never)
-    state, _ = run(toy_method("fedem", similarity_weight=0.0), participation=participation)
-    assert torch.equal(state.server[PERSONAL], near.server[PERSONAL])
-    assert torch.allclose(state.server["item_table"], near.server["item_table"], atol=1e-10)
-    assert same(state.local, near.local)
 
 
 def test_similarity_makes_a_client_s_mix_its_own():

@@ -10,15 +10,11 @@ from references import pfedgraph as reference
 from scipy.optimize import minimize
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.config import EmbeddingTraining
 from embedding_fr.local_only import local_only
 from embedding_fr.methods.pfedgraph import DIRECTION, TABLE, PfedgraphConfig, directions, graph_weights, likeness
 from embedding_fr.mixing import PERSONAL, Cohort, gram_matrix, measured_from
-from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, working_set
 from embedding_fr.similarity import cosines
 from embedding_fr.testing.loop import run_reference
-from fedecider.data.interactions import InteractionsConfig
-from fedecider.federation.privacy import PrivacyConfig
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -185,21 +181,3 @@ def test_before_the_first_mix_nothing_draws():
     assert torch.allclose(plain.local["user"], drawn.local["user"], atol=1e-9)
     later = [run(toy_method("pfedgraph", likeness_weight=weight), rounds=2)[0] for weight in (0.1, 5.0)]
     assert not torch.allclose(later[0].server[TABLE], later[1].server[TABLE], atol=1e-3)
-
-
-def test_blocks_make_room_for_the_whole_tables_that_likeness_trains():
-    """Table, gradient, two moments, the direction and a temporary; without it only the rows of the examples."""
-
-    def bytes_of(**config):
-        settings = EmbeddingSettings(
-            EmbeddingRunConfig(method="pfedgraph"),
-            InteractionsConfig(),
-            EmbeddingTraining(embedding_size=16, num_negatives=4),
-            PrivacyConfig(),
-            PfedgraphConfig(**config),
-        )
-        return working_set(settings, 5_000, torch.device("cpu"))(3)
-
-    examples = bytes_of() - 4 * 15 * 16 * 4
-    assert 0 < examples < 10_000
-    assert bytes_of(likeness_weight=0.1) == examples + 4 * 5_000 * 16 * 6

@@ -174,23 +174,6 @@ def test_clients_with_equal_weights_share_a_mix_where_that_halves_them(monkeypat
     assert not new[3].any()
 
 
-def test_a_plain_mean_is_made_only_where_somebody_waits_for_a_first_mix(monkeypatch):
-    """And all that a step makes of tables lies in the room of the uploads."""
-    means, mixed_table = [], mixing.mixed_table
-    monkeypatch.setattr(mixing, "mixed_table", lambda *given: means.append(1) or mixed_table(*given))
-    tables = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(5))
-    for clients, personal, count in (([2, 0, 1], [0, 0, 0], 0), ([2, 0], [0, 1, 0], 0), ([2, 0], [0, 0, 1], 1)):
-        server = {"item_table": torch.ones(3, 2, 2), mixing.PERSONAL: torch.tensor(personal, dtype=torch.bool)}
-        num = len(clients)
-        cohort = mixing.collect(server, [Upload(torch.tensor(clients), torch.ones(num), {"item_table": tables[:num]})])
-        means.clear()
-        after = mixing.mixed_server(server, cohort, mixing.Mix(torch.full((num, num), 1.0 / num)))
-        assert len(means) == count, clients
-        assert after["item_table"].data_ptr() == cohort.room_NF.data_ptr()
-        absent = torch.ones(2, 2) if personal[1] else tables[:num].mean(0)
-        assert torch.allclose(after["item_table"][1], absent, atol=1e-6), clients
-
-
 def test_a_client_that_is_not_finite_is_left_out():
     server = mixing.start_server(torch.zeros(2, 1), 3)
     sent = [

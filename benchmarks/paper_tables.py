@@ -40,7 +40,7 @@ from fedecider.data.interactions import Interactions, InteractionsConfig, load_i
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.federation.callbacks import RoundCallback
-from fedecider.federation.config import PrivacyConfig
+from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.federation.record import read_json
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
@@ -136,7 +136,7 @@ def settings_of(data: InteractionsConfig, line: Line, rounds: int) -> EmbeddingS
     """Seed 0, one validation at the end."""
     settings = run_settings(LeaderboardConfig(num_rounds=rounds), data, line.method, PROTOCOL, line.setting, 0, 0)
     every = dataclasses.replace(settings.run, eval_every=rounds)
-    return settings._replace(run=every, privacy=PrivacyConfig(**line.privacy))
+    return settings._replace(run=every, privacy=DevicePrivacyConfig(**line.privacy))
 
 
 class Row(NamedTuple):

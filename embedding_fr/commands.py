@@ -10,7 +10,7 @@ from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.interactions import InteractionsConfig
-from fedecider.federation.privacy import PrivacyConfig
+from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.running.options import Schema, field_names, from_plain, merged, nested, read_words
 from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_run
 
@@ -38,7 +38,7 @@ def schema_of(method: str) -> Schema:
         ValueError: the method is not known, or cannot be used.
     """
     entry = EMBEDDING_METHODS[method]
-    privacy = {} if entry.guarantee else {"privacy": PrivacyConfig}
+    privacy = {} if entry.guarantee else {"privacy": DevicePrivacyConfig}
     return Schema(
         {
             "run": EmbeddingRunConfig,
@@ -67,7 +67,7 @@ def make_settings(options: Mapping[str, Any], config: Mapping[str, Any] | None =
     """
     values = merged(config or {}, nested(options))
     blocks = schema_of(str(values.get("method", EmbeddingRunConfig.method))).build(values)
-    settings = EmbeddingSettings(**{"privacy": PrivacyConfig(), **blocks})
+    settings = EmbeddingSettings(**{"privacy": DevicePrivacyConfig(), **blocks})
     if settings.run.output:
         check_output(Path(settings.run.output))  # before a large data set is read
     return settings
@@ -88,7 +88,7 @@ def recorded_settings(config: Mapping[str, Any], source: str, data: str = "") ->
             "run": EmbeddingRunConfig,
             "data": InteractionsConfig,
             "training": EmbeddingTraining,
-            "privacy": PrivacyConfig,
+            "privacy": DevicePrivacyConfig,
             "method": EMBEDDING_METHODS[config["run"]["method"]].config,
         }
         return EmbeddingSettings(

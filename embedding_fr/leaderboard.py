@@ -32,8 +32,8 @@ from fedecider.data.interactions import Interactions, InteractionsConfig, load_i
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
 from fedecider.federation.callbacks import Round, RoundCallback
+from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree
-from fedecider.federation.privacy import PrivacyConfig
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import CANARY, COMPARED
 from fedecider.running.options import from_plain
@@ -353,7 +353,7 @@ def run_settings(
         EmbeddingRunConfig(**run, memory_gb=config.memory_gb),
         data,
         EmbeddingTraining(**training),
-        PrivacyConfig(),
+        DevicePrivacyConfig(),
         from_plain(entry.config, values),
     )
 

@@ -28,8 +28,9 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.aggregate import RobustMean, check_one_mean, with_robust_mean
 from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.channel import ONE_BY_ONE, AggregationBackend, Channel
+from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.federation.method import Block, FederatedMethod
-from fedecider.federation.privacy import PrivacyConfig, protect_upload
+from fedecider.federation.privacy import protect_upload
 from fedecider.federation.processes import Processes
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
@@ -111,7 +112,7 @@ class EmbeddingSettings(NamedTuple):
     run: EmbeddingRunConfig
     data: InteractionsConfig
     training: EmbeddingTraining
-    privacy: PrivacyConfig
+    privacy: DevicePrivacyConfig
     method: Any
     """The method's own frozen dataclass."""
 

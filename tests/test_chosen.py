@@ -211,7 +211,6 @@ def test_nothing_is_chosen_where_somebody_chose(prepared):
         (["--items", "x.csv"], "got --items without --events"),
         (["--events", "a.csv", "--data", "data"], "got --events beside --data"),
         (["--events", "a/x.csv,b/x.csv"], "expected files of different names"),
-        (["--events", "x.csv", "--columns", "customer"], "expected names and columns, such as user=customer"),
     ],
 )
 def test_tables_that_cannot_be(prepared, capsys, words, expected):

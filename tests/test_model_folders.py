@@ -255,14 +255,14 @@ def test_a_run_from_a_folder_is_resumed_handed_over_and_evaluated(family, tied, 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 def test_a_run_with_lists_is_resumed_handed_over_and_evaluated(inside, monkeypatch):
-    """Titles below a heading, layers that are computed again, a fine-tuned student."""
+    """Titles below a heading, a fine-tuned student."""
     pretrain, samples = TINY["pretrain"], TINY["pretrain"]["samples"]
     changed = {
         "samples": {**samples, "templates": "list", "max_source_tokens": 200},
         "train": {**pretrain["train"], "table_lr_multiplier": 5.0},
     }
     distill = {"epochs": 1}
-    settings = {**TINY, "gradient_checkpointing": True, "pretrain": {**pretrain, **changed}, "distill": distill}
+    settings = {**TINY, "pretrain": {**pretrain, **changed}, "distill": distill}
     (inside / "tiny.yaml").write_text(yaml.safe_dump(settings))
     save_decoder(inside / "decoder", TOKENIZER, num_hidden_layers=4)
     resumed_and_handed_over(monkeypatch)

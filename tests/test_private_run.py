@@ -78,10 +78,6 @@ def test_cohorts_count_as_they_are_drawn_and_not_where_the_server_sees_them(monk
 
 
 REFUSED = {
-    "noise without a bound": (
-        ("--method", "fedavg", "--privacy.noise_without_clip", "true", "--privacy.noise_scale", "1"),
-        "got privacy.noise_without_clip with privacy.noise_scale 1.0, expected a bound",
-    ),
     "no upload": (("--method", "local", *NOISE), "privacy.clip with local, expected none: no upload leaves"),
     "numbers of samples": (("--method", "fedavg", "--weighting", "examples", *NOISE), "weighting examples with noise"),
     "numbers of samples of hidden users": (("--method", "fedavg", "--weighting", "examples", *USERS), "weighting exam"),

@@ -120,7 +120,7 @@ class FednearConfig:
     def privacy(self) -> PrivacyConfig:
         """Bound and noise of the sum, for the accountant."""
         clip = None if self.bound == math.inf else self.bound
-        return PrivacyConfig(clip, "gaussian", self.noise_scale, self.delta, noise_on="sum")
+        return PrivacyConfig(clip, self.noise_scale, self.delta, "sum")
 
 
 def fednear(federation: Federation, training: EmbeddingTraining, config: FednearConfig) -> FederatedMethod:

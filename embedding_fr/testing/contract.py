@@ -17,8 +17,8 @@ from embedding_fr.testing.loop import Reference, run_reference
 from embedding_fr.testing.tiny_users import SEQUENCES, run, tiny_federation, tiny_population, tiny_training
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.evaluation.protocols import PROTOCOLS
+from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.federation.method import Block, FederatedMethod
-from fedecider.federation.privacy import PrivacyConfig
 from fedecider.testing.bench import Bench, Ran, alike, differing, require, require_same, updated
 from fedecider.testing.shared_contract import SHARED
 
@@ -58,7 +58,7 @@ class EmbeddingBench(Bench):
         return 1
 
     def common_settings(self) -> tuple[type, ...]:
-        privacy = () if self.entry.guarantee else (PrivacyConfig,)
+        privacy = () if self.entry.guarantee else (DevicePrivacyConfig,)
         return (EmbeddingRunConfig, InteractionsConfig, EmbeddingTraining, *privacy)
 
     @contextmanager

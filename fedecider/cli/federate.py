@@ -12,27 +12,22 @@ from fedecider.bounds import dataclass
 from fedecider.engine.command_line import CACHE, RunOptions, data_options, read_command
 from fedecider.engine.track import Track, tracks
 from fedecider.running.command import run
-from fedecider.running.options import pairs_of
 
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 
 
 @dataclass(frozen=True)
 class OwnTables:
-    """Own tables in place of prepared data.
+    """Own tables in place of prepared data, as they are; fedecider import reads unusual ones.
 
     Args:
         events: Tables of events, such as north.csv,south.csv: a company each, in place of data.
         items: The table of item texts; if empty, they are in events.
-        columns: The columns' names, user=customer,item=sku, if unusual; with time_format, delimiter, encoding.
-        public: The public customers: a column, a file of keys, a share.
         yes: If true, what is chosen may take over an hour.
     """
 
     events: str = ""
     items: str = ""
-    columns: str = ""
-    public: str = ""
     yes: bool = False
 
 
@@ -72,8 +67,8 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
     """
     given: OwnTables = asked.own
     if not given.events:
-        if beside := [name for name in ("items", "columns", "public") if getattr(given, name)]:
-            raise ValueError(f"got --{beside[0]} without --events, expected the tables: --events north.csv,south.csv")
+        if given.items:
+            raise ValueError("got --items without --events, expected the tables: --events north.csv,south.csv")
         return {}
     if {"data", "dataset"} & {*asked.options, *(asked.config or {})}:
         raise ValueError("got --events beside --data, expected tables or prepared data")
@@ -86,30 +81,13 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
     tables = {Path(one).stem: one for one in paths}
     if len(tables) < len(paths):
         raise ValueError(f"got --events {given.events}, expected files of different names: a company is called so")
-    options: dict[str, Any] = {**_columns(given.columns), "public": who_is_public(given.public)}
     if len(paths) == 1:
-        data = from_events(paths[0], given.items or None, name=Path(paths[0]).stem, **options)
+        data = from_events(paths[0], given.items or None, name=Path(paths[0]).stem)
     else:
-        data = from_events(tables, given.items or None, **options)
+        data = from_events(tables, given.items or None)
     if os.environ.get("RANK", "0") == "0":
         for note in data.notes:
             log_line(note)
     cache = Path(asked.options.get("cache", CACHE))
     with locked(cache / "data.lock"):  # processes of one launch write it once
         return data_options(asked.track, data, cache)
-
-
-def who_is_public(text: str) -> float | str | None:
-    """A share, a column or file of keys, or nobody."""
-    return float(text) if text.replace(".", "", 1).isdecimal() else text or None
-
-
-def _columns(text: str) -> dict[str, str]:
-    """``user=customer,item=sku`` as a mapping."""
-    from fedecider.data.frames import HOW
-
-    known = ("rating", "domain", "company", *HOW)
-    found = pairs_of(text, "columns", "user=customer,item=sku")
-    if odd := sorted(set(found) - set(known)):
-        raise ValueError(f"got --columns {text} with {odd[0]}, expected some of {', '.join(known)}")
-    return found

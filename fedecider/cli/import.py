@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedecider.bounds import dataclass
-from fedecider.cli.federate import who_is_public
 from fedecider.running.command import run
 from fedecider.running.options import pairs_of, parse, with_leading
 from fedecider.running.run_folder import check_output
@@ -145,6 +144,11 @@ def _carry(example: str) -> str:
     if not example.startswith("got no user"):
         return ""
     return "; where an export names the customer on the first line of an order alone: --order and its column"
+
+
+def who_is_public(text: str) -> float | str | None:
+    """A share, a column or file of keys, or nobody."""
+    return float(text) if text.replace(".", "", 1).isdecimal() else text or None
 
 
 def _tables(config: ImportConfig) -> dict[str, Any]:

@@ -237,7 +237,7 @@ def _pretrain(
                     device,
                     on_step,
                     Checkpoint(begun / "backbone.safetensors"),
-                    config.gradient_checkpointing,
+                    config.recomputes_activations,
                 ),
                 made.validation,
             )
@@ -550,7 +550,7 @@ def make_recommender(
         attach_lora(student, settings.run.lora_settings),
         tokenizer,
         RankingContext(settings.ranking, get_protocol(settings.run.protocol).drop_seen, device=device),
-        checkpointing=settings.run.gradient_checkpointing,
+        checkpointing=settings.run.recomputes_activations,
     )
     if launch is not None:
         base = base._replace(processes=launch.processes, deepspeed=launch.deepspeed)

@@ -130,11 +130,6 @@ def check_privacy(settings: Settings) -> None:
         raise ValueError(
             "got weighting examples with noise, expected uniform: a client's number of samples is sent as it is"
         )
-    if privacy.noise_without_clip:
-        raise ValueError(
-            f"got privacy.noise_without_clip with privacy.noise_scale {privacy.noise_scale}, expected a bound: noise "
-            "hides nothing unless one client's contribution is bounded; set privacy.clip instead"
-        )
     if privacy.clips and config.method in SENDS_NOTHING:
         raise ValueError(f"got privacy.clip with {config.method}, expected none: no upload leaves a client there")
     if privacy.noise_on == "sum" and privacy.noise_scale > 0.0 and config.robust_mean != "mean":

@@ -139,8 +139,6 @@ class RunConfig:
             options such as learning_rate. Before the first round every client trains alone for two rounds as given and
             with each block, each judged by its better round; what ranks the clients' validation items clearly best is
             taken. If empty, all is as given.
-        gradient_checkpointing: If true, what is inside a layer is computed again in the backward pass instead of being
-            kept, in the rounds and in stage 1 (but for alternating phases): less memory, about a third more time.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
             what is handed over, stay in full precision.
@@ -182,7 +180,6 @@ class RunConfig:
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
     hyperparameter_candidates: tuple[dict[str, Any], ...] = ()
-    gradient_checkpointing: bool = False
     quantize: Quantize = "none"
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
@@ -225,6 +222,13 @@ class RunConfig:
         check_one_mean(self.secure_sum, self.robust_mean)
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
+
+    @property
+    def recomputes_activations(self) -> bool:
+        """Whether activations within a layer are recomputed in the backward pass, in the rounds and in stage 1: less
+        memory, about a third more time. Whoever quantises the base lacks memory; peft does the same for such a base.
+        """
+        return self.quantize != "none"
 
     @property
     def lora_settings(self) -> LoraSettings:

@@ -77,7 +77,7 @@ def train_on(
         model,
         tokenizer,
         RankingContext(asked.ranking, device=device),
-        checkpointing=settings.run.gradient_checkpointing,
+        checkpointing=settings.run.recomputes_activations,
     )
     tasks = [task._replace(name=place.domain, train=event_table(sequences, False), sequences=sequences)]
     models = client_models(base, tasks, replace(settings.training, local_epochs=epochs), settings.run.seed)

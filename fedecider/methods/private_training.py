@@ -43,7 +43,7 @@ def user_epsilon(config: UserPrivacy, num_epochs: int, delta: float) -> float:
     A step is a Gaussian mechanism on a sum to which every user adds at most ``clip``, with users drawn independently
     (Poisson): :func:`fedecider.federation.privacy.epsilon` over all steps.
     """
-    noise = PrivacyConfig(config.clip, "gaussian", config.noise_scale, delta, "sum")
+    noise = PrivacyConfig(config.clip, config.noise_scale, delta, "sum")
     return epsilon(noise, num_epochs * steps_per_epoch(), SAMPLE_RATE, "poisson")
 
 

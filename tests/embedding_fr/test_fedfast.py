@@ -13,8 +13,8 @@ from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, fo
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.cohort import choose_cohort, sample_cohort
+from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.federation.method import Upload
-from fedecider.federation.privacy import PrivacyConfig
 from fedecider.federation.streams import stream
 
 EVERYONE = torch.ones(2, dtype=torch.bool)
@@ -165,7 +165,7 @@ def test_a_cohort_that_the_server_chooses_hides_nobody(monkeypatch):
 
     def counted(draw, num_users=20, **options):
         run_config = EmbeddingRunConfig(method="fedfast", participation=0.1, **options)
-        shared = (run_config, InteractionsConfig(), toy_training("fedfast"), PrivacyConfig())
+        shared = (run_config, InteractionsConfig(), toy_training("fedfast"), DevicePrivacyConfig())
         return results.privacy_text(EmbeddingSettings(*shared, FedfastConfig(draw=draw)), num_users)
 
     assert counted("random") == "0.1"

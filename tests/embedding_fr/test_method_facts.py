@@ -14,7 +14,8 @@ from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from embedding_fr.testing import EmbeddingBench
 from embedding_fr.testing.contract import federation_off
 from fedecider.data.interactions import InteractionsConfig
-from fedecider.federation.privacy import PrivacyConfig, privacy_report
+from fedecider.federation.config import DevicePrivacyConfig
+from fedecider.federation.privacy import privacy_report
 from fedecider.federation.wire import dense
 from fedecider.testing.shared_contract import absent_clients
 
@@ -64,7 +65,10 @@ def test_an_epsilon_is_the_sum_over_rounds_with_uploads_alone(name):
         entry, bound = METHODS[method], {"clip": 1.0, "noise_scale": 2.0}
         plane = {"direction": 0.0} if method == "fednear" else {}
         own = entry.config(**bound, **plane) if entry.guarantee else entry.config()
-        run, privacy = EmbeddingRunConfig(method=method, num_rounds=3), PrivacyConfig(mechanism="gaussian", **bound)
+        run, privacy = (
+            EmbeddingRunConfig(method=method, num_rounds=3),
+            DevicePrivacyConfig(mechanism="gaussian", **bound),
+        )
         found = privacy_text(EmbeddingSettings(run, InteractionsConfig(), toy_training(method), privacy, own), 30)
         budget = privacy_report(privacy, rounds).split(":")[0]
         assert found.split(":")[0] == budget, method

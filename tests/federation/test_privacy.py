@@ -11,9 +11,9 @@ from scipy.integrate import quad
 from scipy.special import log_ndtr
 
 from fedecider.federation.aggregate import weighted_mean
+from fedecider.federation.config import DevicePrivacyConfig as PrivacyConfig
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.privacy import (
-    PrivacyConfig,
     epsilon,
     poisson_divergence,
     privacy_report,
@@ -59,7 +59,9 @@ def test_what_is_clipped_is_the_difference_to_the_download():
     torch.testing.assert_close(clipped["table"][0, 0], torch.tensor([100 + 3 * 2.5 / 13, 0.0]))
 
 
-@pytest.mark.parametrize("config", [PrivacyConfig(), PrivacyConfig(clip=math.inf), PrivacyConfig(clip=1e6)])
+@pytest.mark.parametrize(
+    "config", [PrivacyConfig(), PrivacyConfig(clip=math.inf), PrivacyConfig(clip=1e6)]
+)
 def test_no_noise_and_no_clip_change_no_bit(config):
     given = {"table": torch.randn(3, 50, 7), "half": torch.randn(3, 9).bfloat16()}
     reference = {"table": torch.randn(50, 7), "half": torch.randn(9).bfloat16()}

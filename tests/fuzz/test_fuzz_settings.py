@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from embedding_fr.commands import parse_settings
 from fedecider.bounds import LARGEST
 from fedecider.deployment.messages import DeploymentConfig
-from fedecider.federation.privacy import PrivacyConfig
+from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.running.options import from_plain
 from fedecider.running.settings_files import load_yaml
 
@@ -59,7 +59,7 @@ def test_blocks_of_settings(values):
 )
 @fixed(50)
 def test_privacy_settings(values):
-    found = told(lambda: from_plain(PrivacyConfig, values, "privacy"))
+    found = told(lambda: from_plain(DevicePrivacyConfig, values, "privacy"))
     if found is not None:
         assert found.noise_scale >= 0.0
 

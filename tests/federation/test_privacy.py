@@ -59,9 +59,7 @@ def test_what_is_clipped_is_the_difference_to_the_download():
     torch.testing.assert_close(clipped["table"][0, 0], torch.tensor([100 + 3 * 2.5 / 13, 0.0]))
 
 
-@pytest.mark.parametrize(
-    "config", [PrivacyConfig(), PrivacyConfig(clip=math.inf), PrivacyConfig(clip=1e6)]
-)
+@pytest.mark.parametrize("config", [PrivacyConfig(), PrivacyConfig(clip=math.inf), PrivacyConfig(clip=1e6)])
 def test_no_noise_and_no_clip_change_no_bit(config):
     given = {"table": torch.randn(3, 50, 7), "half": torch.randn(3, 9).bfloat16()}
     reference = {"table": torch.randn(50, 7), "half": torch.randn(9).bfloat16()}

@@ -69,7 +69,9 @@ def _path(config_class: Any, places: Sequence[Any]) -> str:
     """``("pretrain", "train", "epochs", "int")`` -> pretrain.train.epochs: the last ones name types or entries."""
     if not places:
         return "settings"
-    name, inside = str(places[0]), getattr(config_class, "__pydantic_fields__", {}).get(places[0])
+    fields = getattr(config_class, "__pydantic_fields__", {})
+    name = list(fields)[places[0]] if isinstance(places[0], int) and fields else str(places[0])  # given by position
+    inside = fields.get(name)
     below = inside.annotation if inside is not None else None
     return f"{name}.{_path(below, places[1:])}" if is_dataclass(below) and places[1:] else name
 

@@ -103,6 +103,3 @@ def test_weights_by_examples_and_settings():
     assert not same(weighted.server, uniform.server)
     assert DittoConfig(**GRID[0]) == DittoConfig()
     assert sorted(DittoConfig(**setting).personal_pull for setting in GRID) == [0.1, 1.0, 2.0]
-    for wrong in ({"personal_pull": -1.0}, {"personal_pull": float("inf")}, {"weighting": "mean"}):
-        with pytest.raises(ValueError, match=f"got {next(iter(wrong))}"):
-            DittoConfig(**wrong)

@@ -209,14 +209,3 @@ def test_what_each_variant_is(pair_of_models):
 def test_settings():
     assert FdloraConfig(**GRID[0]) == FdloraConfig()
     assert len({FdloraConfig(**setting) for setting in GRID}) == len(GRID)
-    for name, value in {
-        "sync_every": 0,
-        "num_search_prompts": 0,
-        "num_evaluations": 2,
-        "outer_learning_rate": 0.0,
-        "outer_momentum": 1.0,
-        "l1_weight": -0.1,
-        "weighting": "mean",
-    }.items():
-        with pytest.raises(ValueError, match=f"{name} {value!r}"):
-            FdloraConfig(**{name: value})

@@ -147,15 +147,3 @@ def test_the_grid_starts_with_the_defaults_and_fits_the_settings():
     configs = [FedeciderConfig(**settings) for settings in GRID]
     assert configs[0] == FedeciderConfig()
     assert len(set(configs)) == len(GRID) >= 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"alpha_per": "layer"}, "got alpha_per 'layer'"),
-        ({"alpha_per": "module", "ablation": "wo_per"}, "alpha_per module with wo_per"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(settings, text):
-    with pytest.raises(ValueError, match=text):
-        FedeciderConfig(**settings)

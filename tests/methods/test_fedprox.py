@@ -72,6 +72,3 @@ def test_local_is_reported_and_weights_may_be_examples():
 def test_settings():
     assert FedproxConfig(**GRID[0]) == FedproxConfig()
     assert sorted(FedproxConfig(**setting).mu for setting in GRID) == [0.001, 0.01, 0.1, 1.0]
-    for wrong in ({"mu": -0.1}, {"mu": float("nan")}, {"weighting": "mean"}):
-        with pytest.raises(ValueError, match=f"got {next(iter(wrong))}"):
-            FedproxConfig(**wrong)

@@ -124,18 +124,3 @@ def test_a_newcomer_is_no_part_of_the_averages():
     state, _ = run(fellrec(toy_recommender(), FellrecConfig()), 3, 1, participation=0.3)
     assert state.server["uploaded"].sum() == 1
     assert torch.equal(state.server["weights"], torch.eye(3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"a": -0.1}, "got a -0.1"),
-        ({"a": float("nan")}, "got a nan"),
-        ({"beta": 0.0}, "got beta 0.0"),
-        ({"temperature": -1.0}, "temperature -1.0"),
-        ({"exponent": "t"}, "got exponent 't'"),
-    ],
-)
-def test_wrong_settings_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        FellrecConfig(**wrong)

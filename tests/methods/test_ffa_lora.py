@@ -57,8 +57,3 @@ def test_a_comes_from_the_seed_of_the_run():
     first, _ = run(ffa_lora(toy_recommender(), WeightingConfig()), 3, 1)
     other, _ = run(ffa_lora(toy_recommender(seed=4), WeightingConfig()), 3, 1)
     assert any(not torch.equal(first.server[key], other.server[key]) for key in first.server)
-
-
-def test_another_weighting_is_refused():
-    with pytest.raises(ValueError, match="got weighting 'mean'"):
-        WeightingConfig(weighting="mean")

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from toy_recommender import run, toy_data, toy_recommender
 
@@ -125,12 +124,3 @@ def test_a_row_of_a_larger_block_is_the_own_one():
             torch.equal(take_row(together.per_client, client)[key], tensor[0])
             for key, tensor in alone.per_client.items()
         )
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [({"similarity": "cosine"}, "got similarity 'cosine'"), ({"temperature": 0.0}, "temperature 0.0")],
-)
-def test_wrong_settings_are_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        LoraSimConfig(**wrong)

@@ -50,5 +50,3 @@ def test_weights_by_examples():
     share_C = torch.tensor([7.0, 5.0, 9.0]) / 21.0
     own = without_prefix(state.local, "own")
     close(state.server, {key: torch.tensordot(share_C, tensor, 1) for key, tensor in own.items()})
-    with pytest.raises(ValueError, match="got weighting 'users'"):
-        WeightingConfig(weighting="users")

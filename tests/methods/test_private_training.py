@@ -12,7 +12,8 @@ from slow import slow
 from toy_recommender import catalogue_recommender, run, toy_recommender, with_clients
 
 from fedecider.federation.channel import Channel
-from fedecider.federation.privacy import PrivacyConfig, protector
+from fedecider.federation.config import PrivacyConfig
+from fedecider.federation.privacy import protector
 from fedecider.methods import METHODS
 from fedecider.methods.config import UserPrivacy
 from fedecider.methods.local_training import train_locally
@@ -20,7 +21,7 @@ from fedecider.methods.private_training import draw_users, private_steps, steps_
 from fedecider.methods.rows import TABLE
 from fedecider.models.adapters import Adapters, initial_adapters, named_factors
 from fedecider.models.client_model import Users
-from idgen.training import sequence_loss
+from idgen.losses import sequence_loss
 
 pytestmark = pytest.mark.whole
 

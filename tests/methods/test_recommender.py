@@ -255,22 +255,6 @@ def test_bf16_training_and_ranking(parts):
     assert {tensor.dtype for tensor in floats} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "message"),
-    [
-        (LocalTraining, {"local_epochs": 0}, "local_epochs 0"),
-        (LocalTraining, {"batch_size": 0}, "batch_size 0"),
-        (LocalTraining, {"learning_rate": 0.0}, "learning_rate 0"),
-        (LocalTraining, {"precision": "fp16"}, "overflows in T5"),
-        (RankingConfig, {"num_beams": 0}, "num_beams 0"),
-        (RankingConfig, {"num_eval_users": -1}, "num_eval_users"),
-    ],
-)
-def test_wrong_settings_are_refused(config, changes, message):
-    with pytest.raises(ValueError, match=message):
-        config(**changes)
-
-
 def test_processes_that_share_a_client_rank_its_users_between_them(parts):
     model = recommender_of(parts, num_beams=15, eval_batch_size=1).student("crime")
     whole, context = model.positions("test"), model.base.context

@@ -134,11 +134,6 @@ def test_a_block_is_sent_both_factors_when_one_of_its_clients_needs_them():
     assert method.broadcast(3, server, torch.tensor([0])).shared.keys() == only(server, "lora_a").keys()
 
 
-def test_another_weighting_is_refused():
-    with pytest.raises(ValueError, match="got weighting 'mean'"):
-        WeightingConfig(weighting="mean")
-
-
 def test_bounded_clients_are_always_sent_both_factors_and_learn_the_same():
     free = rolora(toy_recommender(), WeightingConfig())
     bounded = rolora(toy_recommender()._replace(protected=True), WeightingConfig())

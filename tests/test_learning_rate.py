@@ -29,9 +29,9 @@ def test_the_learning_rate_passes_through_few_functions(decoder_run, monkeypatch
 
     def profile(frame, event, arg):
         code = frame.f_code
-        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(PACKAGES):
-            if "learning_rate" in (*code.co_names, *code.co_varnames, *code.co_consts):
-                naming.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
+        is_ours = event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(PACKAGES)
+        if is_ours and "learning_rate" in (*code.co_names, *code.co_varnames, *code.co_consts):
+            naming.add(f"{Path(code.co_filename).stem}.{code.co_qualname}")
 
     monkeypatch.setattr(torch.optim.AdamW, "__init__", made)
     sys.setprofile(profile)

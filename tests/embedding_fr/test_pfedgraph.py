@@ -18,6 +18,8 @@ from embedding_fr.testing.loop import run_reference
 
 pytestmark = pytest.mark.usefixtures("double")
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 def test_two_clients_by_hand():
     """(0.5, 0.5) + (1, 0) / 1.6 = (1.125, 0.5), whose surplus of 0.625 is shared out."""

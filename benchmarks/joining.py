@@ -40,7 +40,10 @@ from safetensors.torch import load_file
 
 import fedecider
 from fedecider.cross_silo.command_line import make_settings
+from fedecider.cross_silo.ended import Ended
+from fedecider.cross_silo.ended import ended as ended_run
 from fedecider.cross_silo.entries import Fitting, ItemTexts, item_texts_of
+from fedecider.cross_silo.exchange import added_by
 from fedecider.cross_silo.federate import check_federation, prepare_rounds, rounds_of, shared_out
 from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
 from fedecider.cross_silo.joining import (
@@ -55,8 +58,7 @@ from fedecider.cross_silo.joining import (
     system_of,
     trains_alone,
 )
-from fedecider.cross_silo.prepare import BaseArtifacts, chosen_scales, distill_stage, pretrain_stage, reported_model
-from fedecider.cross_silo.results import Ended, added_by
+from fedecider.cross_silo.prepare import BaseArtifacts, chosen_scale, distill_stage, pretrain_stage
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events
@@ -70,7 +72,7 @@ from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods import METHODS
-from fedecider.methods.beside import beside, has_local
+from fedecider.methods.beside import beside
 from fedecider.methods.config import UserPrivacy
 from fedecider.methods.private_training import user_epsilon
 from fedecider.models.client_model import ClientModel
@@ -79,7 +81,7 @@ from fedecider.report.joining import of_one_item, unlike_ones
 from fedecider.running.command import run
 from fedecider.running.launch import start
 from fedecider.running.options import read_words
-from fedecider.running.run_folder import RunFolder, Stage
+from fedecider.running.run_folder import Stage
 from fedecider.testing.faults import Fault, faulty_runs
 from idgen.item_ids import ItemIds
 from idgen.synthetic import nearest_items
@@ -493,8 +495,7 @@ def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Pat
     away = [Fault(number, "away") for number, name in enumerate(clients) if cell.away(name)]
     with faulty_runs(away):
         state = train(rounds_of(settings, prepared, launch))
-    folder = RunFolder(work / "run")
-    return Ended(settings, prepared.method, prepared.blocks, prepared.models, artifacts, state, folder, launch)
+    return ended_run(settings, prepared.method, prepared.blocks, prepared.models, artifacts, state, launch)
 
 
 class Measured(NamedTuple):
@@ -509,20 +510,20 @@ class Measured(NamedTuple):
 
 def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
     """The same choices on validation items as in `fedecider.cross_silo.results`, without rules, pages and files."""
-    settings, method, _, recommender, artifacts, state, *_ = ended
-    names = list(artifacts.domains)
-    scales = chosen_scales(settings, method, recommender, state, names)
+    settings, names = ended.settings, list(ended.artifacts.domains)
+    scales = {name: chosen_scale(settings, ended.joined(name)) for name in names}
 
     def model_of(name: str) -> ClientModel:
-        return reported_model(settings, method, recommender, state, names.index(name)).scaled(scales[name])
+        return ended.joined(name).scaled(scales[name])
 
-    fitting, fuses = Fitting(settings, artifacts, texts), METHODS[settings.run.method].fusion_weights is not None
-    added = added_by(recommender, model_of, names) if fuses else {}
-    joined = system_of(fitting, method.name, model_of, names)
-    own = {"centralised": POOLED, "local": ALONE}.get(method.name, JOINED)
-    if not has_local(state.local):
+    fuses = METHODS[settings.run.method].fusion_weights is not None
+    fitting = Fitting(settings, ended.artifacts, texts)
+    added = added_by(ended.models, model_of, names) if fuses else {}
+    joined = system_of(fitting, ended.method.name, model_of, names)
+    own = {"centralised": POOLED, "local": ALONE}.get(ended.method.name, JOINED)
+    if ended.alone is None:
         return Measured({own: joined}, {}, added)
-    alone = local_system(fitting, recommender, state)
+    alone = local_system(fitting, ended.alone)
     systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
     if may_choose(settings) and leaving(joined, alone):
         keeps, systems[KEPT] = chosen_systems(fitting, joined, alone)
@@ -547,7 +548,7 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
         "honest": [name for name in clients if cell.counts(name)],
         "keeps": keeps,
         "added": added,
-        "round": ended.state.best_round,
+        "round": ended.rounds.best_round,
         "num_items": len(shared.whole.item_keys),
         "events": sum(domain.clients.num_events for domain in clients.values()),
         "settings": SETTINGS,

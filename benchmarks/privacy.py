@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, make_recommender
-from fedecider.cross_silo.results import check_privacy, privacy_data
+from fedecider.cross_silo.privacy import check_privacy, privacy_data
 from fedecider.evaluation.metrics import MACRO, metrics_per_client
 from fedecider.evaluation.statistics import compare_table, metric_intervals
 from fedecider.federation.callbacks import RoundCallback

@@ -79,7 +79,7 @@ def playground(tmp_path_factory):
     (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(results, "finish_report", lambda *arguments: None)
+        patch.setattr(results, "run_page", lambda root, result: root)
         assert main("federate", "--config", "tiny.yaml", "--output", RUN) == 0
     return folder
 

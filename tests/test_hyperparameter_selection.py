@@ -14,7 +14,7 @@ from fedecider.cli.main import main
 from fedecider.cli.tune import main as tune
 from fedecider.cross_silo import hyperparameter_selection
 from fedecider.cross_silo.command_line import parse_settings, recorded_settings
-from fedecider.cross_silo.results import check_privacy
+from fedecider.cross_silo.privacy import check_privacy
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.deployment.llm import check_deployable
 from fedecider.evaluation.per_user import read_per_user

@@ -8,9 +8,9 @@ import pytest
 import torch
 import yaml
 
-from fedecider.cross_silo import results as privacy
+from fedecider.cross_silo import privacy
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.results import check_privacy, check_shared_noise, privacy_data, privacy_notes
+from fedecider.cross_silo.privacy import check_privacy, check_shared_noise, privacy_data, privacy_notes
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
 

@@ -14,11 +14,13 @@ from fedecider.baselines.own import check_own
 from fedecider.comparison.tune import Tunable
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.continued import continued, going_on
+from fedecider.cross_silo.ended import ended
 from fedecider.cross_silo.entries import reserved_labels
 from fedecider.cross_silo.hyperparameter_selection import check_limits, check_uploads, keep, select
 from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
 from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, load_data, make_recommender
-from fedecider.cross_silo.results import Ended, check_privacy, check_shared_noise, privacy_data, write_results
+from fedecider.cross_silo.privacy import check_privacy, check_shared_noise, privacy_data
+from fedecider.cross_silo.results import write_results
 from fedecider.cross_silo.settings import RunConfig, Settings
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.sellers import by_catalogue
@@ -130,8 +132,8 @@ def _prepare(
     launch = shared_out(settings, launch, artifacts.domains)
 
     def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
-        ended = Ended(settings, prepared.method, prepared.blocks, prepared.models, artifacts, state, folder, launch)
-        write_results(ended)
+        rounds = (prepared.method, prepared.blocks, prepared.models, artifacts, state, launch)
+        write_results(ended(settings, *rounds), folder, launch)
 
     prepared = prepare_rounds(settings, artifacts, launch)
     if trains_alone(settings, prepared.models.num_clients):

@@ -6,7 +6,7 @@ Shape legend: U users of a client, E events, P pairs of events, I items, D dims 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -36,11 +36,8 @@ from fedecider.evaluation.sequences import SequenceArray
 from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
 from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
-from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods import METHODS
-from fedecider.methods.beside import best_model, best_score
-from fedecider.methods.client_models import ClientModels
 from fedecider.methods.config import LocalConfig
 from fedecider.models.client_model import ClientModel, mean_of
 from fedecider.report.tables import COMPARED, comparisons_data
@@ -52,6 +49,10 @@ HALF = "half"
 CHOSEN_BY = "ndcg@10"
 MOST_PAIRS = 20_000
 """Of items in a row whose texts are compared, of a client."""
+
+
+AloneOf = Callable[[str], tuple[ClientModel, float]]
+"""What a client has trained alone, by its name, with its validation ndcg@10."""
 
 
 class System(NamedTuple):
@@ -164,13 +165,12 @@ def system_of(fitting: Fitting, label: str, model_of: ModelOf, names: Collection
     return System(model_of, places, places, None)
 
 
-def local_system(fitting: Fitting, models: ClientModels, state: RunState) -> System:
+def local_system(fitting: Fitting, alone: AloneOf) -> System:
     """What clients have alone: their own adapters, at a scale of the update as joint ones have, and own counts."""
     settings, best = fitting.settings, {}
     for name in fitting.artifacts.domains:
-        client = models.names.index(name)
-        model = best_model(models, state.local, client)
-        best[name] = model.scaled(chosen_scale(settings, model, {1.0: best_score(state.local, client)}))
+        model, score = alone(name)
+        best[name] = model.scaled(chosen_scale(settings, model, {1.0: score}))
     kept = [name for name in settings.run.hybrid.source_names if name != "others"]
     hybrid = dataclasses.replace(settings.run.hybrid, sources=",".join(kept or ["own"]))
     own = settings._replace(run=dataclasses.replace(settings.run, hybrid=hybrid))

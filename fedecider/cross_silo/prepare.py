@@ -43,7 +43,7 @@ from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.federation.method import FederatedMethod
+from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState, file_sha256
 from fedecider.federation.streams import derive_seed, stream
@@ -592,7 +592,13 @@ def reported_model(
 ) -> ClientModel:
     """The reported model of ``client`` at the selected round."""
     download = received(method.broadcast(state.best_round + 1, state.best_server, torch.tensor([client])), 0)
-    own = take_row(state.best_local, client)
+    return model_from(settings, method, models, download, take_row(state.best_local, client), client)
+
+
+def model_from(
+    settings: Settings, method: FederatedMethod, models: ClientModels, download: Download, own: Tree, client: int
+) -> ClientModel:
+    """The reported model of ``client``, from what it alone was sent and its own row."""
     download = as_known(download, own, travelling_rows(models.rows, method.takes_mean).sent, client)
     return METHODS[settings.run.method].client_model(models, settings.method, method.variants[0], download, own, client)
 

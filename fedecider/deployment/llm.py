@@ -15,7 +15,8 @@ import torch
 
 from fedecider.cross_silo.command_line import settings_from_plain
 from fedecider.cross_silo.conclusion import joining_lines
-from fedecider.cross_silo.entries import KEPT
+from fedecider.cross_silo.ended import Ended
+from fedecider.cross_silo.entries import KEPT, Positions
 from fedecider.cross_silo.hyperparameter_selection import check_sizes, check_uploads
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
@@ -26,18 +27,12 @@ from fedecider.cross_silo.prepare import (
     distill_stage,
     load_data,
     make_recommender,
+    model_from,
     pretrain_stage,
     without_users,
 )
-from fedecider.cross_silo.results import (
-    Ended,
-    check_privacy,
-    finish_report,
-    log_results,
-    privacy_data,
-    write_models,
-    write_table,
-)
+from fedecider.cross_silo.privacy import check_privacy, privacy_data
+from fedecider.cross_silo.results import evaluate, variant_entries, write_outcome
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import chosen_encoder, unit_vectors
 from fedecider.data.store import load_domains, save_domains
@@ -46,25 +41,27 @@ from fedecider.deployment.project import Parts, PartyFile, Project, Shared, chec
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site, one_client
+from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, FederatedMethod
 from fedecider.federation.privacy import protector
-from fedecider.federation.record import write_json
+from fedecider.federation.record import read_records, write_json
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
+from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
-from fedecider.methods.beside import beside
+from fedecider.methods.beside import beside, best_model, best_score, has_local
 from fedecider.methods.client_models import ClientModels
 from fedecider.methods.rows import summed_rows
+from fedecider.models.client_model import ClientModel
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.versions import drop_versions
 from fedecider.report.joining import difference_row, odd_sentences
-from fedecider.report.tables import rows_data
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import SITE, RunFolder, only_stage, provenance, recorded
+from fedecider.running.run_folder import SITE, SITE_LOGS, RunFolder, only_stage, provenance, recorded
 
 _TELLING = ("report.json", "inputs.json", SUMS_FILE)
 
@@ -276,27 +273,39 @@ class _End(NamedTuple):
 
     def write(self, state: RunState, download: Download) -> Mapping[str, Any]:
         """Test, tables, hybrid and adapter of one site, as a simulated run writes them; the figures that it tells."""
-        num_clients, settings, own = len(self.project.names), self.project.settings, self.own
-        everywhere, last = (  # one row that is read under the client's number
-            {name: rows.expand(num_clients, *rows.shape[1:]) for name, rows in local.items()}
-            for local in (state.best_local, state.local)
-        )
-        method = own.method._replace(broadcast=lambda round, server, clients: download)
-        block = Block(torch.tensor([self.client]), None)
-        (position_U,) = own.method.positions(own.method.variants[0], download, state.best_local, block, "valid")
-        ended = state._replace(local=last, best_local=everywhere, best_score=mean_metrics(position_U)["ndcg@10"])
-        run = Ended(settings, method, [block], own.recommender, own.artifacts, ended, self.folder, self.launch)
+        name, logged = self.project.names[self.client], self.folder.root / SITE_LOGS
+        run = self._ended(name, state, download)
+        logs = read_records(logged) if logged.is_file() else []
+        outcome = evaluate(run, variant_entries(run), RunResult(self._record(name), {}, [], logs))
+        result = outcome.result
         drop_versions(self.folder.root)  # of an earlier training
-        models = write_models(run, self.counts.found() if self.counts else {})
-        assert models is not None, "a site is one process"
-        name = self.project.names[self.client]
-        write_json(self.folder.record, self._record(name))
-        log_results(run, models)
-        for sentence in joining_lines(finish_report(run, models.examples)):
+        write_json(self.folder.record, result.record)
+        write_outcome(run, outcome, self.folder)
+        for sentence in joining_lines(result):
             log_line(sentence)
-        write_table(run, models)
-        told = [row for row in models.rows if not row.label.startswith(KEPT)]  # what a site keeps is its own affair
-        return {**rows_data(told, name), **difference_row(models.joining, name)}
+        test = result.figures[name]["test"]  # what a site keeps is its own affair
+        known = {entry: values for entry, values in test.items() if not entry.startswith(KEPT)}
+        return {**known, **difference_row(result.metrics.get("joining", {}), name)}
+
+    def _ended(self, name: str, state: RunState, download: Download) -> Ended:
+        """The models of one domain, from what its site was sent and its own row of the state."""
+        settings, (models, method, artifacts) = self.project.settings, self.own
+        block, own = Block(torch.tensor([self.client]), None), take_row(state.best_local, 0)
+
+        def joined(name: str) -> ClientModel:
+            return model_from(settings, method, models, received(download, 0), own, self.client)
+
+        def alone(name: str) -> tuple[ClientModel, float]:
+            last = take_row(state.local, 0)
+            return best_model(models, last, self.client), best_score(last)
+
+        def variant(variant: str, split: str) -> Positions:
+            return {name: method.positions(variant, download, state.best_local, block, split)[0]}
+
+        score = mean_metrics(variant(method.variants[0], "valid")[name])["ndcg@10"]
+        counts = self.counts.found() if self.counts else {}
+        rounds, has_alone = state._replace(best_score=score), has_local(state.local)
+        return Ended(settings, method, models, artifacts, rounds, joined, alone if has_alone else None, variant, counts)
 
     def _record(self, name: str) -> dict[str, Any]:
         """What makes the folder that of a run of one client, for every command that reads runs."""

@@ -69,18 +69,18 @@ def has_local(local: Mapping[str, Tensor]) -> bool:
     return f"{PREFIX}.score" in local
 
 
-def best_model(models: ClientModels, local: Mapping[str, Tensor], client: int) -> ClientModel:
+def best_model(models: ClientModels, own: Tree, client: int) -> ClientModel:
     """What ``client`` has trained alone, of the round that its validation items like best.
 
-    ``local``: the state after the last round, since the best round of a method need not be that of a client alone.
+    ``own``: its row after the last round, since the best round of a method need not be that of a client alone.
     """
-    best = {name: tensor for name, tensor in local.items() if name.startswith(f"{PREFIX}.best.")}
-    return models.model(client, without_prefix(take_row(best, client), f"{PREFIX}.best"))
+    best = {name: tensor for name, tensor in own.items() if name.startswith(f"{PREFIX}.best.")}
+    return models.model(client, without_prefix(best, f"{PREFIX}.best"))
 
 
-def best_score(local: Mapping[str, Tensor], client: int) -> float:
+def best_score(own: Tree) -> float:
     """Validation ndcg@10 of `best_model`; -1 where no round gave anything."""
-    return float(local[f"{PREFIX}.score"][client])
+    return float(own[f"{PREFIX}.score"])
 
 
 def _of_method(own: Tree) -> Tree:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from toy_recommender import NAMES, run, toy_recommender, with_clients
 
+from fedecider.federation.wire import take_row
 from fedecider.methods import METHODS
 from fedecider.methods.beside import beside, best_model, has_local
 from fedecider.methods.config import UserPrivacy
@@ -64,7 +65,7 @@ def test_the_best_round_of_a_client_is_loaded_even_if_the_method_had_another():
     method = beside(built("fedavg", recommender), with_clients(recommender, positions=positions_of))
     found, _ = run(method, len(NAMES), ROUNDS)
     assert found.local["local.round"].tolist() == [2, 3, 1]
-    second = best_model(recommender, found.local, 0).adapters.pair
+    second = best_model(recommender, take_row(found.local, 0), 0).adapters.pair
     after_two, _ = run(built("local", recommender), len(NAMES), 2)
     assert all(torch.equal(tensor, after_two.local[f"own.{key}"][0]) for key, tensor in second.items())
 

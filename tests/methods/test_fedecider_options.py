@@ -6,7 +6,7 @@ from safetensors.torch import save
 from slow import slow
 from toy_recommender import run, toy_data, toy_recommender
 
-from fedecider.cross_silo.results import fusion_over_rounds
+from fedecider.cross_silo.exchange import fusion_over_rounds
 from fedecider.federation.method import Download, Upload
 from fedecider.federation.wire import measure, message, take_row
 from fedecider.methods import METHODS

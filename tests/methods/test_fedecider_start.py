@@ -6,7 +6,7 @@ from slow import slow
 from toy_recommender import blocks, run, toy_recommender
 
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.results import fusion_over_rounds
+from fedecider.cross_silo.exchange import fusion_over_rounds
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.fedecider import FUSION_WEIGHTS, FedeciderConfig, _scaled, _started, client_model, fedecider

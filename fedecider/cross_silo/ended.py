@@ -1,0 +1,81 @@
+"""A run of the cross-silo track whose rounds are over, and what came of it, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from fedecider.cross_silo.entries import ModelOf, Positions
+from fedecider.cross_silo.joining import AloneOf, Keeps, System
+from fedecider.cross_silo.prepare import BaseArtifacts, Scales, reported_model
+from fedecider.cross_silo.settings import Settings
+from fedecider.engine.result import RunResult
+from fedecider.federation.method import Block, FederatedMethod
+from fedecider.federation.rounds import evaluate
+from fedecider.federation.state import RunState
+from fedecider.federation.wire import take_row
+from fedecider.methods.beside import best_model, best_score, has_local
+from fedecider.methods.client_models import ClientModels
+from fedecider.models.client_model import ClientModel
+from fedecider.models.counts import Counts
+from fedecider.running.launch import Launch
+
+
+class Ended(NamedTuple):
+    """A run whose rounds are over: the models that its clients have, and how the variants of the method rank."""
+
+    settings: Settings
+    method: FederatedMethod
+    models: ClientModels
+    artifacts: BaseArtifacts
+    """``domains`` are those of the clients whose models are here."""
+    rounds: RunState
+    """How many there were, and which was best."""
+    joined: ModelOf
+    """The reported model of a client."""
+    alone: AloneOf | None
+    """What a client has trained alone; None where nobody did."""
+    variant: Callable[[str, str], Positions]
+    """variant, split -> positions; with several processes all of them ask."""
+    others: Mapping[str, Counts] | None = None
+    """See `fedecider.cross_silo.entries.client_counts`."""
+
+
+class Outcome(NamedTuple):
+    """What came of a run, and what of it is exported."""
+
+    result: RunResult
+    kept: System
+    """What every client keeps."""
+    keeps: Mapping[str, Keeps]
+    scales: Scales
+    """Of the updates in joint models."""
+    added: Mapping[str, Mapping[str, float]]
+    """See `fedecider.cross_silo.exchange.added_by`; empty for a method without fusion weights."""
+
+
+def ended(
+    settings: Settings,
+    method: FederatedMethod,
+    blocks: Sequence[Block],
+    models: ClientModels,
+    artifacts: BaseArtifacts,
+    state: RunState,
+    launch: Launch,
+) -> Ended:
+    """A simulated run, all of whose clients are here."""
+    single, names = models.by_itself(), models.names
+
+    def joined(name: str) -> ClientModel:
+        return reported_model(settings, method, single, state, names.index(name))
+
+    def alone(name: str) -> tuple[ClientModel, float]:
+        own = take_row(state.local, names.index(name))
+        return best_model(single, own, names.index(name)), best_score(own)
+
+    def variant(name: str, split: str) -> Positions:
+        places = evaluate(method, state.best, name, split, blocks, launch.processes)
+        return dict(zip(artifacts.domains, places, strict=True))
+
+    has_alone = has_local(state.local)
+    return Ended(settings, method, single, artifacts, state, joined, alone if has_alone else None, variant)

@@ -1,0 +1,145 @@
+"""What a run hands to the clients' recommenders: the backbone, an adapter with its card for each, its private part."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedecider.cross_silo.ended import Ended, Outcome
+from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, save_hybrids, with_hybrid
+from fedecider.cross_silo.prepare import BaseArtifacts
+from fedecider.cross_silo.settings import Settings
+from fedecider.data.domain import Domain
+from fedecider.engine.result import RunResult
+from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.models.export import Card, SavedBase, prompt_layout
+from fedecider.models.folders import (
+    InferenceConfig,
+    write_inference_config,
+    write_manifest,
+)
+from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
+from fedecider.models.item_texts import (
+    CODEBOOK_FILE,
+    PROJECTION_FILE,
+    encoded_catalogues,
+    encoder_digest,
+    save_projection,
+)
+from fedecider.models.new_items import GENERATOR_FOLDER, TEXT_FOLDER
+from fedecider.report.joining import KEPT_WORDS
+from fedecider.running.run_folder import RunFolder
+from idgen.text_vectors import means_alone
+
+BASES = {"none": "full precision", "nf4": "4 bits (nf4)", "int8": "8 bits (int8)"}
+"""Format of the frozen layers -> the card's words for it."""
+CARD_COMPARED = ("text neighbours + counts", "popularity")
+"""Simple rules that the card shows beside the adapter."""
+
+
+def export(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
+    """Write backbone and adapters in Hugging Face layout, each adapter reloaded and compared.
+
+    Every client's private part of the hybrid goes into its own folder.
+    """
+    settings, artifacts = run.settings, run.artifacts
+    if outcome.kept.hybrids is not None:
+        save_hybrids(outcome.kept.hybrids, artifacts.domains, folder)
+    shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
+    shutil.copytree(artifacts.distilled.folder / "backbone", folder.backbone)
+    _export_later_ids(settings, artifacts, folder.backbone)
+    folder.adapters.mkdir(exist_ok=True)
+    for name, domain in artifacts.domains.items():
+        _export_client(run, outcome, name, domain, folder)
+    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in artifacts.domains)])
+
+
+def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, folder: RunFolder) -> None:
+    settings, pretrain, model = run.settings, run.settings.run.pretrain, outcome.kept.model_of(name)
+    items, catalogue = run.artifacts.ids[name].items, "" if domain.catalogue.name == name else domain.catalogue.name
+    facts = run_facts(run, outcome.result, name, domain)
+    alpha = dict(outcome.added.get(name, {})) if outcome.keeps[name] == "joined" else {}
+    test = outcome.result.figures[name]["test"]
+    kept = test.get(KEPT, test[outcome.result.reported])
+    model.save(
+        folder.adapters / name,
+        SavedBase(folder.backbone, LOCAL_BACKBONE),
+        ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids, catalogue),
+        Card(
+            method=run.method.name,
+            domain=name,
+            prompt=prompt_layout(model.client.task, settings.ranking, model.base.model, domain.catalogue.name),
+            alpha=alpha,
+            metrics={metric: value["mean"] for metric, value in kept.items()},
+            protocol=stamp(get_protocol(settings.run.protocol)),
+            details=_details(run, outcome, name),
+        ),
+    )
+    titles, encoder = pretrain.words.as_written, pretrain.text_encoder
+    read = (pretrain.samples, settings.ranking, pretrain.ids, titles, encoder, settings.run.quantize)
+    write_inference_config(InferenceConfig(name, *read, alpha, facts), folder.adapters / name)
+
+
+def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:
+    """Further entries of the card's settings."""
+    config, keeps, scale = run.settings.run, outcome.keeps[name], outcome.scales[name]
+    details: dict[str, Any] = {
+        "round": run.rounds.best_round,
+        "lora_rank": config.lora_rank,
+        "seed": config.seed,
+        "base while training and measuring": BASES[config.quantize],
+    }
+    if keeps != "joined":
+        details["model"] = KEPT_WORDS[keeps]
+    elif scale != 1.0:
+        details["share of the trained update"] = f"{scale:g}"
+    if "table" in config.lora_settings.targets:
+        details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
+    return details
+
+
+def run_facts(run: Ended, result: RunResult, name: str, domain: Domain) -> dict[str, Any]:
+    """The facts of one domain, plain values: ``method``, ``clients``, ``protocol``, ``round``, ``lora_rank``, ``seed``,
+    ``num_users`` and ``rows`` (of the test items; entry -> metric -> ``mean``, ``low``, ``high``; what the client keeps
+    first, where there was a choice, then the reported one), ``privacy`` (sentences) and ``data`` (counts of the data
+    card, or null)."""
+    method, test = run.method.name, result.figures[name]["test"]
+    wanted = (KEPT, with_hybrid(KEPT), result.reported, with_hybrid(method), HYBRID_ROW, *CARD_COMPARED)
+    return {
+        "method": method,
+        "clients": list(run.models.names),
+        "protocol": stamp(get_protocol(run.settings.run.protocol)),
+        "round": run.rounds.best_round,
+        "lora_rank": run.settings.run.lora_rank,
+        "seed": run.settings.run.seed,
+        "num_users": len(domain.clients.sequences),
+        "rows": {label: test[label] for label in wanted if label in test},
+        "privacy": [entry["text"] for entry in result.metrics.get("privacy", {}).values()],
+        "data": _counts(domain.card),
+    }
+
+
+def _counts(card: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the card of a model says of its data; None where the data card has no counts, as that of published data."""
+    if not {"clients", "public", "items", "split"} <= card.keys():
+        return None
+    groups = {name: {field: int(card[name][field]) for field in ("users", "events")} for name in ("clients", "public")}
+    source = card.get("settings", {}).get("source", "prepared data")
+    return {"source": source, "items": int(card["items"]["count"]), "split": str(card["split"]), **groups}
+
+
+def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Path) -> None:
+    """What gives items that come later their IDs, and their vectors in the table and in the hybrid."""
+    made, texts, pretrain = artifacts.pretrained.folder, backbone / TEXT_FOLDER, settings.run.pretrain
+    for path in (made / PROJECTION_FILE, made / CODEBOOK_FILE):
+        if path.is_file():
+            texts.mkdir(exist_ok=True)
+            shutil.copy(path, texts)
+    if settings.run.hybrid.kind != "none" and not (texts / PROJECTION_FILE).is_file():
+        encoded = encoded_catalogues(artifacts.everyone, pretrain.text_encoder, settings.run.cache)
+        texts.mkdir(exist_ok=True)
+        save_projection(texts / PROJECTION_FILE, means_alone(encoded), encoder_digest(pretrain.text_encoder))
+    if pretrain.ids == "generator":
+        shutil.copytree(made / GENERATOR_FOLDER, backbone / GENERATOR_FOLDER)

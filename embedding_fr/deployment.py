@@ -33,7 +33,7 @@ from embedding_fr.setup import (
     working_set,
 )
 from fedecider.data.interactions import PREPARED, load_interactions
-from fedecider.data.readers.raw import to_stderr
+from fedecider.data.readers.reading import to_stderr
 from fedecider.data.store import load_domains
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
 from fedecider.deployment.server import Plan

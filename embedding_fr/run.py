@@ -14,7 +14,7 @@ from embedding_fr.server_memory import check_server_memory
 from embedding_fr.setup import EmbeddingSettings, hashes_of, rounds_of, set_up
 from fedecider.comparison.tune import Tunable
 from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.data.readers.raw import to_stderr
+from fedecider.data.readers.reading import to_stderr
 from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch

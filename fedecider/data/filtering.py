@@ -11,7 +11,7 @@ import numpy as np
 
 from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, EventArrays, Events
 from fedecider.data.dropped import Size
-from fedecider.data.readers.raw import RawEvents, finer_than_seconds
+from fedecider.data.readers.reading import RawEvents, finer_than_seconds
 from fedecider.evaluation.sequences import SequenceArray
 
 

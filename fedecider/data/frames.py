@@ -37,7 +37,7 @@ from fedecider.data.given import (
 from fedecider.data.import_report import ImportReport, how_keys_differ
 from fedecider.data.overlap import unlike_keys
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
-from fedecider.data.readers.raw import (
+from fedecider.data.readers.reading import (
     ItemFields,
     ItemRecords,
     RawDomain,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.readers.raw import (
+from fedecider.data.readers.reading import (
     BELOW_RATING,
     DEFAULT_TEXT_FIELDS,
     MAX_TIME,

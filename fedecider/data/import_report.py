@@ -13,7 +13,7 @@ from fedecider.data.dropped import Dropped
 from fedecider.data.given import Reading
 from fedecider.data.overlap import plain_key, without_point, without_zeros
 from fedecider.data.prepare import NOT_CHOSEN
-from fedecider.data.readers.raw import RawEvents
+from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sellers import by_catalogue, once_each
 
 MUCH = 0.1

@@ -17,23 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedecider.bounds import ZeroOrMore, dataclass
+from fedecider.data import filtering
 from fedecider.data.card import describe
 from fedecider.data.content import update_json
 from fedecider.data.domain import UNKNOWN_TIME, EventArrays, Events, check_item_numbers
 from fedecider.data.dropped import Dropped, Size
-from fedecider.data.filtering import Sequences, compress, filter_core, first_occurrences, k_core, order_events, take
-from fedecider.data.readers import SOURCES, RawDomain, ReadOptions
-from fedecider.data.readers.raw import (
-    DEFAULT_TEXT_FIELDS,
-    Columns,
-    Log,
-    RawEvents,
-    describe_bad_lines,
-    display_title,
-    finer_than_seconds,
-    item_text,
-    to_stderr,
-)
+from fedecider.data.readers import SOURCES, RawDomain, ReadOptions, reading
 from fedecider.data.store import file_sha256, load_domains
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.sequences import SequenceArray
@@ -138,7 +127,7 @@ class InteractionsConfig:
         named = [name for name in self.columns if name]
         if len(set(named)) < len(named):
             raise ValueError(f"got columns {named}; expected different ones for user, item, rating and time")
-        if self.columns != Columns() and self.source != "csv":
+        if self.columns != reading.Columns() and self.source != "csv":
             raise ValueError(f"got columns {named} with source {self.source!r}; expected them with source csv only")
         if self.source == PREPARED and self.filters:
             raise ValueError(
@@ -147,9 +136,9 @@ class InteractionsConfig:
             )
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> reading.Columns:
         """The columns of a csv."""
-        return Columns(self.user_column, self.item_column, self.rating_column, self.time_column)
+        return reading.Columns(self.user_column, self.item_column, self.rating_column, self.time_column)
 
     @property
     def filters(self) -> list[str]:
@@ -248,7 +237,7 @@ class Interactions:
         return digest.hexdigest()
 
 
-def load_interactions(config: InteractionsConfig, log: Log = to_stderr) -> Interactions:
+def load_interactions(config: InteractionsConfig, log: reading.Log = reading.to_stderr) -> Interactions:
     """Read the data set of ``config``, filter it, put each user's events in order, count each pair once.
 
     Order: the source's own where it gives one, else time, ties in file order. Filters, one after the other: the rating
@@ -266,7 +255,7 @@ def load_interactions(config: InteractionsConfig, log: Log = to_stderr) -> Inter
     return data
 
 
-def _from_files(config: InteractionsConfig, log: Log) -> Interactions:
+def _from_files(config: InteractionsConfig, log: reading.Log) -> Interactions:
     plan = DATASETS.get(config.dataset) or DataSet(config.source, "", MIN_EVENTS)
     folder = _folder(config, plan)
     options = ReadOptions(
@@ -285,14 +274,14 @@ def _from_files(config: InteractionsConfig, log: Log) -> Interactions:
         )
     min_user = plan.min_user_events if config.min_user_events is None else config.min_user_events
     min_item = config.min_item_events or 0
-    kept_E = k_core(raw.events.user_E, raw.events.item_E, min_user, min_item)
-    filtered = order_events(compress(raw.events, kept_E))
+    kept_E = filtering.k_core(raw.events.user_E, raw.events.item_E, min_user, min_item)
+    filtered = filtering.order_events(filtering.compress(raw.events, kept_E))
     steps, before = Dropped(), raw.events.size()
     sequences = _count_once(filtered, steps, steps.step(TOO_FEW, before, filtered.size()))
     used = np.unique(sequences.item_E)
     fields = raw.read_catalogue(frozenset(sequences.items[i] for i in used.tolist())).items
-    titles = {key: display_title(one) for key, one in fields.items()}
-    texts = {key: item_text(one, DEFAULT_TEXT_FIELDS, DESCRIPTION_CHARS) for key, one in fields.items()}
+    titles = {key: reading.display_title(one) for key, one in fields.items()}
+    texts = {key: reading.item_text(one, reading.DEFAULT_TEXT_FIELDS, DESCRIPTION_CHARS) for key, one in fields.items()}
     dropped = raw.dropped().include(steps).plain()  # now, for the file of titles may have bad lines, too
     card = {"order": _order(raw.events), "dropped": dropped, "raw": _raw_card(raw, before)}
     card["settings"] = _settings(config, plan, min_user, min_item)
@@ -304,7 +293,7 @@ def _from_prepared(config: InteractionsConfig) -> Interactions:
     domain = load_domains(config.raw, [config.dataset])[config.dataset]
     users, rows, times = domain.clients.arrays()
     unknown_E = np.full(len(rows.value_E), UNKNOWN_TIME, np.int64)
-    events = Sequences(
+    events = filtering.Sequences(
         users=users,
         items=domain.item_keys,
         start_U=rows.start_U,
@@ -326,17 +315,17 @@ def _from_prepared(config: InteractionsConfig) -> Interactions:
     return _interactions(config.dataset, sequences, np.arange(len(domain.item_keys)), titles, texts, card)
 
 
-def _count_once(sequences: Sequences, dropped: Dropped, size: Size) -> Sequences:
+def _count_once(sequences: filtering.Sequences, dropped: Dropped, size: Size) -> filtering.Sequences:
     """Each pair at its first event; and of that, the users with enough events to be split."""
-    single = take(sequences, first_occurrences(sequences))
-    left = filter_core(single, MIN_EVENTS, 1)
+    single = filtering.take(sequences, filtering.first_occurrences(sequences))
+    left = filtering.filter_core(single, MIN_EVENTS, 1)
     dropped.step(TOO_SHORT, dropped.step(REPEATS, size, single.size()), left.size())
     return left
 
 
 def _interactions(
     name: str,
-    sequences: Sequences,
+    sequences: filtering.Sequences,
     used: np.ndarray,
     titles: Mapping[str, str],
     texts: Mapping[str, str],
@@ -363,7 +352,7 @@ def _interactions(
 
 def _raw_card(raw: RawDomain, size: Size) -> dict[str, Any]:
     files = {file.path.name: file_sha256(file.path) for file in raw.files}
-    return {"files": files, **size._asdict(), "bad_lines": describe_bad_lines(raw.files)}
+    return {"files": files, **size._asdict(), "bad_lines": reading.describe_bad_lines(raw.files)}
 
 
 def _settings(config: InteractionsConfig, plan: DataSet, min_user: int, min_item: int) -> dict[str, Any]:
@@ -378,9 +367,9 @@ def _settings(config: InteractionsConfig, plan: DataSet, min_user: int, min_item
     }
 
 
-def _order(events: RawEvents) -> str:
+def _order(events: reading.RawEvents) -> str:
     """What decides which event of a user is the last one."""
-    if events.order_E is not None and not finer_than_seconds(events):
+    if events.order_E is not None and not reading.finer_than_seconds(events):
         return "the source's own order"
     return "time, ties in file order" if bool((events.time_E != UNKNOWN_TIME).any()) else FILE_ORDER
 

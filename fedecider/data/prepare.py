@@ -32,18 +32,7 @@ from fedecider.data.filtering import (
     order_events,
     take,
 )
-from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions
-from fedecider.data.readers.raw import (
-    DEFAULT_TEXT_FIELDS,
-    OTHER_TEXT_FIELDS,
-    ItemFields,
-    ItemRecords,
-    Log,
-    describe_bad_lines,
-    display_title,
-    item_text,
-    to_stderr,
-)
+from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions, reading
 from fedecider.data.sellers import once_each, with_shared_catalogues
 from fedecider.data.store import file_sha256, save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS
@@ -112,7 +101,7 @@ class PrepareConfig:
     elsewhere are dropped: companies whose catalogues overlap in part, for experiments."""
     shared_users_first: bool = False
     """If true, users of several of the domains become clients before all others, to study domains that share users."""
-    text_fields: tuple[str, ...] = DEFAULT_TEXT_FIELDS
+    text_fields: tuple[str, ...] = reading.DEFAULT_TEXT_FIELDS
     """The fields of the item text, in order; price, sales_rank and year exist too but are off by default."""
     description_chars: ZeroOrMore = 500
     """The largest number of characters of a description in an item text."""
@@ -136,7 +125,7 @@ class PrepareConfig:
             raise ValueError(f"got silo_overlap {self.silo_overlap} with one silo, expected silos of 2 or more")
         if self.silo_skew is not None and self.silos == 1:
             raise ValueError(f"got silo_skew {self.silo_skew} with one silo, expected silos of 2 or more")
-        fields = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
+        fields = (*reading.DEFAULT_TEXT_FIELDS, *reading.OTHER_TEXT_FIELDS)
         unknown = [name for name in self.text_fields if name not in fields]
         if unknown or not self.text_fields:
             raise ValueError(f"got text_fields {list(self.text_fields)}; expected some of {list(fields)}")
@@ -183,7 +172,7 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
 
     Nothing is written unless every domain could be prepared.
     """
-    domains = prepare_domains(config, to_stderr)
+    domains = prepare_domains(config, reading.to_stderr)
     save_domains(domains, config.output)
     print(summary(domains))
     for name, domain in once_each(domains).items():
@@ -194,7 +183,7 @@ def prepare(config: PrepareConfig) -> dict[str, Domain]:
 
 def prepare_domains(
     config: PrepareConfig,
-    log: Log | None = None,
+    log: reading.Log | None = None,
     read: Read | None = None,
     share: Share | None = None,
     consent: Consent | None = None,
@@ -242,12 +231,12 @@ def _deal_out(config: PrepareConfig, whole: Mapping[str, Domain]) -> dict[str, D
 
 class _Filtered(NamedTuple):
     sequences: Sequences
-    records: ItemRecords
+    records: reading.ItemRecords
     raw: RawSummary
     dropped: Dropped
 
 
-def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: Log | None) -> _Filtered:
+def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: reading.Log | None) -> _Filtered:
     options = ReadOptions(config.min_rating, config.max_bad_lines, config.duplicate_items, log=log)
     logger.info("reading %s (%s) in %s", name, config.source, config.raw)
     raw = read(Path(config.raw), name, options)
@@ -278,7 +267,7 @@ def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: Log | No
     return _Filtered(sequences, records, _summarise(raw, raw_size, num_duplicates), dropped)
 
 
-def _dropped(raw: RawDomain, records: ItemRecords, size: Size, steps: Sequence[tuple[str, Size]]) -> Dropped:
+def _dropped(raw: RawDomain, records: reading.ItemRecords, size: Size, steps: Sequence[tuple[str, Size]]) -> Dropped:
     """What reading and the filters took away; ``steps``: each filter and what it left."""
     dropped = raw.dropped()
     dropped.add("texts of items without events", records=records.num_unused)
@@ -297,7 +286,7 @@ def _summarise(raw: RawDomain, size: Size, num_duplicates: int) -> RawSummary:
         events=size.events,
         users=size.users,
         items=size.items,
-        bad_lines=describe_bad_lines(raw.files),
+        bad_lines=reading.describe_bad_lines(raw.files),
         exact_duplicate_events=num_duplicates,
     )
 
@@ -313,7 +302,7 @@ def _check_not_empty(name: str, left: Size, raw: Size, config: PrepareConfig) ->
 
 
 def _check_texts(
-    config: PrepareConfig, name: str, sequences: Sequences, items: Mapping[str, ItemFields], raw: RawDomain
+    config: PrepareConfig, name: str, sequences: Sequences, items: Mapping[str, reading.ItemFields], raw: RawDomain
 ) -> Sequences:
     """``sequences`` without the events of items without text, itself when all have one; or ``ValueError``."""
     used = sequences.used_items()
@@ -331,8 +320,8 @@ def _check_texts(
     return take(sequences, has_text[sequences.item_E])
 
 
-def _text(config: PrepareConfig, fields: ItemFields) -> str:
-    return item_text(fields, config.text_fields, config.description_chars)
+def _text(config: PrepareConfig, fields: reading.ItemFields) -> str:
+    return reading.item_text(fields, config.text_fields, config.description_chars)
 
 
 def _ranked_users(seed: int, users: list[str]) -> list[str]:
@@ -404,7 +393,7 @@ def _build_domain(
             # a foreign pool has nothing of the clients
             name if name in config.public_names else config.catalogue or name,
             keys,
-            titles=[display_title(item) or _text(config, item)[:80] for item in fields],
+            titles=[reading.display_title(item) or _text(config, item)[:80] for item in fields],
             texts=[_text(config, item) for item in fields],
         ),
         clients=numbered(events["c"], number_I),

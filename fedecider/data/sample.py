@@ -34,7 +34,7 @@ from typing import NamedTuple, TypeVar
 from fedecider.data.card import make_card, overlaps
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
-from fedecider.data.readers.raw import DEFAULT_TEXT_FIELDS, ItemFields, item_text
+from fedecider.data.readers.reading import DEFAULT_TEXT_FIELDS, ItemFields, item_text
 
 THEMES: dict[str, tuple[str, ...]] = {
     "space": ("comet", "planet", "rocket", "orbit", "galaxy", "meteor", "moon", "star"),

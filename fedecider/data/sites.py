@@ -13,22 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from fedecider.data import filtering
 from fedecider.data.card import RawSummary, make_card
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.dropped import Dropped
-from fedecider.data.filtering import (
-    chosen_events,
-    compress,
-    count_exact_duplicates,
-    filter_core,
-    numbered,
-    order_events,
-    take,
-)
 from fedecider.data.given import NAME, Given, event_tables, item_records, text_columns
 from fedecider.data.prepare import NO_TEXT, TOO_LONG
-from fedecider.data.readers.raw import (
+from fedecider.data.readers.reading import (
     DEFAULT_TEXT_FIELDS,
     ItemFields,
     ReadOptions,
@@ -206,15 +198,17 @@ def _users_of(
     (table,) = event_tables([given], None).values()
     raw, number_of = table.build(), {key: number for number, key in enumerate(keys)}
     known_I = np.array([key in number_of for key in raw.items], dtype=bool)
-    kept = order_events(compress(raw, known_I[raw.item_E]))
+    kept = filtering.order_events(filtering.compress(raw, known_I[raw.item_E]))
     size = dropped.step(UNKNOWN_ITEMS, raw.size(), kept.size())
     free_U = np.array([key not in public for key in kept.users], dtype=bool)
-    kept = take(kept, np.repeat(free_U, np.diff(kept.start_U)))
+    kept = filtering.take(kept, np.repeat(free_U, np.diff(kept.start_U)))
     size = dropped.step(PUBLIC, size, kept.size())
-    kept = filter_core(kept, asked.min_length, 1)
+    kept = filtering.filter_core(kept, asked.min_length, 1)
     size = dropped.step(SHORT, size, kept.size())
     number_I = np.array([number_of.get(key, 0) for key in kept.items], np.int32)  # no unknown item is left
-    users = numbered(chosen_events(kept, np.ones(len(kept.users), bool), asked.max_length), number_I)
+    users = filtering.numbered(
+        filtering.chosen_events(kept, np.ones(len(kept.users), bool), asked.max_length), number_I
+    )
     dropped.add(TOO_LONG, events=size.events - users.num_events)
     summary = RawSummary(
         files={path.name: file_sha256(path) for path in given.paths},
@@ -222,6 +216,6 @@ def _users_of(
         users=raw.size().users,
         items=raw.size().items,
         bad_lines={"count": 0, "examples": []},
-        exact_duplicate_events=count_exact_duplicates(kept),
+        exact_duplicate_events=filtering.count_exact_duplicates(kept),
     )
     return users, summary

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from fedecider.data.readers.raw import MAX_LINE_BYTES, OTHER_FORMATS, SURROGATE, RawFile, clean, unpacked
+from fedecider.data.readers.reading import MAX_LINE_BYTES, OTHER_FORMATS, SURROGATE, RawFile, clean, unpacked
 
 PARQUET, TEXT, JSON = "Parquet", "text", "JSON"
 ENDINGS = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date, datetime, timezone
 from typing import Any, NamedTuple
 
-from fedecider.data.readers.raw import MAX_TIME, MICROSECONDS, moment
+from fedecider.data.readers.reading import MAX_TIME, MICROSECONDS, moment
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 """How many of a unit are a second."""

@@ -34,17 +34,7 @@ from fedecider.deployment.secure import ServerSums, SiteSums, client_numbers
 from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
-from fedecider.models.counts import (
-    Counts,
-    SharedItems,
-    joined,
-    num_parts,
-    of_upper,
-    part_of,
-    part_size,
-    shared_items,
-    without,
-)
+from fedecider.models import counts
 from fedecider.models.hybrid import HybridConfig
 from fedecider.running.run_folder import read_object
 
@@ -62,7 +52,7 @@ def sites_by_catalogue(domains: Mapping[str, Domain], config: HybridConfig) -> d
     return {} if config.kind == "none" else catalogue_groups(domains, config)
 
 
-def fewest(shared: SharedItems) -> int:
+def fewest(shared: counts.SharedItems) -> int:
     """Sites that a sum is over: of two, each would hold the other's counts as they are, which only a pair is told.
 
     Where sites sell parts of a catalogue it is all of them: an item that three sell would be that of two without one.
@@ -97,12 +87,12 @@ class SiteCounts:
     """Whose sum this is."""
     group: Sequence[int]
     """The clients that share the catalogue, this one among them."""
-    shared: SharedItems
+    shared: counts.SharedItems
     """What is summed of the items of these clients, in their order."""
-    others: Counts | None = None
+    others: counts.Counts | None = None
 
     @cached_property
-    def own(self) -> Counts:
+    def own(self) -> counts.Counts:
         """What this site gives to the sum."""
         return self.shared.sent(self._place, own_counts(self.domain))
 
@@ -121,7 +111,7 @@ class SiteCounts:
         }
         return answers[asked.kind](asked)
 
-    def found(self) -> dict[str, Counts]:
+    def found(self) -> dict[str, counts.Counts]:
         """The counts of the others under this site's name, if a sum has come."""
         if self.others is None:
             logger.warning(
@@ -132,10 +122,12 @@ class SiteCounts:
         return {self.domain.name: self.shared.received(self._place, self.others)}
 
     def _send(self, asked: Message) -> Message:
-        part, last = asked.facts.get("part"), num_parts(self.own.num_items)
+        part, last = asked.facts.get("part"), counts.num_parts(self.own.num_items)
         if type(part) is not int or not 1 <= part <= last:
             raise ValueError(f"got part {part!r} of the counts, expected a number from 1 to {last}")
-        return Message(asked.kind, asked.round, {"masked": self.sums.masked(asked, part_of(self.own, part), part)})
+        return Message(
+            asked.kind, asked.round, {"masked": self.sums.masked(asked, counts.part_of(self.own, part), part)}
+        )
 
     def _reveal(self, asked: Message) -> Message:
         survivors, known = self._in_one_sum(asked.facts.get("survivors"))
@@ -155,7 +147,7 @@ class SiteCounts:
         if known not in (None, "", digest):
             raise ValueError("got a second sum of counts, expected the first one again: a site takes one alone")
         self._note(clients, digest)
-        rest = without(total, self.own) if is_in else total
+        rest = counts.without(total, self.own) if is_in else total
         if min(rest.pair_II.data.min(initial=0), rest.event_I.min()) < 0:
             logger.warning("got a sum that is below this site's own counts, expected one with them: it is not used")
         else:
@@ -238,12 +230,12 @@ def share_counts(
                 channel.refuse(client, f"got {answer.kind!r}, expected the sum of counts to be kept")
 
 
-def _shared_items(domains: Mapping[str, Domain], names: Sequence[str]) -> SharedItems:
-    return shared_items([domains[name].item_keys for name in names])
+def _shared_items(domains: Mapping[str, Domain], names: Sequence[str]) -> counts.SharedItems:
+    return counts.shared_items([domains[name].item_keys for name in names])
 
 
 def _summed(
-    server: ServerSums, clients: Sequence[int], shared: SharedItems, round: int, scratch: Path, begun: Path
+    server: ServerSums, clients: Sequence[int], shared: counts.SharedItems, round: int, scratch: Path, begun: Path
 ) -> Message:
     """The sum over those whose parts have all come, as the message that tells it.
 
@@ -256,11 +248,11 @@ def _summed(
     before, num_items = read_object(begun, {"clients": list})["clients"] if begun.is_file() else None, shared.num_items
     with _emptied(scratch):
         facts = server.begin(round, before or clients)
-        parts, there = range(1, num_parts(num_items) + 1), list(facts)
+        parts, there = range(1, counts.num_parts(num_items) + 1), list(facts)
         place = f"{scratch}/{{}}.{{}}.npy".format
         for part in parts:
             for client, masked_L in _received(
-                server.channel, facts, there, part, part_size(num_items, part), round
+                server.channel, facts, there, part, counts.part_size(num_items, part), round
             ).items():
                 np.save(place(client, part), masked_L.numpy())
             there = [client for client in there if Path(place(client, part)).is_file()]
@@ -272,7 +264,7 @@ def _summed(
         def total_of(part: int) -> Tensor:
             return opened(reduce(torch.add, (torch.from_numpy(np.load(place(one, part))) for one in there)), part)
 
-        total = joined(map(total_of, parts), num_items)
+        total = counts.joined(map(total_of, parts), num_items)
     upper_NN = scipy.sparse.coo_array(scipy.sparse.triu(total.pair_II, format="csr"))
     place_N = upper_NN.row.astype(np.int64) * num_items + upper_NN.col
     found = {"places": place_N, "pairs": upper_NN.data, "events": total.event_I}
@@ -325,7 +317,7 @@ def _received(
     return channel.read(channel.ask(round, requests), masked)
 
 
-def _read_sum(asked: Message, num_items: int) -> Counts:
+def _read_sum(asked: Message, num_items: int) -> counts.Counts:
     """The sum in a message, which has its non-zeros with their places."""
     nothing = torch.zeros(0)
     place_N, pair_N, event_I = (asked.tensors.get(name, nothing) for name in ("places", "pairs", "events"))
@@ -341,7 +333,7 @@ def _read_sum(asked: Message, num_items: int) -> Counts:
         raise ValueError(f"got no sum of counts of {num_items} items, expected pairs with ascending places, and events")
     places = np.divmod(place_N.numpy(), num_items)
     upper_II = scipy.sparse.coo_array((pair_N.numpy(), places), shape=(num_items, num_items)).tocsr()
-    return of_upper(scipy.sparse.csr_array(upper_II), event_I.numpy())
+    return counts.of_upper(scipy.sparse.csr_array(upper_II), event_I.numpy())
 
 
 def _digest(asked: Message, clients: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.filtering import compress, order_events
 from fedecider.data.frames import events_file
 from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns
-from fedecider.data.readers.raw import RawEvents
+from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
 from fedecider.evaluation.sequences import SequenceArray

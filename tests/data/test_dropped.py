@@ -10,7 +10,7 @@ from fedecider.data.dropped import Dropped, Size
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.readers import SOURCES, ReadOptions
-from fedecider.data.readers.raw import Columns
+from fedecider.data.readers.reading import Columns
 
 RATED = ReadOptions(min_rating=3)
 LOW = {"rating below min_rating": {"events": 1}}

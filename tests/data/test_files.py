@@ -12,7 +12,7 @@ import pytest
 
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.data.readers import SOURCES, ReadOptions, raw
-from fedecider.data.readers.raw import RawFile, find_optional
+from fedecider.data.readers.reading import RawFile, find_optional
 
 TEXT = "user,item\n" + "".join(f"u{u},{i}\n" for u in range(3) for i in range(4))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecider.data.filtering import compress, count_exact_duplicates, first_occurrences, k_core, order_events, take
-from fedecider.data.readers.raw import EventTable
+from fedecider.data.readers.reading import EventTable
 
 
 def table(rows, with_order=False):

@@ -9,7 +9,7 @@ import pytest
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.readers import SOURCES, ReadOptions
 from fedecider.data.readers.goodreads import parse_time
-from fedecider.data.readers.raw import clean, finite_number, text_field, unix_time, whole_number
+from fedecider.data.readers.reading import clean, finite_number, text_field, unix_time, whole_number
 from fedecider.data.store import load_domains
 
 OPTIONS = ReadOptions()

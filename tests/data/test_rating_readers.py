@@ -7,7 +7,7 @@ import pytest
 
 from fedecider.data.prepare import PrepareConfig, prepare_domains
 from fedecider.data.readers import SOURCES, WITHOUT_TEXTS, ReadOptions
-from fedecider.data.readers.raw import Columns
+from fedecider.data.readers.reading import Columns
 
 OPTIONS = ReadOptions()
 DAY = 86_400

@@ -6,7 +6,7 @@ import pytest
 
 from fedecider.data.readers import SOURCES, ReadOptions
 from fedecider.data.readers.goodreads import parse_time
-from fedecider.data.readers.raw import DEFAULT_TEXT_FIELDS, clean, display_title, item_text
+from fedecider.data.readers.reading import DEFAULT_TEXT_FIELDS, clean, display_title, item_text
 
 OPTIONS = ReadOptions()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedecider.data.readers import amazon, goodreads, packed, ratings
-from fedecider.data.readers.raw import RawDomain, ReadOptions
+from fedecider.data.readers.reading import RawDomain, ReadOptions
 
 Read = Callable[[Path, str, ReadOptions], RawDomain]
 """Folder of the raw files, domain, options -> what there is."""

@@ -14,23 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.raw import (
-    BELOW_RATING,
-    EventTable,
-    ItemFields,
-    ItemRecords,
-    RawDomain,
-    ReadOptions,
-    clean,
-    collect_items,
-    find_file,
-    finite_number,
-    json_object,
-    keep_rating,
-    read_records,
-    text_field,
-    unix_time,
-)
+from fedecider.data.readers import reading
 
 STEMS = {
     "beauty": "Beauty",
@@ -45,46 +29,46 @@ STEMS = {
 _STORE_PAGE = re.compile(r"^Visit Amazon's (.*) Page$", re.IGNORECASE)
 
 
-def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
+def read(raw: Path, domain: str, options: reading.ReadOptions) -> reading.RawDomain:
     """The events of ``domain`` and its products."""
     stem = _stem(raw, domain)
     names = [f"{stem}_5.json", f"reviews_{stem}_5.json", f"{stem}.json", f"reviews_{stem}.json"]
-    reviews = options.file(find_file(raw, names, f"reviews of {domain!r}"))
-    meta = options.file(find_file(raw, [f"meta_{stem}.json"], f"product data of {domain!r}"))
+    reviews = options.file(reading.find_file(raw, names, f"reviews of {domain!r}"))
+    meta = options.file(reading.find_file(raw, [f"meta_{stem}.json"], f"product data of {domain!r}"))
 
-    table = EventTable()
-    for user, asin, rating, time in read_records(reviews, _review):
-        if keep_rating(rating, options):
+    table = reading.EventTable()
+    for user, asin, rating, time in reading.read_records(reviews, _review):
+        if reading.keep_rating(rating, options):
             table.add(user, asin, time)
         else:
-            table.skip(BELOW_RATING)
+            table.skip(reading.BELOW_RATING)
 
-    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
-        def parse(line: bytes) -> tuple[str, ItemFields]:
+    def read_catalogue(wanted: Collection[str]) -> reading.ItemRecords:
+        def parse(line: bytes) -> tuple[str, reading.ItemFields]:
             record = json_or_literal(line)
             return record["asin"], _product(record) if record["asin"] in wanted else {}
 
-        return collect_items(read_records(meta, parse), wanted, options, meta.path, allow_same=True)
+        return reading.collect_items(reading.read_records(meta, parse), wanted, options, meta.path, allow_same=True)
 
-    return RawDomain(table.build(), read_catalogue, [reviews, meta])
+    return reading.RawDomain(table.build(), read_catalogue, [reviews, meta])
 
 
 def json_or_literal(line: bytes) -> dict[str, Any]:
     """The record of one meta line, JSON or (2014) Python dict literal, with its ``asin`` checked."""
     try:
-        record = json_object(line)
+        record = reading.json_object(line)
     except json.JSONDecodeError:
         record = ast.literal_eval(line.decode("utf-8").strip())
         if type(record) is not dict:
             raise ValueError(f"got a {type(record).__name__}, expected a dict") from None
-    record["asin"] = text_field(record, "asin")
+    record["asin"] = reading.text_field(record, "asin")
     return record
 
 
 def _review(line: bytes) -> tuple[str, str, float, int]:
-    record = json_object(line)
-    user, asin = text_field(record, "reviewerID"), text_field(record, "asin")
-    return user, asin, finite_number(record["overall"], "overall"), unix_time(record["unixReviewTime"])
+    record = reading.json_object(line)
+    user, asin = reading.text_field(record, "reviewerID"), reading.text_field(record, "asin")
+    return user, asin, reading.finite_number(record["overall"], "overall"), reading.unix_time(record["unixReviewTime"])
 
 
 def _stem(raw: Path, domain: str) -> str:
@@ -101,11 +85,11 @@ def _stem(raw: Path, domain: str) -> str:
     return stem
 
 
-def _product(record: dict[str, Any]) -> ItemFields:
-    title = clean(record.get("title"))
+def _product(record: dict[str, Any]) -> reading.ItemFields:
+    title = reading.clean(record.get("title"))
     if "getTime()" in title:  # page scripts that the 2018 crawl took for titles
         title = ""
-    brand = clean(record.get("brand"))
+    brand = reading.clean(record.get("brand"))
     if match := _STORE_PAGE.match(brand):
         brand = match.group(1)
     if brand.lower().startswith("by "):
@@ -113,9 +97,9 @@ def _product(record: dict[str, Any]) -> ItemFields:
     return {
         "title": title,
         "brand": brand,
-        "categories": clean(record.get("category") or _flat(record.get("categories"))),
-        "description": " ".join(filter(None, map(clean, _as_list(record.get("description"))))),
-        "price": clean(record.get("price")),
+        "categories": reading.clean(record.get("category") or _flat(record.get("categories"))),
+        "description": " ".join(filter(None, map(reading.clean, _as_list(record.get("description"))))),
+        "price": reading.clean(record.get("price")),
         "sales_rank": _rank(record.get("salesRank") or record.get("rank")),
     }
 
@@ -131,5 +115,5 @@ def _flat(value: Any) -> list[Any]:
 
 def _rank(value: Any) -> str:
     if isinstance(value, dict):
-        return clean([f"{name}: {place}" for name, place in value.items()])
-    return clean(value)
+        return reading.clean([f"{name}: {place}" for name, place in value.items()])
+    return reading.clean(value)

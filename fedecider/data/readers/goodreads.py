@@ -13,26 +13,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fedecider.data.readers.raw import (
-    BELOW_RATING,
-    MAX_TIME,
-    NUM_SHELVES,
-    STATE_SHELVES,
-    EventTable,
-    ItemFields,
-    ItemRecords,
-    RawDomain,
-    ReadOptions,
-    clean,
-    collect_items,
-    find_file,
-    find_optional,
-    finite_number,
-    json_object,
-    keep_rating,
-    read_records,
-    text_field,
-)
+from fedecider.data.readers import reading
 
 STEMS = {
     "crime": "mystery_thriller_crime",
@@ -48,43 +29,45 @@ _MONTHS = {name: i for i, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep
 _EPOCH = date(1970, 1, 1).toordinal()
 
 
-def read(raw: Path, domain: str, options: ReadOptions) -> RawDomain:
+def read(raw: Path, domain: str, options: reading.ReadOptions) -> reading.RawDomain:
     """The events of ``domain`` (a key of ``STEMS`` or a file stem) and its books."""
     stem = _stem(raw, domain)
-    interactions = options.file(find_file(raw, [f"goodreads_interactions_{stem}.json"], f"interactions of {domain!r}"))
-    books = options.file(find_file(raw, [f"goodreads_books_{stem}.json"], f"books of {domain!r}"))
+    interactions = options.file(
+        reading.find_file(raw, [f"goodreads_interactions_{stem}.json"], f"interactions of {domain!r}")
+    )
+    books = options.file(reading.find_file(raw, [f"goodreads_books_{stem}.json"], f"books of {domain!r}"))
 
-    table = EventTable()
-    for user, book, is_read, rating, time in read_records(interactions, _interaction):
+    table = reading.EventTable()
+    for user, book, is_read, rating, time in reading.read_records(interactions, _interaction):
         if not is_read and rating == 0:
             table.skip("neither read nor rated")
-        elif not keep_rating(rating, options):
-            table.skip(BELOW_RATING)
+        elif not reading.keep_rating(rating, options):
+            table.skip(reading.BELOW_RATING)
         else:
             table.add(user, book, time)
 
     extras = {
         name: options.file(path)
         for name in ("authors", "series")
-        if (path := find_optional(raw, [f"goodreads_book_{name}.json"])) is not None
+        if (path := reading.find_optional(raw, [f"goodreads_book_{name}.json"])) is not None
     }
 
-    def read_catalogue(wanted: Collection[str]) -> ItemRecords:
-        names = {name: dict(read_records(file, _NAME_OF[name])) for name, file in extras.items()}
+    def read_catalogue(wanted: Collection[str]) -> reading.ItemRecords:
+        names = {name: dict(reading.read_records(file, _NAME_OF[name])) for name, file in extras.items()}
 
-        def parse(line: bytes) -> tuple[str, ItemFields]:
+        def parse(line: bytes) -> tuple[str, reading.ItemFields]:
             record = book_record(line)
             return record["book_id"], _book(record, names) if record["book_id"] in wanted else {}
 
-        return collect_items(read_records(books, parse), wanted, options, books.path)
+        return reading.collect_items(reading.read_records(books, parse), wanted, options, books.path)
 
-    return RawDomain(table.build(), read_catalogue, [interactions, books, *extras.values()])
+    return reading.RawDomain(table.build(), read_catalogue, [interactions, books, *extras.values()])
 
 
 def book_record(line: bytes) -> dict[str, Any]:
     """One book record with its ``book_id`` as text."""
-    record = json_object(line)
-    record["book_id"] = text_field(record, "book_id")
+    record = reading.json_object(line)
+    record["book_id"] = reading.text_field(record, "book_id")
     return record
 
 
@@ -100,18 +83,18 @@ def parse_time(text: str) -> int:
     time = days * 86_400 + hours * 3600 + minutes * 60 + seconds
     time += offset if zone[0] == "-" else -offset
     # 60: a leap second
-    if not (0 <= hours < 24 and 0 <= minutes < 60 and 0 <= seconds <= 60 and 0 <= time < MAX_TIME):
+    if not (0 <= hours < 24 and 0 <= minutes < 60 and 0 <= seconds <= 60 and 0 <= time < reading.MAX_TIME):
         raise ValueError(f"{text!r} is not a date from 1970 on")
     return time
 
 
 def _interaction(line: bytes) -> tuple[str, str, bool, float, int]:
-    record = json_object(line)
+    record = reading.json_object(line)
     is_read, rating = record["is_read"], record["rating"]
     if type(is_read) is not bool:
         raise ValueError(f"field 'is_read' is {is_read!r}, expected true or false")
-    user, book = text_field(record, "user_id"), text_field(record, "book_id")
-    return user, book, is_read, finite_number(rating, "rating"), parse_time(record["date_added"])
+    user, book = reading.text_field(record, "user_id"), reading.text_field(record, "book_id")
+    return user, book, is_read, reading.finite_number(rating, "rating"), parse_time(record["date_added"])
 
 
 def _stem(raw: Path, domain: str) -> str:
@@ -127,28 +110,28 @@ def _stem(raw: Path, domain: str) -> str:
 
 
 def _author_name(line: bytes) -> tuple[str, str]:
-    record = json_object(line)
-    return text_field(record, "author_id"), clean(record["name"])
+    record = reading.json_object(line)
+    return reading.text_field(record, "author_id"), reading.clean(record["name"])
 
 
 def _series_name(line: bytes) -> tuple[str, str]:
-    record = json_object(line)
-    return text_field(record, "series_id"), clean(record["title"])
+    record = reading.json_object(line)
+    return reading.text_field(record, "series_id"), reading.clean(record["title"])
 
 
 _NAME_OF = {"authors": _author_name, "series": _series_name}
 
 
-def _book(record: dict[str, Any], names: dict[str, dict[str, str]]) -> ItemFields:
+def _book(record: dict[str, Any], names: dict[str, dict[str, str]]) -> reading.ItemFields:
     authors = [str(entry.get("author_id", "")) for entry in record.get("authors") or []]
     shelves = [str(entry.get("name", "")) for entry in record.get("popular_shelves") or []]
-    topical = [name.replace("-", " ") for name in shelves if name and name not in STATE_SHELVES]
+    topical = [name.replace("-", " ") for name in shelves if name and name not in reading.STATE_SHELVES]
     author_names, series_names = names.get("authors", {}), names.get("series", {})
     return {
-        "title": clean(record.get("title") or record.get("title_without_series")),
-        "author": clean([author_names.get(key, "") for key in authors]),
-        "series": clean([series_names.get(str(key), "") for key in record.get("series") or []]),
-        "shelves": clean(topical[:NUM_SHELVES]),
-        "description": clean(record.get("description")),
-        "year": clean(record.get("publication_year")),
+        "title": reading.clean(record.get("title") or record.get("title_without_series")),
+        "author": reading.clean([author_names.get(key, "") for key in authors]),
+        "series": reading.clean([series_names.get(str(key), "") for key in record.get("series") or []]),
+        "shelves": reading.clean(topical[: reading.NUM_SHELVES]),
+        "description": reading.clean(record.get("description")),
+        "year": reading.clean(record.get("publication_year")),
     }

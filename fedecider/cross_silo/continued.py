@@ -17,9 +17,8 @@ from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.card import make_card
-from fedecider.data.domain import Domain, Events, clients_of
+from fedecider.data.domain import Domain, clients_of
 from fedecider.evaluation.protocols import MIN_EVENTS
-from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.state import RunState, load_state
 from fedecider.methods.beside import PREFIX
@@ -114,19 +113,10 @@ def on_catalogue(new: Domain, old: Domain) -> Domain:
     Raises:
         ValueError: no client user is left.
     """
-    number_of = {key: number for number, key in enumerate(old.item_keys)}
+    number_of = old.items.number_of
     number_I = np.array([number_of.get(key, -1) for key in new.item_keys], np.int64)
 
-    def kept(events: Events) -> Events:
-        users, sequences, times = events.arrays()
-        item_E = number_I[sequences.value_E]
-        is_kept_E = item_E >= 0
-        length_U = np.bincount(sequences.row_E[is_kept_E], minlength=len(users))
-        rows = SequenceArray.of_lengths(length_U, item_E[is_kept_E])
-        at = None if times is None else SequenceArray.of_lengths(length_U, times.value_E[is_kept_E])
-        return Events(users, rows, at).take(np.flatnonzero(length_U >= MIN_EVENTS))
-
-    clients, public = kept(new.clients), kept(new.public)
+    clients, public = new.clients.renumbered(number_I), new.public.renumbered(number_I)
     if not clients.users and new.clients.users:
         raise ValueError(
             f"got data of {new.name} without a customer of {MIN_EVENTS} items that the earlier run has, expected the "

@@ -45,6 +45,15 @@ class Events(NamedTuple):
         chosen = [users[place] for place in places]
         return Events(chosen, sequences.take(places), None if times is None else times.take(places))
 
+    def renumbered(self, number_I: np.ndarray) -> Events:
+        """The events of the items with a new number, -1 being none, of users who keep enough to be split."""
+        users, items, times = self.arrays()
+        is_kept_E = number_I[items.value_E] >= 0
+        length_U = np.bincount(items.row_E[is_kept_E], minlength=len(users))
+        kept = SequenceArray.of_lengths(length_U, number_I[items.value_E[is_kept_E]])
+        kept_times = None if times is None else SequenceArray.of_lengths(length_U, times.value_E[is_kept_E])
+        return Events(users, kept, kept_times).take(np.flatnonzero(length_U >= MIN_EVENTS))
+
 
 class EventArrays(NamedTuple):
     """As :class:`Events`, of arrays for certain."""

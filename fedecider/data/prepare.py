@@ -145,19 +145,6 @@ class PrepareConfig:
         return [name.strip() for name in self.public_domains.split(",") if name.strip()]
 
 
-def amazon2018_d3(raw: str, output: str, users_per_domain: int = 1000, seed: int = 0) -> PrepareConfig:
-    """The three whole domains of the packed ``amazon2018-d3`` folder; all users that are no client are public."""
-    return PrepareConfig(
-        source="packed",
-        raw=raw,
-        domains=["movies_tv", "cds_vinyl", "video_games"],
-        output=output,
-        k_core=0,  # 5-core already
-        users_per_domain=users_per_domain,
-        seed=seed,
-    )
-
-
 Share = Callable[[Mapping[str, Domain]], dict[str, Domain]]
 """Whole domains -> those of companies with their catalogues."""
 CORE = "below k_core or min_length"

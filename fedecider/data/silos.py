@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from fedecider.data.card import make_card
-from fedecider.data.domain import Domain, Events
+from fedecider.data.domain import Domain
 from fedecider.data.encoders import tfidf_vectors
 from fedecider.evaluation.protocols import MIN_EVENTS, train_part
-from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed
 
 NUM_CLUSTERS = 8
@@ -69,7 +68,7 @@ def _with_parts(domain: Domain, silos: list[Domain], overlap: float, seed: int) 
         sold = np.flatnonzero((owner_I == -1) | (owner_I == number))
         number_I = np.full(num_items, -1)
         number_I[sold] = np.arange(len(sold))
-        clients = _of_items(silo.clients, number_I)
+        clients = silo.clients.renumbered(number_I)
         if len(clients.users) < 2:
             raise ValueError(
                 f"got {len(clients.users)} client users of {silo.name} who keep {MIN_EVENTS} events of its "
@@ -79,7 +78,7 @@ def _with_parts(domain: Domain, silos: list[Domain], overlap: float, seed: int) 
             silo,
             own_items=silo.items.part(silo.name, sold),
             clients=clients,
-            public=_of_items(silo.public, number_I),
+            public=silo.public.renumbered(number_I),
             card={},
         )
         facts = {name: value for name, value in silo.card["silo"].items() if name != "same_catalogue"}
@@ -91,16 +90,6 @@ def _with_parts(domain: Domain, silos: list[Domain], overlap: float, seed: int) 
         part.card.update(silo.card | make_card(part) | {"silo": facts})
         found.append(part)
     return found
-
-
-def _of_items(events: Events, number_I: np.ndarray) -> Events:
-    """The events of the items with a new number, -1 being none, of users who keep enough to be split."""
-    users, items, times = events.arrays()
-    kept_E = number_I[items.value_E] >= 0
-    length_U = np.bincount(items.row_E[kept_E], minlength=len(users))
-    left = SequenceArray.of_lengths(length_U, number_I[items.value_E[kept_E]])
-    left_times = None if times is None else SequenceArray.of_lengths(length_U, times.value_E[kept_E])
-    return Events(users, left, left_times).take(np.flatnonzero(length_U >= MIN_EVENTS))
 
 
 def share_by(domains: Mapping[str, Domain], company_of: Callable[[str], str]) -> dict[str, Domain]:

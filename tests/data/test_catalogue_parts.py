@@ -60,15 +60,6 @@ def test_without_times_the_company_speaks_that_has_most_events():
     assert whole.public.sequences[0] == [1, 2, 3, 3]
 
 
-def test_equal_parts_are_silos_and_need_no_union():
-    twin = replace(SOUTH, name="east", clients=company("east", "bcd").clients)
-    shared = with_shared_catalogues({"south": SOUTH, "east": twin})
-    assert shared["south"].catalogue is shared["east"].catalogue
-    assert not shared["south"].is_part
-    assert shared["south"].public is shared["east"].public
-    assert list(once_each(shared)) == ["ean"]
-
-
 def test_what_cannot_be_is_refused(tmp_path):
     with_shared_catalogues(BOTH)
     named = replace(SOUTH, name="ean")

@@ -230,10 +230,3 @@ def test_bad_marks_are_one_line(words, message, tmp_path, monkeypatch, capsys):
     assert line.startswith("error: ")
     assert message in line
     assert set(tmp_path.iterdir()) == before
-
-
-def test_parts_of_one_catalogue_and_silos_of_it():
-    silos = {f"shop.{number}": replace(NORTH, name=f"shop.{number}") for number in (1, 2)}
-    found = overlap_of({**silos, "south": SOUTH})
-    assert [pair.num_items for pair in found.pairs] == [4, 2, 2]
-    assert found.pairs[2].event_share == pytest.approx((4 / 5, 2 / 5))

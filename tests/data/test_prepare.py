@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedecider.data.card import describe, overlaps
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
-from fedecider.data.prepare import PrepareConfig, amazon2018_d3, prepare, prepare_domains, summary
+from fedecider.data.prepare import PrepareConfig, prepare, prepare_domains, summary
 from fedecider.evaluation.protocols import history, target, train_part
 
 
@@ -212,12 +212,6 @@ def test_prepare_writes_and_tells(two_domains, capsys):
     line = next(line for line in out.splitlines() if "games" in line)
     assert line.split()[:3] == ["games", "13", "10"]
     assert sorted(path.name for path in (two_domains / "out").iterdir()) == ["README.md", "films", "games"]
-
-
-def test_helper_for_the_three_amazon_domains():
-    made = amazon2018_d3("raw", "out", users_per_domain=7)
-    assert made.domain_names == ["movies_tv", "cds_vinyl", "video_games"]
-    assert (made.users_per_domain, made.public_users_per_domain, made.k_core) == (7, None, 0)
 
 
 def test_domain_checks(two_domains):

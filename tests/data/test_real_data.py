@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedecider.data.prepare import PrepareConfig, amazon2018_d3, prepare_domains
+from fedecider.data.prepare import PrepareConfig, prepare_domains
 from fedecider.data.readers import SOURCES, ReadOptions
 
 pytestmark = pytest.mark.data
@@ -39,7 +39,9 @@ def test_packed_statistics(data_root, folder, domain, users, items, events, long
 
 @pytest.mark.slow
 def test_amazon2018_d3_prepared(data_root):
-    domains = prepare_domains(amazon2018_d3(str(data_root / "amazon2018-d3"), "unused"))
+    names = ["movies_tv", "cds_vinyl", "video_games"]
+    raw = str(data_root / "amazon2018-d3")
+    domains = prepare_domains(PrepareConfig("packed", raw, names, k_core=0, users_per_domain=1000))
     sizes = {name: (len(d.item_keys), len(d.clients.users)) for name, d in domains.items()}
     assert sizes == {"movies_tv": (2653, 1000), "cds_vinyl": (5841, 1000), "video_games": (3858, 1000)}
     totals = {name: d.clients.num_events + d.public.num_events for name, d in domains.items()}

@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from fedecider.data.interactions import InteractionsConfig, load_interactions
-from fedecider.data.readers import SOURCES, ReadOptions, raw
+from fedecider.data.readers import SOURCES, ReadOptions, reading
 from fedecider.data.readers.reading import RawFile, find_optional
 
 TEXT = "user,item\n" + "".join(f"u{u},{i}\n" for u in range(3) for i in range(4))
@@ -92,11 +92,11 @@ def test_folders_in_the_place_of_files(tmp_path):
 
 @pytest.mark.parametrize("name", ["large.txt", "large.txt.gz"])
 def test_reading_tells_how_far_it_is(write, monkeypatch, name):
-    path = write(name, [f"line {number}" for number in range(3 * raw._LOOK_EVERY)])
+    path = write(name, [f"line {number}" for number in range(3 * reading._LOOK_EVERY)])
     clock = iter(range(0, 100, 4))
-    monkeypatch.setattr(raw.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(reading.time, "monotonic", lambda: next(clock))
     told: list[str] = []
-    assert sum(1 for _ in RawFile(path, 0, told.append).lines()) == 3 * raw._LOOK_EVERY
+    assert sum(1 for _ in RawFile(path, 0, told.append).lines()) == 3 * reading._LOOK_EVERY
     # Looked at 4, 8 and 12 seconds: after 8 the five seconds are over.
     assert len(told) == 1
     assert told[0].startswith(f"{name}: 32,768 lines read (")

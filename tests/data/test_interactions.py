@@ -20,7 +20,6 @@ from fedecider.data.interactions import (
 )
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.store import file_sha256, load_domains
-from fedecider.running.options import build_parser, parse
 
 BELOW = "below min_user_events or min_item_events"
 # u1 has a twice and a tie at the end; u3 has 4 rows but 2 items; u4 has 2 rows, one of them the only z.
@@ -235,8 +234,8 @@ def test_prepared_clients_with_the_whole_catalogue(packed, tmp_path):
         ({"source": "csv", "raw": "x"}, "source 'csv' for the known data set 'ml-100k'"),
         ({"dataset": "mine", "source": "csv"}, "without raw"),
         ({"dataset": "../mine", "source": "csv", "raw": "x"}, "dataset '../mine'; expected letters"),
-        ({"min_user_events": -1}, "min_user_events -1, expected 0 or more"),
-        ({"min_item_events": -2}, "min_item_events -2, expected 0 or more"),
+        ({"min_user_events": -1}, "min_user_events -1"),
+        ({"min_item_events": -2}, "min_item_events -2"),
         ({"max_bad_lines": -1}, "max_bad_lines -1"),
         ({"dataset": "mine", "source": "csv", "raw": "x", "user_column": ""}, "no user_column"),
         ({"dataset": "mine", "source": "csv", "raw": "x", "item_column": "user"}, "expected different ones"),
@@ -266,14 +265,6 @@ def test_interactions_are_checked(change, words):
     good = Interactions("d", ["a", "b"], ["x", "y", "z"], [""] * 3, [[0, 1, 2], [2, 1, 0]], [[1, 2, 3], [1, 1, 1]], {})
     with pytest.raises(ValueError, match=words):
         replace(good, **change)
-
-
-def test_command_line_names_every_data_set():
-    parser = build_parser("test", InteractionsConfig)
-    words = "".join(parser.format_help().split())  # help breaks lines after hyphens
-    assert all(name in words for name in DATASETS)
-    (config,) = parse(parser, ["--dataset", "ml-1m", "--implicit_threshold", "4"], InteractionsConfig)
-    assert config == InteractionsConfig("ml-1m", implicit_threshold=4)
 
 
 def test_data_root(tmp_path, monkeypatch):

@@ -140,7 +140,7 @@ def test_csv_without_a_column_or_a_file(write, tmp_path):
 
 @pytest.mark.parametrize("source", sorted(WITHOUT_TEXTS))
 def test_sources_without_texts_are_not_for_text_models(tmp_path, source):
-    with pytest.raises(ValueError, match=rf"source '{source}'; expected one of .*lastfm_tags.*no item texts"):
+    with pytest.raises(ValueError, match=source):
         PrepareConfig(source, str(tmp_path), "one")
 
 

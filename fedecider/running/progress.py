@@ -14,7 +14,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from fedecider.federation.callbacks import ClientsDone, silent
+from fedecider.federation.callbacks import ClientsDone
 from fedecider.federation.record import read_json, write_json
 
 
@@ -139,86 +139,65 @@ class Report(Protocol):
     def __call__(self, done: int, total: int, note: str = "") -> None: ...
 
 
+class _Step(Protocol):
+    def __call__(self, title: str, done: int, total: int, note: str) -> None: ...
+
+
 @contextmanager
 def progress(title: str, enabled: bool = True) -> Iterator[Report]:
     """Yield ``report(done, total, note)``; on a terminal it moves a bar that is gone at the end, elsewhere
     it prints now and then, and nothing of what took less than a minute."""
-    if not enabled:
-        yield lambda done, total, note="": None
-        return
-    if not console.is_terminal:
-        yield _plain_lines(title)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None, note="")
-
-        def report(done: int, total: int, note: str = "") -> None:
-            bar.update(task, completed=done, total=total, note=note)
-
-        yield report
+    with _shown(enabled, says_end=True) as step:
+        yield lambda done, total, note="": step(title, done, total, note)
 
 
 @contextmanager
 def round_progress(num_rounds: int, enabled: bool = True) -> Iterator[ClientsDone]:
     """Yield what :func:`fedecider.federation.rounds.run_rounds` tells of the clients of a round that are done.
 
-    On a terminal it moves a bar that is gone at the end, elsewhere it prints a line now and then.
+    Shown as `progress` is, but for a line at the end of a round, which has one of its own.
     """
+    with _shown(enabled, says_end=False) as step:
+        yield lambda round, what, done, total: step(f"round {round}/{num_rounds}, {what}", done, total, "clients")
+
+
+@contextmanager
+def _shown(enabled: bool, says_end: bool) -> Iterator[_Step]:
+    """Yield what shows one step after the other; one begins where nothing of it is done."""
     if not enabled:
-        yield silent
-    elif not console.is_terminal:
-        yield _plain_rounds(num_rounds)
-    else:
+        yield lambda title, done, total, note: None
+    elif console.is_terminal:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
         )
         with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task("", total=None)
+            task = bar.add_task("", total=None, note="")
 
-            def log(round: int, what: str, done: int, total: int) -> None:
+            def move(title: str, done: int, total: int, note: str) -> None:
                 if done == 0:
                     bar.reset(task)
-                bar.update(task, description=f"round {round}/{num_rounds}, {what}", completed=done, total=total)
+                bar.update(task, description=title, completed=done, total=total, note=note)
 
-            yield log
+            yield move
+    else:
+        pace = _Pace()
 
+        def write(title: str, done: int, total: int, note: str) -> None:
+            nonlocal pace
+            if done == 0:
+                pace = _Pace()
+                return
+            elapsed = pace.elapsed()
+            if pace.is_due(elapsed) if done < total else says_end and elapsed >= _FIRST_LINE_S:
+                spent = _times(elapsed, done, total)
+                console.print(f"{title}: {done}/{total} {note} ({spent})", highlight=False, soft_wrap=True)
 
-def _plain_rounds(num_rounds: int) -> ClientsDone:
-    pace = _Pace()
-
-    def log(round: int, what: str, done: int, total: int) -> None:
-        nonlocal pace
-        if done == 0:
-            pace = _Pace()
-        elif done < total and pace.is_due(elapsed := pace.elapsed()):
-            text = f"round {round}/{num_rounds}, {what}: {done}/{total} clients ({_times(elapsed, done, total)})"
-            console.print(text, highlight=False, soft_wrap=True)
-
-    return log
-
-
-def _plain_lines(title: str) -> Report:
-    pace = _Pace()
-
-    def report(done: int, total: int, note: str = "") -> None:
-        elapsed = pace.elapsed()
-        if pace.is_due(elapsed) or (done >= total and elapsed >= _FIRST_LINE_S):
-            spent = _times(elapsed, done, total)
-            console.print(f"{title}: {done}/{total} {note} ({spent})", highlight=False, soft_wrap=True)
-
-    return report
+        yield write
 
 
 def _times(elapsed: float, done: int, total: int) -> str:

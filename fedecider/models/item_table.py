@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The files of an adapter's folder, and the table of its items: key, title, ID text and token IDs.
-
 CONFIG_FILE = "adapter_config.json"
 ITEM_FILE = "item_ids.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+LOCAL_BACKBONE = "../../backbone"
+"""The backbone of a run folder, seen from ``adapters/<domain>/``."""
+INNER_BACKBONE = "backbone"
+"""The backbone in a folder that stands for itself, seen from there."""
 
 
 class ItemTable(NamedTuple):
@@ -107,9 +109,3 @@ def _check_entries(items: ItemTable) -> None:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-LOCAL_BACKBONE = "../../backbone"
-"""The backbone of a run folder, seen from ``adapters/<domain>/``."""
-INNER_BACKBONE = "backbone"
-"""The backbone in a folder that stands for itself, seen from there."""

@@ -17,7 +17,7 @@ from fedecider.baselines.counts import popularity
 from fedecider.data.interactions import Interactions
 from fedecider.engine.finish import finish, per_user_records
 from fedecider.engine.result import RunResult
-from fedecider.evaluation.canary import memoriser
+from fedecider.evaluation.canary import Draws, memoriser
 from fedecider.evaluation.protocols import Protocol, chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import compare_table
 from fedecider.federation.cohort import hidden_share
@@ -140,8 +140,7 @@ def baseline_positions(
             split,
             protocol,
             generator=stream(settings.run.seed, CANARY),
-            num_rounds=settings.run.num_rounds,
-            num_negatives=settings.training.num_negatives,
+            draws=Draws(settings.run.num_rounds, settings.training.num_negatives),
             candidates=candidates,
         ),
     }

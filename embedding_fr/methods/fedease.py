@@ -252,10 +252,8 @@ def masked_triangles(
         client_1 = clients[row : row + 1]
         triangle_1L = gram.client_triangle(counted_CI[row].cpu(), scale)[None]
         if config.noise_scale:
-            tree = {"gram": triangle_1L}
-            triangle_1L = protect(
-                tree, client_1, config.privacy, federation.seed, round, cohort_size=federation.num_clients
-            )["gram"]
+            upload, everyone = Upload(client_1, torch.ones(1), {"gram": triangle_1L}), federation.num_clients
+            triangle_1L = protect(upload, config.privacy, federation.seed, round, cohort_size=everyone)["gram"]
         number_L = encode(triangle_1L[0], fraction_bits)
         masked.append(parties(federation, config, round).send(int(client_1), number_L))
     return torch.stack(masked)

@@ -295,8 +295,8 @@ def masked_planes(
         planes_1PL = torch.zeros(1, *shape, dtype=torch.float64)
         planes_1PL[0, :, place_E] = value_PE
         if config.noise_scale:
-            tree, everyone = {"pairs": planes_1PL}, federation.num_clients
-            planes_1PL = protect(tree, client_1, config.privacy, federation.seed, round, cohort_size=everyone)["pairs"]
+            upload, everyone = Upload(client_1, torch.ones(1), {"pairs": planes_1PL}), federation.num_clients
+            planes_1PL = protect(upload, config.privacy, federation.seed, round, cohort_size=everyone)["pairs"]
         number_L = encode(planes_1PL, gram.SCALE_BITS).view(-1)
         masked.append(parties(federation, config, round).send(int(client_1), number_L).view(shape))
     return torch.stack(masked)

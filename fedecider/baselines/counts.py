@@ -151,41 +151,6 @@ def popularity(
     )
 
 
-def last_item_cooccurrence(
-    sequences: Sequences,
-    num_items: int,
-    split: str,
-    protocol: Protocol = STRICT,
-    *,
-    extra: Sequences = (),
-    window: int | None = 1,
-    directed: bool = True,
-    **ranking: Any,
-) -> Tensor:
-    """Positions of last-item co-occurrence, by default direct successors of the newest item."""
-    score = cooccurrence_scores(sequences, num_items, split, extra, window=window, directed=directed)
-    return rank_held_out(score, sequences, num_items, split, protocol, **ranking)
-
-
-def decayed_cooccurrence(
-    sequences: Sequences,
-    num_items: int,
-    split: str,
-    protocol: Protocol = STRICT,
-    *,
-    extra: Sequences = (),
-    window: int | None = None,
-    directed: bool = False,
-    num_context: int = 10,
-    **ranking: Any,
-) -> Tensor:
-    """Positions of co-occurrence with the newest ``num_context`` items, weighted 1, 1/2, 1/3, ... by age."""
-    score = cooccurrence_scores(
-        sequences, num_items, split, extra, window=window, directed=directed, num_context=num_context
-    )
-    return rank_held_out(score, sequences, num_items, split, protocol, **ranking)
-
-
 def _train_parts(sequences: Sequences, extra: Sequences) -> list[list[int]]:
     return [list(train_part(sequence)) for sequence in sequences] + [list(sequence) for sequence in extra]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
 from fedecider.baselines.fitting import Valid, avoided_candidates
 from fedecider.bounds import Negatives, OneOrMore, dataclass
-from fedecider.evaluation.canary import memoriser_scores
+from fedecider.evaluation.canary import Draws, memoriser_scores
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.federation.streams import stream
 from fedecider.search_space import Space, Whole
@@ -76,8 +76,8 @@ def fit_memoriser(
     """Minus the times an item was drawn as a negative; under ``paper`` it finds the held-out items: that is its use."""
     generator = stream(seed, "memoriser")
     candidates = avoided_candidates(sequences, num_items, protocol, seed)
-    drawn = (config.num_rounds, config.num_negatives)
-    return memoriser_scores(sequences, num_items, protocol, generator, *drawn, candidates=candidates)
+    draws = Draws(config.num_rounds, config.num_negatives)
+    return memoriser_scores(sequences, num_items, protocol, generator, draws, candidates)
 
 
 def fit_last_item_cooccurrence(

@@ -305,7 +305,6 @@ def fit(
     seed: int,
     device: str = "cpu",
     valid: Valid | None = None,
-    extra: Sequences = (),
 ) -> ScoreUsers:
     """Adam on the softmax cross-entropy of every next item, scored after the TRAIN part for both splits.
 
@@ -316,4 +315,4 @@ def fit(
     Differs from the paper: cross-entropy over the catalogue instead of binary cross-entropy against one negative;
     keys and values are normalised as the queries are; no dropout inside the feed-forward layer; two heads by default.
     """
-    return scores(train(sequences, num_items, config, seed=seed, device=device, valid=valid, extra=extra), sequences)
+    return scores(train(sequences, num_items, config, seed=seed, device=device, valid=valid), sequences)

@@ -6,7 +6,7 @@ Shape legend: B users of a batch, P items that may be negatives, I items.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,24 +27,31 @@ from fedecider.evaluation.protocols import (
 )
 
 
+class Draws(NamedTuple):
+    """How many training negatives the memoriser sees."""
+
+    num_rounds: int = 100
+    num_negatives: int = 4
+    """For each train event of a round."""
+    random_ties: bool = True
+    """Whether items drawn equally often are in random order: with few draws large blocks of items tie, and the expected
+    position inside a block would put a memoriser that knows nothing below chance."""
+
+
 def memoriser_scores(
     sequences: Sequences,
     num_items: int,
     protocol: Protocol,
     generator: torch.Generator,
-    num_rounds: int = 100,
-    num_negatives: int = 4,
-    random_ties: bool = True,
+    draws: Draws = Draws(),
     candidates: Mapping[str, Tensor] | None = None,
 ) -> ScoreUsers:
-    """Scores an item by minus the times it was drawn as a training negative of the user in ``num_rounds`` rounds.
+    """Scores an item by minus the times it was drawn as a training negative of the user.
 
-    No model and no collaboration: whatever it finds beyond chance is a leak of the protocol. Each round draws
-    ``num_negatives`` per train event. Every user has a stream of its own, so batches do not change the draws.
-    ``random_ties`` orders items drawn equally often at random: with few draws large blocks of items tie, and the
-    expected position inside a block would put a memoriser that knows nothing below chance. Where seen items are kept as
-    candidates, the user's own train items, never negatives, come first: it is then above chance by the repeats.
-    ``candidates``: those of the users, which a protocol may keep out of the negatives.
+    No model and no collaboration: whatever it finds beyond chance is a leak of the protocol. Every user has a stream of
+    its own, so batches do not change the draws. Where seen items are kept as candidates, the user's own train items,
+    never negatives, come first: it is then above chance by the repeats. ``candidates``: those of the users, which a
+    protocol may keep out of the negatives.
     """
     avoided = no_negatives(sequences, protocol, candidates or {})
     seed_U = torch.randint(2**62, (len(sequences),), generator=generator).tolist()
@@ -53,10 +60,10 @@ def memoriser_scores(
         score_BI = torch.zeros(len(user_B), num_items, dtype=torch.float64)
         for row, user in enumerate(user_B.tolist()):
             pool_P = negative_pool(avoided[user], num_items)
-            num = num_rounds * num_negatives * (len(sequences[user]) - 2)
+            num = draws.num_rounds * draws.num_negatives * (len(sequences[user]) - 2)
             own = torch.Generator().manual_seed(seed_U[user])
             score_BI[row] = -torch.bincount(draw_negatives(pool_P, num, own), minlength=num_items).to(score_BI)
-            if random_ties:
+            if draws.random_ties:
                 score_BI[row] += torch.rand(num_items, generator=own, dtype=torch.float64)
         return score_BI
 
@@ -70,20 +77,16 @@ def memoriser(
     protocol: Protocol = STRICT,
     *,
     generator: torch.Generator,
-    num_rounds: int = 100,
-    num_negatives: int = 4,
-    random_ties: bool = True,
+    draws: Draws = Draws(),
     candidates: dict[str, Tensor] | None = None,
-    **ranking: Any,
 ) -> Tensor:
     """Positions of the memoriser canary: chance under a sound protocol, near the top under a leaking one.
 
     Float64 (U,), 0-based, of the held-out items of ``split`` (valid or test); the other arguments are those of
-    `memoriser_scores`, and ``ranking`` those of `fedecider.evaluation.protocols.rank_held_out`.
+    `memoriser_scores`.
     """
-    drawn = (num_rounds, num_negatives, random_ties, candidates)
-    score = memoriser_scores(sequences, num_items, protocol, generator, *drawn)
-    return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates, **ranking)
+    score = memoriser_scores(sequences, num_items, protocol, generator, draws, candidates)
+    return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates)
 
 
 def memoriser_positions(

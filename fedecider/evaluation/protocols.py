@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.metrics import NOT_RANKED, Ties, positions_from_scores
+from fedecider.evaluation.metrics import NOT_RANKED, positions_from_scores
 from fedecider.evaluation.sequences import SequenceArray
 
 # Leave-last-out, the one split of this project: the last event is the test item, the last but one the validation
@@ -223,6 +223,10 @@ def draw_negatives(pool_P: Tensor, num: int, generator: torch.Generator) -> Tens
     return pool_P[torch.randint(len(pool_P), (num,), generator=generator)]
 
 
+USERS_AT_ONCE = 256
+"""Whose scores are in memory."""
+
+
 def rank_held_out(
     score: ScoreUsers,
     sequences: Sequences,
@@ -232,14 +236,12 @@ def rank_held_out(
     *,
     candidates: dict[str, Tensor] | None = None,
     users: Tensor | None = None,
-    ties: Ties = "expected",
-    batch_size: int = 256,
 ) -> Tensor:
     """Positions of the held-out items under ``protocol``, float64, one per entry of ``users`` (None: all).
 
     ``score`` gives catalogue scores for user numbers; ``candidates`` comes from :func:`sampled_candidates` and is
     required when the protocol samples. The held-out item of a repeat (see :func:`is_repeat`) is ``NOT_RANKED`` when the
-    protocol drops seen items. ``batch_size`` bounds memory and does not change the result.
+    protocol drops seen items.
     """
     rows = SequenceArray.of(sequences)
     check_sequences(rows, num_items)
@@ -249,7 +251,7 @@ def rank_held_out(
         )
     users = torch.arange(len(rows)) if users is None else users
     parts = []
-    for user_B in users.split(batch_size):
+    for user_B in users.split(USERS_AT_ONCE):
         batch = rows.take(user_B)
         score_BI = score(user_B)
         if score_BI.shape != (len(batch), num_items):
@@ -257,12 +259,12 @@ def rank_held_out(
         if protocol.num_sampled is None:
             mask_BI = candidate_mask(batch, num_items, split, protocol.drop_seen).to(score_BI.device)
             target_B = held_out(batch, split).to(score_BI.device)
-            parts.append(positions_from_scores(score_BI, target_B, mask_BI, ties).cpu())
+            parts.append(positions_from_scores(score_BI, target_B, mask_BI).cpu())
             continue
         assert candidates is not None
         candidate_BK = candidates[split][user_B].to(score_BI.device)
         first_B = torch.zeros(len(batch), dtype=torch.int64, device=score_BI.device)  # the held-out item is column 0
-        position_B = positions_from_scores(score_BI.gather(1, candidate_BK), first_B, ties=ties).cpu()
+        position_B = positions_from_scores(score_BI.gather(1, candidate_BK), first_B).cpu()
         if protocol.drop_seen:
             position_B[is_repeat(batch, split)] = NOT_RANKED
         parts.append(position_B)

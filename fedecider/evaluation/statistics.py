@@ -293,7 +293,6 @@ def compare_table(
     generator: torch.Generator,
     metrics: Sequence[str] = ("hit@10", "ndcg@10"),
     pairs: Iterable[tuple[str, str]] | None = None,
-    num_permutations: int = 10_000,
     num_resamples: int = 2000,
     persons: Persons | None = None,
     each_domain: bool = True,
@@ -303,7 +302,7 @@ def compare_table(
     ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which
     methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for the macro mean;
     without ``each_domain`` for the macro mean alone where there are several.
-    ``num_permutations`` is raised to 400 per test, so that Holm's correction leaves something to find. All comparisons
+    There are 10,000 permutations, or 400 per test, so that Holm's correction leaves something to find. All comparisons
     of the same domains and shapes are resampled and permuted alike, since the draws are most of the time: each gets the
     interval and the p-value that it would get alone from ``generator`` as it is given.
     ``ValueError`` when methods do not share domains, seeds or users, or a metric is unknown.
@@ -312,7 +311,7 @@ def compare_table(
     values = {method: _metric_values(per_domain, metrics) for method, per_domain in positions.items()}
     num_domains = max((len(per_domain) for per_domain in positions.values()), default=0)
     num_scopes = num_domains + (num_domains > 1) if each_domain else 1
-    num_permutations = max(num_permutations, PERMUTATIONS_PER_TEST * len(pairs) * len(metrics) * num_scopes)
+    num_permutations = max(10_000, PERMUTATIONS_PER_TEST * len(pairs) * len(metrics) * num_scopes)
     names: list[tuple[str, str, str, str]] = []
     alike: dict[tuple, list[int]] = {}
     for first, second in pairs:

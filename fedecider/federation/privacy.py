@@ -56,17 +56,7 @@ def protect_upload(
     if config.noise_scale > 0.0:
         upload = dense(upload, download)._replace(payload={})
     reference = {**download.shared, **download.per_client}
-    tensors = protect(
-        upload.tensors,
-        upload.clients,
-        config,
-        seed,
-        round,
-        reference,
-        rows=upload.rows,
-        marks=upload.sent_rows,
-        cohort_size=cohort_size,
-    )
+    tensors = protect(upload, config, seed, round, reference, cohort_size)
     return upload._replace(tensors=tensors, payload={})  # a clipped table is no longer what was encoded
 
 
@@ -81,25 +71,21 @@ def protector(method: FederatedMethod, config: PrivacyConfig, seed: int | None) 
 
 
 def protect(
-    tensors: Tree,
-    clients: Tensor,
+    upload: Upload,
     config: PrivacyConfig,
     seed: int | None,
     round: int,
     reference: Tree | None = None,
-    *,
-    rows: Tree | None = None,
-    marks: Tree | None = None,
     cohort_size: int | None = None,
 ) -> Tree:
     """Clip each client's update over all its tensors together, then add noise.
 
     ``r + min(1, clip / ||x - r||) (x - r) + n`` with ``x`` a client's upload, ``r`` the ``reference`` of the same name,
     shared (...) or per client (C, ...), else zero: the norm of a whole table says nothing about the client. A table
-    named in ``rows`` (C, R, -1 pads) holds those rows of its reference only; of one named in ``marks`` (C, I) only
-    marked rows exist, the others are zero before and after. Draws are those of ``stream(seed, "privacy", round, client,
-    tensor name)``, so they do not depend on the block; with ``seed`` None they come from the operating system.
-    With no clip (and so no noise), and for clients inside the bound, every bit is kept. With
+    in ``upload.rows`` (C, R, -1 pads) holds those rows of its reference only; of one in ``upload.sent_rows`` (C, I)
+    only marked rows exist, the others are zero before and after. Draws are those of ``stream(seed, "privacy",
+    round, client, tensor name)``, so they do not depend on the block; with ``seed`` None they come from the
+    operating system. With no clip (and so no noise), and for clients inside the bound, every bit is kept. With
     ``noise_without_clip`` there is the noise alone, as papers add it: ``x + n``, n of size ``noise_scale``, which
     guarantees nothing.
     Source: Abadi et al. 2016 (clip, noise), McMahan et al. 2018 (per client). A non-finite upload stays non-finite.
@@ -107,7 +93,7 @@ def protect(
     Raises:
         ValueError: an integer tensor (quantise after the noise), rows with noise, a share of noise without cohort size.
     """
-    rows, marks, reference = rows or {}, marks or {}, reference or {}
+    tensors, rows, marks, reference = upload.tensors, upload.rows, upload.sent_rows, reference or {}
     if not (config.clips or config.noise_without_clip):
         return tensors
     if config.noise_scale > 0.0 and rows:
@@ -130,7 +116,7 @@ def protect(
         clipped = base[name] + (factor * update[name]).to(tensor.dtype)
         protected[name] = torch.where(factor == 1.0, tensor, clipped)
         if config.noise_scale > 0.0:
-            for row, client in enumerate(clients.tolist()):
+            for row, client in enumerate(upload.clients.tolist()):
                 generator = None if seed is None else stream(seed, "privacy", round, client, name)
                 noise = only_rows(_noise(tensor[row], config, generator), marks[name][row] if name in marks else None)
                 protected[name][row] = (protected[name][row] + (share * noise).to(tensor.device)).to(tensor.dtype)

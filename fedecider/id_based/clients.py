@@ -1,6 +1,6 @@
 """What an ID-based federation knows of its clients: histories, catalogues, public users, and whom they share.
 
-Shape legend: N clients, U users of a client, G persons of all clients, I items of a catalogue, R items of all
+Shape legend: N clients, U users of a client, G customers of all clients, I items of a catalogue, R items of all
 catalogues.
 """
 
@@ -32,8 +32,8 @@ class Client(NamedTuple):
     num_items: int
     rows: slice
     """Its catalogue in a table of all catalogues."""
-    person_U: Tensor
-    """int64, who a user is among all persons; users of one key in several domains are one person."""
+    customer_U: Tensor
+    """int64, who a user is among all customers; users of one key in several domains are one customer."""
 
     def packed(self, max_length: int) -> tuple[Tensor, Tensor]:
         """Own train parts and public sequences, packed (`fedecider.baselines.sasrec.training_sequences`).
@@ -52,7 +52,7 @@ class IdClients(NamedTuple):
     clients: tuple[Client, ...]
     num_catalogues: int
     num_rows: int
-    num_persons: int
+    num_customers: int
     seed: int
     protocol: Protocol
     device: torch.device
@@ -112,7 +112,9 @@ def id_clients(domains: Mapping[str, Domain], seed: int, protocol: Protocol, dev
     catalogues = list(once)
     sizes = [len(domain.item_keys) for domain in once.values()]
     ends = list(accumulate(sizes))
-    person = {key: number for number, key in enumerate(sorted({u for d in domains.values() for u in d.clients.users}))}
+    customer = {
+        key: number for number, key in enumerate(sorted({u for d in domains.values() for u in d.clients.users}))
+    }
     found = []
     for name, domain in domains.items():
         number = catalogues.index(domain.items.name)
@@ -124,7 +126,7 @@ def id_clients(domains: Mapping[str, Domain], seed: int, protocol: Protocol, dev
                 number,
                 sizes[number],
                 slice(ends[number] - sizes[number], ends[number]),
-                torch.tensor([person[user] for user in domain.clients.users]),
+                torch.tensor([customer[user] for user in domain.clients.users]),
             )
         )
-    return IdClients(tuple(found), len(catalogues), ends[-1], len(person), seed, protocol, device)
+    return IdClients(tuple(found), len(catalogues), ends[-1], len(customer), seed, protocol, device)

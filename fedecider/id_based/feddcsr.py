@@ -1,7 +1,9 @@
-"""The model of FedDCSR: two variational encoders of a history, one to be shared, one of a domain's own.
+"""FedDCSR (SDM 2024), compact: what a user likes everywhere is learnt together, what it likes in one domain there.
+
+Two variational encoders of a history: one is averaged, one is a domain's own.
 
 Shape legend: I items of a catalogue, B sequences of a batch, L events (right-padded), P pairs, K that differ, D dims,
-N clients, C clients of a block, G persons, R reference rows (one per person; per place of a batch in ``variant
+N clients, C clients of a block, G customers, R reference rows (one per customer; per place of a batch in ``variant
 code``), S training sequences, T targets (no padding).
 """
 
@@ -25,10 +27,8 @@ from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
-from fedecider.id_based.moments import moments, restore
+from fedecider.id_based.trees import moments, moved, padded_tables, parameters_of, restore, stacked
 from fedecider.search_space import OneOf, Real, Space, Whole
-
-# The model of FedDCSR: two variational encoders of a history, one to be shared, one of a domain's own.
 
 MARGIN = 0.3
 """Between the two outputs of the discriminator."""
@@ -175,8 +175,6 @@ def successors(sequences: Sequence[Sequence[int]], num_items: int) -> Tensor:
     )
 
 
-# FedDCSR (SDM 2024), compact: what a user likes everywhere is learnt together, what it likes in one domain there.
-
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"learning_rate": 3e-3},
@@ -208,7 +206,7 @@ class FeddcsrConfig:
     """Settings of FedDCSR.
 
     Args:
-        variant: Which users' representations are averaged. aligned: those of the same person in several domains; code:
+        variant: Which users' representations are averaged. aligned: those of one customer in several domains; code:
             those of the same place in the last batch of each domain, as the public code does, whoever they are.
         share: What travels: all is the shared encoder and the users' shared representations; with nothing every domain
             trains alone.
@@ -262,7 +260,7 @@ class Histories(NamedTuple):
 
     item_SL: Tensor
     length_S: Tensor
-    person_S: Tensor
+    customer_S: Tensor
     """int64, -1 for public users."""
     graph_II: Tensor
 
@@ -281,8 +279,9 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
     z_e of the shuffled history)``, ``z ~ N(mu, sigma^2)`` at each position, ``h`` of :func:`pull` and NCE of
     :func:`contrast` at the last one, ``z_e'`` a second draw, ``g`` the user's global representation. After its training
     a client sends the encoder and ``z_s = mu_s`` of its own users' training inputs; the server takes ``sum_i n_i x_i /
-    sum_i n_i`` of encoders and, person by person over the domains that have them, of ``z_s``. A client gets the rows of
-    its own users that are there, and a truth value for each. Scores are those of ``mu_s + mu_e`` over the catalogue.
+    sum_i n_i`` of encoders and, customer by customer over the domains that have them, of ``z_s``. A client gets the
+    rows of its own users that are there, and a truth value for each. Scores are those of ``mu_s + mu_e`` over the
+    catalogue.
 
     The server sees the weights of each encoder and, in the clear, a vector for each user of each domain, so it learns
     who is where; a domain gets means, from which, of two domains, it can subtract its own part. There is no noise.
@@ -294,62 +293,103 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
     """
     data = [_histories(client, config, clients.device) for client in clients]
     starts = [
-        _parameters(_start_model(client.num_items, config.shape, clients.seed))
+        parameters_of(_start_model(client.num_items, config.shape, clients.seed))
         for client in clients.first_of_catalogue()
     ]
-    encoder_names = [name for name in starts[0] if name.startswith(ENCODER)]
-    num_references = clients.num_persons if config.variant == "aligned" else config.batch_size
-    federated = config.share == "all"
+    rounds = _Rounds(clients, config, data, starts)
+    return FederatedMethod(
+        "feddcsr",
+        rounds.init,
+        rounds.broadcast,
+        rounds.client_update,
+        rounds.server_aggregate,
+        rounds.positions,
+        ("global", "local") if rounds.federated else ("local",),
+        upload_like=lambda round, server: {name: tensor for name, tensor in server.items() if name != KNOWN},
+        takes_mean=True,
+        bounds_norms=True,
+    )
 
-    def init() -> tuple[Tree, Tree]:
-        server = {name: starts[0][name] for name in encoder_names} if federated else {}
-        if config.sends_users:
-            server[USERS] = torch.zeros(num_references, config.embedding_size)
-            server[KNOWN] = torch.zeros(num_references, dtype=torch.bool)
-        local: Tree = {"steps": torch.zeros(clients.num_clients, dtype=torch.float32)}
-        for name in starts[0]:
-            local[OWN + name] = torch.stack([padded(name, starts[client.catalogue][name]) for client in clients])
-            local |= {f"{moment}.{name}": torch.zeros_like(local[OWN + name]) for moment in ("first", "second")}
-        move = lambda tree: {name: tensor.to(clients.device) for name, tensor in tree.items()}  # noqa: E731
-        return move(server), move(local)
 
-    def padded(name: str, tensor: Tensor) -> Tensor:
-        """As long as the largest catalogue, where it is a table."""
-        if not name.endswith(TABLES):
-            return tensor
-        return torch.cat([tensor, tensor.new_zeros(clients.most_items - len(tensor), *tensor.shape[1:])])
+class _Rounds(NamedTuple):
+    """The parts of the method."""
 
-    def asked_rows(numbers: Tensor) -> Tensor:
+    clients: IdClients
+    config: FeddcsrConfig
+    data: list[Histories]
+    starts: list[Tree]
+    """Of each catalogue."""
+
+    @property
+    def federated(self) -> bool:
+        return self.config.share == "all"
+
+    @property
+    def encoder_names(self) -> list[str]:
+        return [name for name in self.starts[0] if name.startswith(ENCODER)]
+
+    @property
+    def num_references(self) -> int:
+        return self.clients.num_customers if self.config.variant == "aligned" else self.config.batch_size
+
+    def init(self) -> tuple[Tree, Tree]:
+        server = {name: self.starts[0][name] for name in self.encoder_names} if self.federated else {}
+        if self.config.sends_users:
+            server[USERS] = torch.zeros(self.num_references, self.config.embedding_size)
+            server[KNOWN] = torch.zeros(self.num_references, dtype=torch.bool)
+        own = stacked([self.padded(self.starts[client.catalogue]) for client in self.clients])
+        local: Tree = {"steps": torch.zeros(self.clients.num_clients, dtype=torch.float32)}
+        for name, tensor in own.items():
+            local[OWN + name] = tensor
+            local |= {f"{moment}.{name}": torch.zeros_like(tensor) for moment in ("first", "second")}
+        return moved(server, self.clients.device), moved(local, self.clients.device)
+
+    def padded(self, tree: Tree) -> Tree:
+        """With tables as long as the largest catalogue."""
+        return padded_tables(tree, TABLES, self.clients.most_items)
+
+    def visible_rows(self, numbers: Tensor) -> Tensor:
         """(C, R) bool: of which rows a client may know."""
-        asked_CR = torch.zeros(len(numbers), num_references, dtype=torch.bool)
+        visible_CR = torch.zeros(len(numbers), self.num_references, dtype=torch.bool)
         for place, number in enumerate(numbers.tolist()):
-            person_S = data[number].person_S
-            asked_CR[place, person_S[person_S >= 0] if config.variant == "aligned" else slice(None)] = True
-        return asked_CR
+            customer_S = self.data[number].customer_S
+            visible_CR[place, customer_S[customer_S >= 0] if self.config.variant == "aligned" else slice(None)] = True
+        return visible_CR
 
-    def broadcast(round: int, server: Tree, numbers: Tensor) -> Download:
-        if not config.sends_users:
+    def broadcast(self, round: int, server: Tree, numbers: Tensor) -> Download:
+        if not self.config.sends_users:
             return Download(server)
-        asked_CR = asked_rows(numbers)
-        return Download(server, sent_rows={USERS: asked_CR & server[KNOWN].cpu(), KNOWN: asked_CR})
+        visible_CR = self.visible_rows(numbers)
+        return Download(server, sent_rows={USERS: visible_CR & server[KNOWN].cpu(), KNOWN: visible_CR})
 
-    def references(download: Download, row: int) -> References | None:
-        if not config.sends_users:
+    def references(self, download: Download, row: int) -> References | None:
+        if not self.config.sends_users:
             return None
-        return References(download.shared[USERS], download.sent_rows[USERS][row].to(clients.device))
+        return References(download.shared[USERS], download.sent_rows[USERS][row].to(self.clients.device))
 
-    def loaded(own: Tree, number: int, shared: Tree) -> Dcsr:
+    def model_with(self, own: Tree, number: int, shared: Tree) -> Dcsr:
         """The model of a client's own row, with the encoder of ``shared`` where it is there."""
         with torch.random.fork_rng():
-            model = Dcsr(clients.clients[number].num_items, config.shape).to(clients.device)
+            model = Dcsr(self.clients.clients[number].num_items, self.config.shape).to(self.clients.device)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(shared[name] if name in shared else own[OWN + name][: len(parameter)])
         return model
 
-    def train(download: Download, before: Tree, row: int, number: int, round: int) -> tuple[Tree, Tensor, Tree, dict]:
+    def client_update(self, round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        numbers = block.clients.tolist()
+        done = [self.train(download, take_row(own, row), row, number, round) for row, number in enumerate(numbers)]
+        sent, marks, new, logs = zip(*done, strict=True)
+        weight_C = torch.tensor([float(len(self.data[number].length_S)) for number in numbers])
+        rows = {USERS: torch.stack(marks)} if self.config.sends_users else {}
+        return Upload(block.clients, weight_C, stacked(sent), sent_rows=rows), stacked(new), list(logs)
+
+    def train(
+        self, download: Download, before: Tree, row: int, number: int, round: int
+    ) -> tuple[Tree, Tensor, Tree, dict]:
         """The encoder and users (R, D) that a client sends, the marks of these, its new own row and its log."""
-        model, known = loaded(before, number, download.shared), references(download, row)
+        config = self.config
+        model, known = self.model_with(before, number, download.shared), self.references(download, row)
         optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), fused=True)
         if before["steps"] > 0:
             restore(optimizer, model, before)
@@ -358,52 +398,42 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
         for epoch in range((round - 1) * config.local_epochs, round * config.local_epochs):
             losses = []
             with torch.random.fork_rng():  # neither layers nor draws on a device take a generator
-                torch.manual_seed(derive_seed(clients.seed_of(number), "draws", epoch))
-                for row_B in batches(number, epoch):
+                torch.manual_seed(derive_seed(self.clients.seed_of(number), "draws", epoch))
+                for row_B in self.batches(number, epoch):
                     optimizer.zero_grad()
-                    losses.append(
-                        backward_batch(model, data[number], row_B, known, config, min(config.kl_cap, step / KL_STEPS))
-                    )
+                    kl_weight = min(config.kl_cap, step / KL_STEPS)
+                    losses.append(backward_batch(model, self.data[number], row_B, known, config, kl_weight))
                     optimizer.step()
                     step += 1
-        trained = _parameters(model)
-        tensors, mark_R = {name: trained[name] for name in encoder_names} if federated else {}, torch.zeros(0)
+        trained = parameters_of(model)
+        tensors, mark_R = {name: trained[name] for name in self.encoder_names} if self.federated else {}, torch.zeros(0)
         if config.sends_users:
-            tensors[USERS], mark_R = represented(model, number, row_B)
-        new = {OWN + name: tensor for name, tensor in trained.items()} | moments(optimizer, model)
-        new = {name: padded(name, tensor) for name, tensor in new.items()}
+            tensors[USERS], mark_R = self.represented(model, number, row_B)
+        new = self.padded({OWN + name: tensor for name, tensor in trained.items()} | moments(optimizer, model))
         finite = all(bool(tensor.isfinite().all()) for tensor in new.values())
         log = {"loss": float(torch.stack(losses).mean()), "finite": finite}
         return tensors, mark_R, new if finite else before, log
 
-    def batches(number: int, epoch: int) -> Iterator[Tensor]:
-        order_S = torch.randperm(len(data[number].length_S), generator=stream(clients.seed_of(number), "order", epoch))
-        yield from order_S.split(config.batch_size)
+    def batches(self, number: int, epoch: int) -> Iterator[Tensor]:
+        generator = stream(self.clients.seed_of(number), "order", epoch)
+        yield from torch.randperm(len(self.data[number].length_S), generator=generator).split(self.config.batch_size)
 
-    def represented(model: Dcsr, number: int, last_B: Tensor) -> tuple[Tensor, Tensor]:
+    def represented(self, model: Dcsr, number: int, last_B: Tensor) -> tuple[Tensor, Tensor]:
         """(R, D) what a client sends of its users, 0 elsewhere, and (R,) where it has sent something."""
-        found = data[number]
-        row_S = last_B if config.variant == "code" else (found.person_S >= 0).nonzero()[:, 0]
-        place_S = torch.arange(len(row_S)) if config.variant == "code" else found.person_S[row_S]
-        vector_RD = torch.zeros(num_references, config.embedding_size, device=clients.device)
-        mark_R = torch.zeros(num_references, dtype=torch.bool)
+        data, size, in_the_code = self.data[number], self.config.batch_size, self.config.variant == "code"
+        row_S = last_B if in_the_code else (data.customer_S >= 0).nonzero()[:, 0]
+        place_S = torch.arange(len(row_S)) if in_the_code else data.customer_S[row_S]
+        vector_RD = torch.zeros(self.num_references, self.config.embedding_size, device=self.clients.device)
+        mark_R = torch.zeros(self.num_references, dtype=torch.bool)
         mark_R[place_S] = True
         with torch.no_grad():
-            for row_B, place_B in zip(row_S.split(config.batch_size), place_S.split(config.batch_size), strict=True):
-                item_BL, length_B = _inputs(found, row_B)
-                vector_RD[place_B] = model.shared(found.graph_II, item_BL, length_B).mean[last_event(length_B)]
+            for row_B, place_B in zip(row_S.split(size), place_S.split(size), strict=True):
+                item_BL, length_B = _inputs(data, row_B)
+                vector_RD[place_B] = model.shared(data.graph_II, item_BL, length_B).mean[last_event(length_B)]
         return vector_RD, mark_R
 
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        numbers = block.clients.tolist()
-        done = [train(download, take_row(own, row), row, number, round) for row, number in enumerate(numbers)]
-        sent, marks, new, logs = zip(*done, strict=True)
-        weight_C = torch.tensor([float(len(data[number].length_S)) for number in numbers])
-        rows = {USERS: torch.stack(marks)} if config.sends_users else {}
-        return Upload(block.clients, weight_C, _stacked(sent), sent_rows=rows), _stacked(new), list(logs)
-
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        if not config.sends_users:
+    def server_aggregate(self, round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
+        if not self.config.sends_users:
             return weighted_mean(uploads, fallback=server)
         known_R = server[KNOWN].clone()
 
@@ -414,26 +444,15 @@ def feddcsr(clients: IdClients, config: FeddcsrConfig) -> FederatedMethod:
 
         return {**weighted_mean(noted(), fallback=server), KNOWN: known_R}
 
-    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        places = []
+    def positions(self, variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        positions = []
         for row, number in enumerate(block.clients.tolist()):
-            model = loaded(take_row(own, row), number, download.shared if variant == "global" else {})
-            score = _scores(model, data[number].graph_II, clients.clients[number], config.max_length, split)
-            places.append(clients.rank(number, score, split))
-        return places
-
-    return FederatedMethod(
-        "feddcsr",
-        init,
-        broadcast,
-        client_update,
-        server_aggregate,
-        positions,
-        ("global", "local") if federated else ("local",),
-        upload_like=lambda round, server: {name: tensor for name, tensor in server.items() if name != KNOWN},
-        takes_mean=True,
-        bounds_norms=True,
-    )
+            model = self.model_with(take_row(own, row), number, download.shared if variant == "global" else {})
+            client, graph_II = self.clients.clients[number], self.data[number].graph_II
+            positions.append(
+                self.clients.rank(number, _scores(model, graph_II, client, self.config.max_length, split), split)
+            )
+        return positions
 
 
 def backward_batch(
@@ -467,7 +486,7 @@ def _of_batch(data: Histories, row_B: Tensor, known: References | None, config: 
     device = data.item_SL.device
     if known is None:
         return torch.zeros(len(row_B), config.embedding_size, device=device), torch.zeros(len(row_B), device=device) > 0
-    place_B = data.person_S[row_B] if config.variant == "aligned" else torch.arange(len(row_B))
+    place_B = data.customer_S[row_B] if config.variant == "aligned" else torch.arange(len(row_B))
     place_B = place_B.to(device)
     has_B = (place_B >= 0) & known.known_R[place_B.clamp(min=0)]
     return known.vector_RD[place_B.clamp(min=0)] * has_B[:, None], has_B
@@ -476,11 +495,11 @@ def _of_batch(data: Histories, row_B: Tensor, known: References | None, config: 
 def _histories(client: Client, config: FeddcsrConfig, device: torch.device) -> Histories:
     item_SL, length_S = client.packed(config.max_length)
     parts = [list(part) for part in (*map(train_part, client.sequences), *client.public)]
-    of_clients = [int(person) for person, part in zip(client.person_U, parts, strict=False) if len(part) > 1]
-    person_S = torch.full((len(length_S),), -1)
-    person_S[: len(of_clients)] = torch.tensor(of_clients, dtype=torch.int64)
+    of_clients = [int(customer) for customer, part in zip(client.customer_U, parts, strict=False) if len(part) > 1]
+    customer_S = torch.full((len(length_S),), -1)
+    customer_S[: len(of_clients)] = torch.tensor(of_clients, dtype=torch.int64)
     graph_II = successors(parts, client.num_items).to(device)
-    return Histories(item_SL.to(device), length_S.to(device), person_S, graph_II)
+    return Histories(item_SL.to(device), length_S.to(device), customer_S, graph_II)
 
 
 def _inputs(data: Histories, row_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -503,14 +522,6 @@ def _start_model(num_items: int, shape: Shape, seed: int) -> Dcsr:
     with torch.random.fork_rng():  # layers take no generator
         torch.manual_seed(derive_seed(seed, "init"))
         return Dcsr(num_items, shape)
-
-
-def _parameters(model: Dcsr) -> Tree:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
-def _stacked(trees: Sequence[Tree]) -> Tree:
-    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
 METHOD = Method(FeddcsrConfig, feddcsr, GRID, SPACE)

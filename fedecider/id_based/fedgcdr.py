@@ -1,8 +1,10 @@
-"""The model of FedGCDR: a user attends to itself, to its items and to friends, layer by layer.
+"""FedGCDR (NeurIPS 2024), compact: users of several domains carry noised vectors of one domain into another.
+
+A user attends to itself, to its items and to friends, layer by layer.
 
 Shape legend: B users of a batch, V neighbours (padded), S friends, L layers, D dims, N clients, U users of a client
 (its own, then the public ones of its catalogue), I items of the largest catalogue, V items of a user (padded), S
-sources, P pairs, G persons, F = L D.
+sources, P pairs, G customers, F = L D.
 """
 
 from __future__ import annotations
@@ -30,8 +32,6 @@ from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
 from fedecider.search_space import OneOf, Real, Space, Whole
-
-# The model of FedGCDR: a user attends to itself, to its items and to friends, layer by layer.
 
 
 def user_layers(
@@ -87,8 +87,6 @@ def similarity_loss(target_BLD: Tensor, mapped_BLSD: Tensor, is_friend_BS: Tenso
     mean_BLD = (weight_BLS[..., None] * mapped_BLSD).sum(2) / total_BL.clamp(min=1e-8)[..., None]
     return ((target_BLD - mean_BLD).square().sum(-1) * (total_BL > 1e-8)).sum(1).mean()
 
-
-# Training of one client in FedGCDR, phase by phase.
 
 SOURCE, TARGET, TUNING = range(3)
 """Phases of a client."""
@@ -252,8 +250,6 @@ def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
     return float(loss.detach())
 
 
-# FedGCDR (NeurIPS 2024), compact: users of several domains carry noised vectors of one domain into another.
-
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"learning_rate": 0.03},
@@ -278,11 +274,11 @@ class FedgcdrConfig:
         source_rounds: The rounds in which every domain trains its own model; in the last one vectors are handed over.
         target_rounds: The rounds after that in which every domain trains its model with friends; all later rounds tune
             users and items.
-        friends: Whose vectors a domain hands over: all sends noise for persons it does not know as well, which hides
+        friends: Whose vectors a domain hands over: all sends noise for customers it does not know as well, which hides
             whom it knows; known sends none for them; with none nothing is handed over, and every domain trains alone.
-        noise: The noise on what is handed over: accounted has the stated epsilon for one person's vectors in full;
+        noise: The noise on what is handed over: accounted has the stated epsilon for one customer's vectors in full;
             paper has the published size, which is less; none adds nothing and hides nothing.
-        epsilon: The epsilon of the noise, for one person's vectors in one domain, the domain's model taken as given:
+        epsilon: The epsilon of the noise, for one customer's vectors in one domain, the domain's model taken as given:
             not for events, which also enter items and so the vectors of others; those of several domains add up.
         delta: The delta of the noise.
         mapping_weight: The weight of the distance between a user and the mapped vectors of its sources.
@@ -372,15 +368,15 @@ def fedgcdr(clients: IdClients, config: FedgcdrConfig) -> FederatedMethod:
     """Three phases, told apart by the round: every domain alone; every domain with friends; users and items tuned.
 
     1. ``e_u^l`` by :func:`user_layers` over u and its items, score ``e_u^L . q_i``, binary cross-entropy.
-    2. In round ``source_rounds`` a domain sends ``x_u = clip(e_u^l, 1) + noise`` of every person and layer, once. Each
-       other domain fetches, once, those of its own users, maps them (:func:`mapped`) and takes them for neighbours:
+    2. In round ``source_rounds`` a domain sends ``x_u = clip(e_u^l, 1) + noise`` of every customer and layer, once.
+       Each other domain fetches those of its own users once, maps them (:func:`mapped`) and takes them for neighbours:
        loss ``BCE + mapping_weight / 2 l_m + similarity_weight / 2 l_s``. This model starts anew.
     3. ``e_u^L`` becomes a table of its own; it and ``q_i`` are tuned by the cross-entropy of their dot product.
 
     Source: Yang et al., NeurIPS 2024, and the public code, read. Differs: a domain is a client, so that phases 1 and 3
     are local training and noised vectors pass a server, where the paper's stay on a user's device; every domain is
     source and target at once; noise is drawn once, and ``noise accounted`` has the size that its epsilon asks for where
-    one person's vectors are replaced by others (all layers, sensitivity ``2 sqrt(L)``), the paper's is
+    one customer's vectors are replaced by others (all layers, sensitivity ``2 sqrt(L)``), the paper's is
     ``sqrt(2 ln(1.25 / delta)) / epsilon``; negatives lie outside the train items; users start from normal values, and
     Adam anew in every round. Public users of the catalogue are trained on and hand nothing over.
     """
@@ -420,8 +416,8 @@ class _Rounds(NamedTuple):
             "phase": torch.zeros((), dtype=torch.int64),
         }
         server = {
-            "knowledge": torch.zeros(num, self.clients.num_persons, width),
-            "known": torch.zeros(num, self.clients.num_persons, dtype=torch.bool),
+            "knowledge": torch.zeros(num, self.clients.num_customers, width),
+            "known": torch.zeros(num, self.clients.num_customers, dtype=torch.bool),
             "served": torch.zeros(num, dtype=torch.bool),
         }
         local = {name: tensor.expand(num, *tensor.shape).clone() for name, tensor in own.items()}
@@ -458,7 +454,7 @@ class _Rounds(NamedTuple):
         asked_CNG = torch.zeros(len(numbers), *known_NG.shape, dtype=torch.bool)
         for place, number in enumerate(numbers.tolist()):
             if not server["served"][number]:
-                asked_CNG[place, :, self.clients.clients[number].person_U] = True
+                asked_CNG[place, :, self.clients.clients[number].customer_U] = True
                 asked_CNG[place, number] = False
         shared = {name: server[name] for name in ("knowledge", "known")}
         return Download(shared, sent_rows={"knowledge": asked_CNG & known_NG, "known": asked_CNG})
@@ -467,28 +463,28 @@ class _Rounds(NamedTuple):
         """The own row with what came of the other domains, where anything did."""
         if not download.shared or not download.sent_rows["known"][row].any():
             return own
-        person_U = self.clients.clients[number].person_U
+        customer_U = self.clients.clients[number].customer_U
         others_N = torch.arange(self.clients.num_clients) != number
         friend_NUF = torch.zeros_like(own["friend"])
         is_friend_NU = torch.zeros_like(own["is_friend"])
-        is_friend_NU[:, : len(person_U)] = download.shared["known"][:, person_U]
+        is_friend_NU[:, : len(customer_U)] = download.shared["known"][:, customer_U]
         is_friend_NU &= others_N[:, None].to(is_friend_NU.device)
-        friend_NUF[:, : len(person_U)] = download.shared["knowledge"][:, person_U]
+        friend_NUF[:, : len(customer_U)] = download.shared["knowledge"][:, customer_U]
         return {**own, "friend": friend_NUF * is_friend_NU[..., None], "is_friend": is_friend_NU}
 
     def handed_over(self, own: Tree, number: int) -> tuple[Tensor, Tensor]:
         """(G, L D) clipped and noised vectors, and (G,) for whom there are any."""
-        client, num_persons = self.clients.clients[number], self.clients.num_persons
-        known_G = torch.zeros(num_persons, dtype=torch.bool)
-        known_G[client.person_U] = True
-        shape = num_persons, self.config.num_layers, self.config.embedding_size
+        client, num_customers = self.clients.clients[number], self.clients.num_customers
+        known_G = torch.zeros(num_customers, dtype=torch.bool)
+        known_G[client.customer_U] = True
+        shape = num_customers, self.config.num_layers, self.config.embedding_size
         clean_GLD = torch.zeros(shape, device=self.clients.device)
         user_U = torch.arange(len(client.sequences), device=self.clients.device)
         with torch.no_grad():
             for user_B in user_U.split(self.config.batch_size):
                 vector_BLD = self.training.layers(number, user_B, model_of(own, SOURCE), None)
                 length = vector_BLD.norm(dim=-1, keepdim=True).clamp(min=1.0)
-                clean_GLD[client.person_U[user_B.cpu()]] = vector_BLD / length
+                clean_GLD[client.customer_U[user_B.cpu()]] = vector_BLD / length
         generator = stream(self.clients.seed_of(number), "hand-over")
         noise_GLD = torch.randn(clean_GLD.shape, generator=generator).to(clean_GLD)
         sent_G = torch.ones_like(known_G) if self.config.friends == "all" else known_G

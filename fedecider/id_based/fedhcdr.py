@@ -1,9 +1,11 @@
-"""The graph and the filters of FedHCDR: a domain is a hypergraph, and what neighbours share passes or not.
+"""FedHCDR (ECML-PKDD 2024), compact: what is common to a user's domains passes a low-pass filter and is averaged.
+
+A domain is a hypergraph of users and items.
 
 An item is the hyperedge of all its users, and a user that of all its items.
 
 Shape legend: R nodes, S hyperedges, E distinct (node, hyperedge) pairs, D dims, K steps of a walk, C nodes of a chunk,
-N clients, U users of a client (its own, then the public ones of its catalogue), G persons, I items of the largest
+N clients, U users of a client (its own, then the public ones of its catalogue), G customers, I items of the largest
 catalogue, E distinct (user, item) pairs, B pairs of a batch, M = 1 + num_negatives (column 0 is the positive).
 """
 
@@ -28,8 +30,6 @@ from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
 from fedecider.search_space import OneOf, Real, Space, Whole
-
-# The graph and the filters of FedHCDR: a domain is a hypergraph, and what neighbours share passes or not.
 
 CHUNK = 512
 """Nodes whose walks are followed at once."""
@@ -92,8 +92,6 @@ def filtered(part: Tree, graph: Graph, start_RD: Tensor, sign: float, dropout: T
     return (start_RD + passed_RD) / 2.0
 
 
-# FedHCDR (ECML-PKDD 2024), compact: what is common to a user's domains passes a low-pass filter and is averaged.
-
 GRID: tuple[dict[str, Any], ...] = (
     {},
     {"learning_rate": 0.003},
@@ -122,7 +120,7 @@ class FedhcdrConfig:
     Args:
         variant: How a pair is scored: dot by the dot product; code as the public code does, by one linear layer on user
             and item, which ranks items alike for all users, with its own diagonal of the graph.
-        share: What is averaged. all: the low-pass filter of users and the shared vectors of the persons; filter: the
+        share: What is averaged. all: the low-pass filter of users and the shared vectors of the customers; filter: the
             filter alone; nothing: every domain trains alone.
         transfer_weight: The weight of the loss that brings a user's own and shared vectors together.
         contrast_weight: The weight of the loss that tells shared vectors from those of a graph with dropped edges.
@@ -235,8 +233,8 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
     ``h(f(u_s, u_e), f(u'_s, u_e))`` in the low one with a constant u_e. Score: ``f(u_e, v_e) + f(u_s, v_s)``.
 
     A round sends the low-pass filter of users and ``u_s`` of the own users: ``4 (D^2 + D + 1 + U D)`` bytes up, and as
-    many down. The server averages, weighted by numbers of train pairs; a person's vector over the domains that have it.
-    So a person needs one key in all domains. This protects little: the server sees which persons a domain has and a
+    many down. The server averages, weighted by numbers of train pairs; a customer's vector over its domains.
+    So a customer needs one key in all domains. This protects little: the server sees which customers a domain has and a
     vector of each, and of two domains each can subtract its own vectors from the mean. Public users are trained on, and
     nothing of them is sent.
 
@@ -298,23 +296,23 @@ class _Rounds(NamedTuple):
         model = {name: tensor.to(self.clients.device) for name, tensor in model.items()}
         num = self.clients.num_clients
         local = {MODEL + name: tensor.expand(num, *tensor.shape).clone() for name, tensor in model.items()}
-        return self.shared(model, torch.zeros(self.clients.num_persons, size, device=self.clients.device)), local
+        return self.shared(model, torch.zeros(self.clients.num_customers, size, device=self.clients.device)), local
 
-    def shared(self, model: Tree, person_GD: Tensor) -> Tree:
+    def shared(self, model: Tree, customer_GD: Tensor) -> Tree:
         """What travels."""
         if self.config.share == "nothing":
             return {}
         found = {name: tensor for name, tensor in model.items() if name.startswith(SHARED)}
-        return found if self.config.share == "filter" else {**found, "person": person_GD}
+        return found if self.config.share == "filter" else {**found, "customer": customer_GD}
 
     def marks(self, numbers: Tensor) -> Tree:
         """Persons of each client, (C, G)."""
         if self.config.share != "all":
             return {}
-        mark_CG = torch.zeros(len(numbers), self.clients.num_persons, dtype=torch.bool)
+        mark_CG = torch.zeros(len(numbers), self.clients.num_customers, dtype=torch.bool)
         for place, number in enumerate(numbers.tolist()):
-            mark_CG[place, self.clients.clients[number].person_U] = True
-        return {"person": mark_CG}
+            mark_CG[place, self.clients.clients[number].customer_U] = True
+        return {"customer": mark_CG}
 
     def broadcast(self, round: int, server: Tree, numbers: Tensor) -> Download:
         return Download(server, sent_rows=self.marks(numbers))
@@ -330,10 +328,10 @@ class _Rounds(NamedTuple):
     ) -> tuple[Upload, Tree, list[dict[str, Any]]]:
         rows, sent, logs = [], [], []
         for row, number in enumerate(block.clients.tolist()):
-            before, person_U = take_row(own, row), self.clients.clients[number].person_U
+            before, customer_U = take_row(own, row), self.clients.clients[number].customer_U
             filters = {name: tensor for name, tensor in download.shared.items() if name.startswith(SHARED)}
             start = {**self.model_of(before, number), **filters}
-            known_UD = download.shared["person"][person_U] if self.config.share == "all" else None
+            known_UD = download.shared["customer"][customer_U] if self.config.share == "all" else None
             model, log = self.train(start, known_UD, number, round)
             new = {name: tensor.clone() for name, tensor in before.items()}
             for name, tensor in model.items():
@@ -341,10 +339,12 @@ class _Rounds(NamedTuple):
                     new[MODEL + name][: len(tensor)] = tensor
                 else:
                     new[MODEL + name] = tensor
-            person_GD = torch.zeros(self.clients.num_persons, self.config.embedding_size, device=self.clients.device)
-            person_GD[person_U] = self.vectors(model, number, "low")[0][: len(person_U)]
+            customer_GD = torch.zeros(
+                self.clients.num_customers, self.config.embedding_size, device=self.clients.device
+            )
+            customer_GD[customer_U] = self.vectors(model, number, "low")[0][: len(customer_U)]
             rows.append(new if log["finite"] else before)
-            sent.append(self.shared(model, person_GD))
+            sent.append(self.shared(model, customer_GD))
             logs.append(log)
         weight_C = torch.tensor([float(len(self.silos[number].user_E)) for number in block.clients.tolist()])
         stacked = [{name: torch.stack([one[name] for one in found]) for name in found[0]} for found in (sent, rows)]

@@ -9,7 +9,6 @@ catalogue, D dims.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from fedecider.federation.method import Block, Download, FederatedMethod, Tree, 
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import Client, IdClients
 from fedecider.id_based.methods import Method
-from fedecider.id_based.moments import moments, restore
+from fedecider.id_based.trees import moments, moved, padded_tables, parameters_of, restore, stacked
 from fedecider.search_space import OneOf, Real, Space, Whole
 
 Share = Literal["catalogue", "all", "layers", "nothing"]
@@ -119,138 +118,19 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
     Source: the model is SASRec (Kang and McAuley, ICDM 2018), with the deviations of the centralised row; the
     federation is FedAvg. Differs: clients step with Adam, whose moments they keep; rows are averaged over holders.
     """
-    told = SHARED[config.share]
-    data = [client.packed(config.max_length) for client in clients]
     starts = [
-        _parameters(start_model(client.num_items, config.model, clients.seed))
+        parameters_of(start_model(client.num_items, config.model, clients.seed))
         for client in clients.first_of_catalogue()
     ]
-    layer_names = [name for name in starts[0] if name != ITEMS]
-    num_sets = clients.num_catalogues if told.by_catalogue else 1
-    local = MODEL + "{}"
-
-    def init() -> tuple[Tree, Tree]:
-        server: Tree = {}
-        if told.layers:
-            server |= {name: torch.stack([start[name] for start in starts[:num_sets]]) for name in layer_names}
-        if told.items:
-            server[ITEMS] = torch.cat([start[ITEMS] for start in starts])
-        own = {
-            name: torch.stack([_padded(first[name], name) for first in map(_start_of, clients.clients)])
-            for name in starts[0]
-        }
-        kept = {local.format(name): tensor for name, tensor in own.items()}
-        if config.moments == "kept":
-            for moment in ("first", "second"):
-                kept |= {f"{moment}.{name}": torch.zeros_like(tensor) for name, tensor in own.items()}
-            kept["steps"] = torch.zeros(clients.num_clients, dtype=torch.float32)
-        move = lambda tree: {name: tensor.to(clients.device) for name, tensor in tree.items()}  # noqa: E731
-        return move(server), move(kept)
-
-    def _start_of(client: Client) -> Tree:
-        return {**starts[client.catalogue if told.by_catalogue else 0], ITEMS: starts[client.catalogue][ITEMS]}
-
-    def _padded(tensor: Tensor, name: str) -> Tensor:
-        """As long as the largest catalogue, where it is a table."""
-        if not name.endswith(ITEMS):
-            return tensor
-        return torch.cat([tensor, tensor.new_zeros(clients.most_items - len(tensor), tensor.shape[1])])
-
-    def marks(numbers: Tensor) -> Tree:
-        """Rows that each client gets and sends."""
-        found: Tree = {}
-        if told.layers and num_sets > 1:
-            set_C = torch.tensor([clients.clients[number].catalogue for number in numbers.tolist()])
-            found |= dict.fromkeys(layer_names, torch.nn.functional.one_hot(set_C, num_sets).bool())
-        if told.items:
-            found[ITEMS] = clients.marked_rows(numbers)
-        return found
-
-    def broadcast(round: int, server: Tree, numbers: Tensor) -> Download:
-        return Download(server, sent_rows=marks(numbers))
-
-    def known(download: Download, own: Tree, row: int, number: int) -> Tree:
-        """The parameters that a client starts from: what it was sent, and its own for the rest."""
-        client = clients.clients[number]
-        found = {name: own[local.format(name)][row] for name in starts[0]}
-        found[ITEMS] = found[ITEMS][: client.num_items]
-        if told.layers:
-            place = client.catalogue if told.by_catalogue else 0
-            found |= {name: download.shared[name][place] for name in layer_names}
-        if told.items:
-            found[ITEMS] = download.shared[ITEMS][client.rows]
-        return found
-
-    def loaded(parameters: Tree, number: int) -> Sasrec:
-        with torch.random.fork_rng():
-            model = Sasrec(clients.clients[number].num_items, config.model).to(clients.device)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(parameters[name])
-        return model
-
-    def train(download: Download, own: Tree, row: int, number: int, round: int) -> tuple[Tree, Tree, dict[str, Any]]:
-        """What a client sends, its new own row, and its log; it keeps what it had where training was not finite."""
-        model, before = loaded(known(download, own, row, number), number), take_row(own, row)
-        optimizer = make_optimizer(model, config.model)
-        if config.moments == "kept" and before["steps"] > 0:
-            restore(optimizer, model, before)
-        item_SL, length_S = (tensor.to(clients.device) for tensor in data[number])
-        loss = 0.0
-        for epoch in range((round - 1) * config.local_epochs, round * config.local_epochs):
-            seed = clients.seed_of(number)
-            loss = run_epoch(model, optimizer, item_SL, length_S, config.model, seed=seed, epoch=epoch)
-        trained = _parameters(model)
-        kept = {local.format(name): tensor for name, tensor in trained.items()}
-        if config.moments == "kept":
-            kept |= moments(optimizer, model)
-        after = {name: _padded(tensor, name) for name, tensor in kept.items()}
-        finite = all(bool(tensor.isfinite().all()) for tensor in after.values())
-        return upload_of_one(trained, number), after if finite else before, {"loss": loss, "finite": finite}
-
-    def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
-        numbers = block.clients.tolist()
-        done = [train(download, own, row, number, round) for row, number in enumerate(numbers)]
-        sent, new, logs = zip(*done, strict=True)
-        weight_C = torch.tensor([float(len(data[n][1])) if config.weighting == "examples" else 1.0 for n in numbers])
-        upload = Upload(block.clients, weight_C, _stacked(sent), sent_rows=marks(block.clients))
-        return upload, _stacked(new), list(logs)
-
-    def upload_of_one(trained: Tree, number: int) -> Tree:
-        client, found = clients.clients[number], {}
-        if told.layers:
-            place = client.catalogue if told.by_catalogue else 0
-            for name in layer_names:
-                found[name] = trained[name].new_zeros(num_sets, *trained[name].shape)
-                found[name][place] = trained[name]
-        if told.items:
-            found[ITEMS] = trained[ITEMS].new_zeros(clients.num_rows, trained[ITEMS].shape[1])
-            found[ITEMS][client.rows] = trained[ITEMS]
-        return found
-
-    def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
-        return weighted_mean(uploads, fallback=server)
-
-    def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        places = []
-        for row, number in enumerate(block.clients.tolist()):
-            client = clients.clients[number]
-            if variant == "global":
-                parameters = known(download, own, row, number)
-            else:
-                parameters = {name: own[local.format(name)][row] for name in starts[0]}
-                parameters[ITEMS] = parameters[ITEMS][: client.num_items]
-            model = loaded(parameters, number)
-            places.append(clients.rank(number, scores(model, client.sequences, split), split))
-        return places
-
+    data = [client.packed(config.max_length) for client in clients]
+    rounds = _Rounds(clients, config, SHARED[config.share], starts, data)
     return FederatedMethod(
         "fedsasrec",
-        init,
-        broadcast,
-        client_update,
-        server_aggregate,
-        positions,
+        rounds.init,
+        rounds.broadcast,
+        rounds.client_update,
+        lambda round, server, uploads: weighted_mean(uploads, fallback=server),
+        rounds.positions,
         ("local",) if config.share == "nothing" else ("global", "local"),
         upload_like=lambda round, server: server,
         takes_mean=True,
@@ -258,12 +138,138 @@ def fedsasrec(clients: IdClients, config: FedsasrecConfig) -> FederatedMethod:
     )
 
 
-def _parameters(model: Sasrec) -> Tree:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+class _Rounds(NamedTuple):
+    """The parts of the method."""
 
+    clients: IdClients
+    config: FedsasrecConfig
+    shared: Shared
+    starts: list[Tree]
+    """Of each catalogue."""
+    data: list[tuple[Tensor, Tensor]]
+    """Of each client: packed sequences and their lengths."""
 
-def _stacked(trees: Sequence[Tree]) -> Tree:
-    return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+    @property
+    def layer_names(self) -> list[str]:
+        return [name for name in self.starts[0] if name != ITEMS]
+
+    @property
+    def num_sets(self) -> int:
+        """Sets of layers."""
+        return self.clients.num_catalogues if self.shared.by_catalogue else 1
+
+    def set_of(self, client: Client) -> int:
+        return client.catalogue if self.shared.by_catalogue else 0
+
+    def init(self) -> tuple[Tree, Tree]:
+        server: Tree = {}
+        if self.shared.layers:
+            sets = self.starts[: self.num_sets]
+            server |= {name: torch.stack([start[name] for start in sets]) for name in self.layer_names}
+        if self.shared.items:
+            server[ITEMS] = torch.cat([start[ITEMS] for start in self.starts])
+        first = [
+            {**self.starts[self.set_of(client)], ITEMS: self.starts[client.catalogue][ITEMS]} for client in self.clients
+        ]
+        own = stacked([self.padded(start) for start in first])
+        local = {MODEL + name: tensor for name, tensor in own.items()}
+        if self.config.moments == "kept":
+            for moment in ("first", "second"):
+                local |= {f"{moment}.{name}": torch.zeros_like(tensor) for name, tensor in own.items()}
+            local["steps"] = torch.zeros(self.clients.num_clients, dtype=torch.float32)
+        return moved(server, self.clients.device), moved(local, self.clients.device)
+
+    def padded(self, tree: Tree) -> Tree:
+        """With item tables as long as the largest catalogue."""
+        return padded_tables(tree, (ITEMS,), self.clients.most_items)
+
+    def sent_rows(self, numbers: Tensor) -> Tree:
+        """Rows that each client gets and sends."""
+        marks: Tree = {}
+        if self.shared.layers and self.num_sets > 1:
+            set_C = torch.tensor([self.clients.clients[number].catalogue for number in numbers.tolist()])
+            marks |= dict.fromkeys(self.layer_names, torch.nn.functional.one_hot(set_C, self.num_sets).bool())
+        if self.shared.items:
+            marks[ITEMS] = self.clients.marked_rows(numbers)
+        return marks
+
+    def broadcast(self, round: int, server: Tree, numbers: Tensor) -> Download:
+        return Download(server, sent_rows=self.sent_rows(numbers))
+
+    def own_parameters(self, own: Tree, number: int) -> Tree:
+        parameters = {name: own[MODEL + name] for name in self.starts[0]}
+        parameters[ITEMS] = parameters[ITEMS][: self.clients.clients[number].num_items]
+        return parameters
+
+    def received_parameters(self, download: Download, own: Tree, number: int) -> Tree:
+        """The parameters that a client starts from: what it was sent, and its own for the rest."""
+        client, parameters = self.clients.clients[number], self.own_parameters(own, number)
+        if self.shared.layers:
+            parameters |= {name: download.shared[name][self.set_of(client)] for name in self.layer_names}
+        if self.shared.items:
+            parameters[ITEMS] = download.shared[ITEMS][client.rows]
+        return parameters
+
+    def model_with(self, parameters: Tree, number: int) -> Sasrec:
+        with torch.random.fork_rng():
+            model = Sasrec(self.clients.clients[number].num_items, self.config.model).to(self.clients.device)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(parameters[name])
+        return model
+
+    def client_update(self, round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
+        numbers = block.clients.tolist()
+        done = [self.train(download, take_row(own, row), number, round) for row, number in enumerate(numbers)]
+        sent, new, logs = zip(*done, strict=True)
+        by_examples = self.config.weighting == "examples"
+        weight_C = torch.tensor([float(len(self.data[number][1])) if by_examples else 1.0 for number in numbers])
+        upload = Upload(block.clients, weight_C, stacked(sent), sent_rows=self.sent_rows(block.clients))
+        return upload, stacked(new), list(logs)
+
+    def train(self, download: Download, before: Tree, number: int, round: int) -> tuple[Tree, Tree, dict[str, Any]]:
+        """What a client sends, its new own row, and its log; it keeps what it had where training was not finite."""
+        config, clients = self.config, self.clients
+        model = self.model_with(self.received_parameters(download, before, number), number)
+        optimizer = make_optimizer(model, config.model)
+        if config.moments == "kept" and before["steps"] > 0:
+            restore(optimizer, model, before)
+        item_SL, length_S = (tensor.to(clients.device) for tensor in self.data[number])
+        loss = 0.0
+        for epoch in range((round - 1) * config.local_epochs, round * config.local_epochs):
+            seed = clients.seed_of(number)
+            loss = run_epoch(model, optimizer, item_SL, length_S, config.model, seed=seed, epoch=epoch)
+        trained = parameters_of(model)
+        kept = {MODEL + name: tensor for name, tensor in trained.items()}
+        if config.moments == "kept":
+            kept |= moments(optimizer, model)
+        after = self.padded(kept)
+        finite = all(bool(tensor.isfinite().all()) for tensor in after.values())
+        return self.sent_by(trained, number), after if finite else before, {"loss": loss, "finite": finite}
+
+    def sent_by(self, trained: Tree, number: int) -> Tree:
+        client, tensors = self.clients.clients[number], {}
+        if self.shared.layers:
+            for name in self.layer_names:
+                tensors[name] = trained[name].new_zeros(self.num_sets, *trained[name].shape)
+                tensors[name][self.set_of(client)] = trained[name]
+        if self.shared.items:
+            tensors[ITEMS] = trained[ITEMS].new_zeros(self.clients.num_rows, trained[ITEMS].shape[1])
+            tensors[ITEMS][client.rows] = trained[ITEMS]
+        return tensors
+
+    def positions(self, variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
+        positions = []
+        for row, number in enumerate(block.clients.tolist()):
+            mine = take_row(own, row)
+            parameters = (
+                self.received_parameters(download, mine, number)
+                if variant == "global"
+                else self.own_parameters(mine, number)
+            )
+            score = scores(self.model_with(parameters, number), self.clients.clients[number].sequences, split)
+            positions.append(self.clients.rank(number, score, split))
+        return positions
 
 
 METHOD = Method(FedsasrecConfig, fedsasrec, GRID, SPACE)

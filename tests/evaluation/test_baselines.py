@@ -12,17 +12,21 @@ from hypothesis import strategies as st
 from fedecider.baselines.counts import (
     cooccurrence_matrix,
     cooccurrence_scores,
-    decayed_cooccurrence,
-    last_item_cooccurrence,
     popularity,
     train_counts,
 )
-from fedecider.evaluation.canary import memoriser
+from fedecider.evaluation import protocols
+from fedecider.evaluation.canary import Draws, memoriser
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import PROTOCOLS, STRICT, chance_hit, sampled_candidates
+from fedecider.evaluation.protocols import PROTOCOLS, STRICT, chance_hit, rank_held_out, sampled_candidates
 
 events = st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=12), min_size=1, max_size=8)
 KEEP_SEEN = PROTOCOLS["strict/keep_seen"]
+
+
+def last_item_positions(sequences, num_items, split, protocol=STRICT, extra=()):
+    score = cooccurrence_scores(sequences, num_items, split, extra)
+    return rank_held_out(score, sequences, num_items, split, protocol)
 
 
 def generator(seed=0):
@@ -86,9 +90,9 @@ def test_last_item_wins_and_popularity_breaks_ties():
     # after 0 came 1 twice and 2 once; 5 is more popular than all, but never after 0
     public = [[0, 1], [0, 1], [0, 2], [5, 5, 5, 5], [4, 4], [3, 3, 3]]
     sequences = [[6, 0, 1], [6, 0, 2], [6, 0, 5], [6, 0, 3], [6, 0, 4]]
-    assert last_item_cooccurrence(sequences, 8, "test", extra=public).tolist() == [0, 1, 2, 3, 4]
+    assert last_item_positions(sequences, 8, "test", extra=public).tolist() == [0, 1, 2, 3, 4]
     # 6 is followed by nothing: 5 is above, 0 and 3 tie
-    assert last_item_cooccurrence(sequences, 8, "valid", extra=public)[0] == 1.5
+    assert last_item_positions(sequences, 8, "valid", extra=public)[0] == 1.5
 
 
 def test_held_out_items_never_count():
@@ -103,15 +107,17 @@ def test_held_out_items_never_count():
         assert torch.equal(a, b)
 
 
-def test_batches_do_not_change_any_line():
+def test_batches_do_not_change_any_line(monkeypatch):
     torch.manual_seed(1)
     sequences = [torch.randperm(40)[: 4 + n % 6].tolist() for n in range(23)]
-    for count in (popularity, last_item_cooccurrence, decayed_cooccurrence):
-        assert torch.equal(count(sequences, 40, "test", batch_size=5), count(sequences, 40, "test"))
-    subset = torch.tensor([20, 3, 7])
-    whole = memoriser(sequences, 40, "test", generator=generator(), num_rounds=3)
-    part = memoriser(sequences, 40, "test", generator=generator(), num_rounds=3, users=subset)
-    assert torch.equal(whole[subset], part)
+
+    def lines():
+        drawn = memoriser(sequences, 40, "test", generator=generator(), draws=Draws(3))
+        return popularity(sequences, 40, "test"), last_item_positions(sequences, 40, "test"), drawn
+
+    whole = lines()
+    monkeypatch.setattr(protocols, "USERS_AT_ONCE", 5)
+    assert all(torch.equal(left, right) for left, right in zip(whole, lines(), strict=True))
 
 
 def random_users(num_users=400, num_items=300, seed=5):
@@ -128,7 +134,7 @@ def test_canary_is_at_chance_when_the_sampler_knows_nothing(name, split, num_rou
     candidates = sampled_candidates(sequences, num_items, generator(1))
     protocol = PROTOCOLS[name]
     position = memoriser(
-        sequences, num_items, split, protocol, generator=generator(2), num_rounds=num_rounds, candidates=candidates
+        sequences, num_items, split, protocol, generator=generator(2), draws=Draws(num_rounds), candidates=candidates
     )
     chance = chance_hit(sequences, num_items, split, protocol)
     error = math.sqrt(chance * (1 - chance) / len(sequences))
@@ -146,7 +152,7 @@ def test_canary_sings_when_the_sampler_avoids_the_held_out_item():
                 "test",
                 PROTOCOLS["paper"],
                 generator=generator(2),
-                num_rounds=rounds,
+                draws=Draws(rounds),
                 candidates=candidates,
             )
         )["hit@10"]
@@ -158,9 +164,7 @@ def test_canary_sings_when_the_sampler_avoids_the_held_out_item():
 
 def test_without_random_ties_unseen_blocks_get_the_expected_place():
     # one train event, one round, one negative: all but the drawn item tie, so the place is the middle of the block
-    position = memoriser(
-        [[0, 1, 2]], 100, "test", generator=generator(), num_rounds=1, num_negatives=1, random_ties=False
-    )
+    position = memoriser([[0, 1, 2]], 100, "test", generator=generator(), draws=Draws(1, 1, random_ties=False))
     assert position.item() in (48.0, 48.5, 97.0)  # 98 candidates; the drawn item was another one, item 1, or the target
 
 
@@ -207,7 +211,7 @@ def test_counting_baselines_on_amazon(data_root):
                 users.setdefault(row["user"], []).append(int(row["item"]))
     sequences, num_items = list(users.values()), 2653
     found = {
-        protocol.name: mean_metrics(last_item_cooccurrence(sequences, num_items, "test", protocol))["hit@10"]
+        protocol.name: mean_metrics(last_item_positions(sequences, num_items, "test", protocol))["hit@10"]
         for protocol in (KEEP_SEEN, STRICT)
     }
     assert found["strict/keep_seen"] == pytest.approx(0.144, abs=0.001)

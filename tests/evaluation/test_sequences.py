@@ -74,7 +74,7 @@ def test_a_slice_shares_the_memory():
 def test_hashed_as_the_list_of_lists(rows, at_once):
     digest, expected = sha256(), sha256()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedecider.data.domain.ROWS_AT_ONCE", at_once)
+        patch.setattr("fedecider.data.content.ROWS_AT_ONCE", at_once)
         update_json(digest, [SequenceArray.of(rows), "ü"])
     expected.update(json.dumps(rows, separators=(",", ":")).encode() + b'\n"\\u00fc"\n')
     assert digest.hexdigest() == expected.hexdigest()

@@ -10,6 +10,7 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.special import log_ndtr
 
+from fedecider.federation import privacy
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.config import DevicePrivacyConfig as PrivacyConfig
 from fedecider.federation.method import Download, Upload
@@ -17,7 +18,6 @@ from fedecider.federation.privacy import (
     epsilon,
     poisson_divergence,
     privacy_report,
-    protect,
     protect_upload,
 )
 from fedecider.federation.wire import dense, measure
@@ -30,6 +30,11 @@ def tensors() -> dict[str, torch.Tensor]:
         "table": torch.tensor([[[3.0, 0.0], [0.0, -4.0]], [[0.6, 0.0], [0.0, 0.0]], [[-1.0, 2.0], [2.0, 0.0]]]),
         "bias": torch.tensor([[12.0], [-0.8], [4.0]]),
     }
+
+
+def protect(tensors, clients, config, seed, round, reference=None, *, rows=None, **options):
+    upload = Upload(clients, torch.ones(len(clients)), tensors, rows=rows or {})
+    return privacy.protect(upload, config, seed, round, reference, **options)
 
 
 def norms(tree, order=2):

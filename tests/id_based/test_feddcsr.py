@@ -117,7 +117,7 @@ def test_the_loss_and_its_gradients_are_those_of_its_terms(variant, sampled):
     data = Histories(*pack(parts, 6), torch.tensor([2, -1, 0]), successors(parts, 12))
     references = References(torch.randn(3, 8), torch.tensor([True, False, True]))
     row_B, model = torch.tensor([2, 1, 0]), model_of()
-    has_B, place_B = ([True, False, True], [0, 0, 2])  # of the aligned persons 0, nobody and 2; place 1 is not known
+    has_B, place_B = ([True, False, True], [0, 0, 2])  # of the aligned customers 0, nobody and 2; place 1 is not known
     torch.manual_seed(7)
     found = backward_batch(model, data, row_B, references, config, 0.05)
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
@@ -232,11 +232,11 @@ def test_the_code_averages_different_persons():
     assert server["user_shared"].shape == (3, 8)
     assert [one.sent_rows["user_shared"].sum().item() for one in uploads] == [2, 2, 2]  # five sequences, three a batch
     assert after["known"].tolist() == [True, True, False]
-    persons = []
+    customers = []
     for one, known in zip(uploads, aligned, strict=True):
         distance = torch.cdist(one.tensors["user_shared"][0, :2], known.tensors["user_shared"][0])
-        persons.append([int(row.argmin()) if row.min() < 1e-5 else None for row in distance])  # None: a public user
-    assert any(len(set(column)) > 1 for column in zip(*persons, strict=True)), persons
+        customers.append([int(row.argmin()) if row.min() < 1e-5 else None for row in distance])  # None: a public user
+    assert any(len(set(column)) > 1 for column in zip(*customers, strict=True)), customers
 
 
 def test_a_client_is_drawn_to_the_global_vectors_of_its_own_users_alone():
@@ -246,10 +246,10 @@ def test_a_client_is_drawn_to_the_global_vectors_of_its_own_users_alone():
     _, local = method.init()
     block = clients.blocks()[0]
 
-    def trained(person):
+    def trained(customer):
         moved = {**server, "user_shared": server["user_shared"].clone()}
-        if person is not None:
-            moved["user_shared"][person] += 3.0
+        if customer is not None:
+            moved["user_shared"][customer] += 3.0
         return updated(method, 2, block, moved, local)[2]
 
     as_it_is = trained(None)

@@ -77,7 +77,7 @@ def test_the_size_of_the_noise():
     scale = noise_for(8.0, 1e-5)
     assert epsilon(PrivacyConfig(clip=1.0, noise_scale=scale), 1) <= 8.0
     assert epsilon(PrivacyConfig(clip=1.0, noise_scale=scale * 0.999), 1) > 8.0
-    # one person's vectors of two layers may move by 2 each
+    # one customer's vectors of two layers may move by 2 each
     assert FedgcdrConfig(num_layers=2).noise_std == pytest.approx(scale * math.sqrt(8.0))
     assert FedgcdrConfig().noise_std > FedgcdrConfig(noise="paper").noise_std
 
@@ -87,8 +87,8 @@ def test_what_is_handed_over():
     state, records = trained(1, source_rounds=1)
     known = state.server["known"]
     assert known.sum(1).tolist() == [4, 4, 3]
-    assert known[0, clients.clients[0].person_U].all()
-    length = state.server["knowledge"].view(3, clients.num_persons, 2, 4).norm(dim=-1)
+    assert known[0, clients.clients[0].customer_U].all()
+    length = state.server["knowledge"].view(3, clients.num_customers, 2, 4).norm(dim=-1)
     assert length.max() <= 1.0 + 1e-6
     assert not state.server["knowledge"][~known].any()
     sent = {client: sum(group["up"].values()) for group in records[0]["traffic"] for client in group["clients"]}
@@ -101,11 +101,11 @@ def test_what_is_handed_over():
 def test_friends_are_fetched_once_by_those_whose_users_they_are():
     clients = tiny_clients()
     state, records = trained(3)
-    person = clients.clients[0].person_U
+    customer = clients.clients[0].customer_U
     assert state.local["is_friend"][0, :, :4].tolist() == [
         [False] * 4,
-        [bool(one) for one in torch.isin(person, clients.clients[1].person_U)],
-        [bool(one) for one in torch.isin(person, clients.clients[2].person_U)],
+        [bool(one) for one in torch.isin(customer, clients.clients[1].customer_U)],
+        [bool(one) for one in torch.isin(customer, clients.clients[2].customer_U)],
     ]
     assert state.local["is_friend"][0].sum() == 2  # ann and bob sing
     down = [

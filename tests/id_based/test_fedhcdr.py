@@ -139,23 +139,23 @@ def test_what_is_sent_and_how_it_is_averaged():
         download = method.broadcast(1, server, block.clients)
         own = {name: tensor[block.clients] for name, tensor in local.items()}
         upload, _, _ = method.client_update(1, download, own, block)
-        assert {*upload.tensors} == {"person", *(f"low.user_filter.{one}" for one in ("weight", "bias", "beta"))}
-        person_U = clients.clients[number].person_U
-        assert upload.sent_rows["person"][0].nonzero().flatten().tolist() == sorted(person_U.tolist())
-        assert upload.tensors["person"][0, person_U].any(1).all()
+        assert {*upload.tensors} == {"customer", *(f"low.user_filter.{one}" for one in ("weight", "bias", "beta"))}
+        customer_U = clients.clients[number].customer_U
+        assert upload.sent_rows["customer"][0].nonzero().flatten().tolist() == sorted(customer_U.tolist())
+        assert upload.tensors["customer"][0, customer_U].any(1).all()
         uploads.append(upload)
-        sizes.append(4 * (4 * 4 + 4 + 1 + 4 * len(person_U)))
+        sizes.append(4 * (4 * 4 + 4 + 1 + 4 * len(customer_U)))
     state, records = run(method, clients, 1)
     for way in ("up", "down"):
         traffic = {n: sum(group[way].values()) for group in records[0]["traffic"] for n in group["clients"]}
         assert traffic == dict(enumerate(sizes))
-    person = {name: number for number, name in enumerate(sorted({u for users in HISTORIES.values() for u in users}))}
-    films, songs, _ = (upload.tensors["person"][0] for upload in uploads)
+    customer = {name: number for number, name in enumerate(sorted({u for users in HISTORIES.values() for u in users}))}
+    films, songs, _ = (upload.tensors["customer"][0] for upload in uploads)
     weights = [float(upload.weights) for upload in uploads]
     assert weights[0] == 13 + 8  # distinct train pairs of the four users, then of pam and pia
-    both = (weights[0] * films[person["ann"]] + weights[1] * songs[person["ann"]]) / (weights[0] + weights[1])
-    torch.testing.assert_close(state.server["person"][person["ann"]], both)
-    assert torch.equal(state.server["person"][person["cat"]], films[person["cat"]])  # cat watches films alone
+    both = (weights[0] * films[customer["ann"]] + weights[1] * songs[customer["ann"]]) / (weights[0] + weights[1])
+    torch.testing.assert_close(state.server["customer"][customer["ann"]], both)
+    assert torch.equal(state.server["customer"][customer["cat"]], films[customer["cat"]])  # cat watches films alone
 
 
 def test_what_other_domains_do_reaches_a_client_only_where_it_is_shared():
@@ -163,7 +163,7 @@ def test_what_other_domains_do_reaches_a_client_only_where_it_is_shared():
         one, two = (trained(2, histories, share=share)[0].local for histories in (HISTORIES, OTHER))
         moved = differing({n: t[0] for n, t in one.items()}, {n: t[0] for n, t in two.items()})
         assert bool(moved) is reached
-        assert ("model.high.user" in moved) is (share == "all")  # through the vectors of persons alone
+        assert ("model.high.user" in moved) is (share == "all")  # through the vectors of customers alone
     _, records = trained(1, share="nothing")
     assert not any(group["up"] or group["down"] for group in records[0]["traffic"])
 
@@ -173,13 +173,13 @@ def test_exclusive_vectors_are_drawn_to_what_others_know_of_a_person(weight, rea
     clients = tiny_clients()
     method = fedhcdr(clients, replace(CONFIG, transfer_weight=weight))
     server, local = method.init()
-    block, person_U = clients.blocks()[0], clients.clients[0].person_U
+    block, customer_U = clients.blocks()[0], clients.clients[0].customer_U
     own = {name: tensor[:1] for name, tensor in local.items()}
-    known = torch.zeros_like(server["person"])
-    known[person_U[0]] = 3.0  # of ann alone, bob and others are unknown
+    known = torch.zeros_like(server["customer"])
+    known[customer_U[0]] = 3.0  # of ann alone, bob and others are unknown
     found = []
-    for person in (server["person"], known):
-        download = method.broadcast(1, {**server, "person": person}, block.clients)
+    for customer in (server["customer"], known):
+        download = method.broadcast(1, {**server, "customer": customer}, block.clients)
         found.append(method.client_update(1, download, own, block)[1]["model.high.user"])
     assert torch.equal(*found) is not reached
 

@@ -23,7 +23,7 @@ from fedecider.cross_silo import prepare as setup
 from fedecider.cross_silo import results
 from fedecider.cross_silo.comparison import cell_of
 from fedecider.data.store import file_sha256
-from fedecider.federation.state import write_sums
+from fedecider.federation.checksums import write_sums
 from fedecider.models.folders import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.models.recommender import Recommender
 from fedecider.running import trackers

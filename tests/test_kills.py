@@ -15,7 +15,7 @@ from slow import slow
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
-from fedecider.federation.state import file_sha256
+from fedecider.federation.checksums import file_sha256
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.models.versions import in_force
 

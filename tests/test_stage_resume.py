@@ -12,7 +12,7 @@ from fedecider.cross_silo import prepare
 from fedecider.cross_silo.prepare import distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
-from fedecider.federation.state import SUMS_FILE
+from fedecider.federation.checksums import SUMS_FILE
 from idgen import backbone_training, checkpoints, training
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
 

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedecider.federation.state import SUMS_FILE
+from fedecider.federation.checksums import SUMS_FILE
 from fedecider.running.run_folder import begun_folder, cached_stage, content_key
 
 

@@ -43,9 +43,10 @@ from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.federation.checksums import file_sha256
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.federation.record import write_json
-from fedecider.federation.state import RunState, file_sha256
+from fedecider.federation.state import RunState
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS

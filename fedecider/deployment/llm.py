@@ -44,12 +44,13 @@ from fedecider.deployment.site import Site, one_client
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.aggregate import with_robust_mean
+from fedecider.federation.checksums import SUMS_FILE, file_sha256
 from fedecider.federation.method import Block, Download, FederatedMethod
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import read_records, write_json
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
-from fedecider.federation.state import SUMS_FILE, RunState, file_sha256
+from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
 from fedecider.methods.beside import beside, best_model, best_score, has_local

@@ -24,8 +24,9 @@ from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site
 from fedecider.engine.track import Track, track_of_config
 from fedecider.evaluation.protocols import get_protocol, stamp
+from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.record import write_json
-from fedecider.federation.state import RunState, check_sums, write_sums
+from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch
 from fedecider.running.options import from_plain
 from fedecider.running.progress import log_line

@@ -23,8 +23,8 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from fedecider.federation import record
+from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
 from fedecider.federation.record import write_json
-from fedecider.federation.state import SUMS_FILE, check_sums, write_sums
 
 # Files that a run, a stage or an export wrote and that were damaged since: one line that names the file.
 

@@ -28,9 +28,10 @@ from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.callbacks import collecting
+from fedecider.federation.checksums import write_sums
 from fedecider.federation.cohort import sample_cohort
 from fedecider.federation.record import read_records
-from fedecider.federation.state import load_state, write_sums
+from fedecider.federation.state import load_state
 from fedecider.federation.wire import dense
 from fedecider.report.tables import variant_labels
 from fedecider.running import machine as memory

@@ -8,8 +8,9 @@ import torch
 from test_rounds import run
 
 from fedecider.federation import state as state_module
+from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
 from fedecider.federation.record import CannotResume, Recorder, read_json, read_records
-from fedecider.federation.state import SUMS_FILE, RunState, check_sums, keep_newest, load_state, save_state, write_sums
+from fedecider.federation.state import RunState, keep_newest, load_state, save_state
 
 
 def saved(folder, rounds=3):

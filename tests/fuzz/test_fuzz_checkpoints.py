@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.deployment.project import read_project, site_names
-from fedecider.federation.state import RunState, check_sums, load_state, save_state, write_sums
+from fedecider.federation.checksums import check_sums, write_sums
+from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.models.folders import verify_manifest, write_manifest
 from fedecider.models.new_items import read_new_items
 from fedecider.running.run_folder import as_plain

@@ -1,4 +1,4 @@
-"""Baselines that stand in every table: popularity and item co-occurrence.
+"""Baselines that need no training: popularity, item co-occurrence and neighbours by item texts.
 
 All of them count over train parts only (plus given public sequences), and are ranked by
 :func:`fedecider.evaluation.protocols.rank_held_out` like every other model.
@@ -32,8 +32,6 @@ from fedecider.evaluation.protocols import (
     rank_held_out,
     train_part,
 )
-
-# Baselines that stand in every table: popularity and item co-occurrence.
 
 MAX_PAIRS = 4_000_000
 
@@ -161,8 +159,6 @@ def _summed(pairs: list[np.ndarray], num_items: int) -> scipy.sparse.csr_array:
     return scipy.sparse.coo_array((weight, index), shape=(num_items, num_items)).tocsr()
 
 
-# Baselines from item texts alone: items whose texts stand near those of the history, with and without counts.
-
 NUM_CONTEXT = 10
 """Newest items of a history that vote, weighted 1, 1/2, 1/3, ..."""
 TEXT_WEIGHT = 0.3
@@ -207,8 +203,6 @@ def text_and_count_scores(
     )
     return lambda user_B: counts(user_B) + text_weight * text(user_B)
 
-
-# All of them together: what a rule needs of a user is worked out once for every rule that reads it.
 
 POPULARITY, LAST_ITEM, DECAYED = "popularity", "last-item co-occurrence", "decayed co-occurrence"
 COUNTS = (POPULARITY, LAST_ITEM, DECAYED)

@@ -1,4 +1,4 @@
-"""Inverse of a regularised Gram matrix in the memory of the matrix itself, and products with half of a matrix.
+"""EASE (Steck, WWW 2019): item-item weights in closed form, in the memory of one Gram matrix.
 
 A symmetric matrix is held by its lower triangle, diagonal included, of a square (I, I) in rows; what the strict upper
 triangle holds is not read and not changed, unless a function says so. So one square is all that a solution needs, and
@@ -18,8 +18,6 @@ from fedecider.baselines.fitting import Valid, train_matrix
 from fedecider.bounds import Positive, dataclass
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
 from fedecider.search_space import Real, Space
-
-# Inverse of a regularised Gram matrix in the memory of the matrix itself, and products with half of a matrix.
 
 BLOCK = 512
 """Rows that are worked on at once: large enough for the processor's full speed, a small part of a large square."""
@@ -119,8 +117,6 @@ def symmetric_product(square_II: Tensor, right_IK: Tensor) -> Tensor:
 def _blocks(num_items: int) -> list[tuple[int, int]]:
     return [(first, min(first + BLOCK, num_items)) for first in range(0, num_items, BLOCK)]
 
-
-# EASE (Steck, WWW 2019): item-item weights in closed form. A strong baseline that is fitted in seconds.
 
 GRID: tuple[dict, ...] = (
     {},

@@ -1,4 +1,4 @@
-"""Train parts of whole histories as distinct (user, item) pairs: what every centralised baseline learns from.
+"""What the trained centralised baselines share: train pairs, negatives, batches, epochs, the choice of the best one.
 
 The rank of a draw inside the complement is drawn and turned into an item, so nothing is rejected and nothing is
 enumerated: the r-th item outside of e_0 < e_1 < ... is ``r + #{j: e_j - j <= r}``.
@@ -33,8 +33,6 @@ from fedecider.evaluation.protocols import (
 )
 from fedecider.federation.streams import stream
 
-# Train parts of whole histories as distinct (user, item) pairs: what every centralised baseline learns from.
-
 
 def distinct_pairs(parts: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
     """User and item of each distinct pair in ``parts``, int64 (E,) each, sorted by user, then by item."""
@@ -54,9 +52,6 @@ def train_matrix(sequences: Sequences, num_items: int) -> scipy.sparse.csr_array
     user_E, item_E = train_pairs(sequences, num_items)
     shape = (len(sequences), num_items)
     return scipy.sparse.coo_array((np.ones(len(user_E)), (user_E.numpy(), item_E.numpy())), shape=shape).tocsr()
-
-
-# Training negatives of many users at once: exactly uniform over the items that a user's negatives may be.
 
 
 class Excluded(NamedTuple):
@@ -114,9 +109,6 @@ def draw_outside(excluded: Excluded, user_N: Tensor, generator: torch.Generator)
     rank_N = torch.randint(2**62, user_N.shape, generator=generator) % excluded.pool_U[user_N]
     return items_outside(excluded, user_N, rank_N)
 
-
-# What the trained centralised baselines share: batches with fresh negatives, the epochs, the choice of the best
-# one.
 
 Valid = Callable[[ScoreUsers], float]
 """Scores -> a figure of the validation items, larger is better."""

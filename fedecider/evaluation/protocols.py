@@ -1,6 +1,6 @@
-"""Leave-last-out, the one split of this project: the last event is the test item, the last but one the validation item.
+"""Evaluation protocols: the leave-last-out split, candidates, training negatives, and the reported round.
 
-The only home of this rule.
+The last event is the test item, the last but one the validation item: this file is the only home of that rule.
 
 The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
 tables of the cross-device track only: its training negatives avoid the held-out items, so that the held-out item is the
@@ -22,9 +22,6 @@ from torch import Tensor
 
 from fedecider.evaluation.metrics import NOT_RANKED, positions_from_scores
 from fedecider.evaluation.sequences import SequenceArray
-
-# Leave-last-out, the one split of this project: the last event is the test item, the last but one the validation
-# item.
 
 Value = TypeVar("Value")
 
@@ -59,8 +56,6 @@ def target(sequence: Sequence[Value], split: str) -> Value:
     check_split(split)
     return sequence[-1 - NUM_AFTER[split]]
 
-
-# Named evaluation protocols: who is a candidate, where training negatives come from, which round is reported.
 
 Sequences = Sequence[Sequence[int]]
 ScoreUsers = Callable[[Tensor], Tensor]

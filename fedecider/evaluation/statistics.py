@@ -1,4 +1,4 @@
-"""Intervals and paired tests over users, the persons behind them counted once.
+"""Intervals, paired tests and choices on validation items: what a table may claim.
 
 Several domains are handled as a mapping from domain to values. The macro mean counts each domain once, and is resampled
 domain by domain, unless ``persons`` says who is the same in several of them: then persons are the units.
@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, user_metrics
-
-# Draws of the cluster bootstrap, the same ones for several values.
 
 CHUNK = 4_000_000  # resampled entries held at once: bounds memory near 100 MB
 DRAWN = 200_000  # draws counted at once: they fit the caches
@@ -63,8 +61,6 @@ def counts(num_rows: int, size: int, generator: torch.Generator) -> Tensor:
     return count
 
 
-# Persons who are users of several domains: what each of them adds to a mean over domains.
-
 PerDomain = Mapping[str, Tensor]
 """Domain -> values (S, U), or (U,) for a single run."""
 Persons = Mapping[str, Sequence[str]]
@@ -99,9 +95,6 @@ def for_resampling(values: PerDomain, persons: Persons) -> Tensor:
     return by_person(deviation, persons) + torch.stack(list(mean.values())).mean()
 
 
-# Choices on validation items by the rule of one standard error (Breiman et al., 1984): noise moves nothing.
-
-
 ONE_SIDED = 1.645
 """Standard errors of a one-sided paired test at 95 %: a choice that is to be wrong in one case of twenty at most."""
 
@@ -130,8 +123,6 @@ def clearly_best(gain_NKU: Sequence[Sequence[np.ndarray]]) -> int:
     clear = [number for number in range(1, len(gain_NKU)) if clearly_above(gain_NKU[number], gain_NKU[0])]
     return max(clear, key=lambda number: np.mean([gain_U.mean() for gain_U in gain_NKU[number]]), default=0)
 
-
-# Intervals, paired tests and the words for them: what a table may claim.
 
 PERMUTATIONS_PER_TEST = 400  # the smallest p-value that Holm's correction can then leave is 0.0025
 HELD = 25_000_000  # differences of users that are held at once: 200 MB

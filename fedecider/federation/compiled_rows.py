@@ -1,4 +1,4 @@
-"""Functions of plain loops over arrays, compiled for the CPU by Numba.
+"""The loops of :mod:`fedecider.federation.rows`, compiled for the CPU by Numba; imported when they are needed.
 
 Shape legend: N clients of the run, C clients of a block, I rows of a table, R rows that a client holds, F numbers of a
 row.
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-
-# Functions of plain loops over arrays, compiled for the CPU by Numba.
 
 
 def compiled(function: Callable | None = None, **options: Any) -> Callable:
@@ -32,9 +30,6 @@ def compiled(function: Callable | None = None, **options: Any) -> Callable:
         return numba.njit(function, cache=True, **options)
     except RuntimeError:  # nowhere to keep it
         return numba.njit(function, **options)
-
-
-# The loops of :mod:`fedecider.federation.rows`, compiled for the CPU; imported when they are needed.
 
 
 @compiled

@@ -1,5 +1,6 @@
-"""All parties of a secure sum in one process: what a simulated run sums with, repeatable from its seed.
+"""The round loop over secure sums: the server gets the mean of those who delivered, and never a single upload.
 
+All clients are in one process, and the sum is repeatable from its seed.
 The steps and the messages are those of a deployment (:mod:`fedecider.federation.secure_sum`); secrets come from the
 run's seed instead of the operating system, so nothing is hidden from who knows it.
 
@@ -51,8 +52,6 @@ from fedecider.federation.secure_sum import (
     unmask,
 )
 from fedecider.federation.wire import Traffic, dense, download_of, measure, take_row, upload_of
-
-# All parties of a secure sum in one process: what a simulated run sums with, repeatable from its seed.
 
 KEYS, SHARES, UNMASKING = "secure:keys", "secure:shares", "secure:unmasking"
 """Names of the protocol's own messages in the counts of bytes."""
@@ -135,8 +134,6 @@ def simulated(
     members = {client: receive(rules, member, keys, arrived[client]) for client, member in members.items()}
     return Simulated(rules, keys, members)
 
-
-# The round loop over secure sums: the server gets the mean of those who delivered, and never a single upload.
 
 FRACTION_BITS = 32
 """Uploads are multiples of 2^-32 in 64-bit numbers: finer than float32 near 1, and sums up to 2^31 fit."""

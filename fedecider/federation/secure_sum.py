@@ -1,5 +1,6 @@
-"""Secrets shared so that any t holders together have them and t - 1 know nothing (Shamir, CACM 1979).
+"""Secure sums that survive dropouts: the server learns the sum over those who delivered, and of one client nothing.
 
+Secrets are shared so that any t holders together have them and t - 1 know nothing (Shamir, CACM 1979).
 A secret is a number of the field of ``prime``, the value at 0 of a random polynomial of degree t - 1; a share is its
 value at the place of a holder. Differs from the paper: nothing.
 
@@ -48,8 +49,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from fedecider.federation.streams import stream
-
-# Secrets shared so that any t holders together have them and t - 1 know nothing (Shamir, CACM 1979).
 
 PRIME = 2**256 + 297
 """The smallest prime above 2^256: 32 bytes are a number of its field."""
@@ -103,8 +102,6 @@ def random_coefficients(threshold: int, source: Source) -> list[int]:
     """``threshold - 1`` numbers of the field of `PRIME`, uniform up to 2^-128."""
     return [int.from_bytes(source(48), "big") % PRIME for _ in range(threshold - 1)]
 
-
-# Keys of secure sums: a secret that two clients share, numbers made of it, and what only a receiver can read.
 
 KEY_BYTES = 32
 SEAL_BYTES = 16
@@ -175,9 +172,6 @@ def seeded(seed: int, *labels: str | int) -> Source:
     numbers = count()
     return lambda size: hashlib.shake_256(f"{text}\x1e{next(numbers)}".encode()).digest(size)
 
-
-# Secure sums that survive dropouts: the server learns the sum over those who delivered, and of one client
-# nothing.
 
 Bits = Literal[32, 64]
 _DTYPES = {32: torch.int32, 64: torch.int64}

@@ -334,12 +334,12 @@ def test_it_learns_what_follows_what(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"embedding_size": 5}, "got num_heads 2, expected a divisor of embedding_size 5"),
-        ({"variant": "paper"}, "got variant 'paper', expected aligned or code"),
-        ({"share": "users"}, "got share 'users', expected all or nothing"),
-        ({"pull_weight": -1.0}, "got pull_weight -1.0"),
-        ({"kl_cap": float("nan")}, "got kl_cap nan"),
-        ({"dropout": 1.0}, "got dropout 1.0"),
+        ({"embedding_size": 5}, "embedding_size"),
+        ({"variant": "paper"}, "variant"),
+        ({"share": "users"}, "share"),
+        ({"pull_weight": -1.0}, "pull_weight"),
+        ({"kl_cap": float("nan")}, "kl_cap"),
+        ({"dropout": 1.0}, "dropout"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -151,11 +151,11 @@ def test_training_that_is_not_finite_leaves_the_client_as_it_was():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_heads": 3}, "got num_heads 3, expected a divisor of embedding_size 64"),
-        ({"share": "most"}, "got share 'most', expected catalogue"),
-        ({"local_epochs": 0}, "got local_epochs 0"),
-        ({"dropout": 1.0}, r"got dropout 1\.0"),
-        ({"learning_rate": float("nan")}, "got learning_rate nan"),
+        ({"num_heads": 3}, "num_heads"),
+        ({"share": "most"}, "share"),
+        ({"local_epochs": 0}, "local_epochs"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -56,9 +56,9 @@ class SampleConfig:
             the same training part; other training histories are cut at random, and outside training the
             newest item alone is shown. For small T5 models.
         item_dropout: The probability that an item of a training history is left out (one always stays).
-        synthetic_share: The share of all training samples that are synthetic histories, on top of the others. Such a one has
-            items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody is public,
-            an epoch is one of them for each item, whatever the share.
+        synthetic_share: The share of all training samples that are synthetic histories, on top of the others. Such a
+            one has items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody is
+            public, an epoch is one of them for each item, whatever the share.
     """
 
     templates: TemplateSet = "natural"

@@ -1,4 +1,4 @@
-"""Constrained decoding: batched beam search over a `Trie`, and an exact scorer as its oracle.
+"""Constrained decoding: batched beam search over a `Trie`.
 
 How a model reads a prompt and one token of every beam is its family's (`idgen.backbones.family`). IDs of one token
 without an end token need no beams: one softmax over the catalogue is the ranking.
@@ -44,7 +44,7 @@ def constrained_beam_search(
 
     score = sum of token log-probabilities, end token included, each among the tokens that may follow in the trie: a
     distribution over the catalogue. With fewer items than beams the list ends with item -1, score -inf. With at
-    least as many beams as items the ranking is that of `score_catalogue`. Equal scores: the lower item first.
+    least as many beams as items the ranking is exact. Equal scores: the lower item first.
     A finished ID enters the
     list when it is among the ``num_beams`` best candidates of its step, as in the ``generate`` of transformers; a
     user's search stops when no running beam can enter the list any more.
@@ -197,41 +197,6 @@ def stable_topk(score_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
     place_BK = place_BK.sort(1).values
     top_BK, order_BK = torch.sort(score_BM.gather(1, place_BK), dim=1, descending=True, stable=True)
     return top_BK, place_BK.gather(1, order_BK)
-
-
-def score_catalogue(
-    model: Any,
-    input_ids_BS: Tensor,
-    attention_mask_BS: Tensor,
-    trie: Trie,
-    chunk: int = 256,
-) -> Tensor:
-    """Exact score of every item for every user, (B, I): the oracle of `constrained_beam_search`.
-
-    Teacher-forced through the model's own forward pass (``chunk`` items at a time), so it shares no decoding code with
-    the search. Cost grows with users x items: for small catalogues.
-    """
-    model, trie = unwrap(model), trie.to(input_ids_BS.device)
-    score_BI = torch.zeros(len(input_ids_BS), len(trie), device=input_ids_BS.device)
-    with evaluating(model):
-        logits = family_of(model).teacher_forced(model, input_ids_BS, attention_mask_BS)
-        for user in range(len(input_ids_BS)):
-            for start in range(0, len(trie), chunk):
-                label_IT = trie.label_IT[start : start + chunk]
-                given_IT = label_IT.clamp(min=0)  # what stands behind the ID has no influence on the score
-                logit_ITV, node_I = (
-                    logits(user, given_IT),
-                    torch.zeros(len(label_IT), dtype=torch.long, device=trie.device),
-                )
-                for number, label_I in enumerate(label_IT.unbind(1)):
-                    here_I = label_I >= 0
-                    child = trie.children(node_I[here_I])
-                    allowed_IV = torch.full_like(logit_ITV[here_I, number], -torch.inf)
-                    allowed_IV[child.row_C, child.token_C] = logit_ITV[here_I, number][child.row_C, child.token_C]
-                    log_prob_I = torch.log_softmax(allowed_IV, 1).gather(1, label_I[here_I, None])[:, 0]
-                    score_BI[user, start : start + chunk][here_I] += log_prob_I
-                    node_I = torch.where(here_I, trie.advance(node_I, given_IT[:, number]), node_I)
-    return score_BI
 
 
 def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:

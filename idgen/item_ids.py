@@ -160,28 +160,6 @@ def keyword_item_ids(
     return assign_item_ids(item_keys, candidates, tokenizer, taken=taken, item_texts=item_texts)
 
 
-def encode_item_ids(
-    item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, max_id_tokens: int = MAX_ID_TOKENS
-) -> ItemIds:
-    """The same ID texts in the tokens of another tokenizer, e.g. one that holds each ID text as one piece.
-
-    Raises ValueError when a text does not survive decode(encode(text)) there or is too long.
-    """
-    known: dict[str, tuple[int, ...] | None] = {}
-    _learn(known, item_ids.texts, tokenizer, max_id_tokens)
-    token_ids = []
-    for item, text in enumerate(item_ids.texts):
-        tokens = known[text]
-        if tokens is None:
-            raise ValueError(
-                f"the tokenizer cannot hold the ID {text!r} of item {item} (at most {max_id_tokens} tokens and "
-                "decode(encode(id)) == id expected). Assign the item IDs again with this tokenizer"
-            )
-        token_ids.append(list(tokens))
-    report = item_ids.report | _lengths("tokens", list(map(len, token_ids)))
-    return ItemIds(item_ids.texts, token_ids, report)
-
-
 def _tidy(text: str) -> str:
     return " ".join(clean_words(text))
 

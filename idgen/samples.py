@@ -85,8 +85,8 @@ def with_targets(samples: Samples) -> Prompts:
 def num_given(
     parts: PromptParts, segment_BW: np.ndarray, target_B: np.ndarray, synthetic_B: np.ndarray, task_B: np.ndarray
 ) -> np.ndarray:
-    """(B,) tokens of a row before its first target: the words before the history and the first item; of a synthetic history, whose
-    order means nothing, all but the last item."""
+    """(B,) tokens of a row before its first target: the words before the history and the first item; of a synthetic
+    history, whose order means nothing, all but the last item."""
     length_G, words = parts.segments.length_G, parts.before_PL.shape[1]
     history_BW = segment_BW[:, words:]
     first_B = history_BW[np.arange(len(history_BW)), (history_BW != NOTHING).argmax(1)]
@@ -245,7 +245,7 @@ def target_labels(parts: PromptParts, events: EventTable, target_B: np.ndarray) 
 
 
 def _epoch(tasks: Sequence[Task], parts: PromptParts, events: EventTable) -> tuple[np.ndarray, np.ndarray]:
-    """As `sampled_events`; of public pools without a single user, one synthetic history for each item of their catalogues."""
+    """As `sampled_events`; of public pools without a single user, one synthetic history for each of their items."""
     config = tasks[0].config
     if len(events.item_E) or config.synthetic_share == 0.0 or any(task.hold_out for task in tasks):
         return sampled_events(parts, events, config)

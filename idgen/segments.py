@@ -7,12 +7,12 @@ length, K tasks, P prompt templates, L parts of a template before (after) the hi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from idgen.config import ROW_SETS, TemplateSet
+from idgen.config import SampleConfig
 from idgen.prompts import SEPARATOR, load_templates, split_template
 from idgen.tokenizer import encode
 
@@ -68,30 +68,28 @@ def make_parts(
     domain: str,
     item_tokens: Sequence[Sequence[int]],
     tokenizer: PreTrainedTokenizerBase,
-    *,
-    templates: TemplateSet,
-    max_source_tokens: int,
+    config: SampleConfig,
     end_token: int | None,
-    prompt_end: int | None,
 ) -> PromptParts:
     """Tokenise the words of all prompts of one domain and number the segments.
 
-    ``end_token`` closes every item ID that is a target, None where IDs need none; ``prompt_end`` closes the prompt.
-    Under the templates of `ROW_SETS` the former closes the words before the history and every item of it, instead of
-    `SEPARATOR`: prompt and target are one row of closed IDs.
+    ``end_token`` closes every item ID that is a target, None where IDs need none. The tokenizer's end token closes the
+    prompt. Of rows ``end_token`` closes the words before the history and every item of it, instead of `SEPARATOR`:
+    prompt and target are one row of closed IDs.
     Errors: ``ValueError`` when the longest template with the longest item does not fit, or the tokenizer lacks a
     padding token.
     """
     if tokenizer.pad_token_id is None:
         raise ValueError("the tokenizer has no padding token; load it with idgen.tokenizer.load_tokenizer")
-    split = [split_template(template, domain) for template in load_templates(templates)]
+    split = [split_template(template, domain) for template in load_templates(config.templates)]
     words = sorted({text for pair in split for text in pair if text})
     number = {"": NOTHING} | {text: 4 + place for place, text in enumerate(words)}
     end = [] if end_token is None else [end_token]
-    is_row = templates in ROW_SETS
+    is_row = config.is_row
+    prompt_end = end_token if is_row else cast(int, tokenizer.eos_token_id)
     if not is_row and tokenizer.decode([token for word in encode(tokenizer, ["a", "b"]) for token in word]) == "ab":
         raise ValueError(
-            f"got templates {templates} with a tokenizer that puts no space between words tokenised one by one, "
+            f"got templates {config.templates} with a tokenizer that puts no space between words tokenised one by one, "
             "expected list or history, where what closes an item ID parts it from the next. Set samples.templates"
         )
     mark = [end] if is_row else encode(tokenizer, [SEPARATOR])
@@ -103,7 +101,7 @@ def make_parts(
         separator_K=np.array([1]),
         first_item_K=np.array([len(fixed)]),
         end_K=np.array([2]),
-        max_source_tokens=max_source_tokens,
+        max_source_tokens=config.max_source_tokens,
         padding=int(tokenizer.pad_token_id),
     )
     _check_room(parts, domain, num_items=2 if is_row else 1)

@@ -92,24 +92,11 @@ def build_task(
             f"got {len(item_ids.token_ids)} item IDs for the {len(domain.item_keys)} items of domain {domain.name!r}; "
             "expected one for each. The ID map belongs to other data: assign the item IDs again"
         )
-    end_token = _end_token(item_ids, tokenizer, config)
-    parts = make_parts(
-        domain.catalogue.name,
-        item_ids.token_ids,
-        tokenizer,
-        templates=config.templates,
-        max_source_tokens=config.max_source_tokens,
-        end_token=end_token,
-        prompt_end=end_token if config.is_row else int(tokenizer.eos_token_id),  # type: ignore[arg-type]
-    )
-    return Task(
+    nobody = catalogue_task(domain.catalogue.name, item_ids, tokenizer, config)
+    return nobody._replace(
         name=domain.name if hold_out else domain.catalogue.name,
-        item_ids=item_ids,
-        trie=Trie.build(item_ids.token_ids, end_token),
         train=event_table(events.sequences, hold_out),
         sequences=SequenceArray.of(events.sequences),
-        parts=parts,
-        config=config,
         hold_out=hold_out,
         neighbours=neighbours,
     )
@@ -118,15 +105,7 @@ def build_task(
 def catalogue_task(name: str, item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> Task:
     """A task with a catalogue and no users: enough for `encode_histories` and constrained decoding."""
     end_token = _end_token(item_ids, tokenizer, config)
-    parts = make_parts(
-        name,
-        item_ids.token_ids,
-        tokenizer,
-        templates=config.templates,
-        max_source_tokens=config.max_source_tokens,
-        end_token=end_token,
-        prompt_end=end_token if config.is_row else int(tokenizer.eos_token_id),  # type: ignore[arg-type]
-    )
+    parts = make_parts(name, item_ids.token_ids, tokenizer, config, end_token)
     trie = Trie.build(item_ids.token_ids, end_token)
     return Task(name, item_ids, trie, event_table([], True), [], parts, config, hold_out=True)
 

@@ -1,4 +1,4 @@
-"""The catalogue as a prefix tree in flat arrays, and a vectorised mask for Hugging Face ``generate``.
+"""The catalogue as a prefix tree in flat arrays.
 
 Shapes: N nodes (node 0 is the root), I items, T tokens of the longest ID with its end token if any, R rows (beams),
 C children of all rows together, V vocabulary.
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
 
 IGNORED_LABEL = -100
 
@@ -106,11 +105,6 @@ class Trie:
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
-    @property
-    def stuck_token(self) -> int:
-        """What may be written where nothing of the tree can follow: the end token, or 0 where there is none."""
-        return 0 if self.eos_token_id is None else self.eos_token_id
-
     def num_children(self, node_R: Tensor) -> Tensor:
         """Number of children of each node, (R,)."""
         return self.first_child_N1[node_R + 1] - self.first_child_N1[node_R]
@@ -132,12 +126,6 @@ class Trie:
         for token_R in token_RT.unbind(1):
             node_R = self.advance(node_R, token_R)
         return node_R
-
-    def allowed_tokens(self, prefix: Sequence[int]) -> list[int]:
-        """Tokens that may follow ``prefix`` (without the decoder start token); the end token when there is none."""
-        node = int(self.walk(torch.tensor([list(prefix)], dtype=torch.long, device=self.device)))
-        tokens = [] if node < 0 else self.children(torch.tensor([node], device=self.device)).token_C.tolist()
-        return tokens or [self.stuck_token]
 
 
 def log_softmax_of_rows(logit_C: Tensor, row_C: Tensor, num_rows: int) -> Tensor:
@@ -197,40 +185,6 @@ class Parents(NamedTuple):
             node_B = torch.where(ended_B, root_B, next_B)
         tree = {"first_child": self.trie.first_child_N1, "child_token": self.trie.token_N}
         return {"node": torch.stack(nodes, 1), **tree}
-
-
-class TrieLogitsProcessor(LogitsProcessor):
-    """Let Hugging Face ``generate`` write IDs of the catalogue only, for any batch and number of beams at once.
-
-    Rows that left the tree or have finished their ID may write the end token and nothing else: there is never a
-    row without an allowed token. ``generate`` fills surplus beams with such rows when the catalogue has fewer
-    items than beams; drop what is no complete ID (`Trie.walk`) and duplicates.
-    """
-
-    def __init__(self, trie: Trie, prompt_length: int = 1, in_place: bool = False) -> None:
-        """``prompt_length``: decoder tokens before the ID, 1 (the decoder start token) for T5.
-
-        ``in_place`` overwrites the scores it is given, several times faster for large vocabularies; leave it off
-        with ``output_logits=True``.
-        """
-        self.trie = trie
-        self.prompt_length = prompt_length
-        self.in_place = in_place
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores (R, V) with -inf everywhere but at the allowed next tokens of each row of ``input_ids``."""
-        trie = self.trie.to(input_ids.device)
-        node_R = trie.walk(input_ids[:, self.prompt_length :])
-        stuck_R = (node_R < 0) | (trie.num_children(node_R.clamp(min=0)) == 0)
-        # The last node is a leaf: it stands in for stuck rows because it has no children.
-        child = trie.children(torch.where(stuck_R, len(trie.token_N) - 1, node_R))
-        row_C = torch.cat([child.row_C, stuck_R.nonzero().squeeze(1)])
-        num_stuck = len(row_C) - len(child.row_C)
-        token_C = torch.cat([child.token_C, child.token_C.new_full((num_stuck,), trie.stuck_token)])
-        score_C = scores[row_C, token_C]
-        masked = scores.fill_(-torch.inf) if self.in_place else torch.full_like(scores, -torch.inf)
-        masked[row_C, token_C] = score_C
-        return masked
 
 
 def _padded_with_end(sequences: Sequence[Sequence[int]], eos_token_id: int | None) -> np.ndarray:

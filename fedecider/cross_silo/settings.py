@@ -37,8 +37,8 @@ class PretrainConfig:
             the items' keywords.
         samples: How histories become prompts; used in every stage.
         text_encoder: The encoder of item texts: auto (which is minilm), minilm, tfidf, or a folder or hub name for
-            sentence-transformers. Text neighbours, synthetic histories (synthetic_share), a start from texts (embedding_init
-            text) and the distances in the report are made with it.
+            sentence-transformers. Text neighbours, synthetic histories (synthetic_share), a start from texts
+            (embedding_init text) and the distances in the report are made with it.
         backbone: Where the backbone comes from, or its size.
         train: Optimisation of the backbone.
         alternating_phases: The number of turns of the ID generator; 0 leaves the IDs as they are. Each comes after one

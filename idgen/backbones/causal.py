@@ -10,7 +10,7 @@ tokens of a row, C targets tried for one user.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -119,18 +119,6 @@ class Causal(Family):
         self, model: Any, hidden_RD: Tensor, token_C: Tensor | None = None, rows_CD: Tensor | None = None
     ) -> Tensor:
         return self.read_out(model.lm_head, hidden_RD, token_C, rows_CD)
-
-    def teacher_forced(
-        self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor
-    ) -> Callable[[int, Tensor], Tensor]:
-        """Every row is read from its first token on, without padding before or inside it."""
-
-        def logits(user: int, token_CT: Tensor) -> Tensor:
-            prompt_S = input_ids_BS[user][attention_mask_BS[user] != 0]
-            row_CW = torch.cat([prompt_S.expand(len(token_CT), -1), token_CT], 1)
-            return model(input_ids=row_CW, use_cache=False).logits[:, len(prompt_S) - 1 : -1].float()
-
-        return logits
 
     def depths(self, config: Any) -> dict[str, int]:
         return {"decoder": config.num_hidden_layers}

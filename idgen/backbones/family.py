@@ -7,7 +7,7 @@ targets tried for one user, V vocabulary, W tokens of a row.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NamedTuple
 
@@ -115,16 +115,6 @@ class Family(ABC):
         """Logits (R, V) in fp32; with ``token_C`` those of these tokens alone, (R, C).
 
         ``rows_CD``: `output_rows` of these tokens, where they are asked for often with the same weights.
-        """
-
-    @abstractmethod
-    def teacher_forced(
-        self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor
-    ) -> Callable[[int, Tensor], Tensor]:
-        """A function (user, tokens (C, T)) -> logits (C, T, V) of these tokens behind the user's prompt.
-
-        It goes through the model's own forward and shares no code with ``start`` and ``step``, for which it is the
-        oracle.
         """
 
     @abstractmethod

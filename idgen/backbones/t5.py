@@ -12,7 +12,6 @@ tried for one user, R rows, N decoder tokens kept for a user.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -130,21 +129,6 @@ class T5(Family):
     def output_scale(self, model: Any) -> float:
         scaled = getattr(model.config, "scale_decoder_outputs", model.config.tie_word_embeddings)
         return model.config.d_model**-0.5 if scaled else 1.0
-
-    def teacher_forced(
-        self, model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor
-    ) -> Callable[[int, Tensor], Tensor]:
-        """The encoder runs once for all users."""
-        encoded_BSD = model.encoder(input_ids=input_ids_BS, attention_mask=attention_mask_BS).last_hidden_state
-
-        def logits(user: int, token_CT: Tensor) -> Tensor:
-            return model(
-                encoder_outputs=(encoded_BSD[user].expand(len(token_CT), -1, -1),),
-                attention_mask=attention_mask_BS[user].expand(len(token_CT), -1),
-                decoder_input_ids=model._shift_right(token_CT),
-            ).logits.float()
-
-        return logits
 
     def depths(self, config: Any) -> dict[str, int]:
         return {"encoder": config.num_layers, "decoder": config.num_decoder_layers or config.num_layers}

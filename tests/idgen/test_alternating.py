@@ -119,7 +119,7 @@ def test_learning_rates_span_all_turns(synthetic_share, monkeypatch):
 
     monkeypatch.setattr(alternating, "train_steps", spy)
     run(2, synthetic_share=synthetic_share)
-    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, with as many synthetic histories 6, 4 steps of 4 for the generator
+    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, with synthetic histories 6; 4 steps of 4 for the generator
     steps = 6 if synthetic_share else 3
     first = [turn * steps for turn in range(3)]
     assert [entry[1:] for entry in seen if entry[0] == 1e-2] == [(step, 3 * steps) for step in first]

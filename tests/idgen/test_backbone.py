@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from exact_scores import allowed_tokens
 from tiny_tasks import make_domain, make_task, make_tokenizer
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -143,7 +144,7 @@ def test_loss_of_batches_is_the_mean_of_what_items_are_ranked_by(dense_above, mo
             for place, token in enumerate(label_T):
                 if token < 0:
                     continue
-                allowed = trie.allowed_tokens(beginning)
+                allowed = allowed_tokens(trie, beginning)
                 total -= torch.log_softmax(logit_BTV[row, place, allowed], 0)[allowed.index(token)]
                 beginning.append(token)
             losses.append(total)

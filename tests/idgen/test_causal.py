@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from exact_scores import score_catalogue
 from tiny_causal import FAMILIES, tiny_causal
 
 from distill.pairing import build_student
 from idgen.backbones.causal import Causal, rows
-from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.decode import constrained_beam_search
 from idgen.trie import Trie
 
 CAUSAL = Causal()

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from exact_scores import allowed_tokens, score_catalogue, teacher_forced
 from peft import LoraConfig, get_peft_model
 from tiny_causal import tiny_causal
 from tiny_t5 import tiny_t5
@@ -20,10 +21,10 @@ from idgen.backbone import load_backbone
 from idgen.backbones.causal import rows
 from idgen.backbones.families import family_of, family_of_config
 from idgen.backbones.family import evaluating, labels_of, num_targets
-from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.decode import constrained_beam_search
 from idgen.item_scores import trie_log_probs
 from idgen.losses import sequence_loss
-from idgen.trie import Trie, TrieLogitsProcessor
+from idgen.trie import Trie
 
 MODELS = {"t5": tiny_t5, "llama": partial(tiny_causal, "llama"), "qwen2": partial(tiny_causal, "qwen2")}
 SIZES = {"t5": "num_layers", "llama": "num_hidden_layers", "qwen2": "num_hidden_layers"}
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.parametrize("name", MODELS)
 def test_the_search_equals_the_exact_scorer(name, ids, end):
     model, trie = MODELS[name](), Trie.build(ids, end)
     item_BK, score_BK = constrained_beam_search(model, PROMPTS, MASK, trie, len(ids))
-    exact_BI = score_catalogue(model, PROMPTS, MASK, trie, chunk=3)
+    exact_BI = score_catalogue(model, PROMPTS, MASK, trie)
     best_BK, order_BK = exact_BI.sort(1, descending=True)
     assert item_BK.tolist() == order_BK.tolist()
     assert torch.allclose(score_BK, best_BK, atol=1e-4)
@@ -58,10 +59,9 @@ def test_log_probs_along_the_trie_are_those_of_its_tokens_alone(name, ids, end, 
     found_BM = trie_log_probs(model, PROMPTS, MASK, trie, candidate_BM)
     expected_BI = torch.zeros(len(PROMPTS), len(ids), dtype=torch.float64)
     with evaluating(model):
-        logits = family_of(model).teacher_forced(model, PROMPTS, MASK)
         for user in range(len(PROMPTS)):
             for item, tokens in enumerate(closed):
-                logit_TV = logits(user, torch.tensor([tokens]))[0].double()
+                logit_TV = teacher_forced(model, PROMPTS, MASK, user, torch.tensor([tokens]))[0].double()
                 for place, token in enumerate(tokens):
                     allowed = sorted({one[place] for one in closed if one[:place] == tokens[:place] and one[place:]})
                     log_prob_C = torch.log_softmax(logit_TV[place, allowed], 0)
@@ -127,7 +127,7 @@ def test_generate_writes_what_the_search_finds(name):
             early_stopping="never",
             eos_token_id=1,
             pad_token_id=0,
-            logits_processor=[TrieLogitsProcessor(trie, prompt_length=before)],
+            prefix_allowed_tokens_fn=lambda _, prefix, before=before: allowed_tokens(trie, prefix[before:]),
             renormalize_logits=True,
             return_dict_in_generate=True,
             output_scores=True,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from exact_scores import allowed_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_causal import byte_level_tokenizer
 
 from idgen.config import Words
-from idgen.item_ids import ItemIds, assign_item_ids, encode_item_ids, keyword_item_ids, quality
+from idgen.item_ids import ItemIds, assign_item_ids, keyword_item_ids, quality
 from idgen.keywords import keyword_candidates, split_fields
 from idgen.tokenizer import decode_ids, encode_ids, train_tokenizer
 from idgen.trie import Trie
@@ -44,8 +45,8 @@ def check(ids: ItemIds, max_id_tokens: int = 16, tokenizer=TOKENIZER) -> None:
         assert 0 < len(tokens) <= max_id_tokens
         assert not set(tokens) & set(tokenizer.all_special_ids)
     trie = Trie.build(ids.token_ids, end)
-    assert all(trie.allowed_tokens([*tokens, end]) == [end] for tokens in sequences)
-    assert all(end in trie.allowed_tokens(tokens) for tokens in sequences)
+    assert all(allowed_tokens(trie, [*tokens, end]) == [end] for tokens in sequences)
+    assert all(end in allowed_tokens(trie, tokens) for tokens in sequences)
     assert int((trie.item_N >= 0).sum()) == len(ids.texts)
     assert ids.report["num_items"] == len(sequences)
     assert ids.report["max_tokens"] == max(map(len, sequences))
@@ -188,19 +189,6 @@ def test_words_of_a_byte_level_tokenizer_have_other_tokens_at_the_start():
     red, both, _ = ids.token_ids
     assert both[: len(red)] == red
     trie = Trie.build(ids.token_ids, BYTES.eos_token_id)
-    assert sorted(trie.allowed_tokens(red)) == sorted([both[len(red)], BYTES.eos_token_id])
+    assert sorted(allowed_tokens(trie, red)) == sorted([both[len(red)], BYTES.eos_token_id])
     with pytest.raises(ValueError, match="the ID of item 0 is the beginning of that of item 1"):
         Trie.build(ids.token_ids, None)
-
-
-def test_ids_as_single_tokens():
-    ids = keyword_item_ids(KEYS, TEXTS, TOKENIZER)
-    whole = train_tokenizer(TEXTS, 400, phrases=ids.texts)
-    single = encode_item_ids(ids, whole)
-    assert single.texts == ids.texts
-    assert all(len(tokens) == 1 for tokens in single.token_ids)
-    assert single.report["mean_tokens"] == 1.0
-    assert ids.report["mean_tokens"] > 2
-    assert len({tuple(tokens) for tokens in single.token_ids}) == 60
-    with pytest.raises(ValueError, match="cannot hold the ID '龍'"):
-        encode_item_ids(ItemIds(["龍"], [[2]], {}), whole)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from exact_scores import allowed_tokens
 from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain, make_ids, make_tokenizer
 
@@ -185,9 +186,9 @@ def test_an_id_that_begins_another_needs_an_end_token():
     with pytest.raises(ValueError, match="the ID of item 1 is the beginning of that of item 0"):
         Trie.build([[3, 4], [3]], None)
     trie = Trie.build([[3, 4], [5]], None)
-    assert trie.allowed_tokens([]) == [3, 5]
-    assert trie.allowed_tokens([3]) == [4]
-    assert trie.allowed_tokens([5]) == [0]  # nothing can follow
+    assert allowed_tokens(trie, []) == [3, 5]
+    assert allowed_tokens(trie, [3]) == [4]
+    assert allowed_tokens(trie, [5]) == [0]  # nothing can follow
     assert trie.label_IT.tolist() == [[3, 4], [5, -100]]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exact_scores import allowed_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idgen.trie import Trie, TrieLogitsProcessor
+from idgen.trie import Trie
 
 EOS = 1
 IDS = [[5, 6], [5], [4, 9, 9], [5, 6, 7]]  # item 1 is a prefix of 0, item 0 of 3
@@ -43,7 +44,7 @@ def test_walk_and_allowed_tokens(ids, prefix):
     trie = Trie.build(ids, EOS)
     closed = [[*tokens, EOS] for tokens in ids]
     expected = sorted({c[len(prefix)] for c in closed if c[: len(prefix)] == prefix and len(c) > len(prefix)})
-    assert trie.allowed_tokens(prefix) == (expected or [EOS])
+    assert allowed_tokens(trie, prefix) == (expected or [EOS])
     node = int(trie.walk(torch.tensor([prefix], dtype=torch.long)))
     assert (node >= 0) == any(c[: len(prefix)] == prefix for c in closed)
 
@@ -57,20 +58,6 @@ def test_children_of_several_nodes_by_hand():
     assert trie.item_N[child.node_C].tolist() == [0, -1, -1]
     assert trie.item_N[nodes].tolist() == [-1, -1, 1]
     assert trie.num_children(nodes).tolist() == [2, 1, 0]
-
-
-def test_logits_processor_by_hand():
-    processor = TrieLogitsProcessor(Trie.build(IDS, EOS))
-    prefixes = torch.tensor([[0, 5, 6], [0, 5, 1], [0, 8, 8], [0, 4, 9]])  # inner, finished, off the trie, one child
-    scores = torch.randn(4, 12, generator=torch.Generator().manual_seed(0))
-    masked = processor(prefixes, scores)
-    allowed = [[1, 7], [1], [1], [9]]
-    for row, tokens in enumerate(allowed):
-        assert torch.isfinite(masked[row]).nonzero().flatten().tolist() == tokens
-        assert torch.equal(masked[row, tokens], scores[row, tokens])
-    copy = scores.clone()
-    assert TrieLogitsProcessor(processor.trie, in_place=True)(prefixes, copy) is copy
-    assert torch.equal(copy, masked)
 
 
 @pytest.mark.parametrize(

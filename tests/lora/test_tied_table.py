@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from exact_scores import score_catalogue
 from lora_toys import batch, held_factors, random_adapters, random_stack, tiny_t5
 from tiny_causal import tiny_causal
 
@@ -22,7 +23,7 @@ from fedecider.models.export import load_adapter, save_peft_folder
 from fedecider.models.fused_linear import fused_layers
 from fedecider.models.tied_table import adapted_embeddings, tied_embeddings
 from idgen.backbones.families import family_of
-from idgen.decode import constrained_beam_search, score_catalogue
+from idgen.decode import constrained_beam_search
 from idgen.losses import sequence_loss
 from idgen.trie import Trie
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from exact_scores import score_catalogue
 from toy_recommender import on, run, toy_recommender
 
 from fedecider.bounds import Diverged
@@ -24,7 +25,6 @@ from fedecider.models.config import LoraSettings
 from idgen.backbone import build_backbone
 from idgen.backbones.families import unwrap
 from idgen.config import BackboneConfig, SampleConfig
-from idgen.decode import score_catalogue
 from idgen.item_ids import keyword_item_ids
 from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig

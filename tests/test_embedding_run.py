@@ -94,7 +94,7 @@ def test_secure_sums_give_the_same_scores_and_count_their_bytes(data, tmp_path, 
     assert "the server sees sums of the uploads alone" in masked["privacy"]
     capsys.readouterr()
     for words, message in (
-        (["--secure_threshold", 0.5], "expected above 0.5"),
+        (["--secure_threshold", 0.5], "secure_threshold 0.5"),
         (["--secure_sum", "true", "--federation", "false"], "nothing leaves a client"),
         (["--secure_neighbours", 3], "expected an even number"),
     ):
@@ -358,14 +358,14 @@ def test_a_method_with_a_bound_of_its_own_says_what_it_guarantees(data, tmp_path
     [
         (["--method", "fedxy"], "got method 'fedxy', expected one of"),
         (["--method", "fedmf", "--dataset", "ml-7"], "got dataset 'ml-7'"),
-        (["--method", "fedmf", "--domains", "crime"], "got domains with the method fedmf"),
+        (["--method", "fedmf", "--domains", "crime"], "domains"),
         (["--method", "local", "--dataset", "ml-100k"], "no option of this command is called --dataset"),
         (["--method", "fedmf", "--participation", "0"], "the cohort of a round may not be empty"),
-        (["--method", "fedmf", "--clip", "0", "--noise_scale", "1"], "got clip 0.0, expected above 0 or null"),
+        (["--method", "fedmf", "--clip", "0", "--noise_scale", "1"], "got clip 0"),
         (["--method", "fedmf", "--noise_scale", "1"], "without a clip"),
         (["--method", "fedmf", "--protocol", "loose"], "got protocol 'loose'"),
-        (["--method", "pfedclr", "--lora_rank", "4"], "got lora_rank with the method pfedclr"),
-        (["--method", "pfedclr", "--rank", "0"], "got rank 0, expected 1 to 65536"),
+        (["--method", "pfedclr", "--lora_rank", "4"], "lora_rank"),
+        (["--method", "pfedclr", "--rank", "0"], "got rank 0"),
     ],
 )
 def test_bad_settings_end_with_one_line_and_code_2(words, message, tmp_path, capsys):

@@ -13,6 +13,7 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.privacy import check_privacy, check_shared_noise, privacy_data, privacy_notes
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
+from fedecider.methods.rows import Rows
 
 pytestmark = pytest.mark.whole
 
@@ -107,13 +108,11 @@ def test_shares_of_noise_need_one_sum_over_all_clients():
     shares = PrivacyConfig(clip=1.0, noise_scale=1.0, noise_on="sum")
     nothing = lambda *given: None  # noqa: E731
     mean = FederatedMethod("fedavg", *[nothing] * 5, ("global",), takes_mean=True)
-    recommender = type("Known", (), {"own_rows": {}})
-    check_shared_noise(shares, mean, recommender)
-    with pytest.raises(ValueError, match="noise_on sum with lora_sim, expected upload"):
-        check_shared_noise(shares, mean._replace(name="lora_sim", takes_mean=False), recommender)
-    recommender.own_rows = {"table": torch.tensor([[True, False], [True, False]])}
-    check_shared_noise(shares, mean, recommender)
-    recommender.own_rows = {"table": torch.tensor([[True, False], [True, True]])}
+    of_one = Rows({"table": torch.tensor([[True, False], [True, False]])})
+    of_two = Rows({"table": torch.tensor([[True, False], [True, True]])})
+    check_shared_noise(shares, mean, of_one)
+    check_shared_noise(PrivacyConfig(clip=1.0, noise_scale=1.0), mean, of_two)
+    with pytest.raises(ValueError, match="noise_on"):
+        check_shared_noise(shares, mean._replace(name="lora_sim", takes_mean=False), of_one)
     with pytest.raises(ValueError, match="several catalogues"):
-        check_shared_noise(shares, mean, recommender)
-    check_shared_noise(PrivacyConfig(clip=1.0, noise_scale=1.0), mean, recommender)
+        check_shared_noise(shares, mean, of_two)

@@ -33,7 +33,6 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
 from fedecider.federation.callbacks import Round, RoundCallback
 from fedecider.federation.config import DevicePrivacyConfig
-from fedecider.federation.method import Block, Download, FederatedMethod, Tree
 from fedecider.report.analyses import median_seconds, participations, total_bytes
 from fedecider.report.tables import CANARY, COMPARED
 from fedecider.running.options import from_plain
@@ -358,48 +357,22 @@ def run_settings(
     )
 
 
-class RoundsOnTest:
-    """The test metrics of every validated round: public codes report the best, with the test items in sight."""
-
-    def __init__(self, method: FederatedMethod, variant: str) -> None:
-        self.wrapped, self.variant = method, variant
-        self.positions: list[Tensor] = []
-        self.best: dict[str, float] = {}
-
-    @property
-    def method(self) -> FederatedMethod:
-        """The method, which ranks the test items too whenever it is asked for validation items."""
-        return self.wrapped._replace(positions=self._rank)
-
-    def _rank(self, variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        if split == "valid" and variant == self.variant:
-            self.positions += self.wrapped.positions(variant, download, own, block, "test")
-        return self.wrapped.positions(variant, download, own, block, split)
-
-    def end_round(self) -> None:
-        """Keep the round with the best ndcg@10, as whole: hit@10 is that of the same round."""
-        if self.positions:
-            metrics = mean_metrics(torch.cat(self.positions), (10,))
-            if not self.best or metrics["ndcg@10"] > self.best["ndcg@10"]:
-                self.best = metrics
-            self.positions = []
-
-
 def _federated(board: Board, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Where nothing is chosen the round that is best on test items is kept beside, which public codes report."""
     interactions, last = board.interactions, line.as_published
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = line.settings(board, line.validated_under, setting, seed)
     setup = set_up(settings, interactions, device)
     records: list[dict] = []
+    on_test: list[dict[str, float]] = []
     variant = setup.method.variants[0]
-    tested = RoundsOnTest(setup.method, variant)
-    trained = setup._replace(method=tested.method) if last else setup
 
     def round_ended(round: Round) -> None:
         records.append(round.record)
-        tested.end_round()
+        if last:
+            on_test.append(mean_metrics(user_positions(setup, round.state, variant, "test", last=True), (10,)))
 
-    state = train(settings, trained, [RoundCallback(round_ended)])
+    state = train(settings, setup, [RoundCallback(round_ended)])
     info = {
         "valid": records[-1]["score"] if last else state.best_score,  # of the reported round
         "best_round": state.best_round,
@@ -416,7 +389,7 @@ def _federated(board: Board, line: Line, setting: Setting, seed: int) -> tuple[d
         if last:
             best = user_positions(counted, state, variant, "test")
             info["best_round_test"] = mean_metrics(best, (10,))
-            info["best_test_round"] = tested.best
+            info["best_test_round"] = max(on_test, key=lambda metrics: metrics["ndcg@10"])
     return info, positions
 
 

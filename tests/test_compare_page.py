@@ -111,18 +111,10 @@ def test_the_verdict_is_about_the_row_that_validation_chose(table):
     assert list(found.domains) == ["crime", "comics"]
     said = said_of(table)
     assert said.answer == "Perhaps: it is better than popularity, the best simple rule, with reservations."
-    assert "+10.0 of 100 users [+5.0, +15.0] is more than chance" in said.paragraphs[1]
-    assert said.paragraphs[-1] == (
-        "Beside it: the same training without any exchange, 22.0 (not distinguishable, p = 0.4); SASRec of one domain, "
-        "15.0 (less, p = 0.02)."
-    )
-    assert [line.partition(":")[0] for line in said.reservations] == [
-        "ours was chosen on validation items; on test items local has more",
-        "2 seeds",
-        "Not tested",
-        "It is not distinguishable from the same training without any exchange (local)",
-        "Validation and test disagree",
-    ]
+    assert "+10.0 of 100 users" in said.paragraphs[1]
+    assert "22.0 (not distinguishable" in said.paragraphs[-1]
+    assert "15.0 (less, p = 0.02)" in said.paragraphs[-1]
+    assert len(said.reservations) == 5
     turned = changed(table, valid={"ours": 0.1, "local": 0.2})
     assert chosen_row(turned) == ("strict", "local")
     assert evidence(turned, "strict", "local").alarms == []

@@ -76,13 +76,13 @@ def test_every_line_of_a_table_parses(path, monkeypatch):
     tuned = [label for label, options in config.rows.items() if not options]
     assert {len(ahead[label]) for label in tuned} == {config.tune}
     runs = [
-        entries[label].run.args[1](setting, seed)
+        entries[label].run.args[0](setting, seed)
         for label, settings in ahead.items()
         for setting in settings
         for seed in range(config.seeds)
     ]
     assert len({run.folder.root for run in runs}) == len(runs)
-    local = next(run for run in runs if run.label == "local")
+    local = next(run for run in runs if run.folder.root.name.startswith("local-"))
     prepared, asked = preparation(Path(config.runs)), local.settings.run.domain_names
     assert asked == [f"{name}.*" if prepared.silos > 1 else name for name in prepared.domain_names]
 

@@ -22,12 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
 
     def work() -> None:
-        asked = read_command(words, DESCRIPTION, TuneConfig)
-        settings = asked.settings(words)
+        command = read_command(words, DESCRIPTION, TuneConfig)
+        settings = command.settings(words)
 
         from fedecider.running.launch import start  # after the options: --help does without
 
         with start(settings.run.num_threads) as launch:
-            tune(asked.track, settings, asked.own, given(words), launch)
+            tune(command.track, settings, command.own, given(words), launch)
 
     return run(work)

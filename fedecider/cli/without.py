@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         companies = [one.strip() for one in config.company.split(",") if one.strip()]
         with start(int(record.get("num_threads", 0))) as launch:
-            found = leave_out(config.run, companies, launch, config.data)
+            losses = leave_out(config.run, companies, launch, config.data)
         page = report(ReportConfig(config.run, config.data, record["pretrain"]["text_encoder"]))
-        for sentence in without_sentences(found):
+        for sentence in without_sentences(losses):
             log_line(sentence)
         log_line(f"report: {page}")
 

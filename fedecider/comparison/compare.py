@@ -246,11 +246,11 @@ def fill(entries: Sequence[Entry], seeds: int, jobs: int = 1) -> list[Row]:
     """Run what is missing, ``jobs`` cells at a time; an entry without a setting that can be run is left out, since the
     others are worth having."""
     if jobs == 1 or not entries:
-        found = [_filled(entry, seeds, map) for entry in entries]
+        rows = [_filled(entry, seeds, map) for entry in entries]
     else:
         with ThreadPoolExecutor(jobs) as cells, ThreadPoolExecutor(len(entries)) as lines:
-            found = list(lines.map(lambda entry: _filled(entry, seeds, cells.map), entries))
-    return [row for row in found if row is not None]
+            rows = list(lines.map(lambda entry: _filled(entry, seeds, cells.map), entries))
+    return [row for row in rows if row is not None]
 
 
 def _filled(entry: Entry, seeds: int, over: Callable[..., Iterable[Cell | None]]) -> Row | None:
@@ -303,11 +303,11 @@ def _cell(entry: Entry, seed: int, setting: Setting) -> Cell | None:
 
 def collect(plan: Plan, rows: Sequence[Row], beside: Sequence[Row] = ()) -> Table:
     """Means with intervals, paired tests, costs and curves, under every protocol."""
-    found = {}
+    results = {}
     for protocol in plan.protocols:
         own, others = ([row for row in some if protocol in row.entry.protocols] for some in (rows, beside))
-        found[protocol] = _results(plan, protocol, own, others)
-    return Table(plan, list(rows), found)
+        results[protocol] = _results(plan, protocol, own, others)
+    return Table(plan, list(rows), results)
 
 
 def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Row]) -> Results:
@@ -316,8 +316,8 @@ def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Ro
     standing: dict[str, Positions] = {}
     entries: dict[str, Row] = {}
     for row in (*rows, *beside):
-        for label, found in positions_of(row, protocol).items():
-            position = {name: found[name] for name in plan.users}  # files keep no order
+        for label, of_label in positions_of(row, protocol).items():
+            position = {name: of_label[name] for name in plan.users}  # files keep no order
             if label in row.labels and row.entry.label not in plan.baselines:
                 own[label] = position
                 entries[label] = row
@@ -360,12 +360,10 @@ def _results(plan: Plan, protocol: str, rows: Sequence[Row], beside: Sequence[Ro
 def positions_of(row: Row, protocol: str) -> dict[str, Positions]:
     """model -> client -> (S, U), seeds in order."""
     per_seed = [cell.positions()[protocol] for cell in row.cells]
-    return {label: stacked([one[label] for one in per_seed]) for label in per_seed[0]}
-
-
-def stacked(per_seed: Sequence[Positions]) -> Positions:
-    """(S, U) by client, seeds in order."""
-    return {client: torch.stack([one[client] for one in per_seed]) for client in per_seed[0]}
+    return {
+        label: {client: torch.stack([models[label][client] for models in per_seed]) for client in of_label}
+        for label, of_label in per_seed[0].items()
+    }
 
 
 def _tests(
@@ -385,8 +383,10 @@ def _tests(
         ]
     if not pairs:
         return []
-    asked = (tested, stream(0, "comparisons"), COMPARED, pairs, plan.permutations)
-    return compare_table(*asked, persons=persons, each_domain=plan.each_client)
+    draws = stream(0, "comparisons")
+    return compare_table(
+        tested, draws, COMPARED, pairs, plan.permutations, persons=persons, each_domain=plan.each_client
+    )
 
 
 def _cost(courses: Sequence[Course]) -> Cost:

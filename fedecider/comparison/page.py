@@ -85,9 +85,6 @@ def _markdown(title: str, sections: Sequence[Section]) -> str:
     return "\n".join(parts)
 
 
-# The verdict.
-
-
 def chosen_row(table: Table) -> tuple[str, str] | None:
     """Protocol and row that one would take: of the strictest protocol the best one on validation items, whatever the
     test says. None where there is no row that one could switch on."""
@@ -105,17 +102,17 @@ def _strictness(name: str) -> tuple[bool, bool, bool]:
 
 def comparison_conclusion(table: Table) -> Conclusion | None:
     """About the row that is best on validation, beside simple rules, training alone and all data in one place."""
-    found = chosen_row(table)
-    if found is None:
+    choice = chosen_row(table)
+    if choice is None:
         return None
-    results, seeds = table.results[found[0]], table.plan.seeds
+    results, seeds = table.results[choice[0]], table.plan.seeds
     num = len({row.entry.label for row in results.entries.values()})
     pooled = ", methods that pool all data left out" if "central" in results.kinds.values() else ""
     about = (
         f"What was compared: {num} row{'s' if num > 1 else ''} with {seeds} seed{'s' if seeds > 1 else ''} each, under "
-        f"{found[0]}. {found[1]} is the one with the best validation ndcg@10{pooled}."
+        f"{choice[0]}. {choice[1]} is the one with the best validation ndcg@10{pooled}."
     )
-    return conclusion(evidence(table, *found), [about])
+    return conclusion(evidence(table, *choice), [about])
 
 
 def evidence(table: Table, protocol: str, chosen: str) -> Evidence:
@@ -158,11 +155,11 @@ def _canary_alarms(table: Table, name: str) -> list[str]:
     protocol, rows = get_protocol(name), {row.label: row for row in table.results[name].rows}
     if protocol.leaks or not protocol.drop_seen or CANARY not in rows:
         return []  # it leaks anyway; or the memoriser knows what the user had before, which is then a candidate
-    found = {client: rows[CANARY].values[client]["hit@10"] for client in table.plan.users}
+    hits = {client: rows[CANARY].values[client]["hit@10"] for client in table.plan.users}
     return [
         f"{client}: the memoriser, which knows nothing about items, is above chance (hit@10 {hit.mean:.4f}, chance "
         f"{_words(table).chance[name][client]:.4f}): by luck, or the evaluation leaks"
-        for client, hit in found.items()
+        for client, hit in hits.items()
         if hit.low > _words(table).chance[name][client]
     ]
 
@@ -179,14 +176,11 @@ def _better_on_test(table: Table, results: Results, chosen: str, scope: str) -> 
     ]
 
 
-# Tables, of the page and as Markdown.
-
-
 def _sections(table: Table, heading: Sequence[str], marks: bool = False) -> list[Section]:
     """``marks``: winners are bold, as Markdown has it."""
     sections = [_result_section(table, protocol, marks) for protocol, results in table.results.items() if results.rows]
     several = len(sections) > 1
-    if curves := {name: found for name, found in _distinct(table, "curves").items() if found}:
+    if curves := {name: of_row for name, of_row in _distinct(table, "curves").items() if of_row}:
         points = ([panel, label, *point] for panel, of in curves.items() for label, c in of.items() for point in c)
         download = Download("validation.csv", csv_text(["protocol", "row", "round", "ndcg@10"], points))
         sections.append(Section("Convergence", figures=[convergence_curves(curves)], downloads=[download]))
@@ -253,7 +247,7 @@ def _said(table: Table, protocol: str) -> str:
 def _notes(table: Table, protocol: str) -> list[str]:
     plan, results = table.plan, table.results[protocol]
     absent = [label for label in plan.against or () if label not in results.entries]
-    found = {
+    notes = {
         "Brackets: 95 % cluster bootstrap over users, and seeds where there are several.": True,
         "Bold: distinguishably above every row that was tested.": bool(_winners(table, protocol)),
         "Some users are clients of several domains: tests and intervals of the mean over domains take a person as one "
@@ -261,7 +255,7 @@ def _notes(table: Table, protocol: str) -> list[str]:
         f"Not tested against, since no run has such a row: {', '.join(absent)}.": bool(absent),
         f"Left out, since a run failed: {', '.join(results.missing)}.": bool(results.missing),
     }
-    return [text for text, is_so in found.items() if is_so]
+    return [text for text, is_so in notes.items() if is_so]
 
 
 def _winners(table: Table, protocol: str) -> set[tuple[str, str, str]]:
@@ -310,14 +304,11 @@ def _cost_cells(costs: Mapping[str, Cost]) -> list[list[str]]:
 
 def _distinct(table: Table, name: str) -> dict[str, Any]:
     """protocol -> what it has, without what one before has too, since it shares its cells."""
-    found: dict[str, Any] = {}
+    distinct: dict[str, Any] = {}
     for protocol, results in table.results.items():
-        if (value := getattr(results, name)) and value not in found.values():
-            found[protocol] = value
-    return found
-
-
-# For other programs.
+        if (value := getattr(results, name)) and value not in distinct.values():
+            distinct[protocol] = value
+    return distinct
 
 
 def _facts(table: Table, protocol: str, row: ResultRow) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedecider.federation.streams import derive_seed
+from fedecider.running.options import nested
 from fedecider.search_space import OneOf, Range, Real, Setting, Space, Whole, points
 
 Blocks = TypeVar("Blocks", bound=tuple)
@@ -36,22 +37,18 @@ def with_setting(blocks: Blocks, setting: Setting) -> Blocks:
     """The same blocks with these options; what cannot be is a ``ValueError`` of the block that checks it."""
     for name in setting:
         value_of(blocks, name)
-    changed = []
-    for block in blocks:
-        own = {name: value for name, value in setting.items() if name.partition(".")[0] in _fields(block)}
-        changed.append(_replaced(block, own) if own else block)
+    values = nested(setting)
+    changed = [_replaced(block, {name: values[name] for name in values if name in _fields(block)}) for block in blocks]
     return type(blocks)(*changed) if hasattr(blocks, "_fields") else type(blocks)(changed)
 
 
-def _replaced(block: Any, setting: Setting) -> Any:
-    plain = {name: value for name, value in setting.items() if "." not in name}
-    inner: dict[str, Setting] = {}
-    for name, value in setting.items():
-        first, dot, rest = name.partition(".")
-        if dot:
-            inner.setdefault(first, {})[rest] = value
-    nested = {name: _replaced(getattr(block, name), values) for name, values in inner.items()}
-    return dataclasses.replace(block, **plain, **nested)
+def _replaced(block: Any, values: Mapping[str, Any]) -> Any:
+    inner = {name: getattr(block, name) for name in values}
+    own = {
+        name: _replaced(inner[name], value) if dataclasses.is_dataclass(inner[name]) else value
+        for name, value in values.items()
+    }
+    return dataclasses.replace(block, **own) if own else block
 
 
 def _fields(block: Any) -> Sequence[str]:

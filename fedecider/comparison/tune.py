@@ -113,8 +113,8 @@ def tune(track: Track, settings: Any, config: TuneConfig, fixed: Sequence[str], 
                 kept = {name: value for name, value in chosen.items() if name not in NOT_KEPT}
                 _write_best(study, best, f"Search of {run.method} on {', '.join(names)}", kept, root)
             _write_page(study, best, f"Search of {run.method} on {', '.join(names)}", heading, root)
-        found = launch.from_main(study is not None and best_of(study.tried) is not None)
-    if not found:
+        has_best = launch.from_main(study is not None and best_of(study.tried) is not None)
+    if not has_best:
         raise ValueError(f"no trial of {run.method} finished, expected one at least: see {root / 'tune.md'}")
     return root
 

@@ -376,15 +376,15 @@ def _beside(scope: Scope) -> list[Entry]:
     config, run = scope.config, scope.settings.run
     device = "cuda" if torch.cuda.is_available() else "cpu"
     shared = Shared(scope.domains, run.protocol, config.tune, Path(config.cache), device)
-    found = []
+    entries = []
     for name in config.baselines:
         if name in (SASREC, SASREC_TEXT):
-            found.append(sasrec(shared, None if name == SASREC else run.pretrain.text_encoder))
+            entries.append(sasrec(shared, None if name == SASREC else run.pretrain.text_encoder))
         elif name in own_baselines():
-            found.append(own_baseline(shared, name))
+            entries.append(own_baseline(shared, name))
         elif name not in BASELINES and (guest := guest_of(track_of(name))):
-            found.append(guest(name, shared))
-    return found
+            entries.append(guest(name, shared))
+    return entries
 
 
 def _sections(scope: Scope, table: Table, chosen: str | None) -> tuple[list[Section], list[Section]]:

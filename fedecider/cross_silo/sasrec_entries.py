@@ -32,11 +32,11 @@ def own_baseline(shared: Shared, label: str) -> Entry:
 
     @cache
     def ranked() -> dict[str, Positions]:
-        found: dict[str, Positions] = {"valid": {}, "test": {}}
+        places: dict[str, Positions] = {"valid": {}, "test": {}}
         for name, domain in shared.domains.items():
-            for split, of_label in own_positions(domain, list(found), get_protocol(shared.protocol), [label]).items():
-                found[split][name] = of_label[label]
-        return found
+            for split, of_label in own_positions(domain, list(places), get_protocol(shared.protocol), [label]).items():
+                places[split][name] = of_label[label]
+        return places
 
     def run(setting: Setting, seed: int) -> Cell:
         valid = fmean(mean_metrics(one, (10,))["ndcg@10"] for one in ranked()["valid"].values())

@@ -7,7 +7,7 @@ run, and what differs is who is there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from fedecider.cross_silo.prepare import (
     reported_model,
 )
 from fedecider.cross_silo.settings import Settings
-from fedecider.engine.result import RunResult
 from fedecider.engine.run import train
+from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, shared_persons
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import stream
@@ -35,7 +35,7 @@ from fedecider.models.client_model import ClientModel
 from fedecider.report.tables import COMPARED, comparisons_data
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import locked, read_metrics
+from fedecider.running.run_folder import RunFolder, locked, read_metrics
 
 WITHOUT = "without"
 """Its place in ``metrics.json``, and in a test the name of what others have without a company."""
@@ -65,16 +65,15 @@ def leave_out(run: str | Path, companies: Sequence[str], launch: Launch, data: s
     data_of_run(settings.run, record, root)
     with locked(folder.lock, f"got the run {root}, which another command writes, expected it to be free. Wait for it"):
         metrics = read_metrics(folder)  # of those who had the lock before
-        result = RunResult.read(root)
-        losses: dict[str, Any] = dict(metrics.get(WITHOUT, {}))
-        missing = [name for name in wanted if name not in losses]
+        found: dict[str, Any] = dict(metrics.get(WITHOUT, {}))
+        missing = [name for name in wanted if name not in found]
         artifacts = build_base_artifacts(settings.run, launch)
         check_same_student(folder, artifacts, root)
         for number, name in enumerate(missing, 1):
             log_line(f"without {name} ({number} of {len(missing)}): {len(names) - 1} companies, as in the run")
-            losses[name] = _compared(settings, artifacts, result, name, launch)
-            write_json(folder.metrics, {**metrics, WITHOUT: {one: losses[one] for one in names if one in losses}})
-    return losses
+            found[name] = _compared(settings, artifacts, folder, metrics, name, launch)
+            write_json(folder.metrics, {**metrics, WITHOUT: {one: found[one] for one in names if one in found}})
+    return found
 
 
 def _check(settings: Settings, names: list[str], wanted: list[str], root: Path) -> None:
@@ -97,18 +96,28 @@ def _check(settings: Settings, names: list[str], wanted: list[str], root: Path) 
 
 
 def _compared(
-    settings: Settings, artifacts: BaseArtifacts, result: RunResult, name: str, launch: Launch
+    settings: Settings,
+    artifacts: BaseArtifacts,
+    folder: RunFolder,
+    metrics: Mapping[str, Any],
+    name: str,
+    launch: Launch,
 ) -> dict[str, Any]:
     """Every other company without ``name``, less what it has in the run: paired tests over its customers.
 
     Holm's correction is over the companies and metrics of one that is left out; where it is told, over all that are.
     """
-    label = with_hybrid(result.method) if settings.run.hybrid.kind != "none" else result.reported
+    label = with_hybrid(metrics["method"]) if settings.run.hybrid.kind != "none" else metrics["reported"]
     others = {one: domain for one, domain in artifacts.domains.items() if one != name}
     without = joint_positions(settings, artifacts._replace(domains=others), launch)
+    rows = {
+        one.domain: one.position_U
+        for one in read_per_user(folder.per_user)
+        if (one.split, one.variant) == ("test", label) and one.domain in others
+    }
     users = {one: domain.clients.users for one, domain in others.items()}
     tests = compare_table(
-        {WITHOUT: without, label: {one: result.positions[label][one] for one in others}},
+        {WITHOUT: without, label: {one: rows[one] for one in others}},
         stream(0, "without", name),
         COMPARED,
         [(WITHOUT, label)],

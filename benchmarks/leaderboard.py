@@ -73,9 +73,7 @@ class PageConfig:
     def table(self, published: bool, output: Path) -> LeaderboardConfig:
         """One of the two tables of a section."""
         if not published:
-            budget = {
-                name: getattr(self, name) for name in ("tune", "num_rounds", "patience", "settings")
-            }
+            budget = {name: getattr(self, name) for name in ("tune", "num_rounds", "patience", "settings")}
             return LeaderboardConfig(
                 self.methods, ",".join(SEARCHED), self.seeds, **budget, output=str(output), num_threads=1
             )

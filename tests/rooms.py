@@ -26,6 +26,12 @@ def modules(root: Path = REPOSITORY) -> dict[str, Path]:
     return found
 
 
+def _imports_ours(node: ast.AST) -> bool:
+    return any(
+        isinstance(one, ast.ImportFrom) and (one.module or "").split(".")[0] in PACKAGES for one in ast.walk(node)
+    )
+
+
 def imported_names(source: str) -> list[str]:
     """Dotted names of ours that a file imports anywhere, also inside functions.
 
@@ -34,7 +40,7 @@ def imported_names(source: str) -> list[str]:
     """
     tree, names = ast.parse(source), []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and _imports_ours(node):
             raise ValueError("got TYPE_CHECKING, expected imports that hold at run time")
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]

@@ -23,6 +23,8 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,21 +122,19 @@ def _silos(count: int, items: int) -> Any:
         item_BS = torch.randint(3, items + 3, (64, 12), generator=generator)
         labels_BS = torch.cat([torch.full((64, 1), IGNORED_LABEL), item_BS[:, 1:]], 1)
         data.append({"input_ids": item_BS, "attention_mask": torch.ones_like(item_BS), "row_labels": labels_BS})
-    models = tiny_models(
-        [f"silo{number}" for number in range(count)], data=[{"labels": one["input_ids"]} for one in data]
-    )
+    names = [f"silo{number}" for number in range(count)]
+    models = tiny_models(names, data=[{"labels": one["input_ids"]} for one in data])
     adapted: Any = attach_lora(model, LoraSettings(4, ("attention", "table")))
-    return models._replace(
-        model=adapted,
-        tasks=data,
-        batches=lambda client, generator: iter(_batches(data[client], generator)),
-        num_examples=lambda client: 64,
-    )
+    clients = [
+        client._replace(task=own, num_examples=64, batches=partial(_batches, own))
+        for client, own in zip(models.clients, data, strict=True)
+    ]
+    return models._replace(base=models.base._replace(model=adapted), clients=clients)
 
 
-def _batches(data: dict[str, torch.Tensor], generator: torch.Generator) -> list[dict[str, torch.Tensor]]:
+def _batches(data: dict[str, torch.Tensor], generator: torch.Generator) -> Iterator[dict[str, torch.Tensor]]:
     order = torch.randperm(64, generator=generator)
-    return [{key: tensor[rows] for key, tensor in data.items()} for rows in order.split(32)]
+    return ({key: tensor[rows] for key, tensor in data.items()} for rows in order.split(32))
 
 
 def _bytes(method: Any, groups: Any, server: Any, local: Any) -> float:

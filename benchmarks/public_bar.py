@@ -270,7 +270,7 @@ def companies(domain: Domain, base: Base, budget: Budget, seed: int) -> dict[str
     public = users.take(long).arrays()
     found = replace(
         domain,
-        item_texts=domain.item_texts if base.has_texts else random_texts(domain),
+        catalogue=domain.catalogue if base.has_texts else replace(domain.catalogue, texts=random_texts(domain)),
         clients=users.take(sorted(own)),
         public=Events(public.users, public.sequences.without_last(NUM_HELD_OUT), None),
         card={},

@@ -173,10 +173,11 @@ def test_ruined_models_of_the_test_bench_are_never_in_front():
 
     for make, last in ((tiny_models, NOT_RANKED), (tiny_silos, None)):
         models = make()
-        whole = models.positions(0, "valid")
-        for parameter in models.model.parameters():
+        student = models.student(models.names[0])
+        whole = student.positions("valid")
+        for parameter in models.base.model.parameters():
             parameter.data.fill_(float("nan"))
-        found = models.positions(0, "valid")
+        found = student.positions("valid")
         assert found.min() >= (last if last is not None else whole.max())
 
 

@@ -75,7 +75,7 @@ def test_one_pass_gives_the_places_of_every_protocol(domain, ids, tmp_path):
     task = public_bar.task_of(domain, domain.clients, started.ids["crime"].items, started.tokenizer, settings)
     found = public_bar.rank(started.model, task, settings, torch.device("cpu"))
     for name, full in public_bar.PROTOCOLS.items():
-        context = RankingContext(settings.ranking, get_protocol(full).drop_seen)
+        context = RankingContext(settings.ranking, get_protocol(full).drop_seen, settings.training.precision)
         wanted = rank_task(started.model, task, "test", None, context)
         assert torch.equal(found[name], wanted), name
     assert not torch.equal(found["strict"], found["keep_seen"])

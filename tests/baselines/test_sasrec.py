@@ -125,7 +125,7 @@ def test_public_sequences_alone_can_teach():
     with pytest.raises(ValueError, match="no train part of two events"):
         fit(sequences, 12, STRICT, config, seed=0)
     extra = [[n, (n + 3) % 12] for n in range(12)]  # the last event of a public sequence is no secret
-    score = fit(sequences, 12, STRICT, config, seed=0, extra=extra)
+    score = scores(train(sequences, 12, config, seed=0, extra=extra), sequences)
     assert rank_held_out(score, sequences, 12, "valid").eq(0).all()
 
 
@@ -210,4 +210,4 @@ def test_dropout_and_weight_decay_act():
 @pytest.mark.parametrize("item", [-1, 9])
 def test_items_outside_the_catalogue_are_refused(item):
     with pytest.raises(ValueError, match="expected 0 to 8"):
-        fit(SEQUENCES, 9, STRICT, SasrecConfig(**SMALL), seed=0, extra=[[1, item]])
+        train(SEQUENCES, 9, SasrecConfig(**SMALL), seed=0, extra=[[1, item]])

@@ -167,8 +167,9 @@ def test_a_deployment_would_show_the_attributes_to_the_sites():
 
 
 @pytest.mark.data
-def test_genres_of_movielens():
-    data = load_interactions(InteractionsConfig(), log=lambda text: None)
+def test_genres_of_movielens(data_root):
+    config = InteractionsConfig(raw=str(data_root / "movielens" / "ml-100k"))
+    data = load_interactions(config, log=lambda text: None)
     texts = dict(zip(data.titles, chosen_texts(data), strict=True))
     assert texts["Toy Story (1995)"] == "animation, children's, comedy"
 

@@ -9,10 +9,11 @@ from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
 from fedecider.data.encoders import unit_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
-from fedecider.models import loaded as asking
+from fedecider.models import client_model as asking
 from fedecider.models.counts import count_events, training_contexts
 from fedecider.models.hybrid import HybridConfig, fit_hybrid
 from fedecider.models.loaded import mix
+from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
 
 HISTORIES = [[1, 2], [3, 4, 5, 3]]
@@ -54,7 +55,7 @@ def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
     monkeypatch.setattr(asking, "constrained_beam_search", search)
     monkeypatch.setattr(asking, "encode_histories", first_items)
     task, cpu = SimpleNamespace(trie=Catalogue()), torch.device("cpu")
-    beams = asking.model_scores(None, task, RankingConfig(num_beams=4), "fp32", cpu).beams
+    beams = asking.model_scores(None, task, RankingContext(RankingConfig(num_beams=4), device=cpu)).beams
     found = beams([*HISTORIES, [6, 7]], 2)
     assert searched == [([1, 6], 4), ([3], 5)]
     assert found.tolist() == [[0, 1, 2, 3, -1], [0, 1, 2, 3, 4], [0, 1, 2, 3, -1]]

@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on(data, tmp_path, monkeypatch):
 
     run = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr("fedecider.engine.run.round_logger", lambda *_: stop_after_two)
+        patch.setattr("fedecider.running.rounds.round_logger", lambda *_: stop_after_two)
         assert call(data, run, "--num_rounds", "3") == 130
     assert not RunFolder(run).results.exists()
     assert call(data, run, "--num_rounds", "3", "--resume", "true") == 0
@@ -91,7 +91,7 @@ def test_a_stopped_run_goes_on(data, tmp_path, monkeypatch):
         (["--protocol", "loose"], "got protocol 'loose'"),
         (["--domains", "films.1,books"], "no prepared data for ['books']"),
         (["--data", ""], "got fedsasrec without data, expected a folder of prepared domains"),
-        (["--lora_rank", "4"], "got lora_rank with the method fedsasrec"),
+        (["--lora_rank", "4"], "lora_rank"),
         (["--share", "most"], "share"),
         (["--resume", "true", "--output", ""], "got resume without output"),
     ],

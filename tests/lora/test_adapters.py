@@ -83,7 +83,7 @@ def test_stack_and_prefix_round_trip():
 
 @pytest.mark.parametrize("rank", [0, -2])
 def test_rank_below_one_is_refused(rank):
-    with pytest.raises(ValueError, match=f"got rank {rank}, expected 1 to 4096"):
+    with pytest.raises(ValueError, match="rank"):
         LoraSettings(rank=rank)
 
 

@@ -10,7 +10,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
 from toy_recommender import toy_recommender
 
-from fedecider.cross_silo.audit import SCALES, Sent, _notes, another, away_from_run, views_of, without_own
+from fedecider.cross_silo.audit import Sent, another, away_from_run, views_of, without_own
 from fedecider.data.domain import Events
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
@@ -57,20 +57,6 @@ def test_of_a_secure_sum_the_server_sees_no_upload(tmp_path):
 
     assert parties(False) == ["nobody", "server", "another client", "another client"]
     assert parties(True) == ["nobody", "another client", "another client"]
-
-
-def test_notes_say_why_the_server_is_missing_and_who_chose_the_attack():
-    asked = {"crime": SimpleNamespace(num_members=4, num_others=3)}
-
-    def notes(secure_sum: bool, clients: int) -> list[str]:
-        settings = SimpleNamespace(run=SimpleNamespace(secure_sum=secure_sum))
-        groups = {f"crime.{number}": asked["crime"] for number in range(clients)}
-        return _notes(settings, groups, SimpleNamespace(round=2), [], {})[1:]
-
-    assert notes(True, 2) == ["the server sees the sum of the updates alone (secure_sum), which is in what it sends"]
-    assert notes(False, 2) == ["the server gets no update of this method"]
-    assert notes(False, 1)[1:] == ["no other client says which attack does best: the first one is reported"]
-    assert SCALES[0] == 1.0, "the update as it is"
 
 
 def test_silos_of_the_catalogue_that_took_no_part_give_the_others(tmp_path):

@@ -164,20 +164,6 @@ def test_held_out_items_never_shape_the_scores(name):
         assert not torch.equal(*leaks)
 
 
-@pytest.mark.parametrize("name", TRAINED)
-def test_scores_depend_on_the_seed_and_on_nothing_else(name):
-    sequences, num_items = checkerboard(10, 14)
-    first = fitted(name, sequences, num_items, num_epochs=2)
-    state = torch.random.get_rng_state()
-    torch.manual_seed(99)
-    again = fitted(name, sequences, num_items, num_epochs=2)
-    torch.random.set_rng_state(state)
-    users = torch.tensor([7, 0, 3])
-    assert torch.equal(first(users), again(users))
-    torch.testing.assert_close(first(torch.arange(10))[users], first(users))
-    assert not torch.equal(first(users), fitted(name, sequences, num_items, num_epochs=2, seed=4)(users))
-
-
 def test_the_best_epoch_is_kept_and_patience_ends_training():
     model = torch.nn.Linear(1, 1)
     figures, epochs = [0.1, 0.4, 0.3, 0.4, 0.2, 0.9], []
@@ -261,30 +247,3 @@ def test_negatives_are_uniform_over_the_complement_and_fresh_each_epoch():
     first, second = (torch.cat([item_BN for _, item_BN in epochs(epoch)]) for epoch in (0, 1))
     assert sorted(first[:, 0].tolist()) == sorted(second[:, 0].tolist()) == [0, 3, 4, 9]  # each distinct pair once
     assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "text"),
-    [
-        ("mf", {"num_negatives": 0}, "num_negatives 0"),
-        ("mf", {"learning_rate": 0.0}, "learning_rate 0.0"),
-        ("ncf", {"hidden_sizes": ()}, "hidden_sizes"),
-        ("lightgcn", {"num_layers": 0}, "num_layers 0"),
-        ("ease", {"regularisation": 0.0}, "regularisation 0.0"),
-        ("item_knn", {"num_neighbours": 0}, "num_neighbours 0"),
-        ("sasrec", {"num_heads": 3}, "num_heads 3"),
-        ("sasrec", {"validate_every": 0}, "validate_every 0"),
-        ("memoriser", {"num_rounds": 0}, "num_rounds 0"),
-        ("decayed_cooccurrence", {"num_context": 0}, "num_context 0"),
-    ],
-)
-def test_bad_settings_are_refused(name, changes, text):
-    with pytest.raises(ValueError, match=text):
-        BASELINES[name].config(**changes)
-
-
-def test_a_user_without_negatives_and_users_without_train_events_are_refused():
-    with pytest.raises(ValueError, match="no item left of 4"):
-        fitting.excluded_items([[0, 1, 2, 3, 1, 2]], 4, STRICT, 0)
-    with pytest.raises(ValueError, match="no train event"):
-        fitting.training_batches([], 4, STRICT, MfConfig(), seed=0)

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from fedecider.baselines import BASELINES
 from fedecider.baselines.centrap import AdditiveTables, CentrapConfig, centrap_loss, fit
 from fedecider.baselines.fitting import validation_ndcg
 from fedecider.evaluation.protocols import STRICT
@@ -48,20 +47,3 @@ def test_it_finds_the_checkerboard():
     valid = validation_ndcg(sequences, 12)
     score = fit(sequences, 12, STRICT, CentrapConfig(**SETTINGS), seed=0, valid=valid)
     assert valid(score) > 0.75  # the two held-out items share the first two places; chance is 0.34
-
-
-def test_the_seed_decides():
-    users = torch.arange(24)
-    config = CentrapConfig(**{**SETTINGS, "num_epochs": 2})
-    one, same, other = (fit(checkerboard(), 12, STRICT, config, seed=seed)(users) for seed in (0, 0, 1))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
-def test_it_is_listed_and_refuses_bad_settings():
-    assert BASELINES["centrap"].config is CentrapConfig
-    for options in BASELINES["centrap"].grid:
-        CentrapConfig(**options)
-    for options in ({"distance_weight": -1.0}, {"personal_rate": 0.0}, {"embedding_size": 0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            CentrapConfig(**options)

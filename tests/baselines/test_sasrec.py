@@ -119,16 +119,6 @@ def test_learns_a_pattern_that_needs_two_events():
         assert mean_metrics(positions, (1,))["hit@1"] > 0.95
 
 
-def test_public_sequences_alone_can_teach():
-    sequences = [[n, (n + 3) % 12, (n + 6) % 12] for n in range(12)]  # one train event: nothing to learn from
-    config = SasrecConfig(embedding_size=16, dropout=0.0, learning_rate=0.02, batch_size=12, num_epochs=40)
-    with pytest.raises(ValueError, match="no train part of two events"):
-        fit(sequences, 12, STRICT, config, seed=0)
-    extra = [[n, (n + 3) % 12] for n in range(12)]  # the last event of a public sequence is no secret
-    score = scores(train(sequences, 12, config, seed=0, extra=extra), sequences)
-    assert rank_held_out(score, sequences, 12, "valid").eq(0).all()
-
-
 def test_held_out_items_do_not_train_and_the_validation_item_is_context_of_the_test():
     config = SasrecConfig(**SMALL)
     changed = [[*SEQUENCES[0][:-2], 8, 6], *SEQUENCES[1:]]
@@ -187,27 +177,3 @@ def test_the_best_validated_epoch_is_kept_and_patience_ends_training():
     odd = SasrecConfig(**{**changes, "num_epochs": 3})  # the last turn is short
     once = SasrecConfig(**{**changes, "num_epochs": 3, "validate_every": 1})
     assert torch.equal(*(fit(SEQUENCES, 9, STRICT, c, seed=3)(USERS) for c in (odd, once)))
-
-
-def test_only_the_newest_events_are_read_and_a_user_without_history_ties_all_items():
-    model = small_model(max_length=3)
-    score = scores(model, [[8, 1, 2, 3, 0, 0], [5, 5, 1, 2, 3, 0, 0], [1, 2], []])
-    found = score(USERS)
-    torch.testing.assert_close(found[0], found[1])
-    assert found[0].unique().numel() == 9
-    assert found[2:].eq(0).all()
-
-
-def test_dropout_and_weight_decay_act():
-    plain, dropped, decayed = (
-        train(SEQUENCES, 9, SasrecConfig(**{**SMALL, "dropout": 0.0, **changes}), seed=3)
-        for changes in ({}, {"dropout": 0.5}, {"weight_decay": 50.0})
-    )
-    assert not torch.equal(plain.item_ID, dropped.item_ID)
-    assert decayed.blocks[0].mixed.weight.norm() < 0.9 * plain.blocks[0].mixed.weight.norm()
-
-
-@pytest.mark.parametrize("item", [-1, 9])
-def test_items_outside_the_catalogue_are_refused(item):
-    with pytest.raises(ValueError, match="expected 0 to 8"):
-        train(SEQUENCES, 9, SasrecConfig(**SMALL), seed=0, extra=[[1, item]])

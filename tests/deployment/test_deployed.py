@@ -1,6 +1,5 @@
 """A deployed run is the simulated run: the same bits, and nothing leaves a site that the simulation does not count."""
 
-import dataclasses
 import re
 import sys
 from functools import partial
@@ -16,7 +15,7 @@ from toy_recommender import SILOS, catalogue_recommender, run, summarise, toy_da
 from fedecider.bounds import Diverged
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
-from fedecider.deployment.server import Plan, recorded_scores, run_deployed
+from fedecider.deployment.server import Plan, run_deployed
 from fedecider.deployment.site import Site, one_client
 from fedecider.federation.callbacks import Checkpoints
 from fedecider.federation.record import Recorder
@@ -140,14 +139,6 @@ def test_silos_whose_own_rows_alone_travel(name, tmp_path):
     assert all(0 < head < 700 for head in heads)  # kind, round, weight, marks
 
 
-def test_a_download_travels_once(tmp_path):
-    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
-    _, _, line, _ = deployed("fedavg", sites, 3)
-    down = {(one["round"], one["kind"]): one["bytes_down"] for one in line.carried if one["client"] == 0}
-    assert down[1, "train"] > 2000 < down[1, "validate"]  # the common start; the first mean
-    assert down[2, "train"] < 1000  # which the site holds
-
-
 def test_a_site_that_lost_its_download_is_sent_it_again(tmp_path):
     def away(client, asked):
         if client == 1 and (asked.kind, asked.round) == ("train", 2):
@@ -213,32 +204,6 @@ def test_a_run_that_is_started_anew_takes_nothing_of_the_one_before(tmp_path):
     for client in range(3):
         assert same(ended["anew", client].best_local, ended["once", client].best_local)
     assert len((tmp_path / "anew" / "site2" / "training.jsonl").read_text().splitlines()) == 3  # rounds 2 to 4
-
-
-def test_a_run_that_goes_on_is_the_same_start(tmp_path):
-    sites = [site_of("fedecider", client, tmp_path) for client in range(3)]
-    deployed("fedecider", sites, 2, tmp_path / "server", started="a")
-    state, _, line, _ = deployed("fedecider", sites, 3, tmp_path / "server", resume=True, started="a")
-    assert same(state.server, run(build("fedecider", toy_recommender()), 3, 3)[0].server)
-    assert line.refused == []
-
-
-def test_a_site_goes_into_no_other_run_with_its_folder(tmp_path):
-    deployed("fedavg", [site_of("fedavg", client, tmp_path) for client in range(3)], 1, started="a")
-    others = [site_of("fedavg", 0, tmp_path), *(site_of("fedavg", client, tmp_path / "b") for client in (1, 2))]
-    _, records, _, _ = deployed("fedavg", [site._replace(run="xyz") for site in others], 1, run="xyz", started="c")
-    (refused,) = records[0]["refused_uploads"]
-    assert refused["client"] == 0
-    assert "expected one of run abc, to which the folder of this site belongs" in refused["reason"]
-
-
-def test_sites_that_were_scored_together_have_the_mean_of_all_after_a_restart():
-    line = Channel(lambda sent, deadline_s: {}, DeploymentConfig(), "abc", ["a", "b"], hosts=[[0, 2], [1]])
-    none, together = {"valid": {}}, {"valid": {"own": [{"hit@10": 0.5, "ndcg@10": 0.25}]}}
-    each = {"valid": {"own": [{"ndcg@10": score} for score in (0.125, 0.5)]}}
-    assert recorded_scores([none], line, ("ndcg@10",), None) == {}
-    assert recorded_scores([each, together, none], line, ("ndcg@10",), None) == {0: {"own": [0.25]}, 1: {"own": [0.25]}}
-    assert recorded_scores([together, each], line, ("ndcg@10",), [2, 1]) == {0: {"own": [0.125]}, 1: {"own": [0.5]}}
 
 
 @pytest.mark.slow
@@ -362,27 +327,6 @@ def test_a_site_refuses_what_it_does_not_know(asked, reason, tmp_path):
     assert reason in answer.facts["reason"]
 
 
-def test_a_site_lives_on_whatever_it_is_sent(tmp_path):
-    site = site_of("fedavg", 0, tmp_path)
-    facts = {"run": "abc", "best_round": 0, "clients": [0], "marks": {}, "per_client": []}
-    nothing = unpack(site.answer(pack(Message("train", 1, {}, facts))), MOST)
-    assert nothing.facts["reason"].startswith("the site failed: KeyError")  # no adapters; no word of what it has
-    strange = unpack(site.answer(pack(Message("train", 1, {}, {**facts, "per_client": ["x"]}))), MOST)
-    assert "expected names of tensors" in strange.facts["reason"]
-    assert not (tmp_path / "site0" / "checkpoints").exists()
-
-
-def test_scores_out_of_range_are_not_believed(tmp_path):
-    def boast(client, asked, blob):
-        lies = {"scores": {variant: {"ndcg@10": 2.0} for variant in ("global", "local")}}
-        return changed(blob, facts=lies) if client == 0 and asked.kind == "validate" and asked.round == 2 else blob
-
-    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
-    _, records, _, _ = deployed("fedavg", sites, 3, damage=boast)
-    assert records[1]["valid"]["global"][0] == records[0]["valid"]["global"][0]
-    assert any("expected numbers from 0 to 1" in one["reason"] for one in records[2]["refused_uploads"])
-
-
 LIES = [
     {"row": {"hit@10": {"mean": "many"}}},
     {"row": {"hit@10": {"mean": 1000.0}}},
@@ -431,14 +375,6 @@ def test_a_site_of_numbers_that_are_none_is_named_and_the_run_goes_on(tmp_path):
     sites = [site_of("fedavg", client, tmp_path / "all") for client in range(3)]
     with pytest.raises(Diverged, match="round 1"):
         deployed("fedavg", sites, 1, damage=broken)
-
-
-def test_deployment_settings_are_checked():
-    with pytest.raises(ValueError, match="min_clients"):
-        DeploymentConfig(min_clients=0)
-    with pytest.raises(ValueError, match="deadline_s"):
-        DeploymentConfig(deadline_s=-1.0)
-    assert dataclasses.asdict(DeploymentConfig())["max_megabytes"] == 2048
 
 
 def test_rows_without_any_row_cannot_make_a_site_allocate(tmp_path):

@@ -22,7 +22,7 @@ from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.data.silos import share_out
-from fedecider.deployment.counts import SiteCounts, share_counts, what_sites_learn
+from fedecider.deployment.counts import SiteCounts, share_counts
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
 from fedecider.federation.secure_rounds import SecureSums
@@ -181,13 +181,6 @@ def test_a_site_opens_and_takes_no_sum_over_two_of_three(tmp_path):
     assert same(sites[0].counts.found()["books.1"], rest("books.2", "books.3"))
 
 
-def test_two_sites_have_a_sum_of_two(tmp_path):
-    pair = {name: SHOPS[name] for name in BOOKS[:2]}
-    sites = sites_in(tmp_path, pair)
-    shared(sites, tmp_path / "server", shops=pair)
-    assert same(sites[0].counts.found()["books.1"], rest("books.2"))
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("count_keys", "keys of 1 of 3 sites"), ("counts", "1 of 3 uploads for the secure sum of counts of books in")],
@@ -254,26 +247,6 @@ def test_a_server_that_is_killed_opens_the_same_sum_again(kind, tmp_path):
     assert [path.name for path in output.iterdir()] == ["counts_books.safetensors"]
 
 
-def test_parts_that_a_killed_server_left_are_not_counted(tmp_path):
-    sites, parts = sites_in(tmp_path, FOUR), tmp_path / "server" / "count_parts"
-    parts.mkdir(parents=True)
-    for part in range(1, 5):
-        (parts / f"1.{part}.npy").write_bytes(b"from before")
-    shared(sites, tmp_path / "server", shops=FOUR, away=asked_for("counts"))
-    assert same(sites[0].counts.found()["books.1"], rest("books.3", "books.4"))
-    assert not parts.exists()
-
-
-def test_a_sum_that_was_begun_needs_all_who_are_in_it(tmp_path, caplog):
-    sites, output = sites_in(tmp_path, FOUR), tmp_path / "server"
-    output.mkdir()
-    (output / "counts_books.json").write_text('{"clients": [0, 1, 2, 3]}')
-    with caplog.at_level(logging.WARNING):
-        line = shared(sites, output, shops=FOUR, away=asked_for("counts"))
-    assert "expected all of [0, 1, 2, 3], whose sum was begun" in caplog.text
-    assert not any(one["kind"] == "count_unmask" for one in line.carried)
-
-
 def test_half_a_sum_is_none(tmp_path, monkeypatch):
     """A server whose disk is full while it writes leaves nothing that the next one takes for the sum."""
     sites, output, whole = sites_in(tmp_path), tmp_path / "server", Path.write_bytes
@@ -318,42 +291,6 @@ def test_a_site_takes_one_sum_and_does_not_tell_whether_it_can_be_one(tmp_path, 
         assert told_by(one, "count_sum", SUM, clients=[0, 1, 2]) == low
 
 
-def test_a_site_takes_no_sum_with_its_counts_that_it_has_not_opened(tmp_path):
-    site = sites_in(tmp_path)[0]
-    answer = told_by(site, "count_sum", SUM, clients=[0, 1, 2])
-    assert "expected one that it has helped to open" in answer.facts["reason"]
-    assert not (site.folder / "counted.json").exists()
-
-
-def test_what_another_run_left_is_refused(tmp_path):
-    site = sites_in(tmp_path, FOUR)[0]
-    (site.folder / "counted.json").write_text('{"run": "xyz", "clients": [1, 2, 3], "sum": ""}')
-    answer = told_by(site, "count_sum", SUM, clients=[1, 2, 3])
-    assert re.search("got .*counted.json of another run, expected one of run abc", answer.facts["reason"])
-
-
-def test_a_sum_that_is_none_is_not_used(tmp_path):
-    site = sites_in(tmp_path, FOUR)[0]
-
-    def answer(clients=(1, 2, 3), **changed):
-        return told_by(site, "count_sum", {**SUM, **changed}, clients=clients).facts["reason"]
-
-    for wrong in (
-        {"places": torch.tensor([5, 0])},
-        {"places": torch.tensor([5, 5])},
-        {"places": torch.tensor([0, NUM_ITEMS**2])},
-        {"places": torch.tensor([-1, 0])},
-        {"places": torch.tensor([0, NUM_ITEMS])},  # below the diagonal
-        {"pairs": torch.tensor([1])},
-        {"pairs": torch.tensor([1.0, 2.0])},
-        {"pairs": torch.tensor([1, -2])},
-        {"events": torch.ones(3).long()},
-    ):
-        assert f"got no sum of counts of {NUM_ITEMS} items" in answer(**wrong)
-    assert "expected a list of their numbers" in answer(clients="all")
-    assert site.counts.found() == {}
-
-
 def test_a_site_sends_its_parts_alone_and_the_server_takes_no_others(tmp_path):
     sites, asked_before = sites_in(tmp_path, FOUR), {}
 
@@ -396,17 +333,6 @@ def test_one_part_is_masked_with_the_same_sites(tmp_path):
     assert len(heard) == 2
     assert all("got shares of the clients [1, 2] after those of [1, 2, 3]" in one for one in heard)
     assert line.refused == []
-
-
-def test_whoever_makes_a_project_is_told_what_sites_learn():
-    pair = {name: SHOPS[name] for name in ("books.1", "books.2", "games.1")}
-    (two,) = what_sites_learn(pair, RUN.hybrid)
-    assert "hybrids of books.1, books.2 add up" in two
-    assert "the other's counts as they are" in two
-    (three,) = what_sites_learn(SHOPS, RUN.hybrid)
-    assert "a sum over the others" in three
-    assert what_sites_learn(SHOPS, HybridConfig(kind="none")) == []
-    assert what_sites_learn(SHOPS, HybridConfig(kind="mixture", sources="own,public")) == []
 
 
 @pytest.mark.slow
@@ -459,15 +385,6 @@ def test_sites_that_sell_parts_get_the_counts_of_items_that_three_sell(tmp_path)
         first = list(PARTS).index(name)
         assert all(2 <= number + first <= NUM_ITEMS for number in sold)  # those of three sellers or four
         assert sold
-
-
-def test_a_sum_of_parts_is_over_all_sites_or_there_is_none(tmp_path, caplog):
-    sites = sites_in(tmp_path, PARTS)
-    shared(sites, tmp_path / "server", shops=PARTS, away=asked_for("counts", part=1))
-    assert "got the counts of 3 of 4 sites, expected 4 at least" in caplog.text
-    assert sites[0].counts.found() == {}
-    told = told_by(sites[0], "count_unmask", survivors=[0, 2, 3])
-    assert "expected 4 at least of [0, 1, 2, 3]" in told.facts["reason"]
 
 
 @pytest.mark.slow

@@ -12,15 +12,13 @@ import yaml
 
 pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
 
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from test_project import few
 
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.deployment import commands, flare
-from fedecider.deployment.flare import PARTY, SiteExecutor, of_blob, read_party, to_blob
-from fedecider.deployment.messages import Message, pack, unpack
-from fedecider.deployment.project import party_file, site_names
+from fedecider.deployment.flare import PARTY, of_blob, read_party, to_blob
+from fedecider.deployment.project import party_file
 from fedecider.report.joining import DIFFERENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -81,11 +79,6 @@ def test_a_party_loads_no_other_class(kits):
         ]
 
 
-def test_logs_of_a_site_stay_there(kits):
-    resources = json.loads((kits["site-crime"] / "local" / "resources.json").read_text())
-    assert resources["allow_log_streaming"] is False
-
-
 def test_a_server_keeps_its_jobs_in_its_kit(kits, tmp_path, monkeypatch):
     """And not where the next server of this machine finds them."""
     moved = shutil.copytree(kits["localhost"], tmp_path / "elsewhere")
@@ -101,12 +94,6 @@ def test_a_server_keeps_its_jobs_in_its_kit(kits, tmp_path, monkeypatch):
     assert resources["class_allow_list"] == before["class_allow_list"]
 
 
-def test_names_that_a_certificate_takes():
-    assert site_names(["movies_tv.1", "crime"]) == {"movies_tv.1": "site-movies-tv-1", "crime": "site-crime"}
-    with pytest.raises(ValueError, match="names"):
-        site_names(["a.b", "a_b"])
-
-
 def test_a_blob_keeps_every_byte_in_flares_wrapping():
     blob = bytes(range(256))
     assert to_blob(of_blob(blob)) == blob
@@ -115,17 +102,6 @@ def test_a_blob_keeps_every_byte_in_flares_wrapping():
     assert to_blob(wrapped) == b""
     wrapped.params = None
     assert to_blob(wrapped) == b""
-
-
-def test_a_site_that_cannot_be_made_ready_leaves_the_job_to_the_others(monkeypatch, tmp_path):
-    """What an executor raises ends the job of all."""
-    file = tmp_path / "site-crime.yaml"
-    file.write_text(yaml.safe_dump({"project": str(tmp_path / "nothing"), "output": "o", "client": "crime"}))
-    monkeypatch.setenv(PARTY, str(file))
-    asked = FLModelUtils.to_shareable(of_blob(pack(Message("train", 1))))
-    context = SimpleNamespace(get_identity_name=lambda: "site-crime")
-    answer = unpack(to_blob(FLModelUtils.from_shareable(SiteExecutor().execute("", asked, context, None))), 1 << 20)
-    assert (answer.kind, answer.facts["reason"]) == ("error", "the site could not be made ready, see its log")
 
 
 def test_a_site_with_other_data_does_not_join(monkeypatch, tmp_path):
@@ -157,32 +133,6 @@ def test_a_party_reads_its_own_file(monkeypatch, tmp_path):
     file.write_text("project: p\noutput: o\nport: 1\n")
     with pytest.raises(ValueError, match="port"):
         party_file(file)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("dance",), "expected one of publish, provision, prepare"),
-        (("start", "--kit", "nowhere", "--party", "nothing.yaml"), "no startup kit"),
-        (("provision", "--output", "x"), "arguments are required: --host"),
-        (("submit", "--kit", "nowhere"), "required: --project"),
-        (("simulate", "--method", "local"), "expected the run folder"),
-        (("simulate", "--deadline_s", "-1", "--output", "x"), "deadline_s"),
-        (("collect", "--run", "nowhere"), "metrics.json"),
-    ],
-)
-def test_bad_commands_are_one_line(words, message, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    assert deploy(*words) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_commands_are_told(capsys):
-    assert deploy() == 0
-    assert "provision" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -8,9 +8,8 @@ import pytest
 
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
-from fedecider.deployment.commands import collect, public_project
+from fedecider.deployment.commands import public_project
 from fedecider.deployment.project import read_project
-from fedecider.running import progress
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = "user,item\n" + "".join(
@@ -68,44 +67,6 @@ def test_a_project_is_made_from_a_catalogue_and_numbers_of_users(tmp_path):
     content = (root / "project.json").read_text()
     assert not any(f'"{user}"' in content for user in domains["crime"].clients.users)
     assert str(tmp_path) not in content
-
-
-def test_a_track_that_is_not_deployed_says_which_are(tmp_path):
-    message = (
-        "got the track of ID-based methods, which has no deployment, expected the cross-device track or the cross-silo "
-        "track"
-    )
-    with pytest.raises(ValueError, match=message):
-        public_project(["--method", "fedsasrec"], "", tmp_path / "deployment")
-    with pytest.raises(ValueError, match="sites"):
-        public_project(["--method", "fedavg", "--data", str(tmp_path)], "2", tmp_path / "deployment")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("metrics", [{"dataset": "toy", "sites": {}}, {"domains": {}}])
-def test_a_run_whose_test_nobody_told_says_where_to_look(metrics, tmp_path):
-    (tmp_path / "metrics.json").write_text(json.dumps({"best_round": 1, **metrics}))
-    (tmp_path / "wire.json").write_text('{"messages": []}')
-    with pytest.raises(ValueError, match="refused_after_rounds"):
-        collect(["--run", str(tmp_path)])
-
-
-def test_rows_that_some_sites_alone_have_are_printed(tmp_path, capsys, monkeypatch):
-    """Who shares a catalogue tells more rows than who does not."""
-    monkeypatch.setattr(progress.console, "_width", 160)  # no label is broken
-    figures = {"hit@10": {"mean": 0.25}, "ndcg@10": {"mean": 0.125}}
-    tests = {
-        "shop.1": {"fedavg": figures, "own hybrid without a model": figures},
-        "comics": {"hybrid without a model": figures, "fedavg": figures},
-    }
-    domains = {site: {"test": test} for site, test in tests.items()}
-    (tmp_path / "metrics.json").write_text(json.dumps({"best_round": 1, "domains": domains}))
-    (tmp_path / "wire.json").write_text('{"messages": []}')
-    collect(["--run", str(tmp_path)])
-    table = [line.split() for line in capsys.readouterr().out.replace("│", " ").splitlines()]
-    assert ["fedavg", *["0.2500", "0.1250"] * 2] in table
-    assert ["own", "hybrid", "without", "a", "model", "0.2500", "0.1250", "-", "-"] in table
-    assert ["hybrid", "without", "a", "model", "-", "-", "0.2500", "0.1250"] in table
 
 
 @pytest.mark.slow

@@ -82,16 +82,6 @@ def test_a_site_that_has_spent_rounds_takes_part_in_no_other_start(tmp_path):
     assert records[0]["refused_uploads"] == []
 
 
-def test_without_a_guarantee_a_site_trains_again(tmp_path):
-    sites = [site_of("fedavg", client, tmp_path) for client in range(3)]
-    seen = asked_in(tmp_path, sites)
-    assert not sites[0].sent.exists()
-    fresh = site_of("fedavg", 0, tmp_path / "fresh")
-    first, again = (unpack(fresh.answer(seen[0, 1, "train"]), MOST) for _ in range(2))
-    assert again.kind == first.kind == "upload"
-    assert same(first.tensors, again.tensors)  # the same training; without noise it tells nothing new
-
-
 def test_the_upload_is_kept_before_it_leaves_and_after_the_state(tmp_path, monkeypatch):
     site = private_site(0, tmp_path)
     seen = asked_in(tmp_path / "other", [private_site(client, tmp_path / "other") for client in range(3)])

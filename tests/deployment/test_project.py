@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import runpy
 import shutil
 from pathlib import Path
@@ -18,11 +17,10 @@ from fedecider.cross_silo.track import TRACK
 from fedecider.data.card import make_card, overlaps
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
-from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.commands import collect
-from fedecider.deployment.llm import party, public
-from fedecider.deployment.messages import DeploymentConfig, unpack
+from fedecider.deployment.llm import public
+from fedecider.deployment.messages import DeploymentConfig
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
 from fedecider.report.joining import DIFFERENCE, joining_of_sites, joining_sentences
@@ -234,14 +232,6 @@ def test_the_project_is_the_same_whoever_makes_it(playground, monkeypatch, tmp_p
         assert (same / path).read_bytes() == (public / path).read_bytes(), path
 
 
-def test_the_card_of_what_is_public_tells_where_it_comes_from():
-    silos = share_out(sample_domains(["crime"]), 2, 0.5, 0)
-    cards = [without_users(silo).card for silo in silos.values()]
-    assert cards[0]["settings"] == {"source": "embedded sample"}
-    assert cards[0]["public"] == silos["crime.1"].card["public"]
-    assert cards[0] == {**cards[1], "name": "crime.1"}
-
-
 def test_what_sites_are_sent_is_what_the_wire_counts(deployed):
     messages = read(deployed / "server" / "wire.json")["messages"]
     records = [json.loads(line) for line in (deployed / "server" / "rounds.jsonl").read_text().splitlines()]
@@ -285,24 +275,6 @@ def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
             make_site(project, place(tmp_path, project, "comics", playground / "public"), launch)
 
 
-def test_a_server_takes_the_mean_that_is_asked_for(playground, monkeypatch):
-    monkeypatch.chdir(playground)
-    project = read_project(playground / "project")
-    run = dataclasses.replace(project.settings.run, robust_mean="median")
-    with pytest.raises(ValueError, match="mean over clients"):  # it is FeDecider's project
-        party(project._replace(settings=project.settings._replace(run=run)), {}, CPU)
-
-
-def test_a_damaged_project_is_refused(playground, tmp_path):
-    with pytest.raises(ValueError, match=re.escape("project.json")):
-        read_project(tmp_path)
-    target = tmp_path / "project"
-    shutil.copytree(playground / "project", target)
-    (target / "public" / "crime" / "items.parquet").write_bytes(b"x")
-    with pytest.raises(ValueError, match=re.escape("items.parquet")):
-        read_project(target)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -322,8 +294,3 @@ def test_what_cannot_be_deployed_is_told_before_any_work(words, message, playgro
     with pytest.raises(ValueError, match=message):
         project_of(tmp_path / "project", "--config", "toy.yaml", *words)
     assert not list(tmp_path.iterdir())
-
-
-def test_messages_of_a_run_can_be_read_by_their_reader_only(deployed):
-    with pytest.raises(ValueError, match="no message"):
-        unpack((deployed / "crime" / "metrics.json").read_bytes(), 1 << 20)

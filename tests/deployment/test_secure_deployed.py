@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from test_deployed import MOST, NAMES, build, catalogue_recommender, deployed, run, same, site_of, toy_recommender
-from toy_recommender import SILOS, toy_data
+from toy_recommender import toy_data
 
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
@@ -39,15 +39,6 @@ def test_same_bits_and_bytes_as_the_simulated_run(name, tmp_path):
     assert [record["traffic"] for record in records] == [record["traffic"] for record in records_expected]
     kinds = [one["kind"] for one in line.carried if (one["round"], one["client"]) == (1, 0)]
     assert kinds == ["keys", "shares", "train", "unmask", "validate"]
-
-
-def test_silos_mask_the_rows_that_they_share(tmp_path):
-    sums = SUMS._replace(own_rows=catalogue_recommender().rows.own)
-    expected, records_expected = simulated("fedavg", 1, recommender=catalogue_recommender(), sums=sums, clients=4)
-    sites = [site_of("fedavg", client, tmp_path, catalogue_recommender(), sums=sums) for client in range(4)]
-    state, records, _, _ = deployed("fedavg", sites, 1, names=SILOS, recommender=catalogue_recommender(), sums=sums)
-    assert same(state.server, expected.server)
-    assert [record["traffic"] for record in records] == [record["traffic"] for record in records_expected]
 
 
 def test_no_message_of_a_site_holds_its_upload(tmp_path):
@@ -89,22 +80,6 @@ def test_a_killed_site_drops_out_and_its_masks_are_taken_off(kind, tmp_path):
     reason = "without keys for it: this site was started after" if kind == "train" else f"no answer to {kind}"
     assert re.search(reason, refused["reason"])
     assert records[1]["refused_uploads"] == []
-
-
-def test_a_site_that_is_lost_after_its_upload_is_in_the_sum(tmp_path):
-    sites = secure_sites("fedavg", tmp_path)
-    gone = lambda client, asked: (client, asked.round, asked.kind) == (2, 1, "unmask")  # noqa: E731
-    state, _, _, _ = deployed("fedavg", sites, 1, sums=SUMS, away=gone)
-    assert same(state.server, simulated("fedavg", 1)[0].server)
-
-
-def test_too_few_sites_end_the_run_with_a_sentence(tmp_path):
-    gone = lambda client, asked: client > 0 and asked.kind == "train"  # noqa: E731
-    with pytest.raises(ValueError, match="1 of 3 uploads"):
-        deployed("fedavg", secure_sites("fedavg", tmp_path / "a"), 1, sums=SUMS, away=gone)
-    early = lambda client, asked: client > 0 and asked.kind == "keys"  # noqa: E731
-    with pytest.raises(ValueError, match="1 of 3 sites"):
-        deployed("fedavg", secure_sites("fedavg", tmp_path / "b"), 1, sums=SUMS, away=early)
 
 
 @pytest.mark.parametrize("kind", ["keys", "shares", "train"])

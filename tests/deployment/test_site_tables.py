@@ -1,7 +1,6 @@
 """From tables to a deployment: one party publishes the catalogue, each company prepares its own users."""
 
 import json
-import sys
 
 import pandas as pd
 import pytest
@@ -68,19 +67,6 @@ def test_they_train_together(shops, monkeypatch):
     assert list(metrics["domains"]) == list(NAMES)
 
 
-def test_nobody_has_to_be_public(shops, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ("--items", str(shops / "products.csv"), "--companies", "north,south", "--texts", "title=label")
-    assert main(["publish", *words, *COLUMNS, "--output", "public"]) == 0
-    (tmp_path / "toy.yaml").write_text(toy_settings(NAMES))
-    project_of(tmp_path / "project", "--config", "toy.yaml")
-    words = ("--project", "project", "--client", NAMES[0], "--events", str(shops / "north.parquet"))
-    assert main(["prepare", *words, *COLUMNS, "--output", "prepared"]) == 0
-    own = own_domain(read_project(tmp_path / "project"), "prepared", NAMES[0])
-    assert (len(own.clients.users), own.public.users) == (30, [])
-    assert party(read_project(tmp_path / "project"), {NAMES[0]: own}, CPU)
-
-
 def test_a_site_cannot_take_another_catalogue(shops, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(shops)
     other = pd.read_parquet("north.parquet").assign(sku=lambda rows: "x" + rows.sku)
@@ -89,30 +75,3 @@ def test_a_site_cannot_take_another_catalogue(shops, tmp_path, capsys, monkeypat
     assert main(["prepare", *words, *COLUMNS, "--output", str(tmp_path / "own")]) == 2
     assert "got 0 users of shop.north" in capsys.readouterr().err
     assert not (tmp_path / "own").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("publish", "--companies", "a,b"), "the following arguments are required"),
-        (
-            ("publish", "--events", "e.csv", "--items", "i.csv", "--companies", "a,b", "--output", "o", "--texts", "x"),
-            "got texts 'x', expected field=column",
-        ),
-        (
-            ("prepare", "--project", "nowhere", "--client", "a", "--events", "e.csv", "--output", "o"),
-            "no prepared data",
-        ),
-    ],
-)
-def test_wrong_words_are_told(words, expected, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    assert expected in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_tables_commands_need_no_extra(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "nvflare", None)
-    assert main(["prepare", "--project", "nowhere", "--client", "a", "--events", "e.csv", "--output", "o"]) == 2
-    assert "no prepared data" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import torch
 from sklearn.cluster import KMeans
 
 from embedding_fr import clusters
-from embedding_fr.clusters import k_means, nearest
+from embedding_fr.clusters import k_means
 from fedecider.federation.streams import stream
 
 
@@ -44,11 +44,6 @@ def test_it_ends_where_the_steps_of_another_library_end():
     torch.testing.assert_close(found.centroid_KD, torch.from_numpy(other.cluster_centers_))
 
 
-def test_ties_go_to_the_lower_number():
-    label, square = nearest(torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0], [0.0], [0.0]], dtype=torch.float64))
-    assert (label.tolist(), square.tolist()) == ([0, 1], [1.0, 0.0])
-
-
 def test_a_centroid_without_points_goes_to_the_farthest_one():
     """Three points at 0 draw at most two different starts of four; the third centroid must go to the one left."""
     point = torch.tensor([[0.0], [0.0], [0.0], [4.0], [5.0], [9.0]])
@@ -56,20 +51,6 @@ def test_a_centroid_without_points_goes_to_the_farthest_one():
         found = k_means(point, 4, stream(seed, "x"))
         assert torch.bincount(found.label_N, minlength=4).min() > 0, seed
         assert len({found.label_N[place].item() for place in (0, 3, 4, 5)}) == 4
-
-
-@pytest.mark.parametrize("num_clusters", [3, 50])
-def test_points_that_are_alike_are_one_cluster(num_clusters):
-    found = k_means(torch.ones(7, 2), num_clusters, stream(0, "x"))
-    assert found.label_N.tolist() == [0] * 7
-    assert found.centroid_KD.tolist() == [[1.0, 1.0]] * min(num_clusters, 7)
-
-
-def test_as_many_clusters_as_points_leave_each_alone():
-    point = torch.tensor([[3.0], [1.0], [8.0]])
-    found = k_means(point, 9, stream(0, "x"))
-    assert found.label_N.unique().tolist() == [0, 1, 2]
-    assert torch.equal(found.centroid_KD[found.label_N], point.double())
 
 
 def test_the_start_is_drawn_by_squared_distance():
@@ -82,11 +63,3 @@ def test_the_start_is_drawn_by_squared_distance():
             firsts.append(second == 3.0)
     assert 0.86 < sum(firsts) / len(firsts) < 0.94  # about 1,000 draws: four standard errors
     assert 900 < len(firsts) < 1100
-
-
-def test_the_generator_decides_the_start():
-    point = torch.randn(50, 2, generator=stream(4, "points"))
-    one, same, other = (k_means(point, 5, stream(seed, "x")) for seed in (0, 0, 1))
-    assert torch.equal(one.label_N, same.label_N)
-    assert torch.equal(one.centroid_KD, same.centroid_KD)
-    assert not torch.equal(one.centroid_KD, other.centroid_KD)

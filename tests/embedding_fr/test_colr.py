@@ -1,7 +1,5 @@
 """CoLR: its random basis, one step by hand, FedMF at full rank, ranks, means, bytes, federation off."""
 
-import math
-
 import pytest
 import torch
 from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_population, toy_training
@@ -139,15 +137,6 @@ def test_bytes_are_those_of_what_travels():
     _, records = run(method, rounds=1, channel=Channel(aggregation=aggregation))
     up = records[0]["traffic"][0]["up"]  # masked numbers have 8 bytes, marks too
     assert (up["factor"], up["touched"], up[WEIGHT]) == (8 * NUM_ITEMS * 2, 8 * NUM_ITEMS, 8)
-
-
-def test_published_sizes():
-    """ML-1M, 64 dims, rank 4: 58 KB in the place of 927 KB (the abstract's 93.75 % fewer), without the marks."""
-    num_items, size, rank = 3706, 64, 4
-    factor, table = 4 * num_items * rank, 4 * num_items * size
-    assert (factor / 1024, table / 1024) == pytest.approx((58, 927), abs=0.6)
-    assert 1 - factor / table == 0.9375
-    assert mark_bytes(num_items) == math.ceil(num_items / 8) == 464
 
 
 @pytest.mark.usefixtures("double")

@@ -7,17 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_federation import NUM_ITEMS, run, stacked, toy_federation, toy_method, toy_population, toy_training
+from toy_federation import run, stacked, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr import local_training
-from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
-from embedding_fr.compiled.draws import COLUMN, order_keys
 from embedding_fr.compiled.training import to_slopes
-from embedding_fr.examples import draw_examples, round_examples, shuffled
-from embedding_fr.methods.fedmf import mf_model
-from embedding_fr.optimisers import Optimiser
-from embedding_fr.sharpness import sharpness_aware
+from embedding_fr.examples import round_examples
 
 pytestmark = pytest.mark.whole
 
@@ -74,40 +68,6 @@ def test_a_client_s_bits_depend_neither_on_its_block_nor_on_threads(name, varian
         assert torch.equal(one.local[key], other.local[key]), key
 
 
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr"])
-def test_a_cpu_takes_the_compiled_code(name, monkeypatch):
-    calls = []
-
-    def spy(kernel, *rest):
-        calls.append(kernel.train)
-        return torch.zeros(len(rest[1].examples.count_C))
-
-    monkeypatch.setattr(local_training, "train_compiled", spy)
-    with stacked():
-        run(toy_method(name), rounds=1)
-    assert not calls
-    run(toy_method(name), rounds=1)
-    assert calls
-
-
-def test_a_kernel_is_not_taken_for_what_it_does_not_say():
-    federation, training = toy_federation(), toy_training("fedmf")
-    model = mf_model(federation, training)
-    rates, groups = {"user": 0.1, "item_table": 0.1}, [["user"], ["item_table"]]
-
-    def train(model, optimiser):
-        run(averaged("x", model, federation, training, optimiser=optimiser), rounds=1)
-
-    with pytest.raises(AssertionError, match="other gradients"):
-        train(model._replace(gradients=sharpness_aware({("user",): 0.1})), Optimiser("adam", rates))
-    with pytest.raises(AssertionError, match="all tensors at once"):
-        train(model, Optimiser("adam", rates, groups=groups))
-    pair = model.kernel._replace(vectors=(("user", "item_table"),), alternates=True)
-    with pytest.raises(AssertionError, match="step together"):
-        train(model._replace(kernel=pair), Optimiser("adam", rates, groups=groups))
-    train(model._replace(kernel=None), Optimiser("adam", rates, groups=groups))  # without a kernel that is allowed
-
-
 @given(
     histories=st.lists(st.lists(st.integers(0, 19), min_size=3, max_size=16, unique=True), min_size=1, max_size=6),
     negatives=st.integers(1, 4),
@@ -126,20 +86,6 @@ def test_draws_rows_and_places_are_those_of_the_stacked_code(histories, negative
         assert torch.equal(left, right)
 
 
-def test_orders_are_those_of_the_stacked_code():
-    population = toy_population()
-    order = sorted(range(7), key=lambda client: -int(population.num_train_N[client]))
-    block = make_block(population, order)
-    examples = draw_examples(block.data, block.clients, NUM_ITEMS, 3, 0, 4)
-    key_CEB = np.empty((7, 3, examples.item_CB.shape[1]), np.int64)
-    order_keys(examples.key_C.numpy(), examples.count_C.numpy(), 5, key_CEB)
-    key_CEB.sort(axis=2)
-    for number in range(3):
-        expected_CB = shuffled(examples, 5 + number)
-        for row, count in enumerate(examples.count_C.tolist()):
-            assert (key_CEB[row, number, :count] & COLUMN).tolist() == expected_CB[row, :count].tolist()
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_slopes_and_loss_of_any_logit(dtype):
     logit, label = np.array([-800.0, 800.0, 0.0, 2.0, -2.0], dtype), np.array([0.0, 1.0, 1.0, 0.0, 1.0], dtype)
@@ -150,10 +96,3 @@ def test_slopes_and_loss_of_any_logit(dtype):
     many = np.zeros(5000, dtype)  # the product of 5,000 factors of 2 is beyond every number
     assert to_slopes(many, np.ones_like(many), 5000) == pytest.approx(np.log(2.0), rel=1e-6)
     assert np.isnan(to_slopes(np.full(2, np.nan, dtype), np.ones(2, dtype), 2))
-
-
-@pytest.mark.parametrize("name", ["fedmf", "pfedrec", "pfedclr", "fedncf"])
-def test_a_diverging_client_is_named(name):
-    training = toy_training(name, learning_rate=1e38)
-    with pytest.raises(ValueError, match=r"got a non-finite .* for client \d+ in round \d.*lower learning_rate"):
-        run(toy_method(name, training=training), rounds=3)

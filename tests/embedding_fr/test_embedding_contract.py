@@ -6,11 +6,10 @@ from contextlib import nullcontext
 import pytest
 from references import REFERENCES
 from slow import fast_where
-from toy_federation import NUM_ITEMS, run, stacked, toy_federation, toy_method, toy_population, toy_training
+from toy_federation import run, stacked, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.methods import METHODS
 from embedding_fr.testing import EMBEDDING_CONTRACT, EmbeddingBench, check_reference
-from fedecider.federation.state import is_mapped
 
 pytestmark = pytest.mark.whole
 
@@ -142,18 +141,6 @@ def test_contract(name, variant, part):
 def test_the_batched_runtime_equals_the_per_user_loop(name, variant, runtime, participation):
     with runtime():
         check_reference(bench(name, tuple(variant.items())), REFERENCES[name], participation)
-
-
-@pytest.mark.parametrize(("name", "variant"), OWN_SETTINGS_FAST, ids=identify)
-def test_personal_tables_are_mapped_from_files_where_they_are_too_large(name, variant):
-    states = []
-    for table_bytes in (1 << 20, 1):
-        method = toy_method(name, toy_federation()._replace(table_bytes=table_bytes), **variant)
-        states.append(run(method, participation=0.5)[0])
-    memory, mapped = states
-    assert not any(is_mapped(tensor) for tensor in memory.local.values())
-    large = {key for key, one in memory.local.items() if one.dim() == 3 and one.shape[1] == NUM_ITEMS}
-    assert {key for key, one in mapped.local.items() if is_mapped(one)} == large
 
 
 NOT_ON_THE_BOARD = {"fedrap_em"}  # FedRAP's personal table remembers each client's own items; no setting leaves it out

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from toy_federation import SEQUENCES, run, toy_federation, toy_method, toy_population
+from toy_federation import run, toy_method
 
-from embedding_fr.local_only import local_only
-from embedding_fr.methods import METHODS
 from fedecider.federation import aggregate
 from fedecider.federation.aggregate import robust, weighted_mean, with_robust_mean
 from fedecider.federation.method import Upload
@@ -127,32 +125,6 @@ def test_medians_of_rows_by_hand():
     assert (clipped.tensors["table"][2, :, 0] - torch.tensor([10.0, 20.0, 30.0])).norm() == pytest.approx(1.0, rel=1e-3)
 
 
-@pytest.mark.slow
-def test_more_numbers_than_a_quantile_takes():
-    """torch refuses quantiles of more than 16 million numbers; adapters of a vocabulary table have more."""
-    value = torch.ones(3, 6_000_000)
-    value[2] = 5.0
-    (found,) = robust([Upload(torch.arange(3), torch.ones(3), {"x": value})], "median", {"x": torch.zeros(1)})
-    assert found.tensors["x"][0, 0] == 1.0
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_which_methods_take_a_mean(name):
-    method = toy_method(name)
-    takes = name in {"fedmf", "fedncf", "pfedrec", "pfedclr", "fedrap", "fedrecgel", "fedcia", "fedcia_fitted", "colr"}
-    takes |= name in {"feddae", "ifedrec", "fedmf_em", "fedncf_em", "pfedrec_em", "fedrap_em"}
-    assert method.takes_mean == takes
-    if not takes:
-        with pytest.raises(ValueError, match="takes no mean over clients"):
-            with_robust_mean(method, "median")
-    if not METHODS[name].needs_server(METHODS[name].config()):
-        assert not local_only(method, toy_federation()).takes_mean
-    if takes:
-        state, _ = run_with(with_robust_mean(method, "median"), Fault(0, "scale"), Fault(4, "nan", 2), rounds=2)
-        assert all(tensor.isfinite().all() for tensor in (*state.server.values(), *state.local.values()))
-        assert max(float(tensor.abs().max()) for tensor in state.server.values()) < 100.0
-
-
 @pytest.mark.parametrize("name", ["fedmf", "gpfedrec", "fedem", "fedfast", "cofedrec", "perfedrec"])
 def test_who_is_not_heard_is_not_in_what_the_server_has(name):
     """The server after a round with a refused client is that of a round in which the client was away."""
@@ -161,35 +133,8 @@ def test_who_is_not_heard_is_not_in_what_the_server_has(name):
         assert all(torch.equal(state.server[key], states[0].server[key]) for key in state.server)
 
 
-def test_kinds_that_an_upload_of_whole_numbers_cannot_have():
-    with pytest.raises(ValueError, match="the fault nan of client 1, who sends whole numbers, expected one of away"):
-        run_with(toy_method("fedease"), Fault(1, "nan"))
-    plain, _ = run(toy_method("fedease"), rounds=2)
-    state, _ = run_with(toy_method("fedease"), Fault(1, "random"))
-    assert not torch.equal(state.server["weights"], plain.server["weights"])
-    state, records = run_with(toy_method("fednear"), Fault(1, "replay"))  # the second round asks for nothing
-    assert records[1]["refused_uploads"] == [{"client": 1, "reason": "sent items, which is not what round 2 is about"}]
-
-
 def test_a_sum_under_masks_goes_on_without_some_and_stops_without_many():
     for kind in ("away", "late"):
         run_with(toy_method("fedease", secure=True), Fault(1, kind))
         with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum of pairs 1, expected 5 at least"):
             run_with(toy_method("fedease", secure=True), *(Fault(client, kind) for client in (1, 2, 4)))
-
-
-def test_clients_without_events_to_train_on_are_refused():
-    for short in ([], [3], [3, 1]):
-        with pytest.raises(ValueError, match="expected"):
-            toy_population(sequences=[*SEQUENCES[:2], short])
-
-
-@pytest.mark.parametrize("kind", ["away", "late"])
-@pytest.mark.parametrize("name", ["fedease", "fednear", "fedcia"])
-def test_a_block_of_which_nobody_answers_adds_nothing_to_a_sum(name, kind):
-    method = toy_method(name)
-    alone, _ = run_with(method, Fault(2, kind, 1, 1), block_clients=1)
-    together, _ = run_with(method, Fault(2, kind, 1, 1), block_clients=7)
-    close(alone.server, together.server)
-    everyone, _ = run(method, rounds=2)
-    assert any(not torch.equal(alone.server[key], everyone.server[key]) for key in alone.server)

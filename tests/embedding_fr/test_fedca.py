@@ -7,7 +7,7 @@ import torch
 from toy_federation import run, toy_federation, toy_method, toy_training
 
 from embedding_fr.local_only import local_only
-from embedding_fr.methods.fedca import BASIS, TABLE, closeness, principal_directions
+from embedding_fr.methods.fedca import TABLE, closeness, principal_directions
 from fedecider.federation.wire import dense
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -75,15 +75,3 @@ def test_a_weight_draws_a_mix_to_who_is_near(weight):
 
     plain, near = distance(0.0), distance(2.0)
     assert near < 0.9 * plain
-
-
-def test_only_the_mixed_few_have_a_mix_and_only_for_a_round():
-    first, _ = run(toy_method("fedca", mixed_share=0.3), rounds=1)
-    later, _ = run(toy_method("fedca", mixed_share=0.3), rounds=2)
-    assert int(first.server["is_personal"].sum()) == int(later.server["is_personal"].sum()) == 2
-    assert not torch.equal(first.server["is_personal"], later.server["is_personal"])
-
-
-def test_directions_travel_beside_the_table():
-    _, records = run(toy_method("fedca", num_components=3), rounds=1)
-    assert all(group["up"] == {TABLE: 14 * 4 * 8, BASIS: 3 * 4 * 8} for group in records[0]["traffic"])

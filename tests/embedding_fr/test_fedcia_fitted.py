@@ -2,21 +2,16 @@
 
 import pytest
 import torch
-from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
+from toy_federation import NUM_ITEMS, run, toy_federation, toy_method
 
-from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_only import local_only
 from embedding_fr.methods.fedcia_fitted import (
-    FedciaFittedConfig,
-    client_bytes,
     code_gradients,
     eigenpairs,
     fitted_tables,
     with_decay,
 )
-from fedecider.federation.channel import Channel
-from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
 
 
 def tables(*shape, seed=0):
@@ -67,17 +62,6 @@ def test_many_steps_are_those_of_autograd_on_whole_matrices(loss, num_vectors):
         torch.testing.assert_close(found[row], table_ID.detach(), rtol=0, atol=1e-9)
 
 
-def test_directions_that_nobody_has_are_no_axes():
-    goal_ID = tables(6, 2)
-    mean = eigenpairs(goal_ID @ goal_ID.T, 6)
-    assert mean["value"][2:].tolist() == [0.0] * 4
-    assert not mean["axes"][:, 2:].any()
-    torch.testing.assert_close(whole(mean), goal_ID @ goal_ID.T)
-    start_CID = tables(1, 6, 3, seed=1)
-    cut = fitted_tables(start_CID, mean["value"][:2], mean["axes"][:, :2], 20, 0.1)
-    torch.testing.assert_close(fitted_tables(start_CID, mean["value"], mean["axes"], 20, 0.1), cut)
-
-
 @pytest.mark.parametrize("loss", ["square", "norm"])
 def test_a_table_whose_similarities_are_the_mean_stays(loss):
     table_CID = tables(1, 9, 3)
@@ -117,34 +101,6 @@ def test_without_steps_of_the_fit_everybody_trains_alone():
         assert torch.equal(alone.local[key], tensor), key
     fitted, _ = run(toy_method("fedcia_fitted"))
     assert not torch.allclose(fitted.local["user"], together.local["user"])
-
-
-@pytest.mark.usefixtures("double")
-def test_a_table_gives_the_server_what_its_similarities_give():
-    states = [run(toy_method("fedcia_fitted", encoding=encoding))[0] for encoding in ("matrix", "factor")]
-    torch.testing.assert_close(mean_of(states[1]), mean_of(states[0]), rtol=0, atol=1e-12)
-    torch.testing.assert_close(states[1].local["item_table"], states[0].local["item_table"], rtol=0, atol=1e-9)
-
-
-def test_bytes_are_those_of_what_travels():
-    size = toy_training("fedcia_fitted").embedding_size
-    for encoding, up in (("matrix", {"similarity": 4 * NUM_ITEMS**2}), ("factor", {"factor": 4 * NUM_ITEMS * size})):
-        _, records = run(toy_method("fedcia_fitted", encoding=encoding, num_vectors=5), rounds=2)
-        assert [group["up"] for record in records for group in record["traffic"]] == [up, up]
-        down = [group["down"] for record in records for group in record["traffic"]]
-        assert down == [{}, {"value": 4 * 5, "axes": 4 * 5 * NUM_ITEMS}]
-    training = EmbeddingTraining(embedding_size=8)
-    factor, matrix = (client_bytes(100, 5, training, FedciaFittedConfig(encoding=one)) for one in ("factor", "matrix"))
-    assert matrix - factor == 4 * 100**2
-
-
-def test_sums_under_masks_are_the_plain_ones_to_their_resolution():
-    method = toy_method("fedcia_fitted")
-    aggregation = securely_summed_rounds(method, SecureSums(5, 0.6, num_neighbours=4))
-    plain, secure = run(method, rounds=1)[0], run(method, rounds=1, channel=Channel(aggregation=aggregation))[0]
-    torch.testing.assert_close(mean_of(secure), mean_of(plain), rtol=0, atol=2**-32 + 2e-6)
-    with pytest.raises(ValueError, match="got secure_sum with fedcia_fitted"):
-        securely_summed_rounds(toy_method("fedcia_fitted", encoding="factor"), SecureSums(5))
 
 
 def test_the_code_s_loss_is_on_single_products():

@@ -3,11 +3,8 @@
 import pytest
 import torch
 from torch.nn.functional import softmax
-from toy_federation import SEQUENCES, run, toy_method, toy_population
 
-from embedding_fr.blocks import make_block
-from embedding_fr.methods.feddae import TABLE, draw_noise, logits_of, loss_of
-from fedecider.federation.method import Download
+from embedding_fr.methods.feddae import draw_noise, logits_of, loss_of
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -77,23 +74,3 @@ def test_draws_are_a_client_s_own_and_have_the_moments_they_should():
     assert not torch.equal(some.shared_CD, some.own_CD)
     assert not torch.equal(some.shared_CD, draw_noise(1, 2, 1, torch.arange(500), 40, 8, 0.25).shared_CD)
     assert bool((draw_noise(1, 2, 0, torch.arange(9), 4, 2, 0.0).own_CT == 1.0).all())
-
-
-def test_a_step_leaves_rows_of_other_items_and_the_state_of_others_alone():
-    state, _ = run(toy_method("feddae", dropout=0.0), rounds=2)
-    start_server, start_local = toy_method("feddae").init()
-    for client, items in enumerate(SEQUENCES):
-        moved = (state.local["own_encoder.0.weight"][client] != start_local["own_encoder.0.weight"][client]).any(1)
-        assert sorted(moved.nonzero()[:, 0].tolist()) == sorted(items[:-2])
-    moved = (state.server[TABLE] != start_server[TABLE]).any(1).nonzero()[:, 0].tolist()
-    assert set(moved) == {item for items in SEQUENCES for item in items[:-2]}
-
-
-def test_nothing_is_dropped_where_items_are_ranked():
-    block, found = make_block(toy_population(), [6, 2, 0]), {}
-    for dropout in (0.0, 0.9):
-        method = toy_method("feddae", dropout=dropout)
-        server, local = method.init()
-        own = {name: tensor[block.clients] for name, tensor in local.items()}
-        found[dropout] = method.positions("personal", Download(server), own, block, "valid")
-    assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))

@@ -10,7 +10,7 @@ from embedding_fr import gram
 from embedding_fr.blocks import block_packer
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import fedease as module
-from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, counted_items, fedease, guarantee, train_items
+from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, fedease, train_items
 from fedecider.baselines import ease
 from fedecider.baselines.ease import mirror
 from fedecider.baselines.fitting import train_matrix
@@ -19,7 +19,6 @@ from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 from fedecider.federation.state import Parameters
-from fedecider.testing.faults import Fault, faulty_channel
 
 
 def method(federation=None, **settings):
@@ -88,21 +87,6 @@ def test_it_equals_centralised_ease_to_the_last_bit(protocol, secure):
         assert torch.equal(found, expected)
 
 
-def test_float32_is_the_rounded_model_at_half_the_bytes():
-    wide, records = run(method(dtype="float64"), rounds=2)
-    narrow, short = run(method(), rounds=2)
-    assert torch.equal(narrow.server["weights"], wide.server["weights"].float())
-    assert records[1]["traffic"][0]["down"] == {"weights": 8 * NUM_ITEMS**2}
-    assert short[1]["traffic"][0]["down"] == {"weights": 4 * NUM_ITEMS**2}
-
-
-def test_secure_and_plain_sums_are_the_same():
-    for settings in ({"clip": 2.5}, {"max_items": 2}, {"clip": 1.7, "max_items": 3}):
-        plain, _ = run(method(dtype="float64", **settings), rounds=1)
-        secure, _ = run(method(dtype="float64", secure=True, **settings), rounds=1)
-        assert torch.equal(plain.server["weights"], secure.server["weights"])
-
-
 def bytes_of(traffic, direction):
     return {client: group[direction] for group in traffic for client in group["clients"]}
 
@@ -130,34 +114,6 @@ def test_bytes_are_those_of_what_travels():
     assert low[1]["traffic"][0]["down"] == expected
     assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedeaseConfig(secure=True)) == 8 * triangle
     assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedeaseConfig()) == 8 * NUM_ITEMS
-
-
-def test_a_masked_upload_tells_nothing_by_itself():
-    sequences = many_sequences(num_items=200)
-    population = toy_population(sequences=sequences, num_items=200)
-    federated = method(toy_federation(num_clients=40, num_items=200), secure=True)
-    block = blocks(population, 40)[0]
-    upload, _, _ = federated.client_update(1, Download({}), {}, block)
-    assert upload.tensors.keys() == {"masked_gram"}
-    assert torch.equal(upload.weights, torch.ones(40))  # sizes of histories do not leak through the weights
-    low_byte = torch.bincount(upload.tensors["masked_gram"][3].long() & 255, minlength=256).double()
-    expected = 20100 / 256
-    assert abs(((low_byte - expected) ** 2 / expected).sum() - 255) < 5 * 510**0.5
-
-
-@pytest.mark.parametrize("neighbours", [0, 4])
-def test_who_drops_out_after_its_shares_is_left_out_of_the_sum(neighbours):
-    late = faulty_channel([Fault(client, "late") for client in (2, 5)])
-    plain, _ = run(method(dtype="float64"), rounds=1, channel=late)
-    secure, _ = run(method(dtype="float64", secure=True, mask_neighbours=neighbours), rounds=1, channel=late)
-    assert torch.equal(plain.server["weights"], secure.server["weights"])
-    assert not torch.equal(plain.server["weights"], run(method(dtype="float64"), rounds=1)[0].server["weights"])
-
-
-def test_dense_uploads_of_a_large_block_are_refused(monkeypatch):
-    monkeypatch.setattr(gram, "MAX_UPLOAD_BYTES", 1000)
-    with pytest.raises(ValueError, match=r"block of 3 clients .* fewer clients into a block"):
-        run(method(secure=True), rounds=1)
 
 
 def test_top_k_keeps_the_largest_of_each_column():
@@ -189,15 +145,6 @@ def test_enough_eigenpairs_give_ease_and_fewer_do_not():
     of_low = history_CI.double() @ ease.ease_weights(low_II, 7.0)
     torch.testing.assert_close(gram.low_rank_scores(history_CI, value_R[:3], vector_IR[:, :3], 7.0), of_low)
     assert (of_low - expected).abs().max() > 0.1
-
-
-def test_eigenpairs_of_nothing_are_zeros_and_what_lanczos_does_not_find_is_told():
-    value_R, vector_IR = gram.leading_eigenpairs(torch.zeros(8, 8, dtype=torch.float64), 3)
-    assert value_R.tolist() == [0.0] * 3
-    assert vector_IR.tolist() == [[0.0] * 3] * 8
-    assert gram.low_rank_scores(torch.ones(2, 8).bool(), value_R, vector_IR, 7.0).tolist() == [[0.0] * 8] * 2
-    with pytest.raises(ValueError, match="8 items whose 3 leading eigenpairs cannot be found"):
-        gram.leading_eigenpairs(torch.full((8, 8), torch.nan, dtype=torch.float64), 3)
 
 
 def test_the_low_rank_download_scores_as_its_own_weights():
@@ -232,13 +179,6 @@ def test_known_history_adds_the_validation_item_to_the_score_of_test_only():
     assert torch.equal(*servers)  # never in G
 
 
-def test_triangles_hold_pairs_and_come_back():
-    history_I = torch.tensor([True, False, True, True])
-    triangle_L = gram.client_triangle(history_I, 0.5)
-    assert triangle_L.tolist() == [0.5, 0, 0.5, 0.5, 0, 0, 0, 0.5, 0.5, 0.5]  # 00 01 02 03 11 12 13 22 23 33
-    assert torch.equal(from_triangle(triangle_L, 4), 0.5 * torch.outer(history_I.double(), history_I.double()))
-
-
 def test_clip_bounds_what_one_client_adds():
     block = blocks(size=7)[0]
     history_CI = train_items(block.data, NUM_ITEMS)
@@ -255,19 +195,6 @@ def test_clip_bounds_what_one_client_adds():
     assert torch.equal(gram_II, from_triangle(of_triangles, NUM_ITEMS))
     history_CI = history_CI.double()
     assert torch.equal(gram_II, history_CI.T @ (history_CI * scale_C[:, None]))
-
-
-def test_max_items_draws_a_subset_once():
-    config, federation = FedeaseConfig(max_items=3), toy_federation()
-    block = blocks(size=7)[0]
-    history_CI = train_items(block.data, NUM_ITEMS)
-    counted_CI = counted_items(block.data, block.clients, federation, config)
-    assert counted_CI.sum(1).tolist() == [3, 3, 3, 3, 3, 2, 1]
-    assert not (counted_CI & ~history_CI).any()
-    other = counted_items(block.data, block.clients, toy_federation(seed=1), config)
-    assert not torch.equal(other, counted_CI)
-    _, records = run(method(max_items=3), rounds=1)
-    assert sum(client["num_counted"] for client in records[0]["clients"]) == 18
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -314,16 +241,6 @@ def test_denoise_keeps_what_stands_out_and_makes_the_solve_sane():
     ease.ease_weights(clean_II, 1.0)
     gram_II = central_gram()
     torch.testing.assert_close(gram.denoise(gram_II, 0.0)[0], gram_II)
-
-
-def test_budget_says_what_holds():
-    assert guarantee(FedeaseConfig()).startswith("no guarantee: clip and noise missing")
-    assert guarantee(FedeaseConfig(max_items=10)).startswith("no guarantee: noise missing")
-    text = guarantee(FedeaseConfig(max_items=10, noise_scale=1.0))
-    assert text.startswith("epsilon 4.73 at delta 1e-05 over 1 round(s)")
-    assert "clip 7.4162" in text  # root(10 * 11 / 2)
-    assert "only the sum is protected" in text
-    assert FedeaseConfig(max_items=10, clip=3.0).bound == 3.0
 
 
 @pytest.mark.slow

@@ -5,15 +5,10 @@ from collections import Counter
 
 import pytest
 import torch
-from toy_federation import NUM_ITEMS, run, toy_federation, toy_method, toy_training
+from toy_federation import run, toy_method
 
-from embedding_fr import results
-from embedding_fr.methods import METHODS
-from embedding_fr.methods.fedfast import FedfastConfig, Moves, drawn_in_turn, followed
-from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
-from fedecider.data.interactions import InteractionsConfig
+from embedding_fr.methods.fedfast import Moves, drawn_in_turn, followed
 from fedecider.federation.cohort import choose_cohort, sample_cohort
-from fedecider.federation.config import DevicePrivacyConfig
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
 
@@ -139,43 +134,3 @@ def test_the_share_of_the_step_falls():
         step = again.server["user"] - state.server["user"]
         steps.append((step[absent[0]] / step[present].mean(0)).mean())
     assert [float(step) for step in steps] == pytest.approx([0.8, 0.8 * math.exp(-2.0)], rel=1e-3)
-
-
-def test_with_everyone_present_clusters_change_nothing():
-    one, other = (
-        run(toy_method("fedfast", num_clusters=clusters, draw=draw, follow=follow), rounds=2)[0]
-        for clusters, draw, follow in ((1, "random", 0.0), (4, "equal", 1.0))
-    )
-    assert all(torch.equal(one.server[name], other.server[name]) for name in one.server if name != "cluster")
-
-
-def test_bytes_are_those_of_the_formula():
-    """4 (I D + 2 D + 1) each way."""
-    training = toy_training("fedfast", embedding_size=8)
-    _, records = run(toy_method("fedfast", training=training), rounds=1)
-    (group,) = records[0]["traffic"]
-    sizes = {"item_table": 4 * NUM_ITEMS * 8, "user": 4 * 8, "scorer.0.weight": 4 * 8, "scorer.0.bias": 4}
-    assert group["up"] == group["down"] == sizes
-    assert sum(sizes.values()) == 4 * (NUM_ITEMS * 8 + 2 * 8 + 1)
-
-
-def test_a_cohort_that_the_server_chooses_hides_nobody(monkeypatch):
-    """Epsilon of noise on the sum falls with participation for drawn cohorts alone."""
-    monkeypatch.setattr(results, "privacy_report", lambda config, num_rounds, participation: f"{participation}")
-
-    def counted(draw, num_users=20, **options):
-        run_config = EmbeddingRunConfig(method="fedfast", participation=0.1, **options)
-        shared = (run_config, InteractionsConfig(), toy_training("fedfast"), DevicePrivacyConfig())
-        return results.privacy_text(EmbeddingSettings(*shared, FedfastConfig(draw=draw)), num_users)
-
-    assert counted("random") == "0.1"
-    assert counted("random", num_users=12) == str(2 / 12)  # a cohort has whole clients
-    assert counted("random", secure_sum=True).startswith("1.0")  # its server sees who takes part
-    assert counted("equal") == "1.0"
-
-
-@pytest.mark.parametrize("config", [FedfastConfig(draw=draw) for draw in ("equal", "proportional", "random")])
-def test_the_entry_says_whether_the_server_chooses(config):
-    entry = METHODS["fedfast"]
-    built = entry.build(toy_federation(), toy_training("fedfast"), config)
-    assert entry.chooses_cohort(config) == (built.cohort is not None)

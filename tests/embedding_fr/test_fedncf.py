@@ -25,16 +25,6 @@ def test_the_score_by_hand():
     assert torch.allclose(ncf_logits(params, item_CB), every.gather(1, item_CB))
 
 
-def test_without_hidden_layers_it_is_a_linear_score():
-    federation, training = toy_federation(), toy_training("fedncf")
-    model = ncf_model(federation, training, "")
-    assert model.shared["scorer.0.weight"].shape == (8, 1)
-    params = {"user": model.private["user"], **{name: one.expand(7, *one.shape) for name, one in model.shared.items()}}
-    weight, bias = model.shared["scorer.0.weight"][:, 0], model.shared["scorer.0.bias"]
-    expected = (params["user"] @ weight[:4])[:, None] + model.shared["item_table"] @ weight[4:] + bias
-    assert torch.allclose(ncf_logits(params, None), expected, atol=1e-6)
-
-
 def test_table_and_network_travel_the_user_embedding_does_not():
     """The sizes of table 6 of PFedCLR, ML-100K: 0.1053 MB at the client, 0.1027 MB without the network."""
     federation = toy_federation(num_items=1682)

@@ -17,10 +17,8 @@ from embedding_fr.methods.fedrap import (
     fedrap,
     fedrap_round,
     gradients,
-    share_above,
     soft_threshold_,
     sparse_bytes,
-    start_values,
 )
 from embedding_fr.testing.loop import run_reference
 
@@ -188,37 +186,6 @@ def test_without_weights_both_tables_move_by_the_same_gradient():
     assert torch.allclose(state.local[PERSONAL].mean(0), gained, atol=1e-6)
 
 
-def test_a_personal_table_without_a_rate_stays_and_the_common_one_moves():
-    training = toy_training("fedrap", init_std=0.5)
-    method = toy_method("fedrap", training=training, variant="code", personal_learning_rate=0.0)
-    server, local = method.init()
-    state, _ = run(method, rounds=2)
-    assert torch.equal(state.local[PERSONAL], local[PERSONAL])
-    assert float((state.server[COMMON] - server[COMMON]).abs().max()) > 1e-3
-
-
-def test_the_kept_tables_average_to_the_next_common_one():
-    training = toy_training("fedrap", learning_rate=0.1)
-    state, records = run(toy_method("fedrap", training=training, keep_uploaded=True), rounds=2)
-    assert torch.allclose(state.local[UPLOADED].mean(0), state.server[COMMON], atol=1e-6)
-    assert not torch.allclose(state.local[UPLOADED][0], state.server[COMMON], atol=1e-3)
-    assert list(records[0]["valid"]) == ["personal", "global"]
-    plain, _ = run(toy_method("fedrap", training=training), rounds=2)
-    assert torch.equal(plain.server[COMMON], state.server[COMMON])
-
-
-@pytest.mark.parametrize("options", [{}, {"variant": "code"}])
-def test_divergence_is_named_and_the_bounded_distance_holds(options):
-    training = toy_training("fedrap", learning_rate=0.5, item_learning_rate=50.0 if options else 0.5, init_std=1.0)
-    weights = {"distance_weight": 5.0, "sparsity_weight": 0.0, "curriculum": "fixed", **options}
-    with pytest.raises(ValueError, match=r"(common|personal)_table .* for client \d in round \d+.*bounded"):
-        run(toy_method("fedrap", training=training, **weights), rounds=30)
-    state, _ = run(toy_method("fedrap", training=training, distance="bounded", **weights), rounds=30)
-    assert float(state.local[PERSONAL].abs().max()) < 1e3
-    with pytest.raises(ValueError, match=r"for client \d in round 1\b.*diverged"):
-        run(toy_method("fedrap", training=toy_training("fedrap", learning_rate=1e38)), rounds=2)
-
-
 def encoded(table_ID: np.ndarray) -> bytes:
     """The format of ``sparse_bytes``, written down."""
     entries = table_ID.astype(np.float32).reshape(-1)
@@ -255,28 +222,3 @@ def test_traffic_counts_what_the_encoding_saves():
         assert 0.1 < float((tables == 0).mean()) < 0.9
     before, _ = run(method, rounds=1)
     assert records[1]["traffic"][0]["down"] == {COMMON: len(encoded(before.server[COMMON].numpy()))}
-
-
-def test_shares_of_large_entries():
-    table = torch.tensor([[[0.2, -0.05], [0.005, 0.0]], [[0.1, -0.3], [-0.01, 0.02]]])
-    assert share_above(table, 1e-1).tolist() == [0.25, 0.25]
-    assert share_above(table, 1e-2).tolist() == [0.5, 0.75]
-    _, records = run(toy_method("fedrap"), rounds=1)
-    log = records[0]["clients"][0]
-    assert set(log) == {"client", "loss", "common_above_0.1", "common_above_0.01"}
-    assert 0.5 < log["common_above_0.1"] < log["common_above_0.01"] < 1.0
-
-
-def test_start_values_of_the_public_code():
-    federation, training = toy_federation(), toy_training("fedrap", embedding_size=16, init_std=1.0)
-    server, local = start_values(federation, training, FedrapConfig("code"))
-    assert local["user"].shape == (7, 16)
-    assert local["bias"].shape == (7,)
-    assert torch.equal(local["user"][0], local["user"][6])
-    assert float(local["user"].abs().max()) <= 0.25
-    assert torch.equal(local[PERSONAL][0], local[PERSONAL][6])
-    assert float(local[PERSONAL].std()) == pytest.approx(1.0, abs=0.15)
-    assert not torch.equal(local[PERSONAL][0], server[COMMON])
-    _, zero = start_values(federation, training, FedrapConfig())
-    assert int(zero[PERSONAL].count_nonzero()) == 0
-    assert not torch.equal(zero["user"][0], zero["user"][1])

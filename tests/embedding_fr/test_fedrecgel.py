@@ -5,9 +5,8 @@ import torch
 from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block
-from embedding_fr.examples import RoundExamples, draw_examples, touched_rows
+from embedding_fr.examples import RoundExamples, draw_examples
 from embedding_fr.local_training import Objective
-from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.fedrecgel import neumf_logits, neumf_model, whole_batch
 
 SERVER_RATE = 0.5
@@ -82,18 +81,6 @@ def test_neumf_by_hand():
     assert neumf_logits(params, torch.tensor([[0]])).tolist() == [[-5.0]]  # the tower's own output is cut at 0
 
 
-def test_one_batch_of_everything_weighs_like_a_sum_of_means():
-    population = toy_population()
-    block = make_block(population, [6, 1])  # 8 and 1 train items, 2 negatives each
-    examples = draw_examples(block.data, block.clients, 14, 2, 0, 1)
-    batch = whole_batch(RoundExamples(examples, *touched_rows(examples.item_CB, 14)), 10)
-    assert batch.active == 2
-    assert batch.weight_AB[0].tolist() == pytest.approx([0.1] * 20 + [0.25] * 4)
-    assert batch.weight_AB[1].tolist() == pytest.approx([1.0 / 3.0] * 3 + [0.0] * 21)
-    assert batch.weight_AB.sum(1).tolist() == pytest.approx([3.0, 1.0])
-    assert batch.label_AB.sum(1).tolist()[0] == 8.0
-
-
 def test_clients_upload_gradients_by_rows_and_the_server_takes_the_step():
     method = code(private_radius=0.0, shared_radius=0.0)
     server, local = method.init()
@@ -143,29 +130,3 @@ def test_the_gradient_is_that_of_the_sum_of_batch_means():
     assert torch.allclose(upload.tensors["item_table.gradient"][0], params["item_table"].grad[0, rows], atol=1e-6)
     assert torch.allclose(upload.tensors["tower.1.bias.gradient"], params["tower.1.bias"].grad, atol=1e-6)
     assert logs[0]["loss"] == pytest.approx(torch.stack(parts).mean().item(), rel=1e-5)
-
-
-def test_private_moments_are_kept_and_server_moments_stay_on_the_server():
-    state, records = run(code(), rounds=4, participation=0.5)
-    rounds_of = torch.zeros(7)
-    for record in records:
-        for client in record["clients"]:
-            rounds_of[client["client"]] += 1.0
-    assert torch.equal(state.local["user.steps"], rounds_of)
-    assert torch.equal(state.local["user_mlp.steps"], rounds_of)
-    assert len(rounds_of.unique()) > 1
-    shared = neumf_model(toy_federation(), toy_training("fedrecgel")).shared
-    size = {name: tensor.numel() * 4 for name, tensor in shared.items()}
-    for record in records:
-        for group in record["traffic"]:
-            assert group["down"] == size
-            assert group["up"] == {f"{name}.gradient": count for name, count in size.items()}
-
-
-def test_scores_of_the_whole_catalogue_are_those_of_the_logits():
-    federation, training = toy_federation(), toy_training("fedrecgel")
-    for model in (neumf_model(federation, training), ncf_model(federation, training, "6,3")):
-        own = {name: tensor[:5] for name, tensor in model.private.items()}
-        stacked = {name: tensor.expand(5, *tensor.shape) for name, tensor in model.shared.items()}
-        assert torch.allclose(model.scores(model.shared, own), model.logits({**own, **stacked}, None), atol=1e-6)
-        assert float(model.scores(model.shared, own).std()) > 1e-3

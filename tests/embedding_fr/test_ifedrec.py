@@ -9,15 +9,10 @@ import pytest
 import torch
 from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method, toy_population, toy_training
 
-from embedding_fr.attributes import attribute_digest, chosen_texts, item_attributes
+from embedding_fr.attributes import item_attributes
 from embedding_fr.blocks import make_block
-from embedding_fr.commands import parse_settings
-from embedding_fr.deployment import check_deployable
-from embedding_fr.leaderboard import LeaderboardConfig, _rows
 from embedding_fr.methods.ifedrec import BY_ATTRIBUTES, TABLE, IfedrecConfig, network_gradients, new_item_scores
-from embedding_fr.methods.pfedrec import code_item_rate
-from embedding_fr.run import experiment_on
-from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
+from fedecider.data.interactions import Interactions
 from fedecider.federation.wire import dense
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -55,21 +50,6 @@ def test_the_network_s_gradient():
     slopes = (one - 0.1) * (1 - one**2), (other - 0.3) * 1.0
     assert float(found["network.0.weight"]) == pytest.approx(slopes[0] * 2.0 + slopes[1] * 0.5)
     assert float(found["network.0.bias"]) == pytest.approx(sum(slopes))
-
-
-def test_without_alignment_clients_train_as_the_public_code_of_pfedrec():
-    training = toy_training("ifedrec")
-    plain, _ = run(toy_method("pfedrec", training=training, variant="code"))
-    state, _ = run(toy_method("ifedrec", training=training, alignment_weight=0.0))
-    assert torch.allclose(state.server[TABLE], plain.server[TABLE], atol=1e-9)
-    assert torch.allclose(state.local["scorer.0.weight"], plain.local["scorer.0.weight"], atol=1e-9)
-
-
-def test_a_pull_beyond_its_goal_lands_on_it():
-    federation, training = toy_federation(), toy_training("ifedrec")
-    landing = federation.num_items * training.embedding_size / (2.0 * code_item_rate(federation, training))
-    states = [run(toy_method("ifedrec", alignment_weight=weight))[0] for weight in (landing, 50.0 * landing)]
-    assert torch.allclose(states[0].server[TABLE], states[1].server[TABLE])
 
 
 @pytest.mark.parametrize("backbone", ["pfedrec", "fedncf"])
@@ -111,32 +91,6 @@ def test_attributes_stay_at_the_server():
 TEXTS = [f"title: film {n}; genres: {'crime, drama' if n % 2 else 'comedy'}" for n in range(14)]
 
 
-def test_fields_that_describe_an_item():
-    data = data_with(TEXTS)
-    assert chosen_texts(data)[:2] == ["comedy", "crime, drama"]
-    assert chosen_texts(data, "genres, title")[1] == "crime, drama film 1"
-    assert chosen_texts(data_with([text.partition(";")[0] for text in TEXTS]))[3] == "film 3"
-    assert chosen_texts(data_with(["", "plain words", *[""] * 12]))[1] == "plain words"
-    found = item_attributes(data, IfedrecConfig())
-    assert torch.allclose(found @ found.T, (torch.arange(14)[:, None] % 2 == torch.arange(14) % 2).double())
-    assert attribute_digest(data, IfedrecConfig()) != attribute_digest(data, IfedrecConfig(attributes="title"))
-
-
-@pytest.mark.parametrize(
-    ("texts", "attributes", "message"),
-    [
-        ([], "", "got data set 'toy' whose items have no texts"),
-        ([""] * 14, "", "got data set 'toy' whose items have no texts"),
-        (TEXTS, "genre", r"got attributes 'genre', expected fields .*\(title, genres\)"),
-        (TEXTS, "none.csv", "expected a csv file: there is none"),
-    ],
-)
-def test_what_describes_nothing_is_told_before_the_run(texts, attributes, message):
-    words = f"--dataset toy --source csv --raw raw --method ifedrec --attributes={attributes}".split()
-    with pytest.raises(ValueError, match=message):
-        experiment_on(data_with(texts), parse_settings([*words, "--method", "ifedrec"]))
-
-
 def test_attributes_of_a_file(tmp_path):
     path = tmp_path / "items.csv"
     config = IfedrecConfig(attributes=str(path))
@@ -152,26 +106,6 @@ def test_attributes_of_a_file(tmp_path):
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             item_attributes(data_with([]), config)
-
-
-def test_tables_of_all_methods_leave_it_out_where_items_have_no_texts():
-    config = LeaderboardConfig(methods="all")
-    assert set(_rows(config, data_with(TEXTS))) - set(_rows(config, data_with([]))) == {"ifedrec"}
-    assert _rows(LeaderboardConfig(methods="ifedrec"), data_with([])) == ["ifedrec"]
-
-
-def test_a_deployment_would_show_the_attributes_to_the_sites():
-    words = ["--dataset", "toy", "--source", "csv", "--raw", "raw", "--method", "ifedrec"]
-    with pytest.raises(ValueError, match="got method ifedrec, expected one without attributes of items"):
-        check_deployable(parse_settings([*words, "--method", "ifedrec"]))
-
-
-@pytest.mark.data
-def test_genres_of_movielens(data_root):
-    config = InteractionsConfig(raw=str(data_root / "movielens" / "ml-100k"))
-    data = load_interactions(config, log=lambda text: None)
-    texts = dict(zip(data.titles, chosen_texts(data), strict=True))
-    assert texts["Toy Story (1995)"] == "animation, children's, comedy"
 
 
 # The benchmark of new items.

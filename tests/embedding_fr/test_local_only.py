@@ -6,7 +6,6 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 
 from embedding_fr.local_only import KEPT, local_only
 from embedding_fr.methods import METHODS
-from fedecider.federation.state import is_mapped
 
 NO_LOCAL_MODEL = {"fedease", "fednear", "fedcia"}  # clients upload histories, which only a server turns into a model
 MADE_BY_SERVER = {"category"}
@@ -49,27 +48,6 @@ def test_the_data_of_one_client_reach_the_others_with_federation_on(name):
     assert any(not torch.equal(left[key], right[key]) for key in left)
 
 
-@pytest.mark.parametrize("name", ["gpfedrec", "fedem", "perfedrec", "fedncf"])
-def test_what_a_client_keeps_is_mapped_from_files_where_it_is_too_large(name):
-    states, asked = [], []
-    for table_bytes in (1 << 20, 1):
-        federation = toy_federation()._replace(table_bytes=table_bytes)
-        method = toy_method(name, federation)
-
-        def broadcast(round, server, clients, method=method):
-            asked.append(len(clients))
-            return method.broadcast(round, server, clients)
-
-        alone = local_only(method._replace(broadcast=broadcast), federation)
-        states.append(run(alone, participation=0.5)[0].local)
-    memory, mapped = states
-    kept = {key for key in memory if key.startswith(KEPT)}
-    assert {key for key, tensor in mapped.items() if is_mapped(tensor)} >= kept
-    assert not any(is_mapped(tensor) for tensor in memory.values())
-    assert asked == ([1, 1] if name == "fedncf" else [1, 7] + [1] * 8), "parts of the second are within its budget"
-    assert all(torch.equal(memory[key], mapped[key]) for key in memory)
-
-
 def test_a_client_starts_from_its_own_last_upload():
     """FedMF: the second round of a client is that of a client who is sent the table that it uploaded in the first."""
     federation, training = toy_federation(), toy_training("fedmf")
@@ -98,19 +76,3 @@ def test_a_client_starts_from_its_own_last_upload():
         rounds=1,
     )
     assert torch.equal(again.local["user"], second.local["user"])
-
-
-def test_absent_clients_keep_what_they_have():
-    method = off("fedncf")
-    before = {key: tensor.clone() for key, tensor in method.init()[1].items()}
-    state, records = run(method, rounds=1, participation=0.3)
-    present = {client["client"] for client in records[0]["clients"]}
-    for key, tensor in state.local.items():
-        for client in range(7):
-            assert torch.equal(tensor[client], before[key][client]) == (client not in present), (key, client)
-
-
-@pytest.mark.parametrize(("name", "config"), [("fedease", {}), ("fedrecgel", {"variant": "code"})])
-def test_methods_whose_uploads_are_no_models_are_refused(name, config):
-    with pytest.raises(ValueError, match="does not run with federation off"):
-        run(off(name, **config), rounds=1)

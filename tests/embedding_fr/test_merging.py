@@ -21,9 +21,6 @@ from embedding_fr.merging import (
     open_merge,
     start_merging,
 )
-from embedding_fr.methods.plug_ins import replaced
-from embedding_fr.stacked import set_rows
-from fedecider.federation.method import Download
 
 # Two clients, two items, one dim, one hidden layer of two: parameters W1 (2 x 2) row by row, b1, W2 (2 x 1), b2.
 ADAPTERS = torch.tensor(
@@ -47,22 +44,6 @@ def test_adapter_and_merge_by_hand():
     assert rho.tolist() == pytest.approx([sum(pair) / 2 for pair in weights])
     expected = [-1 + weights[0][0] * 2, 3 - weights[0][1], 0.5 + weights[1][0], -2 * weights[1][1]]
     assert table.flatten().tolist() == pytest.approx(expected)
-
-
-def test_one_weight_for_the_client_comes_from_the_mean_of_its_features():
-    table, rho = merged_table(Merging("DM", adapter_layers="2"), {LAST: LAST_TABLES, ADAPTER: ADAPTERS}, RECEIVED)
-    # client 0: mean features (.5, 1), hidden (1.1, 1.3), out .77 - 1.43 + .3; client 1: (-.5, .25), hidden (.5, 0)
-    weights = [sigmoid(-0.36), sigmoid(-0.5)]
-    assert rho.tolist() == pytest.approx(weights)
-    assert table[0].flatten().tolist() == pytest.approx([-1 + 2 * weights[0], 3 - weights[0]])
-    assert table[1].flatten().tolist() == pytest.approx([0.5 + weights[1], -2 * weights[1]])
-
-
-def test_a_fixed_weight_needs_no_adapter():
-    assert merged_table(Merging("SM", rho=0.25), {LAST: LAST_TABLES}, RECEIVED)[0].flatten().tolist() == [
-        -0.5, 2.75, 0.75, -0.5,
-    ]  # fmt: skip
-    assert set(start_merging(Merging("SM"), torch.ones(3, 2), toy_federation())) == {LAST}
 
 
 def block(scheme="EM", layers="3"):
@@ -126,13 +107,6 @@ def test_rows_that_no_example_touches_are_merged_too():
     assert set(kept) == {LAST, ADAPTER}
 
 
-def test_set_rows_leaves_padding_out():
-    table = set_rows(
-        torch.zeros(2, 3, 1), torch.tensor([[2, 0], [1, -1]]), torch.tensor([[[5.0], [6.0]], [[7.0], [8.0]]])
-    )
-    assert table[:, :, 0].tolist() == [[6.0, 0.0, 5.0], [0.0, 7.0, 0.0]]
-
-
 def test_a_fixed_weight_is_in_the_table_from_the_start_and_passes_change_nothing():
     _, own, received, row, merge, params, batch = block("SM")
     start = params["item_table"].clone()
@@ -173,12 +147,3 @@ def test_keeping_the_own_table_ignores_what_is_received(name):
         tables[rho] = [run(method, toy_population(sequences=s))[0].local[LAST][0] for s in (sequences, others)]
     assert not torch.equal(*tables[0.5])
     assert torch.equal(*tables[0.0])
-
-
-def test_tensors_relative_to_the_table_keep_their_sums():
-    table, offset, merged = torch.randn(4, 2), torch.randn(3, 4, 2), torch.randn(3, 4, 2)
-    download = Download({"item_table": table, "other": torch.ones(1)}, {"offset": offset})
-    changed = replaced(download, "item_table", merged, ("offset",))
-    assert set(changed.shared) == {"other"}
-    assert torch.equal(changed.per_client["item_table"], merged)
-    assert torch.allclose(changed.per_client["offset"] + merged, table + offset, atol=1e-6)

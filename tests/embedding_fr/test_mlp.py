@@ -4,7 +4,7 @@ import pytest
 import torch
 from toy_federation import toy_federation
 
-from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
+from embedding_fr.mlp import mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 
 
 def test_forward_by_hand():
@@ -22,13 +22,6 @@ def test_forward_by_hand():
     assert torch.allclose(mlp(params, "f", row_CBF), expected)
 
 
-def test_features_of_a_client_stand_before_those_of_its_rows():
-    params = start_mlp(toy_federation(), "f", (5, 4, 3), num_clients=2)
-    row_CBF, client_CK = torch.randn(2, 6, 3), torch.randn(2, 2)
-    joined = torch.cat([client_CK[:, None].expand(-1, 6, -1), row_CBF], 2)
-    assert torch.allclose(mlp(params, "f", row_CBF, client_CK), mlp(params, "f", joined), atol=1e-6)
-
-
 @pytest.mark.parametrize("sizes", [(5, 1), (5, 4, 1), (5, 6, 3, 2)])
 def test_a_shared_network_on_shared_rows_equals_the_stacked_one_and_each_client_alone(sizes):
     params = start_mlp(toy_federation(), "f", sizes)
@@ -37,24 +30,6 @@ def test_a_shared_network_on_shared_rows_equals_the_stacked_one_and_each_client_
     found = mlp_of_catalogue(params, "f", row_IF, client_CK)
     assert torch.allclose(found, mlp(stacked, "f", row_IF.expand(4, 9, 3), client_CK).mT, atol=1e-6)
     assert torch.allclose(found[2:3], mlp_of_catalogue(params, "f", row_IF, client_CK[2:3]), atol=1e-6)
-
-
-def test_equals_linear_layers_and_their_gradients():
-    params = start_mlp(toy_federation(), "f", (3, 4, 4, 2), num_clients=3)
-    params |= start_mlp(toy_federation(), "g", (7, 1), num_clients=3)  # another network in the same tree
-    leaves = {key: tensor.requires_grad_() for key, tensor in params.items() if key.startswith("f.")}
-    row_CBF = torch.randn(3, 5, 3)
-    mlp(params, "f", row_CBF).square().sum().backward()
-    for client in range(3):
-        layers = [torch.nn.Linear(size_in, size_out) for size_in, size_out in ((3, 4), (4, 4), (4, 2))]
-        for number, layer in enumerate(layers):
-            layer.weight.data = leaves[f"f.{number}.weight"][client].detach().T.clone()
-            layer.bias.data = leaves[f"f.{number}.bias"][client].detach().clone()
-        one = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
-        one(row_CBF[client]).square().sum().backward()
-        for number, layer in enumerate(layers):
-            assert torch.allclose(leaves[f"f.{number}.weight"].grad[client], layer.weight.grad.T, atol=1e-5)
-            assert torch.allclose(leaves[f"f.{number}.bias"].grad[client], layer.bias.grad, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [(5, 1), (5, 4, 3, 2), (5, 6, 1)])
@@ -74,29 +49,3 @@ def test_closed_form_equals_autograd(sizes, num_common):
     assert torch.allclose(row_gradients(leaves, "f", found), row_CBF.grad, atol=1e-5)
     assert (found.client_CK is None) == (client_CK is None)
     assert client_CK is None or torch.allclose(found.client_CK, client_CK.grad, atol=1e-5)
-
-
-def test_start_values_are_within_their_bound_and_named():
-    shared = start_mlp(toy_federation(), "f", (16, 8, 1))
-    assert {key: tuple(tensor.shape) for key, tensor in shared.items()} == {
-        "f.0.weight": (16, 8),
-        "f.0.bias": (8,),
-        "f.1.weight": (8, 1),
-        "f.1.bias": (1,),
-    }
-    assert 0.23 < float(shared["f.0.weight"].abs().max()) <= 0.25 < float(shared["f.1.weight"].abs().max()) <= 8**-0.5
-    assert abs(float(shared["f.0.weight"].mean())) < 0.04
-    own = start_mlp(toy_federation(), "f", (16, 8, 1), num_clients=7)
-    assert own["f.0.weight"].shape == (7, 16, 8)
-    assert not torch.equal(own["f.0.weight"][0], own["f.0.weight"][1])
-    other_seed = start_mlp(toy_federation(seed=1), "f", (16, 8, 1))
-    assert not torch.equal(shared["f.0.weight"], other_seed["f.0.weight"])
-
-
-def test_layer_sizes():
-    assert layer_sizes("32,16,8") == (32, 16, 8)
-    assert layer_sizes("4") == (4,)
-    assert layer_sizes("") == ()
-    for wrong in ("32,0", "a,b", "8,-1", "3.5"):
-        with pytest.raises(ValueError, match="expected positive whole numbers"):
-            layer_sizes(wrong)

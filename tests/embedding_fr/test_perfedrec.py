@@ -9,7 +9,6 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 from embedding_fr.blocks import make_block, rank_users
 from embedding_fr.clusters import k_means, nearest
 from embedding_fr.examples import round_examples
-from embedding_fr.methods import METHODS
 from embedding_fr.methods.perfedrec import (
     PerfedrecConfig,
     drawn_by_size,
@@ -20,7 +19,6 @@ from embedding_fr.methods.perfedrec import (
     pairs_without_edge,
 )
 from embedding_fr.stacked import inner_products
-from fedecider.federation.cohort import choose_cohort, sample_cohort
 from fedecider.federation.method import Upload
 from fedecider.federation.streams import stream
 
@@ -104,16 +102,6 @@ def test_three_layers_of_the_public_code_are_the_weights_of_one():
     ]
     assert not torch.allclose(three.user_A, real.user_A)
     torch.testing.assert_close(mixing(degree, 1, "paper").user_A, one.user_A)
-
-
-def test_an_edge_that_stays_gives_the_answer_away():
-    """With equal embeddings of all items a user cannot tell them, but by the edge: its own items hold a part of it."""
-    user, table = torch.tensor([[1.0, 2.0]]), torch.ones(1, 4, 2) * torch.tensor([1.0, -0.5])
-    neighbour = torch.tensor([[1.0, 1.0, 0.0, 0.0]])
-    score = graph_scores(user, table, neighbour, PerfedrecConfig())[0]
-    assert float(score[:2].min() - score[2:].max()) > 0.5
-    pair = torch.tensor([[0]]), torch.tensor([[2]])
-    assert pairs_without_edge(user, table, neighbour, *pair, PerfedrecConfig()).tolist() == [[0.0]]
 
 
 def test_every_train_item_is_paired_with_its_negatives():
@@ -216,28 +204,6 @@ def test_the_personal_score_is_the_mean_of_three_models_or_of_two(scores):
     assert not torch.equal(score["personal"], both / 2.0)
 
 
-def test_with_one_cluster_its_table_is_the_global_one():
-    state, _ = run(toy_method("perfedrec", num_clusters=1), participation=0.5)
-    torch.testing.assert_close(state.server["cluster_table"][0], state.server["global_table"])
-
-
-def test_with_a_cluster_for_everybody_its_table_is_the_own_one():
-    state, _ = run(toy_method("perfedrec", num_clusters=7))
-    server = state.server
-    assert sorted(server["cluster"].tolist()) == list(range(7))
-    torch.testing.assert_close(server["cluster_table"][server["cluster"]], state.local["personal_table"])
-    assert not torch.allclose(server["cluster_table"][0], server["global_table"])
-
-
-def test_a_federation_of_one_has_one_model():
-    federation, population = toy_federation(num_clients=1), toy_population(sequences=[SEQUENCES[2]])
-    state, records = run(toy_method("perfedrec", federation), population, rounds=2)
-    for table in (state.server["cluster_table"][0], state.local["personal_table"][0]):
-        torch.testing.assert_close(table, state.server["global_table"])
-    for record in records:
-        assert record["valid"]["personal"] == record["valid"]["cluster"] == record["valid"]["global"]
-
-
 @pytest.mark.parametrize("target_edge", ["out", "in"])
 def test_without_layers_it_is_matrix_factorisation_with_bpr(target_edge):
     """One user, one step of Adam on a batch that holds all pairs: the rate, against the sign of the gradient."""
@@ -268,25 +234,3 @@ def test_half_of_a_cohort_is_drawn_by_the_sizes_of_clusters():
     assert abs(times[9] - lone) < 5 * lone**0.5, times
     for client in range(9):
         assert abs(times[client] - (6000 - lone) / 9) < 5 * (6000 / 9) ** 0.5, times
-
-
-def test_the_server_chooses_the_cohort_unless_it_is_drawn():
-    entry = METHODS["perfedrec"]
-    for draw in ("sizes", "random"):
-        method, config = toy_method("perfedrec", draw=draw), PerfedrecConfig(draw=draw)
-        assert entry.chooses_cohort(config) == (method.cohort is not None) == (draw == "sizes")
-    server, _ = method.init()
-    assert choose_cohort(method, server, 7, 0.4, 0, 1) == sample_cohort(7, 0.4, 0, 1)
-    server["cluster"] = torch.tensor([1, 1, 0, 0, 0, 0, 0])
-    chosen = choose_cohort(toy_method("perfedrec"), server, 7, 0.4, 0, 1)
-    assert chosen == drawn_by_size(server["cluster"], 3, stream(0, "cohort", 1))
-
-
-def test_bytes_are_those_of_the_formula():
-    """4 (I + 1) D up, 4 (2 I + 1) D + 1 down."""
-    training = toy_training("perfedrec", embedding_size=8)
-    _, records = run(toy_method("perfedrec", training=training), rounds=1)
-    (group,) = records[0]["traffic"]
-    table = 4 * NUM_ITEMS * 8
-    assert group["up"] == {"item_table": table, "user": 4 * 8}
-    assert group["down"] == {"global_table": table, "item_table": table, "user": 4 * 8, "heard": 1}

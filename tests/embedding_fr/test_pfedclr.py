@@ -104,26 +104,6 @@ def test_without_step_two_it_is_fedmf_with_frozen_users():
     assert not state.local["buffer_a"].any()
 
 
-def test_an_empty_buffer_stays_empty_in_every_variant_of_step_two():
-    low, _ = run(toy_method("pfedclr", buffer_learning_rate=0.0))
-    full, _ = run(toy_method("pfedclr", variant="cf", buffer_learning_rate=0.0))
-    assert not low.local["buffer_a"].any()
-    assert not full.local["buffer"].any()
-    assert torch.allclose(low.local["user"], full.local["user"], atol=1e-6)
-    assert torch.allclose(low.server["item_table"], full.server["item_table"], atol=1e-6)
-
-
-def test_the_buffer_is_kept_from_round_to_round():
-    method = toy_method("pfedclr", training=toy_training("pfedclr", num_negatives=1, local_epochs=1))
-    first, _ = run(method, rounds=1)
-    second, _ = run(method, rounds=2)
-    before, after = (state.local["buffer_a"].abs().sum(2) > 0.0 for state in (first, second))
-    assert bool((after | ~before).all())
-    assert int(after.sum()) > int(before.sum())
-    untouched = first.local["buffer_a"] == second.local["buffer_a"]
-    assert bool((untouched.all(2) & before).any())  # rows of round 1 that round 2 did not touch
-
-
 def test_personal_variant_is_the_own_table_global_the_next_download():
     method = toy_method("pfedclr")
     assert method.variants == ("personal", "global")

@@ -7,7 +7,7 @@ import torch
 from toy_federation import own_after, run, toy_federation, toy_method, toy_population, toy_training
 
 from embedding_fr.blocks import make_block, rank_users
-from embedding_fr.methods.pfedrec import code_item_rate, linear_logits
+from embedding_fr.methods.pfedrec import linear_logits
 from fedecider.federation.method import Download
 from fedecider.federation.wire import dense
 
@@ -68,12 +68,6 @@ def test_one_step_of_adam_has_the_size_of_the_rate():
     assert drawn.tolist() == pytest.approx([0.49, 1.01], abs=1e-5)
 
 
-def test_rate_of_item_tables():
-    federation = toy_federation(num_items=1682)
-    assert code_item_rate(federation, toy_training("pfedrec", learning_rate=0.1)) == pytest.approx(13456.0)
-    assert code_item_rate(federation, toy_training("pfedrec", item_learning_rate=2.5)) == 2.5
-
-
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_clients_count_alike_and_keep_the_table_from_before_the_mean(variant):
     state, records = run(toy_method("pfedrec", variant=variant), rounds=2)
@@ -82,15 +76,6 @@ def test_clients_count_alike_and_keep_the_table_from_before_the_mean(variant):
     assert not torch.allclose(personal[0], personal[1], atol=1e-3)
     (group,) = records[0]["traffic"]
     assert set(group["up"]) == set(group["down"]) == {"item_table"}
-
-
-def test_who_never_took_part_has_the_start_table():
-    method = toy_method("pfedrec")
-    start = method.init()[0]["item_table"]
-    state, records = run(method, rounds=1, participation=0.3)
-    present = {client["client"] for client in records[0]["clients"]}
-    for client in range(7):
-        assert torch.equal(state.local["personal_table"][client], start) == (client not in present)
 
 
 def test_variants_use_the_own_and_the_next_table():
@@ -107,11 +92,3 @@ def test_variants_use_the_own_and_the_next_table():
         expected = torch.cat(rank_users(score_CI, block.data, "test", federation.protocol))
         assert torch.equal(found[variant], expected), variant
     assert not torch.equal(found["personal"], found["global"])
-
-
-def test_all_start_from_the_same_score_function():
-    _, local = toy_method("pfedrec").init()
-    weight = local["scorer.0.weight"]
-    assert weight.shape == (7, 4, 1)
-    assert (weight == weight[0]).all()
-    assert float(weight.abs().max()) <= 0.5

@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from toy_federation import NUM_ITEMS, SEQUENCES, toy_population
 
 from embedding_fr.blocks import (
     block_packer,
-    build_population,
     make_block,
     positions_compiled,
     positions_stacked,
@@ -139,13 +138,6 @@ def test_shuffles_are_uniform():
     assert stats.chisquare(first.numpy()).pvalue > 1e-4
 
 
-def test_touched_rows_are_the_distinct_items():
-    row_CR, place_CB = touched_rows(torch.tensor([[5, 2, 5, 9, 9], [7, 7, 14, 14, 14]]), 14)
-    assert row_CR.tolist() == [[2, 5, 9], [7, -1, -1]]
-    assert place_CB[0].tolist() == [1, 0, 1, 2, 2]
-    assert place_CB[1, :2].tolist() == [0, 0]
-
-
 def test_counter_draws_are_uniform_and_independent_of_the_block():
     keys = client_keys(torch.arange(200), 3, "test", 1)
     draws = counter_draws(keys, 50)
@@ -189,30 +181,3 @@ def test_compiled_and_stacked_positions_are_the_same_and_nan_is_an_error():
     data = make_block(toy_population(num_items=40), [0]).data
     with pytest.raises(ValueError, match="NaN scores"):
         rank_users(score_CI[1:2], data, "valid", STRICT)
-
-
-@settings(max_examples=30)
-@given(budget=st.integers(1, 40), cohort=st.sets(st.integers(0, 6), min_size=1))
-def test_packing_keeps_every_client_once_and_the_budget(budget, cohort):
-    population = toy_population()
-    blocks = block_packer(population, lambda num_train: num_train, budget)(sorted(cohort))
-    assert sorted(client for block in blocks for client in block.clients.tolist()) == sorted(cohort)
-    for block in blocks:
-        largest = int(block.data.num_train_C[0])
-        assert len(block.clients) == 1 or len(block.clients) * largest <= budget
-        for row, client in enumerate(block.clients.tolist()):
-            real = block.data.train_CT[row, : int(block.data.num_train_C[row])].tolist()
-            assert real == SEQUENCES[client][:-2]
-            assert int(block.data.valid_C[row]) == SEQUENCES[client][-2]
-            assert int(block.data.test_C[row]) == SEQUENCES[client][-1]
-
-
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="at least 3"):
-        build_population([[0, 1]], 5, STRICT, 0)
-    with pytest.raises(ValueError, match="an item twice for user 1"):
-        build_population([[0, 1, 2], [3, 3, 4]], 5, STRICT, 0)
-    with pytest.raises(ValueError, match=r"got num_negatives 9, expected at most 7: client 2"):
-        examples_of(2, num_negatives=9)
-    with pytest.raises(ValueError, match="empty cohort"):
-        block_packer(toy_population(), lambda n: 1, 3)([])

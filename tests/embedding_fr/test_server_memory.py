@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_federation import toy_federation, toy_training
 
 from embedding_fr import gram
 from embedding_fr.gram import item_weights
 from embedding_fr.methods import METHODS
-from embedding_fr.server_memory import check_server_memory, smaller_form
+from embedding_fr.server_memory import check_server_memory
 from fedecider.baselines.ease import BLOCK
 from fedecider.running import machine as memory
 
@@ -62,15 +61,6 @@ def test_every_form_is_one_model(direction, dtype, error, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SQUARES)
-def test_fifty_thousand_items_fit_into_sixteen_gigabytes(name):
-    entry = METHODS[name]
-    sizes = [entry.server_bytes(50_000, entry.config(**changes)) for changes in ({}, *entry.smaller_server)]
-    assert sizes[0] > 30e9
-    assert max(sizes[1:]) < 22e9
-    assert min(sizes[1:]) < 13e9
-
-
-@pytest.mark.parametrize("name", SQUARES)
 def test_the_smallest_change_that_fits_is_named(name, monkeypatch):
     config = METHODS[name].config()
     wide, told, short = {
@@ -95,22 +85,6 @@ def test_the_smallest_change_that_fits_is_named(name, monkeypatch):
         with pytest.raises(ValueError, match=re.escape(text) + "$"):
             check_server_memory(name, config, 49_900, said.append)
         assert said == []
-
-
-def test_settings_that_exclude_each_other_are_not_proposed(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: int(12e9))
-    assert smaller_form("fedease", METHODS["fedease"].config(rank=20), 50_000) == "--precision float32 takes 10.2 GB"
-
-
-def test_methods_that_average_are_not_asked():
-    check_server_memory("fedmf", METHODS["fedmf"].config(), 10**9)
-
-
-@pytest.mark.parametrize("name", SQUARES)
-def test_masks_over_fifty_thousand_items_are_refused_at_once(name):
-    entry, federation = METHODS[name], toy_federation(num_items=50_000)
-    with pytest.raises(ValueError, match=r"secure with 50,000 items, by which each client sends .* leave secure out"):
-        entry.build(federation, toy_training("fedmf"), entry.config(secure=True))
 
 
 MEASURED = """

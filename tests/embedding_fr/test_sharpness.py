@@ -4,14 +4,10 @@ import math
 
 import pytest
 import torch
-from toy_federation import run, toy_federation, toy_population, toy_training
 
-from embedding_fr.averaged import averaged
 from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_training import Objective, dot_logits, plain_gradients
-from embedding_fr.methods.fedmf import mf_model
-from embedding_fr.methods.fedncf import ncf_logits, ncf_model
-from embedding_fr.optimisers import Optimiser
+from embedding_fr.methods.fedncf import ncf_logits
 from embedding_fr.sharpness import client_norms, sharpness_aware
 
 OBJECTIVE = Objective(dot_logits)
@@ -101,36 +97,3 @@ def test_the_norm_is_that_of_the_group_and_of_one_client():
     for name in params:
         assert together[name].shape[0] == 2
         assert torch.allclose(together[name][1:], single[name], atol=1e-6), name
-
-
-def test_a_zero_gradient_stays_defined():
-    params = {"user": torch.zeros(1, 2), "item_table": torch.zeros(1, 3, 2)}
-    batch = ExampleBatch(1, torch.tensor([[0, 1]]), torch.tensor([[1.0, 0.0]]), torch.full((1, 2), 0.5))
-    sharp, _ = sharpness_aware({("user",): 1.0, ("item_table",): 1.0})(OBJECTIVE, params, tuple(params), batch)
-    assert all(tensor.abs().max() == 0.0 for tensor in sharp.values())
-
-
-def test_wrong_radii_are_refused():
-    with pytest.raises(ValueError, match="positive"):
-        sharpness_aware({("user",): -0.1})
-    with pytest.raises(ValueError, match="one group"):
-        sharpness_aware({("user",): 0.1, ("item_table", "user"): 0.1})
-
-
-@pytest.mark.parametrize("name", ["fedmf", "fedncf"])
-def test_any_averaged_method_can_be_trained_sharply(name):
-    federation, training, population = toy_federation(), toy_training(name), toy_population()
-    model = mf_model(federation, training) if name == "fedmf" else ncf_model(federation, training, "5")
-    optimiser = Optimiser("adam", dict.fromkeys([*model.shared, *model.private], 0.05))
-
-    def final(gradients):
-        sharp = model._replace(gradients=gradients, kernel=None)
-        return run(averaged(name, sharp, federation, training, optimiser=optimiser), population)[0]
-
-    plain = final(plain_gradients)
-    off = final(sharpness_aware({("user",): 0.0, tuple(model.shared): 0.0}))
-    on = final(sharpness_aware({("user",): 0.1, tuple(model.shared): 0.1}))
-    assert all(torch.equal(plain.server[key], off.server[key]) for key in plain.server)
-    assert torch.equal(plain.local["user"], off.local["user"])
-    assert not torch.allclose(plain.server["item_table"], on.server["item_table"], atol=1e-3)
-    assert not torch.allclose(plain.local["user"], on.local["user"], atol=1e-3)

@@ -129,30 +129,6 @@ def test_one_mix_for_each_client_absent_ones_keep_theirs_new_ones_get_the_mean(m
     assert torch.equal(sent.per_client["item_table"], after["item_table"][[4, 2]])
 
 
-@pytest.mark.parametrize("columns", [1, 5, 4096])
-def test_next_tables_are_made_in_the_place_of_the_uploads(monkeypatch, columns):
-    """Clients out of order and absent ones between them, against the plain sums in float64."""
-    monkeypatch.setattr(mixing, "COLUMNS", columns)
-    generator = torch.Generator().manual_seed(3)
-    old, tables = torch.randn(6, 4, 3, generator=generator), torch.randn(4, 4, 3, generator=generator)
-    weight = torch.rand(4, 4, generator=generator, dtype=torch.float64)
-    weight /= weight.sum(1, keepdim=True)
-    clients, before = torch.tensor([5, 0, 3, 1]), old.clone()
-    sent = [Upload(clients[:3], torch.ones(3), {"item_table": tables[:3]})]
-    sent.append(Upload(clients[3:], torch.ones(1), {"item_table": tables[3:]}))
-    cohort = mixing.collect({"graph_table": old}, sent, "graph_table")
-    assert torch.allclose(
-        mixing.mixed_table(cohort, weight[0]).double(), (weight[0] @ tables.double().flatten(1)), atol=1e-6
-    )
-    new = mixing.next_tables(old, cohort, mixing.Mix(weight))
-    expected = before.double()
-    expected[clients] = torch.einsum("uv,vid->uid", weight, tables.double())
-    assert torch.allclose(new.double(), expected, atol=1e-6)
-    assert torch.equal(new[[2, 4]], before[[2, 4]])
-    assert torch.equal(old, before)
-    assert new.data_ptr() == cohort.room_NF.data_ptr()
-
-
 @pytest.mark.parametrize(("rows", "num_mixes"), [([0, 1, 0, 1], 2), ([0, 1, 2, 1], 4), ([0, 0, 0, 0], 1)])
 def test_clients_with_equal_weights_share_a_mix_where_that_halves_them(monkeypatch, rows, num_mixes):
     sizes = []
@@ -172,14 +148,3 @@ def test_clients_with_equal_weights_share_a_mix_where_that_halves_them(monkeypat
     expected = torch.einsum("uv,vid->uid", weight, tables.double())
     assert torch.allclose(new[[4, 1, 0, 2]].double(), expected, atol=1e-6)
     assert not new[3].any()
-
-
-def test_a_client_that_is_not_finite_is_left_out():
-    server = mixing.start_server(torch.zeros(2, 1), 3)
-    sent = [
-        Upload(torch.tensor([1]), torch.tensor([1.0]), {"item_table": torch.full((1, 2, 1), torch.nan)}),
-        Upload(torch.tensor([2]), torch.tensor([5.0]), {"item_table": torch.ones(1, 2, 1)}),
-    ]
-    cohort = mixing.collect(server, sent)
-    assert cohort.client_V.tolist() == [2]
-    assert mixing.collect(server, sent[:1]) is None

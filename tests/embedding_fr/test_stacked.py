@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, dot_logits, plain_gradients, train_batches
+from embedding_fr.local_training import Objective, dot_logits, plain_gradients
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 
 
@@ -77,25 +77,3 @@ def test_penalty_enters_the_gradient_of_each_client():
     with_penalty, _ = plain_gradients(objective, params, ["user"], batch)
     without, _ = plain_gradients(Objective(dot_logits), params, ["user"], batch)
     assert torch.allclose(with_penalty["user"] - without["user"], 6.0 * params["user"][:2], atol=1e-5)
-
-
-def test_the_loss_is_the_mean_of_each_client_s_last_epoch():
-    params, batch = toy()
-    before = {name: tensor.clone() for name, tensor in params.items()}
-    optimiser = Optimiser("sgd", {"user": 0.1, "item_table": 0.1})
-    last = batch._replace(last_A=torch.tensor([True, False]))
-    loss_C = train_batches(Objective(dot_logits), params, [last, batch], optimiser, {})
-    logit = dot_logits({name: tensor[:2] for name, tensor in before.items()}, batch.item_AB)
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(logit[0], batch.label_AB[0])
-    assert float(loss_C[0]) == pytest.approx(float(expected), abs=1e-6)
-    assert loss_C[1:].tolist() == [0.0, 0.0]  # not its last epoch, and no batch at all
-    assert torch.equal(params["user"][2], before["user"][2])
-    assert not torch.equal(params["user"][0], before["user"][0])
-
-
-def test_gradients_that_lie_transposed_in_memory_are_read_as_they_are():
-    params = {"weight": torch.zeros(2, 3, 4)}
-    optimiser = Optimiser("adam", {"weight": 1.0})
-    slope = torch.where(torch.rand(2, 4, 3, generator=torch.Generator().manual_seed(0)) < 0.5, -1.0, 1.0).mT
-    apply_step(optimiser, params, {"weight": slope}, fresh_state(optimiser, params))
-    assert torch.allclose(params["weight"], -slope, atol=1e-6)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-from hashlib import sha256
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.data.content import update_json
 from fedecider.evaluation.sequences import SequenceArray
 
 ROWS = st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=9)
@@ -61,20 +58,3 @@ def test_what_goes_over_all_rows(rows, num, piece, data):
         first = [place == row.index(item) for row in rows for place, item in enumerate(row)]
         assert made.is_first_E.tolist() == first
         assert made.num_repeats_U.tolist() == [len(row) - len(set(row)) for row in rows]
-
-
-def test_a_slice_shares_the_memory():
-    made = SequenceArray.of([[1, 2], [3], [4, 5, 6]])
-    assert made[1:].value_E.base is made.value_E
-    assert made[1:].start_U.tolist() == [0, 1, 4]
-
-
-@settings(deadline=None, max_examples=60)
-@given(ROWS, st.integers(1, 4))
-def test_hashed_as_the_list_of_lists(rows, at_once):
-    digest, expected = sha256(), sha256()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedecider.data.content.ROWS_AT_ONCE", at_once)
-        update_json(digest, [SequenceArray.of(rows), "ü"])
-    expected.update(json.dumps(rows, separators=(",", ":")).encode() + b'\n"\\u00fc"\n')
-    assert digest.hexdigest() == expected.hexdigest()

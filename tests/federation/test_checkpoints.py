@@ -8,9 +8,9 @@ import torch
 from test_rounds import run
 
 from fedecider.federation import state as state_module
-from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
-from fedecider.federation.record import CannotResume, Recorder, read_json, read_records
-from fedecider.federation.state import RunState, keep_newest, load_state, save_state
+from fedecider.federation.checksums import SUMS_FILE, write_sums
+from fedecider.federation.record import CannotResume, Recorder, read_records
+from fedecider.federation.state import RunState, load_state, save_state
 
 
 def saved(folder, rounds=3):
@@ -122,14 +122,6 @@ def test_the_best_round_is_written_again_only_where_it_is_an_earlier_one(tmp_pat
     assert (later.local["l"].tolist(), later.best_local["l"].tolist(), later.best_round) == ([0.0] * 2, [1.0] * 2, 3)
 
 
-def test_a_run_that_ended_keeps_its_newest_checkpoint(tmp_path):
-    saved(tmp_path, 3)
-    keep_newest(tmp_path / "checkpoints")
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["round_00003"]
-    assert resumed(tmp_path, 4).round == 4
-    keep_newest(tmp_path / "nothing")  # a run without rounds
-
-
 def test_a_kill_while_a_checkpoint_is_removed_leaves_nothing_for_ever(tmp_path, monkeypatch):
     class Killed(BaseException):
         pass
@@ -177,28 +169,3 @@ def test_records_that_are_not_those_of_the_rounds_so_far_are_refused(kind, tmp_p
     with pytest.raises(ValueError, match=rf"rounds.jsonl damaged .*{place}.*the rounds 1 to 3") as error:
         resumed(tmp_path)
     assert "\n" not in str(error.value)
-
-
-def test_a_damaged_json_file_is_named(tmp_path):
-    path = tmp_path / "metrics.json"
-    for content in (b"", b'{"a": ', b"\xff{}", b"[" * 99_999):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"metrics\.json"):
-            read_json(path)
-    path = tmp_path / "rounds.jsonl"
-    path.write_text('{"round": 1}\n[2]\n')
-    with pytest.raises(ValueError, match=r"rounds.jsonl:2 \(list\)"):
-        read_records(path)
-
-
-def test_sums_are_those_of_the_usual_tool(tmp_path):
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "abc.txt").write_text("abc")
-    (tmp_path / ".hidden").write_text("not counted")
-    write_sums(tmp_path)
-    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1
-    assert (tmp_path / SUMS_FILE).read_text() == f"{known}  deep/abc.txt\n"
-    check_sums(tmp_path)
-    (tmp_path / "deep" / "abc.txt").write_text("abd")
-    with pytest.raises(ValueError, match=r"damaged .*abc.txt"):
-        check_sums(tmp_path)

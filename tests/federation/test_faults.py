@@ -8,7 +8,7 @@ import torch
 from slow import fast_where
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "methods"))
-from toy_recommender import SILOS, blocks, catalogue_recommender, run, summarise, toy_recommender
+from toy_recommender import blocks, run, summarise, toy_recommender
 
 from fedecider.bounds import Diverged
 from fedecider.federation import aggregate
@@ -54,19 +54,6 @@ def test_nothing_goes_wrong_without_faults():
     assert all(record["refused_uploads"] == [] for record in records)
 
 
-@pytest.mark.parametrize("name", ["fedecider", "fedavg", "lora_sim"])
-def test_absences(name):
-    late_joiner, leaver = Fault(1, "away", 1, 1), Fault(2, "away", 3)
-    state, records = run_with(name, late_joiner, leaver)
-    assert [[log["client"] for log in record["clients"]] for record in records] == [[0, 2], [0, 1, 2], [0, 1]]
-    assert [record["refused_uploads"] for record in records] == [
-        [{"client": 1, "reason": "away"}],
-        [],
-        [{"client": 2, "reason": "away"}],
-    ]
-    assert all(tensor.isfinite().all() for tensor in (*state.server.values(), *state.local.values()))
-
-
 def test_a_straggler_has_trained_but_is_not_heard():
     state, records = run_with("fedecider", Fault(1, "late", 2, 2), rounds=2)
     plain, _ = run(build("fedecider"), 3, 2)
@@ -75,11 +62,6 @@ def test_a_straggler_has_trained_but_is_not_heard():
     name = next(name for name in state.server if carries(name))
     assert torch.equal(state.server[name][1], before.server[name][1])  # its direction of round 1
     assert same(state.local, plain.local)  # while its own rows are those of a client that trained
-
-
-def test_nobody_left_stops_with_a_sentence():
-    with pytest.raises(ValueError, match="got nobody of 3 clients in round 2, expected one at least"):
-        run_with("fedavg", *(Fault(client, "away", 2) for client in range(3)))
 
 
 def test_what_hostile_uploads_are():
@@ -133,15 +115,6 @@ def test_a_direction_does_not_care_how_large_its_upload_is():
     calm, _ = run(build("fedavg"), 3, 1)
     name = next(name for name in calm.server if carries(name))
     assert 1.5 * calm.server[name].norm() < blown.server[name].norm() < 3.0 * calm.server[name].norm()
-
-
-def test_rows_that_nobody_sent_stay_empty_under_an_attack():
-    plan = [Fault(1, "random")]
-    recommender = catalogue_recommender()
-    state, _ = run_with("fedecider", *plan, rounds=2, recommender=recommender, clients=len(SILOS))
-    own_KV = recommender.own_rows["lm_head.lora_b"]
-    table = state.server["lm_head.lora_b"]
-    assert not table[1][~own_KV[1]].any()
 
 
 ATTACKS = [
@@ -204,12 +177,6 @@ def test_norms_are_clipped_to_their_median():
     huge = upload._replace(tensors={"x": torch.tensor([[1.1, 1.0], [1.2, 1.0], [1e17, 1.0]])})
     (clipped,) = robust([huge], "norm_clip", server)
     torch.testing.assert_close(clipped.tensors["x"], torch.tensor([[1.1, 1.0], [1.2, 1.0], [1.2, 1.0]]))
-
-
-def test_methods_without_a_mean_are_refused():
-    for name in ("fedecider", "local", "lora_sim"):
-        with pytest.raises(ValueError, match="takes no mean over clients"):
-            with_robust_mean(build(name), "median")
 
 
 def test_a_fault_holds_in_its_rounds():

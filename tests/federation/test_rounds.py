@@ -72,10 +72,6 @@ def test_hand_numbers():
     assert state.local["seen"].tolist() == [1, 1, 1]
 
 
-def test_block_size_does_not_matter():
-    assert torch.equal(run().server["mean"], run(((0, 1, 2),)).server["mean"])
-
-
 def test_kill_and_resume_reproduces_the_uninterrupted_run(tmp_path):
     whole = run(rounds=5, recorder=Recorder(tmp_path / "whole.jsonl"))
     first = run(rounds=2, checkpoints=tmp_path / "checkpoints", recorder=Recorder(tmp_path / "parts.jsonl"))
@@ -178,12 +174,6 @@ def test_resume_refuses_another_configuration(tmp_path):
         load_state(tmp_path, "something else")
 
 
-def test_absent_clients_are_untouched():
-    settings = RoundSettings(2, seed=3, participation=0.3)
-    state = played(toy(), blocks((0,), (1,), (2,)), settings, summarise)
-    assert sorted(state.local["seen"].tolist()) == [0, 1, 1] or sorted(state.local["seen"].tolist()) == [0, 0, 2]
-
-
 def test_nothing_local_may_be_uploaded():
     method = toy()
 
@@ -198,17 +188,6 @@ def test_nothing_local_may_be_uploaded():
 def test_best_round_is_the_earliest_maximum():
     state = played(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), lambda positions: [{"ndcg@10": 0.25}])
     assert (state.best_round, state.best_score) == (1, 0.25)
-
-
-def test_the_best_round_s_local_state_is_a_copy_and_each_better_round_overwrites_it():
-    def summarise(positions):
-        return [{"ndcg@10": next(given)}]
-
-    for scores, best in (([0.1, 0.3, 0.2], 2), ([0.3, 0.2, 0.1], 1), ([0.1, 0.2, 0.3], 3)):
-        given = iter(scores)
-        state = played(toy(), blocks((0,), (1,), (2,)), RoundSettings(3, seed=0), summarise)
-        assert state.best_local["seen"].tolist() == [best] * 3
-        assert state.local["seen"].tolist() == [3] * 3
 
 
 def test_records_are_strict_json_with_traffic(tmp_path):
@@ -325,49 +304,6 @@ def test_a_cohort_is_packed_anew_and_positions_come_in_client_order():
     assert all(len(cohort) == 2 for cohort in packed)
     assert sum(state.local["seen"].tolist()) == 6
     assert sizes == [[2, 1, 3]] * 3  # clients 0, 1, 2 have 2, 1 and 3 points
-
-
-def test_a_tensor_that_training_does_not_read_is_not_copied_for_it():
-    inner, given = toy(), []
-
-    def client_update(round, download, own, block):
-        given.append(set(own))
-        upload, new, logs = inner.client_update(round, download, own, block)
-        return upload, {**new, "table": torch.full((len(block.clients), 2), float(round))}, logs
-
-    method = inner._replace(
-        init=lambda: (inner.init()[0], {**inner.init()[1], "table": torch.zeros(3, 2)}),
-        client_update=client_update,
-        unread=("table",),
-    )
-    state = played(method, blocks((0,), (1, 2)), RoundSettings(2, seed=3), summarise)
-    assert given == [{"seen"}] * 4
-    assert state.local["table"].tolist() == [[2.0, 2.0]] * 3  # and yet it is written
-    assert state.local["seen"].tolist() == [2, 2, 2]
-
-
-def test_clients_that_are_done_are_told_for_training_and_validation():
-    told = []
-    callback = RoundCallback(clients_done=lambda *words: told.append(words))
-    clients = Clients(blocks((0, 2), (1,)), summarise)
-    run_rounds(toy(), clients, RoundSettings(2, seed=3), callbacks=[callback])
-    one = [(what, done, 3) for what in ("training", "validation") for done in (0, 2, 3)]
-    assert told == [(round, *words) for round in (1, 2) for words in one]
-
-
-def test_rounds_can_be_scored_on_some_blocks_only(tmp_path):
-    def summarise_two(positions):
-        assert len(positions) == 2
-        return summarise(positions)
-
-    part = blocks((0,), (2,))
-    args = (toy(), blocks((0,), (1,), (2,)), RoundSettings(2, seed=3))
-    scored = played(*args, summarise_two, validated=part)
-    whole = played(*args, summarise)
-    assert scored.server == whole.server, "training does not depend on what is scored"
-    distance = [(POINTS[client] - whole.server["mean"]).abs().round().long() for client in (0, 2)]
-    best = sum(group["ndcg@10"] for group in summarise(distance)) / 2
-    assert scored.best_round < 2 or scored.best_score == pytest.approx(best)
 
 
 def test_all_variants_of_a_client_are_read_from_one_download():

@@ -32,15 +32,6 @@ def test_rows_are_written_and_the_others_stay_or_become_one_table(others, mapped
     assert torch.equal(again, expected)
 
 
-def test_rows_of_one_number_each_and_of_another_type():
-    own = torch.zeros(3, 4, dtype=torch.bfloat16)
-    write_rows(own, CLIENTS, RowUpdate(ROWS, VALUES[:, :, 0]))
-    assert own[2].tolist() == [0.0, 50.0, 0.0, 52.0]
-    single = torch.zeros(3, 4)
-    write_rows(single, CLIENTS, RowUpdate(ROWS, VALUES[:, :, 0].double()))
-    assert single[0].tolist() == [56.0, 0.0, 0.0, 0.0]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_weighted_rows_are_added_in_double_precision(dtype):
     weight_C, total = torch.tensor([0.5, 3.0], dtype=torch.float64), torch.ones(4, 2, dtype=torch.float64)

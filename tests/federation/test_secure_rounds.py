@@ -168,12 +168,6 @@ def test_silos_sum_every_row_over_those_who_send_it():
             assert group["up"][ROW_WEIGHTS + table] == 8 * rows[client]
 
 
-@pytest.mark.parametrize("name", ["fedecider", "local", "fellrec", "lora_sim"])
-def test_methods_that_need_single_uploads_are_refused(name):
-    with pytest.raises(ValueError, match=f"got secure_sum with {name}, whose server takes no mean"):
-        securely_summed_rounds(build(name), SecureSums(5))
-
-
 def test_the_masked_sum_is_the_plain_sum_of_fixed_point_numbers_bit_for_bit():
     """K clients, K - threshold of them late: Upload by Upload, without a method."""
     count, least = 6, 4

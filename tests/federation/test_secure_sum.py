@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecider.federation import secure_sum as protocol
-from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING, protocol_bytes, simulated
+from fedecider.federation.secure_rounds import simulated
 from fedecider.federation.secure_sum import announce, decode, encode, join, rules_for, seeded
 
 COHORT = (1, 2, 3, 7, 11, 25, 40)
@@ -203,15 +203,6 @@ def test_who_announces_keys_and_sends_no_shares_is_left_out_by_all():
     answers = [protocol.reveal(rules, members[client], [0, 1, 3])[0] for client in there]
     found = protocol.recovered(rules, there, [0, 1, 3], answers)
     assert protocol.unmask(rules, there, found, total_L).tolist() == [1011, -15]
-
-
-def test_bytes_are_those_of_the_messages():
-    found = parties(num_neighbours=4)
-    down, up = protocol_bytes(found.rules, 7)
-    assert up == {KEYS: 96, SHARES: 4 * (2 * 33 + 16), UNMASKING: 5 * 33}
-    assert down == {KEYS: 4 * 96, SHARES: 4 * 82, UNMASKING: 1}
-    assert UNMASKING not in protocol_bytes(found.rules, 7, delivers=False)[1]
-    assert sum(len(field) for field in found.keys[7]) == 96
 
 
 def test_bad_input_is_told():

@@ -10,12 +10,10 @@ from fedecider.federation.streams import derive_seed, stream
 from fedecider.federation.wire import (
     check_upload,
     dense,
-    download_of,
     header_bytes,
     measure,
     message,
     received,
-    rows_with_anything,
     tensor_bytes,
 )
 
@@ -42,26 +40,6 @@ def test_traffic_of_a_block_is_counted_per_client_and_tensor():
     assert first.down == {"bank": 84, "table": 20}
     assert second.up == {"delta": 88}
     assert first.bytes_up == len(save({"delta": torch.zeros(11, dtype=torch.float64)}))
-
-
-def test_what_one_client_of_a_block_is_sent_is_its_own_rows_and_the_marked_shared_ones():
-    bank = torch.arange(6.0).view(3, 2)
-    marked = torch.tensor([[True, False, True], [False, True, False]])
-    download = Download({"bank": bank}, {"table": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, sent_rows={"bank": marked})
-    first, second = message(download, 0), message(download, 1)
-    assert (first["bank"].tolist(), first["table"].tolist()) == ([[0, 1], [4, 5]], [1, 2])
-    assert (second["bank"].tolist(), second["table"].tolist()) == ([[2, 3]], [3, 4])
-    for row, whole in enumerate((first, second)):
-        alone = message(download_of(download, row), 0)
-        assert {name: tensor.tolist() for name, tensor in alone.items()} == {n: t.tolist() for n, t in whole.items()}
-
-
-def test_what_holds_anything_is_what_any_finds():
-    stacked = torch.zeros(6, 2, 3)
-    stacked[1, 1, 2], stacked[2, 0, 0], stacked[3, 0, 1], stacked[4, 1, 1] = 1e-30, -2.0, float("nan"), -0.0
-    assert rows_with_anything(stacked).tolist() == [False, True, True, True, False, False]
-    assert torch.equal(rows_with_anything(stacked), stacked.flatten(1).any(1))
-    assert rows_with_anything(stacked[:0]).tolist() == []
 
 
 def test_streams_depend_on_every_label_and_not_on_order():
@@ -103,14 +81,6 @@ def test_the_mean_over_rows_is_the_mean_over_whole_tables():
     whole = weighted_mean([dense(upload, download)], download.shared)["table"]
     assert torch.allclose(by_row, whole)
     assert by_row[0].tolist() == [0.25 * 0 + 0.75 * -5, 0.25 * 1 + 0.75 * -6]
-
-
-def test_rows_travel_as_the_whole_table_unless_a_payload_says_otherwise():
-    download, upload = by_rows()
-    assert [one.up["table"] for one in measure(download, upload)] == [32, 32]
-    encoded = upload._replace(payload={"table": torch.tensor([24, 12])})
-    assert [one.up["table"] for one in measure(download, encoded)] == [24, 12]
-    assert measure(download._replace(payload={"table": 7}), upload)[0].down["table"] == 7
 
 
 def test_rows_of_a_table_that_was_not_downloaded_stand_among_zeros():

@@ -67,10 +67,6 @@ def read_all(blob: bytes) -> None:
         assert sum(tensor.nbytes for tensor in {**download.shared, **download.per_client}.values()) <= 8 * MOST
 
 
-def test_what_was_sent_is_read():
-    assert torch.equal(to_upload(unpack(SENT, MOST), [1], 3, LIKE).sent_rows["table"], MARK)
-
-
 @given(damaged(SENT))
 @fixed(400)
 def test_damaged_bytes(blob):

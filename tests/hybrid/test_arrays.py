@@ -8,15 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.data.catalogue import Catalogue
-from fedecider.data.domain import Domain, Events
-from fedecider.data.store import load_domains, save_domain
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.models import counts
 from fedecider.models.counts import calibration_users, count_events, training_contexts
-from idgen.events import event_table, merge_events, window_ends
+from idgen.events import event_table, window_ends
 
 USERS = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=9), min_size=2, max_size=7)
 
@@ -35,17 +32,6 @@ def test_windows_are_those_of_a_loop(users, longest, hold_out):
             end = min(max(first, end - longest, fits), end - 1)
         first += len(user)
     assert window_ends(events, longest, costs, room).tolist() == sorted(ends)
-
-
-@settings(deadline=None, max_examples=60)
-@given(USERS)
-def test_events_of_several_tasks_in_one_table(users):
-    one = event_table(users, True)
-    both, size = merge_events([one, one]), len(one.item_E)
-    for name in ("first_E", "train_end_E", "end_E"):
-        assert getattr(both, name).tolist() == [*getattr(one, name), *(getattr(one, name) + size)]
-    assert both.task_E.tolist() == [0] * size + [1] * size
-    assert merge_events([one]) is one
 
 
 @settings(deadline=None, max_examples=60)
@@ -86,26 +72,3 @@ def test_counts_are_those_of_a_loop(users, at_once):
         found = count_events(SequenceArray.of(users), 5)
     assert found.pair_II.toarray().tolist() == pair_II.tolist()
     assert found.event_I.tolist() == event_I.tolist()
-
-
-def test_prepared_events_stay_where_arrow_has_them(tmp_path, monkeypatch):
-    """No list of numbers is made between the file and the samples."""
-    users = [[place % 5, 1, 2, place % 3] for place in range(50)]
-    keys = [f"k{number}" for number in range(5)]
-    events = Events([f"u{place}" for place in range(50)], users, [[1, 2, 3, 4]] * 50)
-    save_domain(Domain("games", Catalogue("games", keys, keys, keys), events, Events([], [], None), {}), tmp_path)
-
-    def refused(*_):
-        raise AssertionError("made a list")
-
-    for name in ("__iter__", "__getitem__"):
-        monkeypatch.setattr(SequenceArray, name, refused)
-    read = load_domains(tmp_path)["games"].clients
-    arrays = read.arrays()
-    assert arrays.sequences is read.sequences
-    assert isinstance(read.timestamps, SequenceArray)
-    assert arrays.sequences.value_E.dtype == np.int32
-    assert not arrays.sequences.value_E.flags.owndata
-    table = event_table(read.sequences, True)
-    assert np.shares_memory(table.item_E, arrays.sequences.value_E)
-    assert table.item_E.tolist() == [item for user in users for item in user]

@@ -2,34 +2,14 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
-from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
+from hybrid_toys import NUM_ITEMS
 
-from fedecider.data.encoders import unit_vectors
-from fedecider.evaluation.protocols import train_part
-from fedecider.federation.streams import stream
 from fedecider.models import client_model as asking
-from fedecider.models.counts import count_events, training_contexts
-from fedecider.models.hybrid import HybridConfig, fit_hybrid
-from fedecider.models.loaded import mix
 from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
 
 HISTORIES = [[1, 2], [3, 4, 5, 3]]
-
-
-@pytest.mark.parametrize("k", [1, 6, NUM_ITEMS])
-def test_a_list_has_as_many_items_as_were_asked_for(k, monkeypatch):
-    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 1)
-    users, model = sequences(12), toy_model(num_beams=2)
-    counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
-    unit = unit_vectors(vectors())
-    hybrid = fit_hybrid(counts, unit, training_contexts(users, stream(0, "toy")), model, HybridConfig("mixture"))
-    for history, found in zip(HISTORIES, mix(hybrid, model, HISTORIES, k), strict=True):
-        items = [one.item for one in found]
-        assert len(items) == len(set(items)) == min(k, NUM_ITEMS - len(set(history)))
-        assert not set(items) & set(history)
 
 
 def test_beams_have_room_for_the_list_and_the_history(monkeypatch):

@@ -58,11 +58,6 @@ def test_a_side_is_taken_where_it_is_clearly_better(hits, taken):
     )
 
 
-def test_one_user_decides_nothing():
-    places = ranked({"mixture": [], "model": [0], "counts and texts": []})
-    assert choose_weights(HYBRID, {name: place_U[:1] for name, place_U in places.items()})[1].weights == "mixture"
-
-
 def test_the_chosen_weights_are_kept(tmp_path):
     """Also those of a side: a saved hybrid ranks as the one that was chosen."""
     keys = [f"item{number:02d}" for number in range(len(UNIT))]
@@ -94,10 +89,3 @@ def test_the_model_alone_ranks_its_beams_and_nothing_else():
     beam_BK = model.beams(ASKED.histories, 0)
     item_BM = torch.cat([batch.item_BM for batch in found])
     assert [sorted(row) for row in item_BM.tolist()] == [sorted(row) for row in beam_BK.tolist()]
-
-
-def test_a_model_that_has_diverged_is_told():
-    model = toy_model()
-    broken = model._replace(log_probs=lambda *asked: torch.full_like(model.log_probs(*asked), torch.nan))
-    with pytest.raises(ValueError, match="scores are not numbers"):
-        positions(HYBRID, ASKED, broken)

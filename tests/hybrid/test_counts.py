@@ -112,37 +112,6 @@ def test_mixtures_are_sums_of_the_experts():
     torch.testing.assert_close(probs.mixture(weight_BE), expected_BI)
 
 
-def test_an_item_that_nobody_knows_leaves_the_popularity():
-    found = probs_of(no_counts(4), Contexts([[1]], [0], [[]]))["counts"]
-    assert found[0].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 1 / 3])
-
-
-@pytest.mark.parametrize("history", [[], [NUM_ITEMS], [-1]])
-def test_histories_that_are_none(history):
-    with pytest.raises(ValueError, match="expected item numbers from 0 to 16"):
-        experts.newest_items([history], NUM_ITEMS, 4)
-
-
-def test_training_contexts_are_train_events_behind_their_past():
-    contexts = training_contexts(USERS, stream(0, "toy"))
-    expected = [
-        (list(part[:place]), part[place])
-        for part in PARTS
-        for place in range(1, len(part))
-        if part[place] not in part[:place]
-    ]
-    assert list(zip(contexts.histories, contexts.targets, strict=True)) == expected
-    few = training_contexts(USERS, stream(0, "toy"), 5)
-    assert len(few.targets) == 5
-    assert few == training_contexts(USERS, stream(0, "toy"), 5)
-    assert all(pair in expected for pair in zip(few.histories, few.targets, strict=True))
-
-
-def test_held_out_events_reach_no_context():
-    changed = [[*part, 0, 1] for part in PARTS]
-    assert training_contexts(changed, stream(0, "toy"), 20) == training_contexts(USERS, stream(0, "toy"), 20)
-
-
 @pytest.mark.parametrize("num_clients", [2, 4])
 def test_the_secure_sum_is_the_sum(num_clients, monkeypatch):
     monkeypatch.setattr(others, "NUMBERS_AT_ONCE", 40)  # several pieces

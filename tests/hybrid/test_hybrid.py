@@ -59,14 +59,6 @@ def test_the_mixture_sums_to_one_over_unseen_items():
         assert all((prob_BI[row, items] == 0).all() for row, items in enumerate(HISTORIES))
 
 
-def test_batches_change_nothing(monkeypatch):
-    whole = all_of(rank(HYBRID, ASKED, toy_model()))
-    monkeypatch.setattr("fedecider.models.hybrid.MAX_NUMBERS", 2 * NUM_ITEMS)
-    assert torch.equal(all_of(rank(HYBRID, ASKED, toy_model())), whole)
-    again = fitted()
-    assert np.array_equal(again.beside_model.weight_QE, HYBRID.beside_model.weight_QE)
-
-
 def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
     mixture = HYBRID.beside_model
     only = np.eye(len(mixture.experts))[mixture.experts.index("model")]
@@ -178,19 +170,6 @@ def test_train_events_do_change_them():
     assert not np.array_equal(fitted(changed).alone.weight_QE, HYBRID.alone.weight_QE)
 
 
-def test_what_cannot_be_fitted_or_ranked():
-    with pytest.raises(ValueError, match="got no train event"):
-        fitted([[1, 2, 3], [4, 5, 6]])
-    with pytest.raises(ValueError, match="without a model"):
-        list(rank(HYBRID._replace(beside_model=None), ASKED, toy_model()))
-
-
-@pytest.mark.parametrize("sources", ["", "own,own", "own,mine"])
-def test_sources_that_are_none(sources):
-    with pytest.raises(ValueError, match="expected some of own, public, others"):
-        HybridConfig(sources=sources)
-
-
 @pytest.mark.parametrize("hybrid", [HYBRID, HYBRID._replace(beside_model=None)], ids=["with a model", "alone"])
 def test_a_saved_hybrid_ranks_alike(hybrid, tmp_path):
     folder = save_hybrid(hybrid, KEYS, tmp_path / "one")
@@ -295,21 +274,3 @@ def test_a_damaged_hybrid_is_refused_in_one_sentence(case, tmp_path):
         load_hybrid(folder, KEYS)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_hybrid_of_another_catalogue_is_refused(tmp_path):
-    folder = save_hybrid(HYBRID, KEYS, tmp_path)
-    with pytest.raises(ValueError, match="another catalogue"):
-        load_hybrid(folder, [*KEYS[:-1], "item99"])
-
-
-def test_nobody_is_left_out_of_counts_that_nobody_is_in():
-    public = count_events(sequences(5, seed=8), NUM_ITEMS)
-    contexts = training_contexts(USERS, stream(0, "toy"), 50)
-    config = HybridConfig(sources="public")
-    hybrid = fit_hybrid(public, UNIT, contexts, None, config)
-    kept = fit_hybrid(public, UNIT, contexts._replace(left_out=[[] for _ in contexts.targets]), None, config)
-    assert np.array_equal(hybrid.alone.weight_QE, kept.alone.weight_QE)
-    assert torch.equal(
-        positions(hybrid, ASKED, None), positions(hybrid, ASKED._replace(left_out=[[] for _ in USERS]), None)
-    )

@@ -83,15 +83,3 @@ def test_the_others_share_the_weights_of_those_that_count():
     expected_I[NUM_ITEMS:] = abstained_I[NUM_ITEMS:] / (weight["text"] + weight["uniform"])
     prob_BI, _ = every_part(LONGER, history, None)
     assert torch.allclose(prob_BI[0], torch.from_numpy(expected_I / expected_I.sum()))
-
-
-def test_items_may_come_one_after_the_other():
-    unit_ND = unit_vectors(LATER, VECTORS.mean(0))
-    twice = with_items(with_items(HYBRID, unit_ND[:1]), unit_ND[1:])
-    for model in (None, longer_model()):
-        assert torch.equal(every_part(twice, HISTORIES, model)[0], every_part(LONGER, HISTORIES, model)[0])
-
-
-def test_vectors_of_another_width_are_refused():
-    with pytest.raises(ValueError, match=r"shape \(1, 5\), expected width 6"):
-        with_items(HYBRID, np.ones((1, 5), np.float32))

@@ -58,8 +58,3 @@ def test_buckets_have_weights_of_their_own_near_those_of_all():
     assert 0.7 < expected[0] < 0.95
     assert mixture.weight_QE[1] == pytest.approx(expected[::-1])
     assert mixture.weights(np.array([0.0, 29.0, 30.0])).tolist() == mixture.weight_QE[[0, 0, 1]].tolist()
-
-
-def test_equal_knowledge_leaves_buckets_empty_and_their_weights_those_of_all():
-    mixture = fit_mixture(PROBS, np.zeros(60), ("a", "b", "c", "d"), 3, 1e9)
-    assert mixture.weight_QE == pytest.approx(np.tile(mixture.mean_E, (3, 1)), abs=1e-4)

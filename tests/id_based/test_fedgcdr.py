@@ -11,7 +11,6 @@ from fedecider.federation.privacy import PrivacyConfig, epsilon
 from fedecider.id_based.fedgcdr import (
     FedgcdrConfig,
     fedgcdr,
-    mapped,
     mapping_loss,
     noise_for,
     similarity_loss,
@@ -61,14 +60,6 @@ def test_losses_by_hand():
     assert similarity_loss(target, friends, there).item() == 4.0  # cosines 0, 1 and -1, which counts as 0
     assert similarity_loss(target, friends, torch.tensor([[True, False, True]])).item() == 0.0
     assert mapping_loss(target, target[:, :, None], YES).item() == 0.0  # a copy, an identity: no distance
-
-
-def test_the_mapping_is_three_layers_with_tanh_in_between():
-    sizes = ((1, 2), (2, 1), (1, 1))
-    mlp = {f"weight_{n}": torch.full((1, *size), 0.5) for n, size in enumerate(sizes, 1)}
-    mlp |= {f"bias_{n}": torch.full((1, size[1]), 0.1) for n, size in enumerate(sizes, 1)}
-    expected = 0.5 * math.tanh(2 * 0.5 * math.tanh(0.5 * 3 + 0.1) + 0.1) + 0.1
-    assert mapped(mlp, torch.full((1, 1, 1, 1), 3.0)).item() == pytest.approx(expected)
 
 
 def test_the_size_of_the_noise():
@@ -144,15 +135,6 @@ def test_it_learns_the_taste_of_users(monkeypatch):
     assert (place_U < 11).double().mean() > 0.9
 
 
-def test_without_common_users_every_domain_trains_alone():
-    friends, _ = trained(3, APART)
-    alone, records = trained(3, APART, friends="none")
-    assert not differing(friends.local, alone.local)
-    assert not any(group["up"] or group["down"] for record in records for group in record["traffic"])
-    noise, _ = trained(3, APART, friends="all", noise="paper")
-    assert differing(noise.local, alone.local)
-
-
 def test_a_user_of_two_domains_moves_the_other_one():
     other = {**HISTORIES, "songs.1": {**HISTORIES["songs.1"], "ann": [0, 1, 2, 3, 4]}}
     for friends, reached in (("known", True), ("none", False)):
@@ -160,18 +142,3 @@ def test_a_user_of_two_domains_moves_the_other_one():
             trained(2, histories, friends=friends)[0].local["target.user"][0] for histories in (HISTORIES, other)
         )
         assert bool(torch.ne(one, two).any()) is reached
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"embedding_size": 5}, "embedding_size"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"delta": 1.0}, "delta"),
-        ({"friends": "some"}, "friends"),
-        ({"source_rounds": 0}, "source_rounds"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        FedgcdrConfig(**settings)

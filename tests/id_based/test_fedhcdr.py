@@ -18,7 +18,6 @@ from fedecider.id_based.fedhcdr import (
     fedhcdr,
     filtered,
     hypergraph,
-    pair_logits,
     rating_loss,
     return_probabilities,
     score_all,
@@ -184,15 +183,6 @@ def test_exclusive_vectors_are_drawn_to_what_others_know_of_a_person(weight, rea
     assert torch.equal(*found) is not reached
 
 
-def test_all_losses_count():
-    base, _ = trained(2)
-    for changes in ({"contrast_weight": 0.0}, {"transfer_weight": 0.0}, {"margin": 0.0}, {"dropout": 0.0}):
-        assert differing(base.local, trained(2, **changes)[0].local), changes
-    assert differing(base.local, trained(2, drop_share=0.5)[0].local)
-    quiet = {"contrast_weight": 0.0, "transfer_weight": 0.0}
-    assert not differing(trained(2, **quiet)[0].local, trained(2, drop_share=0.5, **quiet)[0].local)
-
-
 def rankings(variant):
     """Order of all items for each user of the first client, and the places of the same item for all of its users."""
     histories = {"films.1": {f"user{n}": [n, n + 1, n + 2, 11, 10] for n in range(7)}}
@@ -227,15 +217,6 @@ def test_the_score_of_both_parts():
     torch.testing.assert_close(score_parts(layer, parts, chosen), published + layer["scorer.bias"])
 
 
-def test_scores_of_pairs_are_those_of_all_items():
-    generator = torch.Generator().manual_seed(0)
-    user_BD, item_ID = torch.randn(3, 4, generator=generator), torch.randn(5, 4, generator=generator)
-    layer = {"scorer.first": torch.ones(4), "scorer.second": -user_BD[0], "scorer.bias": torch.tensor(0.5)}
-    for model in ({}, layer):
-        pairs = torch.stack([pair_logits(model, user_BD, item_D.expand_as(user_BD)) for item_D in item_ID], 1)
-        torch.testing.assert_close(score_all(model, user_BD, item_ID), pairs)
-
-
 @pytest.mark.parametrize(("share", "variant"), [("all", "both"), slow("nothing", "exclusive")])
 def test_it_learns_the_taste_of_users(monkeypatch, share, variant):
     """Half of the users take even films, half odd ones; of 31 candidates 11 are of a user's taste."""
@@ -249,18 +230,3 @@ def test_it_learns_the_taste_of_users(monkeypatch, share, variant):
     own = {name: tensor[:1] for name, tensor in state.local.items()}
     (place_U,) = method.positions(variant, Download({}), own, clients.blocks()[0], "test")
     assert (place_U < 11).double().mean() > 0.9
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"variant": "paper"}, "variant"),
-        ({"share": "some"}, "share"),
-        ({"drop_share": 1.0}, "drop_share"),
-        ({"walk_steps": 0}, "walk_steps"),
-        ({"margin": -0.1}, "margin"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        FedhcdrConfig(**settings)

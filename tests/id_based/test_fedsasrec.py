@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedecider.baselines.fitting import validation_ndcg
 from fedecider.baselines.sasrec import train
-from fedecider.bounds import Diverged
 from fedecider.id_based.fedsasrec import FedsasrecConfig, fedsasrec
 from fedecider.testing.bench import differing, updated
 from fedecider.testing.id_contract import HISTORIES, ITEMS, PUBLIC, run, tiny_clients
@@ -39,14 +37,6 @@ def test_one_client_is_centralised_sasrec_bit_for_bit(share):
     state, _ = run(fedsasrec(clients, config), clients, rounds=3)
     assert not differing(whole(state.server), centralised("films.1", config, num_epochs=6))
     assert differing(whole(state.server), centralised("films.1", config, num_epochs=5))
-
-
-def test_with_the_validation_items_it_stops_at_the_same_epoch():
-    clients, config = tiny_clients(histories=ALONE, seed=3), replace(SMALL, learning_rate=0.03)
-    state, _ = run(fedsasrec(clients, config), clients, rounds=6)
-    valid = validation_ndcg([list(items) for items in ALONE["films.1"].values()], ITEMS["films"])
-    assert state.best_round < 6  # else nothing was chosen
-    assert not differing(whole(state.best_server), centralised("films.1", config, 12, seed=3, valid=valid))
 
 
 def test_one_silo_a_catalogue_trains_apart_from_the_others():
@@ -127,37 +117,3 @@ def test_what_is_not_shared_does_not_reach_others():
             state, _ = run(fedsasrec(clients, replace(SMALL, share=share)), clients)
             found.append({name: tensor[[0, 2]] for name, tensor in state.local.items()})
         assert bool(differing(*found)) is reached, share
-
-
-def test_the_table_is_padded_with_rows_that_nobody_uses():
-    clients = tiny_clients()
-    state, _ = run(fedsasrec(clients, SMALL), clients)
-    for name in ("own.item_ID", "first.item_ID", "second.item_ID"):
-        assert not state.local[name][1, 9:].any()
-        assert state.local[name][0, 9:].any()
-
-
-def test_training_that_is_not_finite_leaves_the_client_as_it_was():
-    clients, config = tiny_clients(), replace(SMALL, learning_rate=1e30)
-    method = fedsasrec(clients, config)
-    server, local = method.init()
-    block = clients.blocks(3)[0]
-    _, new, _ = method.client_update(1, method.broadcast(1, server, block.clients), local, block)
-    assert not differing(new, local)
-    with pytest.raises(Diverged, match="of client 0, 1, 2: numbers that are not finite"):
-        run(method, clients, rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_heads": 3}, "num_heads"),
-        ({"share": "most"}, "share"),
-        ({"local_epochs": 0}, "local_epochs"),
-        ({"dropout": 1.0}, "dropout"),
-        ({"learning_rate": float("nan")}, "learning_rate"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        FedsasrecConfig(**settings)

@@ -61,3 +61,17 @@ def bench(name, variant):
 @pytest.mark.parametrize(("name", "variant"), CASES, ids=identify)
 def test_it_keeps_the_contract(name, variant, contract):
     contract(bench(name, tuple(variant.items())))
+
+
+REFUSED = {
+    "fedsasrec": {"num_heads": 3, "share": "most", "learning_rate": float("nan")},
+    "feddcsr": {"embedding_size": 5, "variant": "paper", "pull_weight": -1.0, "kl_cap": float("nan"), "dropout": 1.0},
+    "fedgcdr": {"embedding_size": 5, "epsilon": 0.0, "delta": 1.0, "friends": "some", "source_rounds": 0},
+    "fedhcdr": {"variant": "paper", "share": "some", "drop_share": 1.0, "walk_steps": 0, "margin": -0.1},
+}
+
+
+@pytest.mark.parametrize(("name", "setting"), [(name, setting) for name in REFUSED for setting in REFUSED[name]])
+def test_settings_that_cannot_be_are_refused(name, setting):
+    with pytest.raises(ValueError, match=setting):
+        METHODS[name].config(**{setting: REFUSED[name][setting]})

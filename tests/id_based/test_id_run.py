@@ -1,7 +1,6 @@
 """A run of an ID-based method from the command line: its folder, a stopped run that goes on, bad input."""
 
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,9 +8,7 @@ import torch
 
 from fedecider.cli import audit, federate, report, tune
 from fedecider.comparison.compare import Plan, Shared, collect, fill, positions_of
-from fedecider.data.domain import NO_EVENTS
 from fedecider.data.store import save_domains
-from fedecider.engine.command_line import read_command
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import read_records
@@ -119,16 +116,6 @@ def test_rounds_in_which_nothing_could_be_handed_over_are_refused(data, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_domains_are_chosen_and_a_foreign_pool_is_no_client(data, tmp_path, capsys):
-    assert call(data, tmp_path / "run", "--domains", "films.*", "--num_rounds", "1") == 0
-    metrics = json.loads(RunFolder(tmp_path / "run").metrics.read_text())
-    assert list(metrics["test"]) == ["films.1", "films.2", "macro"]
-    pool = {name: replace(domain, clients=NO_EVENTS) for name, domain in tiny_domains().items() if name == "songs.1"}
-    save_domains(pool, tmp_path / "data")
-    assert call(data, tmp_path / "other") == 2
-    assert "got domains ['songs.1'] without client users" in capsys.readouterr().err
-
-
 def test_the_page_is_made_again_and_other_commands_say_that_the_run_is_none_of_theirs(data, tmp_path, capsys):
     assert call(data, tmp_path / "run", "--num_rounds", "1") == 0
     page = tmp_path / "run" / "report.html"
@@ -151,11 +138,6 @@ def test_a_search_of_its_settings(data, tmp_path, capsys):
     assert federate.main(["--method", "fedsasrec", *best]) == 0
     assert tune.main(["--method", "fedsasrec"]) == 2
     assert "got fedsasrec without data" in capsys.readouterr().err
-
-
-def test_the_track_of_a_method():
-    assert {read_command(["--method", name], "").track.name for name in METHODS} == {"id"}
-    assert read_command(["--method", "fedavg"], "").track.name == "llm"
 
 
 def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from peft import PeftModel
 from tiny_causal import byte_level_tokenizer, tiny_causal
 
 from fedecider.models.adapters import LoraSettings, attach_lora, read_pair
-from fedecider.models.export import Card, PromptLayout, SavedBase, export_adapter, model_card, program, prompt_layout
+from fedecider.models.export import Card, PromptLayout, SavedBase, export_adapter, program, prompt_layout
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
 from fedecider.models.publish import put_in_front
 from idgen.backbone import build_backbone, load_backbone
@@ -172,45 +172,6 @@ def test_a_t5_with_its_base_inside_opens_by_one_line_of_peft(tmp_path, monkeypat
     words = [sys.executable, "-c", ONE_LINE, str(folder)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_program_takes_its_own_titles_and_folder_without_arguments(monkeypatch, capsys):
-    adapter = export("t5", PROMPT)
-    monkeypatch.chdir(adapter)
-    (adapter / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["next_items.py"])
-    runpy.run_path("next_items.py")
-    printed = capsys.readouterr().out
-    assert len(printed.splitlines()) == 10
-    assert not set(TITLES[:2]) & {line.split("\t")[1] for line in printed.splitlines()}
-
-
-def test_the_program_says_which_title_it_does_not_know(tmp_path, monkeypatch):
-    adapter = export("t5", PROMPT)
-    (tmp_path / "next_items.py").write_text(program_of((adapter / "README.md").read_text()), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["next_items.py", str(adapter), TITLES[0], "Nobody's"])
-    with pytest.raises(SystemExit, match=r"^got the title \"Nobody's\", expected one as item_ids.json has it$"):
-        runpy.run_path(str(tmp_path / "next_items.py"))
-
-
-def test_the_card_says_prompt_weights_shares_and_metrics():
-    text = model_card(CARD, LOCAL_BACKBONE, ("It's", 'a "title"'))
-    assert text.startswith('---\nlibrary_name: peft\nbase_model: "../../backbone"\n')
-    assert "| prompt template | `so far the user has picked {history} and next`, then the closing token, 1 |" in text
-    assert "oldest first |" in text
-    assert "| separator between two IDs | `;` |" in text
-    assert "| `max_history` | 7 (the newest items) |" in text
-    assert "| comics | -0.5000 | 12.5% |" in text
-    assert "| ndcg@10 | 0.1235 |" in text
-    assert "| round | 5 |" in text
-    assert "leave-last-out, full catalogue" in text
-    compile(program_of(text), "card", "exec")
-
-
-def test_a_published_backbone_is_named_by_its_hub_name(tmp_path):
-    text = model_card(CARD, "someone/books", ("a", "b"))
-    assert 'base_model: "someone/books"' in text
-    assert "loaded from `someone/books`" in text
 
 
 def test_the_program_imports_nothing_of_ours():

@@ -4,8 +4,6 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lora_toys import (
     RANK,
     adapted,
@@ -29,7 +27,6 @@ from fedecider.models.adapters import (
     fusion,
     put,
     read_pair,
-    slot_order,
 )
 from fedecider.models.directions import above
 from fedecider.models.fused_linear import _LowRank, fused_layers
@@ -322,18 +319,6 @@ def test_product_of_sums_with_one_client_and_weight_one_is_plain_lora():
         torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=0)
 
 
-def test_product_of_sums_with_equal_a_and_weights_that_sum_to_one():
-    model = adapted()
-    stack = random_stack(model, 3)
-    for key, tensor in stack.items():
-        if key.endswith("_a"):
-            tensor[:] = tensor[0].clone()
-    weights = torch.tensor([0.5, -0.7, 1.2])
-    put(model, fusion(stack, 2, weights, separate=False))
-    dense = with_dense(model, dense_updates(stack, weights))
-    torch.testing.assert_close(model(**batch()).logits, dense(**batch()).logits, rtol=0, atol=1e-5)
-
-
 def test_per_layer_weights_equal_shared_ones_when_rows_agree_and_differ_otherwise():
     model = adapted()
     stack = random_stack(model, 3)
@@ -371,26 +356,6 @@ def test_bf16_autocast_keeps_fp32_parameters_and_gradients():
     before = alpha.detach().clone()
     torch.optim.AdamW([alpha], lr=1e-3, weight_decay=0.0).step()
     torch.testing.assert_close((alpha.detach() - before).abs(), torch.full((3,), 1e-3), rtol=1e-2, atol=0)
-
-
-@given(st.integers(1, 6).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size - 1))))
-def test_slot_order_puts_own_first_and_is_undone(sizes):
-    count, own = sizes
-    alpha = torch.arange(2 * count).view(2, count)
-    slots = slot_order(alpha, own)
-    assert slots[:, 0].tolist() == alpha[:, own].tolist()
-    assert slots[0, 1:].tolist() == sorted(slots[0, 1:].tolist())
-    assert torch.equal(client_order(slots, own), alpha)
-
-
-def test_bad_input_is_named():
-    model = adapted()
-    with pytest.raises(ValueError, match=r"3 directions .* and 2 fusion weights"):
-        put(model, fusion(random_stack(model, 3), 0, torch.ones(2)))
-    with pytest.raises(ValueError, match="another backbone or lora_rank"):
-        put(model, fusion(random_stack(adapted(rank=2), 3), 0, torch.ones(3)))
-    with pytest.raises(ValueError, match="without adapters"):
-        fused_layers(tiny_t5())
 
 
 @pytest.mark.gpu

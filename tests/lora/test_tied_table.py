@@ -1,6 +1,5 @@
 """The target table: one pair of factors that changes a tied table in both places where it is read."""
 
-import copy
 import warnings
 
 import pytest
@@ -21,7 +20,7 @@ from fedecider.models.adapters import (
 )
 from fedecider.models.export import load_adapter, save_peft_folder
 from fedecider.models.fused_linear import fused_layers
-from fedecider.models.tied_table import adapted_embeddings, tied_embeddings
+from fedecider.models.tied_table import adapted_embeddings
 from idgen.backbones.families import family_of
 from idgen.decode import constrained_beam_search
 from idgen.losses import sequence_loss
@@ -138,16 +137,6 @@ def test_decoding_gives_the_exact_scores(family):
     torch.testing.assert_close(score_BK, score_BI.gather(1, item_BK), rtol=1e-4, atol=1e-4)
 
 
-def test_a_copy_reads_its_own_adapter():
-    model = adapted_table("llama")
-    put(model, Adapters(random_adapters(model, 1)))
-    before = model(**inputs_of("llama")).logits
-    other = copy.deepcopy(model)
-    put(other, Adapters(random_adapters(other, 2)))
-    assert (other(**inputs_of("llama")).logits - before).abs().max() > 0.01
-    torch.testing.assert_close(model(**inputs_of("llama")).logits, before, rtol=0, atol=0)
-
-
 def test_training_moves_items_of_the_history_too():
     model = adapted_table("llama")
     put(model, Adapters({name: 0.1 * tensor for name, tensor in random_adapters(model, 3).items()}))
@@ -158,16 +147,6 @@ def test_training_moves_items_of_the_history_too():
     with torch.no_grad():
         model.get_base_model().lm_head.base_layer.weight.zero_()  # then only histories could give a gradient
     assert (grad_V[[5, 6]] > 0).all()
-
-
-def test_what_cannot_be_tied_is_refused():
-    with pytest.raises(ValueError, match="not tied to its embeddings"):
-        attach_lora(tiny_causal("llama", tie_word_embeddings=False), LoraSettings(RANK, ("table",)))
-    with pytest.raises(ValueError, match=r"\['output', 'table'\], expected one of them"):
-        LoraSettings(RANK, ("attention", "output", "table"))
-    with pytest.raises(ValueError, match="expected one of them"):
-        LoraSettings(RANK, ("lm_head", "table"))
-    assert list(tied_embeddings(tiny_causal("llama", tie_word_embeddings=True))) == ["model.embed_tokens"]
 
 
 @FAMILIES

@@ -1,17 +1,12 @@
 """Fused adapters at the least rank that holds them, as plain peft loads them."""
 
-import json
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lora_toys import RANK, adapted, batch, held_factors, random_stack, tiny_t5
-from peft import PeftModel
-from transformers import AutoModelForSeq2SeqLM
+from lora_toys import adapted, random_stack
 
 from fedecider.models.adapters import fusion, put
 from fedecider.models.directions import compact
-from fedecider.models.export import Card, PromptLayout, SavedBase, export_adapter
 from fedecider.models.item_table import ItemTable
 
 ALPHA = torch.tensor([1.5, -0.5, 2.0])
@@ -50,19 +45,3 @@ def test_the_least_rank_that_a_layer_can_have_loses_nothing(seed, rank, in_featu
     assert len(wider["m.lora_a"]) == wider["n.lora_b"].shape[1] == len(small["m.lora_a"]) + 2
     for name in ("m", "n"):
         torch.testing.assert_close(product(wider, name), product(tree, name), rtol=0, atol=1e-5)
-
-
-def test_many_clients_are_handed_over_at_the_width_of_the_layers(tmp_path):
-    model = adapted()  # attention of 10 to 12 features
-    put(model, fusion(random_stack(model, 5), 1, torch.tensor([1.5, -0.5, 2.0, 0.3, -1.0])))
-    assert len(next(iter(held_factors(model).values()))) == 5 * RANK
-    tiny_t5().save_pretrained(tmp_path / "backbone")
-    prompt = PromptLayout("crime :", "", ";", 1, 3, 64, 20, "AutoModelForSeq2SeqLM", False)
-    card = Card("fedecider", "crime", prompt, {}, {}, "leave-last-out", details={})
-    base = SavedBase(tmp_path / "backbone", "x")
-    assert export_adapter(model, held_factors(model), tmp_path / "crime", base, ITEMS, card, batch()) <= 1e-5
-    config = json.loads((tmp_path / "crime" / "adapter_config.json").read_text())
-    assert config["r"] == config["lora_alpha"] == 10
-    base = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "backbone")
-    reloaded = PeftModel.from_pretrained(base, tmp_path / "crime").eval()
-    torch.testing.assert_close(reloaded(**batch()).logits, model(**batch()).logits, rtol=0, atol=1e-5)

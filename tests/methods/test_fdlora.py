@@ -2,17 +2,12 @@
 
 import pytest
 import torch
-from slow import slow
 from test_fedavg import close
 from toy_recommender import blocks, run, toy_data, toy_recommender
 
-import fedecider.methods.fdlora as fdlora_module
-from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.fdlora import (
-    GRID,
     FdloraConfig,
-    client_model,
     fdlora,
     fuse,
     fusion_weights,
@@ -73,15 +68,6 @@ def test_the_outer_step_leaves_rows_alone_that_nobody_sent():
     theta, momentum = outer_step(FdloraConfig(), theta, mean, momentum, {"t": torch.tensor([True, False])})
     assert theta["t"].flatten().tolist() == pytest.approx([2.33, 5.0])
     assert momentum["t"].flatten().tolist() == pytest.approx([-1.0, 4.0])
-
-
-@pytest.mark.parametrize("weighting", [slow("uniform"), "examples"])
-def test_a_full_step_without_momentum_is_fedavg(weighting):
-    config = FdloraConfig(outer_learning_rate=1.0, outer_momentum=0.0, weighting=weighting, **FAST)
-    state, records = run(fdlora(toy_recommender(dropout=0.1), config), 3, 3)
-    plain, plain_records = run(fedavg(toy_recommender(dropout=0.1), WeightingConfig(weighting=weighting)), 3, 3)
-    assert same(theta_s(state), plain.server)
-    assert records[2]["valid"]["global"] == plain_records[2]["valid"]["global"]
 
 
 def test_the_server_starts_at_the_mean_of_the_personal_adapters_then_steps_beyond_the_mean():
@@ -178,34 +164,3 @@ def test_the_search_finds_the_better_part(pair_of_models):
     assert fusion_weights(recommender, config, with_prefix(good, "own"), bad, 0) == (first, second)
     dear = fusion_weights(recommender, FdloraConfig(l1_weight=1e3), with_prefix(good, "own"), bad, 0)
     assert sum(map(abs, dear)) < 0.1
-
-
-def test_the_search_keeps_to_its_budget(pair_of_models, monkeypatch):
-    recommender, good, bad = pair_of_models
-    sizes = []
-    loss = fdlora_module.sequence_loss
-    monkeypatch.setattr(
-        fdlora_module, "sequence_loss", lambda model, batch: sizes.append(len(batch["labels"])) or loss(model, batch)
-    )
-    fusion_weights(recommender, FdloraConfig(num_evaluations=7), with_prefix(good, "own"), bad, 0)
-    assert sizes == [4, 3] * 7
-    sizes.clear()
-    fusion_weights(recommender, FdloraConfig(num_evaluations=3, num_search_prompts=3), with_prefix(good, "own"), bad, 0)
-    assert sizes == [2, 2] * 3
-
-
-def test_what_each_variant_is(pair_of_models):
-    recommender, good, bad = pair_of_models
-    own, config = with_prefix(good, "own"), FdloraConfig()
-    for variant, expected in {
-        "personal": good,
-        "global": bad,
-        "fused": fuse(good, bad, fusion_weights(recommender, config, own, bad, 0)),
-    }.items():
-        assert same(client_model(recommender, config, variant, Download(bad), own, 0).adapters.pair, expected)
-    assert fdlora(recommender, config).variants[0] == "fused"
-
-
-def test_settings():
-    assert FdloraConfig(**GRID[0]) == FdloraConfig()
-    assert len({FdloraConfig(**setting) for setting in GRID}) == len(GRID)

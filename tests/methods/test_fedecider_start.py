@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from slow import slow
 from toy_recommender import blocks, run, toy_recommender
 
-from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.exchange import fusion_over_rounds
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.fedecider import FUSION_WEIGHTS, FedeciderConfig, _scaled, _started, client_model, fedecider
+from fedecider.methods.fedecider import FedeciderConfig, _scaled, _started, client_model, fedecider
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import fusion, module_names, without_prefix
@@ -132,12 +129,6 @@ def test_alone_it_is_local_training(frozen):
         torch.testing.assert_close(state.local[f"own.{key}"], tensor, rtol=1e-2, atol=1e-4)
 
 
-def test_nothing_is_sent_for_it():
-    _, records = run(build(), 3, 2)
-    _, plain = run(build(alpha_init=2.0), 3, 2)
-    assert [record["traffic"] for record in records] == [record["traffic"] for record in plain]
-
-
 def test_who_comes_later_starts_with_plain_training():
     recommender, other = toy_recommender(), toy_recommender()
     method = build(recommender)
@@ -166,55 +157,3 @@ def test_a_refused_first_update_is_followed_by_another_first_one():
     method = build()
     _, new_own, logs = method.client_update(2, method.broadcast(2, server, torch.tensor([1])), new_own, blocks(3)[1])
     torch.testing.assert_close(new_own["norm"][0], torch.tensor(logs[0]["norms"]))
-
-
-@pytest.mark.parametrize("ablation", ["wo_decomp", "wo_per", "wo_sep"])
-def test_ablations_run_with_the_same_start_and_differ(ablation):
-    whole, _ = run(build(), 3, 2)
-    without, _ = run(build(ablation=ablation), 3, 2)
-    recommender = toy_recommender()
-    for client in range(3):
-        full = updates_of(recommender, FedeciderConfig(), whole, "post_broadcast", client)
-        left = updates_of(recommender, FedeciderConfig(ablation=ablation), without, "post_broadcast", client)
-        for name, update in full.items():
-            assert (left[name] - update).norm() > 1e-3 * update.norm()
-            assert left[name].norm() < 3.0 * update.norm()
-
-
-@pytest.mark.parametrize("settings", [{}, slow({"alpha_per": "module"}), slow({"ablation": "wo_sep"})])
-def test_blocks_and_resuming_after_round_one_change_nothing(settings, tmp_path):
-    single, alone = run(build(**settings), 3, 3)
-    run(build(**settings), 3, 1, checkpoints=tmp_path)
-    resumed, _ = run(build(**settings), 3, 3, checkpoints=tmp_path, resume=True)
-    together, records = run(build(**settings), 3, 3, block_size=3)
-    for other in (resumed, together):
-        assert same(single.server, other.server)
-        assert same(single.local, other.local)
-    assert [record["valid"] for record in alone] == [record["valid"] for record in records]
-
-
-def test_resuming_between_the_first_rounds_of_two_clients_changes_nothing(tmp_path):
-    single, records = run(build(), 3, 6, participation=0.4)
-    cohorts = [[log["client"] for log in record["clients"]] for record in records]
-    assert cohorts[:5] == [[0, 1]] * 4 + [[0, 2]]  # client 2 comes in round 5
-    run(build(), 3, 3, participation=0.4, checkpoints=tmp_path)
-    resumed, _ = run(build(), 3, 6, participation=0.4, checkpoints=tmp_path, resume=True)
-    assert same(single.server, resumed.server)
-    assert same(single.local, resumed.local)
-
-
-def test_the_curve_of_the_weights_begins_with_the_client_alone():
-    method = build()
-    state, records = run(method, 3, 3, participation=0.4)
-    found = fusion_over_rounds(FUSION_WEIGHTS, method.init()[1], records)["alpha"]
-    absent = [client for client in range(3) if client not in {log["client"] for log in records[0]["clients"]}]
-    assert torch.equal(found[0][absent], torch.eye(3)[absent])
-    torch.testing.assert_close(found[-1], state.local["alpha"])
-
-
-def test_the_command_line_takes_a_number_or_auto():
-    for words, expected in (([], "auto"), (["--alpha_init", "auto"], "auto"), (["--alpha_init=2"], 2.0)):
-        found = parse_settings(["--data", "nowhere", *words]).method
-        assert (found.alpha_init, type(found.alpha_init)) == (expected, type(expected))
-    with pytest.raises(ValueError, match="alpha_init"):
-        parse_settings(["--data", "nowhere", "--alpha_init", "atuo"])

@@ -8,7 +8,7 @@ from toy_recommender import blocks, run, toy_recommender
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
 from fedecider.methods.fedavg import WeightingConfig, fedavg
-from fedecider.methods.fedprox import GRID, FedproxConfig, fedprox
+from fedecider.methods.fedprox import FedproxConfig, fedprox
 from fedecider.models.adapters import without_prefix
 
 LEARNING_RATE = 1e-2
@@ -67,8 +67,3 @@ def test_local_is_reported_and_weights_may_be_examples():
     share_C = torch.tensor([7.0, 5.0, 9.0]) / 21.0
     own = without_prefix(state.local, "own")
     close(state.server, {key: torch.tensordot(share_C, tensor, 1) for key, tensor in own.items()})
-
-
-def test_settings():
-    assert FedproxConfig(**GRID[0]) == FedproxConfig()
-    assert sorted(FedproxConfig(**setting).mu for setting in GRID) == [0.001, 0.01, 0.1, 1.0]

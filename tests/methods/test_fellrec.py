@@ -31,17 +31,6 @@ def test_weights_by_hand():
     assert warm[1] < 0.8 < 0.9 < warm[0] < warm[2]
 
 
-@pytest.mark.parametrize(
-    ("exponent", "round", "power"), [("paper", 1, 0.2), ("paper", 5, 1.0), ("code", 1, 0.2), ("code", 5, 4.2)]
-)
-def test_the_exponent_grows_with_the_round(exponent, round, power):
-    found = mixing_weights(COSINE, torch.tensor([1.0, 1.0, 1.0]), round, FellrecConfig(beta=5.0, exponent=exponent))
-    warm = math.tanh(0.7 * 3.0**power)
-    torch.testing.assert_close(
-        found[0], torch.tensor([1.0, 0.6 * warm, 0.2 * warm]).double() / (1.0 + 0.8 * warm), rtol=1e-6, atol=1e-7
-    )
-
-
 def test_paper_and_code_agree_at_beta_one():
     for round in (1, 2, 7):
         paper, code = (mixing_weights(COSINE, LOSS, round, FellrecConfig(exponent=name)) for name in ("paper", "code"))
@@ -118,9 +107,3 @@ def test_absent_clients_keep_their_last_upload_and_loss():
     assert not torch.equal(after["weights"], before.server["weights"])
     broken = upload._replace(tensors={**upload.tensors, "loss": torch.tensor([float("inf")])})
     assert method.server_aggregate(2, before.server, iter([broken])) is before.server
-
-
-def test_a_newcomer_is_no_part_of_the_averages():
-    state, _ = run(fellrec(toy_recommender(), FellrecConfig()), 3, 1, participation=0.3)
-    assert state.server["uploaded"].sum() == 1
-    assert torch.equal(state.server["weights"], torch.eye(3, dtype=torch.float64))

@@ -7,7 +7,6 @@ import torch
 from toy_recommender import SILOS, catalogue_recommender, on, run, toy_recommender
 
 from fedecider.federation.method import Download
-from fedecider.federation.secure_rounds import check_takes_mean
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
 from fedecider.methods.config import WeightingConfig
@@ -122,8 +121,3 @@ def test_a_round_that_nobody_finishes_changes_nothing():
     download = method.broadcast(3, state.server, torch.tensor([0]))
     assert all(key.endswith(".update") for key in download.shared)
     assert isinstance(download, Download)
-
-
-def test_secure_sums_are_refused_with_a_way_out():
-    with pytest.raises(ValueError, match=r"got secure_sum with flora, .* needs single uploads .* method that averages"):
-        check_takes_mean(flora(toy_recommender(), WeightingConfig()))

@@ -5,7 +5,6 @@ import math
 import torch
 from toy_recommender import run, toy_data, toy_recommender
 
-from fedecider.federation.wire import take_row
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.lora_sim import LoraSimConfig, lora_sim, mixing_weights
 from fedecider.methods.personal_average import cosines, exact_sum, mixed_row, module_products
@@ -112,15 +111,3 @@ def test_absent_clients_stand_in_with_their_last_upload_and_newcomers_are_left_o
     assert torch.equal(later.server["weights"] > 0.0, (known_K[:, None] & known_K) | torch.eye(3, dtype=torch.bool))
     for key, tensor in without_prefix(later.local, "own").items():
         assert torch.equal(tensor, later.server[key])  # one row per client, as it was uploaded last
-
-
-def test_a_row_of_a_larger_block_is_the_own_one():
-    method = lora_sim(toy_recommender(), LoraSimConfig())
-    state, _ = run(method, 3, 2)
-    together = method.broadcast(3, state.server, torch.arange(3))
-    for client in range(3):
-        alone = method.broadcast(3, state.server, torch.tensor([client]))
-        assert all(
-            torch.equal(take_row(together.per_client, client)[key], tensor[0])
-            for key, tensor in alone.per_client.items()
-        )

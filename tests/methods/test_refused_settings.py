@@ -48,10 +48,3 @@ def test_wrong_settings_of_training_are_named():
 def test_weights_per_layer_are_refused_where_none_are_learned():
     with pytest.raises(ValueError, match="alpha_per"):
         METHODS["fedecider"].config(alpha_per="module", ablation="wo_per")
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_search_starts_with_the_defaults_and_tries_nothing_twice(name):
-    configs = [METHODS[name].config(**setting) for setting in METHODS[name].grid]
-    assert configs[0] == METHODS[name].config()
-    assert len(set(configs)) == len(configs)

@@ -127,13 +127,6 @@ def test_a_client_whose_update_was_not_finite_is_sent_both_factors():
         torch.testing.assert_close(tensor, kept.double().mean(0).float(), rtol=1e-6, atol=1e-8)
 
 
-def test_a_block_is_sent_both_factors_when_one_of_its_clients_needs_them():
-    method = rolora(toy_recommender(), WeightingConfig())
-    *_, (_, server, _, _) = play(method, COHORTS[:2])
-    assert equal(method.broadcast(3, server, torch.tensor([0, 1])).shared, factors(server))
-    assert method.broadcast(3, server, torch.tensor([0])).shared.keys() == only(server, "lora_a").keys()
-
-
 def test_bounded_clients_are_always_sent_both_factors_and_learn_the_same():
     free = rolora(toy_recommender(), WeightingConfig())
     bounded = rolora(toy_recommender()._replace(protected=True), WeightingConfig())

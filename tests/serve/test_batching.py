@@ -121,12 +121,6 @@ def test_what_a_failed_batch_held_is_freed_before_its_jobs_are_tried_alone(made)
     assert alive == [False] * 3
 
 
-def test_an_answer_too_few_fails(made):
-    batcher = made(lambda kind, jobs: [], LIMITS._replace(window_s=0.0))
-    with pytest.raises(ValueError):
-        batcher.submit("a", 1).result(10)
-
-
 def test_too_many_jobs_are_sent_away(work, made):
     batcher = made(work, LIMITS._replace(max_waiting=2, window_s=0.0))
     work.gate.clear()
@@ -139,18 +133,6 @@ def test_too_many_jobs_are_sent_away(work, made):
     work.gate.set()
     assert [future.result(10) for future in (running, *waiting)] == [2, 4, 6]
     assert batcher.submit("a", 5).result(10) == 10
-
-
-def test_a_cancelled_job_is_not_worked_on(work, made):
-    batcher = made(work, LIMITS._replace(window_s=0.0))
-    work.gate.clear()
-    running = batcher.submit("a", 1)
-    assert work.begun.wait(10)
-    gone, kept = batcher.submit("a", 2), batcher.submit("a", 3)
-    assert gone.cancel()
-    work.gate.set()
-    assert (running.result(10), kept.result(10)) == (2, 6)
-    assert work.calls == [("a", [1]), ("a", [3])]
 
 
 def test_closing_answers_what_waits_and_takes_no_more(work):

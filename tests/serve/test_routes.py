@@ -9,7 +9,6 @@ import pytest
 from fastapi import FastAPI
 from serve_toys import MARKUP, TITLES, question, world
 
-from fedecider.models.histories import plain
 from fedecider.serve.config import Limits
 from fedecider.serve.guard import HEADERS
 
@@ -94,11 +93,6 @@ def test_recommendations(small):
     assert other["items"][0]["expert_shares"] == {}
 
 
-def test_how_a_title_was_read_is_told(small):
-    answer = small.client.post("/recommend", json=question("The last legder")).json()
-    assert answer["notes"] == ["'The last legder' was taken for 'The Last Ledger'", "a note"]
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -138,16 +132,6 @@ def test_what_is_no_json_gets_one_sentence(small, content):
     refused(response, response.status_code, "body")
 
 
-def test_deep_json_gets_one_sentence():
-    with world().client as client:
-        refused(client.post("/recommend", content=b"[" * 60_000, headers=JSON), 400, "body")
-
-
-def test_a_form_is_no_question(small):
-    refused(small.client.post("/recommend", content=json.dumps(question("crime-0001"))), 422, "Content-Type")
-    assert small.crime.calls == []
-
-
 @pytest.mark.parametrize(
     ("params", "words"),
     [
@@ -160,11 +144,6 @@ def test_a_form_is_no_question(small):
 )
 def test_a_bad_search_gets_one_sentence(small, params, words):
     refused(small.client.get("/items", params=params), 422, *words)
-
-
-def test_a_run_that_needs_more_beams_than_there_may_be_is_refused():
-    with pytest.raises(ValueError, match="got max_beams 3, expected at least 4"):
-        world(Limits(max_beams=3))
 
 
 def test_what_is_not_there(small):
@@ -213,35 +192,6 @@ def at_once(client, questions):
     for thread in threads:
         thread.join(30)
     return found
-
-
-def test_too_many_waiting_requests_are_sent_away():
-    full = world(Limits(max_waiting=1, max_batch=1, window_ms=0.0))
-    with full.client:
-        full.crime.may_answer.clear()
-        found = []
-
-        def ask():
-            found.append(full.client.post("/recommend", json=question("crime-0001")))
-
-        threads = [threading.Thread(target=ask) for _ in range(6)]
-        threads[0].start()
-        assert full.crime.asked.wait(20)
-        for thread in threads[1:]:
-            thread.start()
-        for _ in range(400):
-            if len(found) == 4:  # one runs, one waits
-                break
-            threading.Event().wait(0.05)
-        assert "fedecider_waiting_requests 1.0" in full.client.get("/metrics").text
-        full.crime.may_answer.set()
-        for thread in threads:
-            thread.join(20)
-    assert sorted(response.status_code for response in found) == [200, 200, 503, 503, 503, 503]
-    for response in found:
-        if response.status_code == 503:
-            refused(response, 503, "1 requests wait already")
-            assert response.headers["retry-after"] == "1"
 
 
 def test_an_answer_that_takes_too_long_is_given_up():
@@ -358,13 +308,6 @@ def test_openapi_shows_bounds_and_examples_that_work(small):
     example = {name: field["examples"][0] for name, field in body.items() if "examples" in field}
     assert example["domain"] == "crime"
     refused(small.client.post("/recommend", json=example), 422, "Frozen Alibi")  # a title of the demo, not of the toys
-
-
-def test_a_service_has_read_its_catalogues_when_it_begins(small, monkeypatch):
-    read = []
-    monkeypatch.setattr("fedecider.models.histories.plain", lambda text: read.append(text) or plain(text))
-    assert small.client.get("/items", params={"domain": "crime", "query": "silent"}).json()["items"]
-    assert read == ["silent"]
 
 
 def test_items_come_without_a_restart(small):

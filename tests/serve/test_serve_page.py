@@ -114,23 +114,6 @@ def test_search_pick_order_and_recommend_by_mouse(page):
     quiet(page)
 
 
-def test_no_bar_is_of_nothing_and_pictures_are_shown(browser):
-    made = world(
-        Limits(window_ms=0.0), pictures={"crime-0001": "icon.svg", "crime-0002": "http://127.0.0.1:9/gone.png"}
-    )
-    made.crime.shares = {"counts": 0.0004, "text": 0.25, "model": 0.7496}
-    with listening(made) as address:
-        open_at(browser, address, PHONE)
-        shown(browser, "#ask")
-        pick(browser, "The Silent Harbour")
-        one(browser, "#recommend").click()
-        answered(browser)
-        assert texts(browser, "#found > li:first-child .label") == ["model75.0 %", "text25.0 %"]
-        assert texts(browser, "#expert-texts dt") == ["model", "text"]
-        size = "return [...document.querySelectorAll('#found img')].map(i => i.naturalWidth > 0)"
-        wait(browser, f"return (() => {{ {size} }})().join() === 'true'")
-
-
 def test_everything_by_keyboard(page):
     press(page, Keys.TAB)
     assert focused(page) == "domain"
@@ -187,36 +170,12 @@ def test_everything_by_keyboard(page):
     quiet(page)
 
 
-def test_removing_the_last_title_leads_back_to_the_field(page):
-    pick(page, "The Last Ledger")
-    one(page, "#picked button:nth-of-type(3)").send_keys(Keys.ENTER)
-    assert focused(page) == "title"
-    assert one(page, "#picked-empty").is_displayed()
-    quiet(page)
-
-
 def test_without_a_history_nothing_is_asked(page):
     one(page, "#recommend").click()
     assert one(page, "#alert").text == "Pick at least one title first."
     assert focused(page) == "title"
     pick(page, "The Last Ledger")
     assert not one(page, "#alert").is_displayed()
-    quiet(page)
-
-
-def test_another_domain_begins_anew(page):
-    pick(page, "The Last Ledger")
-    one(page, "#recommend").click()
-    answered(page)
-    one(page, "#domain").send_keys("comics")
-    assert texts(page, "#picked .name") == []
-    assert not one(page, "#answer").is_displayed()
-    assert [one(page, f"#domain-{part}").text for part in ("items", "hybrid")] == ["3", "without"]
-    pick(page, "The Last Ledger")
-    one(page, "#recommend").click()
-    assert answered(page) == ["The Silent Witness", "The Silent Harbour"]
-    assert texts(page, "#found .bars") == []
-    assert not one(page, "#experts").is_displayed()
     quiet(page)
 
 

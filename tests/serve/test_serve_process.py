@@ -12,11 +12,8 @@ import pytest
 from serve_process import TOYS, started
 from serve_toys import TITLES, question
 from slow import slow
-from test_help import first_screen, shown
 
 from fedecider.cli.main import main
-from fedecider.serve.config import Limits
-from fedecider.serve.run import bound_socket
 
 pytestmark = pytest.mark.whole
 
@@ -49,20 +46,6 @@ def test_what_cannot_be_served_is_told_in_one_sentence(capsys, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         told = refused(capsys, *run, "--port", str(taken.getsockname()[1]))
         assert "expected an address of this machine and a free port" in told
-
-
-def test_help_imports_no_model_and_no_server():
-    text = shown("serve")
-    assert text.endswith("imported: []\n")
-    first = first_screen(text)
-    assert all(f"--{name}" in first for name in ("run", "host", "port", "api_key_file"))
-    text = shown("serve", "--help_all")
-    assert all(f"--{name}" in text for name in Limits.__dataclass_fields__)
-
-
-def test_answers_are_sent_without_delay():
-    with bound_socket("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP  # else asyncio leaves Nagle's algorithm on
 
 
 @pytest.mark.parametrize("library", ["fastapi", "uvicorn", "prometheus_client"])

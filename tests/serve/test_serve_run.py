@@ -72,13 +72,6 @@ def test_answers_at_once_are_those_of_single_calls(run, served):
     assert 2 <= float(calls[1]) < len(asked)
 
 
-def test_popular_items_for_nobody_and_notes(served):
-    body = {"domain": "crime", "history": [], "k": 2}
-    answer = httpx.post(f"{served.address()}recommend", json=body, timeout=60).json()
-    assert len(answer["items"]) == 2
-    assert len(answer["notes"]) == 1
-
-
 def test_the_commands_of_the_document_run(served, tmp_path):
     asking, key, container = SHELL
     (tmp_path / "ask.sh").write_text("set -e\n" + asking.replace("http://127.0.0.1:8000/", served.address()))
@@ -98,15 +91,6 @@ def test_the_commands_of_the_document_run(served, tmp_path):
     assert file.stat().st_mode & 0o077 == 0
     assert len(api_key(ServeConfig(run="x", host="0.0.0.0", api_key_file=str(file)), {})) == 64
     assert "--read-only" in container  # that one needs a container engine
-
-
-def test_the_limits_of_the_document_are_those_of_the_service():
-    defaults = Limits()
-    rows = dict(re.findall(r"^\| `--(\w+)` \| (\d+)", DOCUMENT.read_text(), re.M))
-    assert {name: int(value) for name, value in rows.items()} == {name: getattr(defaults, name) for name in rows}
-    assert set(rows) | {"max_batch", "window_ms"} == set(Limits.__dataclass_fields__)
-    assert f"`--max_batch` ({defaults.max_batch})" in DOCUMENT.read_text()
-    assert f"`--window_ms` ({defaults.window_ms:g})" in DOCUMENT.read_text()
 
 
 def test_domains_share_the_backbone_and_keep_their_own_adapters(run):

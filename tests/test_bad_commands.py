@@ -21,17 +21,12 @@ from transformers import AutoModelForSeq2SeqLM
 
 from fedecider.cross_silo import prepare as setup
 from fedecider.cross_silo import results
-from fedecider.cross_silo.comparison import cell_of
 from fedecider.data.store import file_sha256
 from fedecider.federation.checksums import write_sums
 from fedecider.models.folders import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.models.recommender import Recommender
-from fedecider.running import trackers
-from fedecider.running.command import run
-from fedecider.running.machine import checked_device
 from fedecider.running.run_folder import check_output
-from idgen.backbone import linear_layers, load_backbone
-from idgen.config import BackboneConfig
+from idgen.backbone import load_backbone
 from idgen.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.whole
@@ -292,20 +287,6 @@ def test_a_bad_command_line(case, inside, capsys, monkeypatch):
     assert files(inside) == before
 
 
-def test_trackers_and_devices_that_are_there_pass(monkeypatch):
-    monkeypatch.setattr("accelerate.tracking._available_trackers", ["tensorboard"])
-    trackers.check("")
-    trackers.check("tensorboard")
-    trackers.check(" tensorboard,, tensorboard")
-    assert checked_device("cpu") == torch.device("cpu")
-    assert checked_device(torch.device("cpu")) == torch.device("cpu")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert checked_device("cuda") == torch.device("cuda")
-    assert checked_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="cuda:0, cuda:1"):
-        checked_device("cuda:2")
-
-
 def test_an_output_may_be_new_or_an_empty_folder_but_not_read_only(tmp_path):
     check_output(tmp_path / "a" / "b")
     check_output(tmp_path)
@@ -318,23 +299,6 @@ def test_an_output_may_be_new_or_an_empty_folder_but_not_read_only(tmp_path):
             check_output(tmp_path / "locked" / "run")
 
 
-def test_layers_are_known_before_the_backbone_is_there(inside):
-    both = {"q", "k", "v", "o", "wo", "lm_head"}
-    assert linear_layers(BackboneConfig()) == both | {"wi"}
-    assert linear_layers(BackboneConfig(name_or_path=f"{RUN}/backbone")) == both | {"wi"}
-    decoder = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
-    assert linear_layers(BackboneConfig(kind="decoder", embedding_init="text")) == decoder
-    assert linear_layers(BackboneConfig(name_or_path="some/hub-name")) == both | decoder | {"wi", "wi_0", "wi_1"}
-
-
-def test_a_missing_backbone_is_told_before_the_id_generator_is_trained(inside, capsys, monkeypatch):
-    monkeypatch.setattr("fedecider.cross_silo.prepare.train_id_generator", lambda *_: pytest.fail("work has begun"))
-    words = ("--pretrain.ids", "generator", "--pretrain.backbone.name_or_path", "./gone")
-    before = files(inside / ".cache")
-    refused(capsys, "./gone", "pretrain", "--config", "tiny.yaml", *words)
-    assert files(inside / ".cache") == before
-
-
 def test_a_quantised_run_without_bitsandbytes_is_told_before_the_stages(inside, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("idgen.precision.find_spec", lambda package: None)
     cache, run = tmp_path / "cache", tmp_path / "run"
@@ -345,16 +309,6 @@ def test_a_quantised_run_without_bitsandbytes_is_told_before_the_stages(inside, 
     refused(capsys, "quantize", "federate", *words[:-1], "fp4")
 
 
-@pytest.mark.parametrize("encoder", ["auto", "minilm"])
-def test_an_encoder_that_is_not_there_is_told_before_the_stages(encoder, inside, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fedecider.data.encoders.find_spec", lambda package: None)
-    cache, run = tmp_path / "cache", tmp_path / "run"
-    words = ("--config", "tiny.yaml", "--cache", str(cache), "--output", str(run), "--pretrain.text_encoder", encoder)
-    assert "or choose tfidf" in refused(capsys, f"got encoder {encoder}", "federate", *words)
-    assert not files(cache)
-    assert not run.exists()
-
-
 def test_a_run_does_not_go_on_with_another_reader_of_texts(copy, capsys):
     """``auto`` stood for TF-IDF in older versions where no encoder was installed."""
     words = ["--config", "tiny.yaml", "--pretrain.text_encoder", "auto", "--output", str(copy), "--resume", "true"]
@@ -363,17 +317,6 @@ def test_a_run_does_not_go_on_with_another_reader_of_texts(copy, capsys):
     (copy / "run.json").write_text(json.dumps(of_auto))
     assert record["data"]["text encoder"] == "tfidf"
     refused(capsys, "holds a run of another configuration: the data", "federate", *words)
-
-
-def test_a_quantised_run_without_bitsandbytes_is_not_asked(copy, capsys, monkeypatch):
-    monkeypatch.setattr("idgen.precision.find_spec", lambda package: None)
-    record = json.loads((copy / "run.json").read_text())
-    (copy / "run.json").write_text(json.dumps(changed(record, "config", "run", "quantize", to="int8")))
-    inference = json.loads((copy / INFERENCE).read_text())
-    (copy / INFERENCE).write_text(json.dumps({**inference, "quantize": "int8"}))
-    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
-    for script, words in {"recommend": ("--domain", "crime", "--history", "x"), "evaluate": ()}.items():
-        refused(capsys, "bitsandbytes is not installed", script, "--run", str(copy), *words)
 
 
 def test_a_stage_without_its_teacher_is_told_before_the_rounds(inside, tmp_path, capsys):
@@ -391,11 +334,6 @@ def test_a_run_that_did_not_finish_recommends_nothing(domain, copy, capsys):
     assert f"--output {copy}" in refused(
         capsys, "it did not finish. Go on with it", "recommend", "--run", str(copy), *domain
     )
-
-
-def test_a_bar_within_a_title_does_not_part_a_history(inside, capsys):
-    words = ("--run", RUN, "--domain", "crime", "--history", "Foo|Bar")
-    assert "got title 'Foo|Bar'" in refused(capsys, "expected one of the", "recommend", *words)
 
 
 def test_an_embedding_run_is_not_evaluated_or_recommended_from(copy, capsys):
@@ -635,15 +573,6 @@ def test_a_pickle_is_never_loaded(copy, capsys):
         (copy / folder / pickle).unlink()
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"best_valid_ndcg@10": null}', '{"best_val'])
-def test_a_damaged_run_of_a_table_is_named(content, tmp_path):
-    (tmp_path / "metrics.json").write_text(content)
-    (tmp_path / "run.json").write_text('{"config": {}, "data": {}}')
-    (tmp_path / "rounds.jsonl").touch()
-    with pytest.raises(ValueError, match=r"damaged .*metrics\.json"):
-        cell_of("mine", "fedavg", tmp_path)
-
-
 def test_every_model_is_loaded_from_safetensors():
     """PeftModel is asked for the file itself before it looks for a pickle."""
     others = {"AutoTokenizer", "AutoConfig", "PeftModel", "Recommender", "T5Tokenizer"}
@@ -666,13 +595,3 @@ def test_missing_weights_are_not_drawn_at_random(copy):
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"no weights for .*SelfAttention\.q"):
         load_backbone(copy / "backbone", load_tokenizer(copy / "backbone"))
-
-
-def test_a_message_of_many_lines_becomes_one(capsys):
-    def fails() -> None:
-        raise ValueError("a\n  b\n" + "c" * 5000)
-
-    assert run(fails) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: a b ccc")
-    assert len(error) < 1100

@@ -12,7 +12,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -81,30 +80,6 @@ def lasting(table: dict) -> dict:
         for name, cost in table["protocols"]["strict"]["costs"].items()
     }
     return {**table, "protocols": {"strict": {**table["protocols"]["strict"], "costs": costs}}}
-
-
-def known_runs(planned) -> list:
-    """With seed 0, of the settings that are known ahead."""
-    return [
-        entry.run.args[0](setting, 0)
-        for entry in planned.entries
-        for setting in entry.search.candidates[: entry.budget]
-    ]
-
-
-@pytest.mark.parametrize("good", [(), (1,)])
-def test_a_table_ends_where_no_shared_stage_could_be_built(good, monkeypatch, capsys):
-    runs = [
-        SimpleNamespace(settings=SimpleNamespace(run=SimpleNamespace(seed=n, pretrain=0, distill=0))) for n in (0, 1)
-    ]
-    problem = "exit code 2, error: cannot load a backbone from 'google-t5/t5-small'"
-    monkeypatch.setattr(planning, "_call", lambda stage, run: "" if run.settings.run.seed in good else problem)
-    if good:
-        planning._build_stages(CompareConfig(rows={"local": {}}, seeds=1), runs)
-    else:
-        with pytest.raises(ValueError, match=f"got no shared stages, expected .*: {problem}"):
-            planning._build_stages(CompareConfig(rows={"local": {}}, seeds=1), runs)
-    assert f"seed 0: failed: {problem}" in "".join(capsys.readouterr())
 
 
 @pytest.mark.slow
@@ -226,33 +201,6 @@ def test_a_row_that_does_not_fit_into_the_memory_is_left_out_and_an_error_of_our
         fill([entry("wrong", RuntimeError("a shape"))], 1)
 
 
-def test_the_same_settings_on_other_domains(playground, monkeypatch):
-    monkeypatch.chdir(playground)
-    found = {}
-    for domains in ("", "children,comics"):
-        found[domains] = known_runs(plan(CompareConfig(**TABLE, domains=domains)))
-    assert {run.settings.run.domains for run in found[""]} == {"crime,comics"}
-    assert {run.settings.run.domains for run in found["children,comics"]} == {"children,comics"}
-    folders = [{run.folder.root for run in runs} for runs in found.values()]
-    assert not folders[0] & folders[1]
-
-
-def test_runs_are_kept_by_what_reads_their_texts(playground, monkeypatch):
-    monkeypatch.chdir(playground)
-
-    def folders():
-        config = CompareConfig(**{**TABLE, "rows": {"fedavg": {}}, "analysed": []})
-        return {run.folder.root for run in known_runs(plan(config))}
-
-    found = []
-    for encoder in ("auto", "tfidf"):
-        pretrain = {**RUNS["pretrain"], "text_encoder": encoder}
-        Path("runs.yaml").write_text(yaml.safe_dump({**RUNS, "pretrain": pretrain}))
-        found.append(folders())
-        assert found[-1] == folders()
-    assert not found[0] & found[1]
-
-
 def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, monkeypatch):
     monkeypatch.chdir(playground)
     content = {**RUNS, "precision": "auto"}
@@ -273,16 +221,6 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
         content = yaml.safe_load(Path(command[command.index("--config") + 1]).read_text())
         assert content["precision"] == "bf16"
     assert len(called) >= 2  # the stages and the run
-
-
-def test_a_row_that_fails_is_left_out_and_said(playground, monkeypatch, capsys):
-    monkeypatch.chdir(playground)
-    config = CompareConfig(**{**TABLE, "rows": {"fedavg": {"learning_rate": 1e-3}}, "tune": 1, "analysed": []})
-    monkeypatch.setattr(planning.sys, "executable", "false")
-    assert fill(plan(config).entries, 1) == []
-    out = " ".join(capsys.readouterr().out.split())
-    assert "failed: exit code 1" in out
-    assert "left out: fedavg" in out
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ import torch
 
 from fedecider.baselines.counts import UNTRAINED
 from fedecider.comparison.compare import Cell, Cost, Entry, Plan, Results, Row, Table, Words
-from fedecider.comparison.page import chosen_row, comparison_conclusion, evidence, write_table
+from fedecider.comparison.page import write_table
 from fedecider.comparison.search import Tried
 from fedecider.cross_silo.comparison import CompareConfig, _examples
 from fedecider.cross_silo.entries import STUDENT
 from fedecider.cross_silo.sasrec_entries import SASREC
 from fedecider.evaluation.statistics import Comparison, Interval
-from fedecider.report.conclusion import conclusion
 from fedecider.report.tables import ResultRow
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
@@ -97,71 +96,6 @@ def table(tmp_path):
 
 def changed(table, **changes):
     return table._replace(results={"strict": table.results["strict"]._replace(**changes)})
-
-
-def said_of(table):
-    return conclusion(evidence(table, *chosen_row(table)))
-
-
-def test_the_verdict_is_about_the_row_that_validation_chose(table):
-    assert chosen_row(table) == ("strict", "ours")
-    found = evidence(table, "strict", "ours")
-    assert found.valid == {"ours": pytest.approx(0.25), "popularity": pytest.approx(0.35)}
-    assert {one["domain"] for one in found.tests} == {"macro"}
-    assert list(found.domains) == ["crime", "comics"]
-    said = said_of(table)
-    assert said.answer == "Perhaps: it is better than popularity, the best simple rule, with reservations."
-    assert "+10.0 of 100 users" in said.paragraphs[1]
-    assert "22.0 (not distinguishable" in said.paragraphs[-1]
-    assert "15.0 (less, p = 0.02)" in said.paragraphs[-1]
-    assert len(said.reservations) == 5
-    turned = changed(table, valid={"ours": 0.1, "local": 0.2})
-    assert chosen_row(turned) == ("strict", "local")
-    assert evidence(turned, "strict", "local").alarms == []
-    loud = changed(table, rows=[*table.results["strict"].rows[:-1], result("memoriser", 0.4)])
-    assert (
-        "crime: the memoriser, which knows nothing about items, is above" in evidence(loud, "strict", "ours").alarms[0]
-    )
-
-
-def test_a_federation_that_does_harm_is_not_switched_on(table):
-    results = table.results["strict"]
-    worse = changed(table, tests=[comparison("ours", "local", -0.02, 0.01), *results.tests[1:]])
-    assert said_of(worse).answer == (
-        "No: the same training without any exchange (local) is better, so the federation does harm."
-    )
-    other = results.entries["local"]._replace(entry=results.entries["local"].entry._replace(method="pfedrec"))
-    alone = changed(worse, entries={**results.entries, "local": other})
-    assert "No: pfedrec without any exchange (local) is better" in said_of(alone).answer
-    student = changed(
-        table, rows=[*results.rows, result("zero-shot student", 0.4)], kinds={**results.kinds, STUDENT: "baseline"}
-    )
-    assert said_of(student).answer == (
-        "No: the shared model before the rounds (zero-shot student) is better, so the training does harm."
-    )
-
-
-def test_nobody_is_asked_to_switch_on_what_pools_all_data(table):
-    """It stands beside what one could switch on, however good it is."""
-    kinds = table.results["strict"].kinds
-    pooled = changed(table, kinds={**kinds, "ours": "central"})
-    assert chosen_row(pooled) == ("strict", "local")
-    assert evidence(pooled, "strict", "local").beside["ours"] == "ours with all data in one place"
-    assert "methods that pool all data left out" in comparison_conclusion(pooled).paragraphs[-1]
-    none = changed(table, kinds={**kinds, "ours": "central", "local": "central"})
-    assert chosen_row(none) is None
-    assert comparison_conclusion(none) is None
-    assert "Would one" not in page(none)
-
-
-def test_the_strictest_protocol_speaks_first(table):
-    results = table.results["strict"]
-    both = table._replace(
-        results={"strict/sampled99": results._replace(valid={"ours": 0.1, "local": 0.2}), **table.results}
-    )
-    words = table.plan.words
-    chance = {**words.chance, "strict/sampled99": words.chance["strict"]}
-    assert chosen_row(both._replace(plan=both.plan._replace(words=words._replace(chance=chance)))) == ("strict", "ours")
 
 
 def page(table) -> str:

@@ -181,43 +181,6 @@ def test_goodreads_holds_what_the_papers_fix():
     assert (pretrain.train.learning_rate, pretrain.train.batch_size) == (1e-3, 64)
 
 
-SAME = {
-    "goodreads": ("pretrained_t5", {"num_rounds": 20}),
-    "amazon_decoder": ("domains", {}),
-    "amazon_small_pool": ("domains", {"num_eval_users": 0}),
-    "amazon_silos": ("companies", {}),
-}
-"""Ours -> the one of which it is, and what else it changes beside the data."""
-
-
-@pytest.mark.parametrize("ours", SAME)
-def test_what_we_measured_is_what_comes_with_the_package(ours):
-    name, changes = SAME[ours]
-    measured, shipped = (yaml.safe_load(path.read_text()) for path in (OURS / f"{ours}.yaml", FOLDER / f"{name}.yaml"))
-    assert shipped["domains"] == "*"
-    assert "data" not in shipped
-    for own in ("domains", "data"):
-        del measured[own]
-    del shipped["domains"]
-    assert measured == {**shipped, **changes}
-    assert measured != {**shipped, "num_rounds": 99}
-
-
-def test_few_files_come_with_the_package_and_none_names_data_of_ours():
-    shipped = sorted(FOLDER.glob("*.yaml"))
-    assert {path.stem for path in shipped} == {
-        "demo",
-        "demo_causal",
-        "companies",
-        "domains",
-        "pretrained_t5",
-        "pretrained_decoder",
-    }
-    for path in shipped:
-        assert "data" not in yaml.safe_load(path.read_text())
-    assert {path.suffix for path in FOLDER.rglob("*.*")} == {".yaml", ".json"}  # what pyproject.toml packs
-
-
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_paper_scale_is_bf16_and_the_header_prepares_its_data(path):
     amazon = path.stem == "pretrained_t5"
@@ -250,11 +213,6 @@ def test_extras_hold_only_what_some_module_imports():
             continue
         for name in re.findall(r'"([\w-]+)', names):
             assert re.search(rf"^ *(import|from) {name.replace('-', '_')}[.\s]", source, re.MULTILINE), name
-
-
-def test_the_package_says_that_it_is_typed():
-    assert (REPOSITORY / "fedecider" / "py.typed").is_file()
-    assert 'fedecider = ["py.typed", ' in (REPOSITORY / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,32 +1,24 @@
 """Commands of the cross-device track on a small csv: what a run leaves behind, resuming, bad input, the leaderboard."""
 
 import csv
-import dataclasses
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from slow import fast_where
 from toy_ratings import FAST, REPOSITORY, options_of, script, write_ratings
 
 from embedding_fr import averaged
 from embedding_fr import leaderboard as board
-from embedding_fr.commands import parse_settings, settings_of_run
-from embedding_fr.leaderboard import Board, LeaderboardConfig, Line, all_methods, kind_of, protocol_groups
-from embedding_fr.leaderboard import _search as leaderboard_search
+from embedding_fr.commands import settings_of_run
 from embedding_fr.methods import METHODS
-from embedding_fr.run import tunable
-from embedding_fr.setup import EmbeddingRunConfig, eval_users, set_up
+from embedding_fr.setup import EmbeddingRunConfig, eval_users
 from embedding_fr.stacked import check_finite
-from fedecider.baselines import BASELINES
-from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import Recorder, read_json, read_records
 from fedecider.federation.streams import stream
@@ -147,18 +139,6 @@ def test_a_run_that_diverges_at_once_leaves_nothing_and_a_later_one_keeps_its_ro
     assert "non-finite loss for client" in capsys.readouterr().err
     assert [record["round"] for record in read_records(tmp_path / "run" / "rounds.jsonl")] == [1]
     assert federate(*words, "--checkpoint_every", 1, "--resume", "true") == 0
-
-
-def test_every_file_of_a_run_is_written_aside_and_renamed(data, tmp_path, monkeypatch):
-    renamed, real = [], os.replace
-
-    def replace(source, target):
-        renamed.append(Path(target).name)
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", replace)
-    assert federate("--method", "fedease", *data, "--num_rounds", 1, "--output", tmp_path / "run") == 0
-    assert {"run.json", "metrics.json", "results.md"} <= set(renamed)
 
 
 def test_an_upload_that_is_left_out_because_it_is_not_finite_is_told(data, tmp_path, monkeypatch):
@@ -448,24 +428,6 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     assert all(line.startswith("fedmf") for line in made_again)
 
 
-def test_settings_of_one_table_are_those_of_another(data, tmp_path, capsys):
-    words = [*data, "--num_rounds", 2, "--seeds", 1, "--methods", "popularity,fedmf"]
-    assert leaderboard(*words, "--tune", 2, "--output", tmp_path / "first") == 0
-    file = tmp_path / "first" / "settings.yaml"
-    chosen = yaml.safe_load(file.read_text())
-    assert set(chosen) == {"popularity", "fedmf"}
-    file.write_text(
-        yaml.safe_dump({**chosen, "fedmf": {"local_epochs": 3, "embedding_size": 5}, "ease": {}}, sort_keys=False)
-    )
-    capsys.readouterr()
-    assert leaderboard(*words, "--tune", 9, "--settings", file, "--output", tmp_path / "second") == 0
-    assert capsys.readouterr().out.count("fedmf {'local_epochs': 3, 'embedding_size': 5}") == 1, "nothing was searched"
-    text = (tmp_path / "second" / "leaderboard.md").read_text()
-    assert "; those of popularity, fedmf from settings.yaml" in text
-    assert str(tmp_path) not in text
-    assert "local_epochs 3" in text
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -557,33 +519,6 @@ def test_the_public_codes_settings_are_the_first_of_a_search(data, tmp_path, cap
     assert len({cell["learning_rate"] for cell in cells}) == 3
 
 
-def test_a_search_around_the_public_code_has_ranges_of_its_own(data):
-    config = LeaderboardConfig(methods="fedrap,fedrap/code")
-    asked = Board(config, InteractionsConfig(), None, Path())
-    paper, code = (leaderboard_search(asked, Line(name, ["strict"])) for name in config.method_names)
-    assert code.values({})["item_learning_rate"] == 200.0
-    assert [code.values(one)["personal_learning_rate"] for one in code.candidates] == [None, 4.0]
-    assert len(paper.candidates) == 5
-    assert not any("variant" in one for one in paper.candidates)
-    assert not paper.space["item_learning_rate"].holds(200.0)
-    assert code.space["item_learning_rate"].holds(200.0)
-    for variant, space in (("paper", paper.space), ("code", code.space)):
-        words = ["--method", "fedrap", "--variant", variant, *map(str, data)]
-        settings = parse_settings([*words, "--method", "fedrap"])
-        assert tunable(settings, SimpleNamespace(is_main=False)).space == space
-
-
-def test_beyond_its_grid_the_leaderboard_draws_settings_and_finds_their_cells_again(data, tmp_path, capsys):
-    words = ["--methods", "fedmf,decayed_cooccurrence,popularity", *data, "--num_rounds", 2, "--seeds", 1]
-    words += ["--protocol", "strict", "--tune", 7, "--output", tmp_path / "board", "--only_cells", "true"]
-    assert leaderboard(*words) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "validation ndcg@10" in line]
-    counts = [sum(line.startswith(name) for line in lines) for name in ("fedmf", "decayed_cooccurrence", "popularity")]
-    assert counts == [7, 7, 1], "an equal budget, but for what has no settings"
-    assert leaderboard(*words) == 0
-    assert "validation ndcg@10" not in capsys.readouterr().out
-
-
 def test_a_leaderboard_that_the_data_do_not_allow_or_whose_rows_all_fail_ends_with_code_2(data, tmp_path, capsys):
     seen = "".join(f"all,i{item:03d},{item}\n" for item in range(60))  # of 130 items
     raw = tmp_path / "raw"
@@ -609,42 +544,3 @@ def test_where_nothing_is_tuned_the_leaderboard_needs_no_optuna(data, tmp_path, 
     assert leaderboard(*words, "--output", tmp_path / "board", "--protocol", "paper") == 0
     assert leaderboard(*words, "--output", tmp_path / "board", "--protocol", "paper,strict") == 2
     assert "pip install 'fedecider[tune]'" in capsys.readouterr().err
-
-
-def test_the_candidates_of_the_leaderboard_are_those_of_the_grids():
-    """But for what a grid has of the public code: those are of the row NAME/code."""
-    config = LeaderboardConfig(methods="all")
-    asked = Board(config, InteractionsConfig(), None, Path())
-    for name in config.method_names:
-        entry = METHODS.get(name.removesuffix("/local")) or BASELINES[name]
-        grid = ({"num_rounds": 100},) if name == "memoriser" else entry.grid
-        grid = tuple(one for one in grid if one.get("variant") != "code")
-        assert leaderboard_search(asked, Line(name, ["strict"])).candidates == grid
-
-
-def test_names_and_groups_of_the_leaderboard(capsys):
-    assert protocol_groups(["strict", "paper", "strict/sampled99"]) == [["strict", "strict/sampled99"], ["paper"]]
-    assert {kind_of(name) for name in all_methods()} == {"central", "federated", "local"}
-    assert {name for name, entry in METHODS.items() if not entry.plug_in} < set(all_methods())
-    assert kind_of("ease/local") is None
-    assert leaderboard("--methods", "fedmf,nothing") == 2
-    assert "['nothing']" in capsys.readouterr().err
-    assert LeaderboardConfig(methods="all,fedrap/code").method_names == [*all_methods(), "fedrap/code"]
-    with pytest.raises(SystemExit):
-        leaderboard("--help")
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"all: {', '.join(all_methods())}. Besides: " in said
-    assert "fedrap/code" in said
-
-
-@pytest.mark.parametrize("name", ["gpfedrec", "fedem", "fedca", "pfedgraph"])
-def test_tables_of_every_client_at_the_server_are_told_before_they_are_made(name, data, monkeypatch):
-    """70 users x 130 items x 16 dims x 4 bytes, twice: 1.2 MB, and less than 0.6 MB for all else."""
-    settings = parse_settings(["--method", name, *map(str, data)])
-    interactions = load_interactions(settings.data)
-    set_up(settings, interactions, torch.device("cpu"))
-    monkeypatch.setattr("embedding_fr.setup.device_bytes", lambda device: 600_000)
-    with pytest.raises(ValueError, match="2 item tables of every client at the server"):
-        set_up(settings, interactions, torch.device("cpu"))
-    alone = settings._replace(run=dataclasses.replace(settings.run, federation=False))
-    set_up(alone, interactions, torch.device("cpu"))

@@ -12,11 +12,9 @@ import yaml
 from outside import EXAMPLE, install_example, look_again, use
 
 from embedding_fr.methods import METHODS as EMBEDDING
-from fedecider.cli import doctor
 from fedecider.cli.main import main
 from fedecider.federation.record import read_json
 from fedecider.methods import METHODS as LLM
-from fedecider.running.settings_files import CONFIGS
 
 pytestmark = pytest.mark.whole
 
@@ -74,13 +72,6 @@ def ran(site, *words, cwd):
     return " ".join(done.stdout.split())
 
 
-def shown(capsys, *words):
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert stop.value.code == 0
-    return " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.slow
 def test_a_new_process_lists_the_methods_runs_one_and_checks_it(site, data, tmp_path):
     words = ["federate", "--method", "fedbias", *data, "--num_rounds", "1", "--local_epochs", "1", "--output", "run"]
@@ -95,30 +86,6 @@ def test_a_new_process_lists_the_methods_runs_one_and_checks_it(site, data, tmp_
 def test_the_tests_of_the_package_pass(site, tmp_path):
     words = ["-m", "pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(EXAMPLE / "tests")]
     assert "8 passed" in ran(site, *words, cwd=tmp_path)
-
-
-@pytest.mark.usefixtures("installed")
-def test_their_settings_are_shown_as_those_of_built_in_methods(capsys):
-    text = shown(capsys, "federate", "--help_all", "--method", "interpolated")
-    assert "--share" in text
-    assert "The share of the mean adapters in a client's model; 0 is local training, 1 is" in text
-    text = shown(capsys, "federate", "--help_all", "--method", "fedbias")
-    assert "fedrap_em, fedbias." in text
-    assert "--bias_learning_rate" in text
-    text = shown(capsys, "federate", "--print_config", "--method", "interpolated", "--share", "0.25")
-    assert "method: interpolated" in text
-    assert "share: 0.25" in text
-    assert main(["federate", "--method", "interpolated", "--share", "1.5"]) == 2
-    assert "got share 1.5, expected 0 to 1" in capsys.readouterr().err
-    assert main(["federate", "--method", "fedbias", "--bias_learning_rate", "-1"]) == 2
-    assert "got bias_learning_rate -1.0, expected 0 or more" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_doctor_lists_them():
-    found = {one.what: (one.found, one.missing) for one in doctor.examined()}
-    assert found["method interpolated"] == ("fedecider-interpolated 0.1.0, of the cross-silo track", "")
-    assert found["method fedbias"] == ("fedecider-interpolated 0.1.0, of the cross-device track", "")
 
 
 def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard(
@@ -173,16 +140,6 @@ def test_a_run_of_the_embedding_track_is_resumed_recorded_and_on_the_leaderboard
     look_again(installed)
     assert main(["audit", "--run", str(tmp_path / "whole"), "--data", str(tmp_path)]) == 2
     assert "got the method fedbias of fedecider-interpolated 0.1.0 in" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_documented_file_of_settings_is_read(tmp_path, capsys):
-    settings = (CONFIGS / "demo.yaml").read_text() + (EXAMPLE / "interpolated.yaml").read_text()
-    (tmp_path / "interpolated.yaml").write_text(settings)
-    text = shown(capsys, "federate", "--config", str(tmp_path / "interpolated.yaml"), "--print_config")
-    assert yaml.safe_load((EXAMPLE / "interpolated.yaml").read_text())["interpolated"] == {"share": 0.3}
-    assert "method: interpolated" in text
-    assert "share: 0.3" in text
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The GPU programme with toy sizes on the CPU, and the same work on CUDA compared with the CPU."""
 
 import importlib.util
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -90,38 +89,6 @@ def test_toy_programme_leaves_every_row(programme, tmp_path, capsys):
         assert unit == ("users" if "beams" in row[1] else "samples")
     with pytest.raises(SystemExit):  # results are never overwritten
         programme.main(words)
-
-
-def test_a_failed_part_is_a_row_and_the_others_run(programme, tmp_path, monkeypatch):
-    monkeypatch.setattr(programme, "MIN_OVERLAP", 1.1)
-    monkeypatch.setattr(programme, "TOY", programme.TOY._replace(train_steps=8))
-    output = tmp_path / "toy.md"
-    refused = subprocess.CompletedProcess([], 2, stdout="", stderr="error: no prepared data in nowhere")
-    monkeypatch.setattr(programme, "call", lambda command, limit_s: refused)
-    words = ["--toy", "--parts", "decode", "run", "--data", "nowhere", "--output", str(output)]
-    assert programme.main(words) == 1
-    rows = table(output)
-    failed = {row[0]: row[-1] for row in rows if row[1] == "FAILED"}
-    assert set(failed) == {"decode", "run"}
-    assert "expected 1.1" in failed["decode"]
-    assert "nowhere" in failed["run"]
-    assert [row[0] for row in rows].count("training") == 3
-
-
-def test_wrong_lists_are_caught(programme):
-    items, scores = torch.tensor([[2, 0, 5]]), torch.tensor([[-1.0, -2.0, -4.0]])
-    good = programme.Lists(items, scores)
-    programme.check_lists(good, 6, 3)
-    with pytest.raises(AssertionError, match="outside"):
-        programme.check_lists(good, 5, 3)
-    with pytest.raises(AssertionError, match="twice"):
-        programme.check_lists(programme.Lists(torch.tensor([[2, 0, 2]]), scores), 6, 3)
-    with pytest.raises(AssertionError, match="sorted"):
-        programme.check_lists(programme.Lists(items, scores.flip(1)), 6, 3)
-    other = programme.Lists(torch.tensor([[0, 2, 4]]), torch.tensor([[-1.95, -1.02, -9.0]]))
-    assert programme.agreement(good, other, 0.6, 0.03, k=3) == pytest.approx(2 / 3)
-    with pytest.raises(AssertionError, match="away"):
-        programme.agreement(good, other, 0.6, 0.02, k=3)
 
 
 @pytest.mark.gpu

@@ -1,26 +1,18 @@
 """What ``--help`` shows, and what it imports to show it."""
 
-import inspect
 import os
-import re
-import runpy
 import subprocess
 import sys
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from fedecider.methods import METHODS as LLM_METHODS
 from fedecider.methods.config import METHOD_CONFIGS, TAKES_NO_MEAN
 
 pytestmark = pytest.mark.whole
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SCREEN = 110
-"""Lines that the description and the first group may take at 80 columns."""
 HEAVY = {"sklearn", "transformers", "peft", "datasets", "plotly", "accelerate", "numba", "scipy.stats", "pyarrow"}
 IMPORTED = """
 import runpy, sys
@@ -43,35 +35,9 @@ def shown(script: str, *words: str) -> str:
     ).stdout
 
 
-def first_screen(text: str) -> str:
-    """Description and first group: the groups are parted by empty lines."""
-    usage, description, group = text.split("\n\n")[:3]
-    return f"{usage}\n\n{description}\n\n{group}"
-
-
-def texts(text: str) -> dict[str, str]:
-    """Option -> its help text in one line."""
-    parts = re.split(r"\n  (?:-h, )?--(?=[a-z])", text)[1:]
-    return {part.split()[0]: " ".join(part.split("\n\n")[0].split()[1:]) for part in parts}
-
-
 @pytest.fixture(scope="module")
 def embedding_help():
     return shown("federate", "--method", "fedmf")
-
-
-@pytest.fixture(scope="module")
-def llm_help():
-    return helped("--help")
-
-
-def helped(*words: str) -> str:
-    """In this process, where the language models are imported already."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as text:
-        patch.setenv("COLUMNS", "80")
-        with pytest.raises(SystemExit):
-            runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"](list(words))
-    return text.getvalue()
 
 
 def test_help_of_the_llm_track_imports_no_tensors():
@@ -93,32 +59,3 @@ def test_help_of_the_embedding_track_imports_nothing_of_language_models_or_figur
 
 def test_help_of_the_leaderboard_imports_nothing_of_language_models_or_figures():
     assert shown("leaderboard").endswith("imported: []\n")
-
-
-def test_the_first_screen_of_the_embedding_track_holds_what_people_set(embedding_help):
-    first = first_screen(embedding_help)
-    assert len(first.splitlines()) <= SCREEN
-    assert set(texts(first)) >= {"method", "dataset", "raw", "output", "num_rounds", "seed", "config"}
-    assert all(re.search(rf"\b{name}\b", first) for name in EMBEDDING_METHODS)
-    assert "--method fedecider --help" in " ".join(first.split())  # the names of the other track take seconds
-
-
-def test_the_first_screen_of_the_llm_track_holds_what_people_set(llm_help):
-    first = first_screen(llm_help)
-    assert len(first.splitlines()) <= SCREEN
-    assert set(texts(first)) >= {"domains", "data", "method", "output", "num_rounds", "seed", "config"}
-    assert all(re.search(rf"\b{name}\b", first) for name in (*EMBEDDING_METHODS, *LLM_METHODS))
-    assert "--fdlora" not in llm_help, "blocks of a config file are no options"
-
-
-def test_every_option_has_a_text_that_begins_with_its_subject():
-    found = {**texts(helped("--method", "fedmf", "--help_all")), **texts(helped("--help_all"))}
-    values = re.compile(r"^([A-Z_]+|\{[^}]*\}) ")
-    found = {option: values.sub("", text) for option, text in found.items()}
-    for method in (*EMBEDDING_METHODS.values(), *LLM_METHODS.values()):
-        docs = inspect.getdoc(method.config)
-        found |= {f"{method.config.__name__}.{name}": text for name, text in re.findall(r"\n    (\w+): (.*)", docs)}
-    assert len(found) > 100
-    for option, text in found.items():
-        assert re.match(r'[A-Z"]', text), (option, text)
-        assert not re.match(r"(Of|As|For|Whose)\b", text), (option, text)

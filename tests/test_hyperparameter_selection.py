@@ -15,7 +15,6 @@ from fedecider.cli.tune import main as tune
 from fedecider.cross_silo import hyperparameter_selection
 from fedecider.cross_silo.command_line import parse_settings, recorded_settings
 from fedecider.cross_silo.privacy import check_privacy
-from fedecider.cross_silo.settings import RunConfig
 from fedecider.deployment.llm import check_deployable
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.federation.record import read_json, read_records
@@ -90,12 +89,6 @@ def test_each_is_judged_by_its_better_round_alone(run):
         assert one["valid"] == pytest.approx(max(scores), abs=1e-9)
         best.append(scores.index(max(scores)))
     assert 1 in best, "else the first round alone would do"
-
-
-def test_the_help_says_how_many_rounds_judge():
-    told = " ".join((RunConfig.__doc__ or "").split())
-    assert hyperparameter_selection.ROUNDS == 2
-    assert "trains alone for two rounds as given and with each block, each judged by its better round" in told
 
 
 def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, monkeypatch):
@@ -181,13 +174,6 @@ def test_a_run_that_goes_on_keeps_its_choice_though_the_cache_has_lost_it(run, t
     (root / "hyperparameter_selection.json").write_text('{"taken": {"learning_rate": 9.0}, "tried": []}')
     assert main(["federate", *words]) == 2
     assert "hyperparameter_selection.json" in capsys.readouterr().err
-
-
-def test_pages_show_what_was_taken(run):
-    page = (run("wrecks", "taken", others=[LAYERS]) / "report.html").read_text()
-    assert "<td>0.001</td>" in page
-    assert "tried before the rounds" in page
-    assert "tried before the rounds" not in (run("learns", "plain") / "report.html").read_text()
 
 
 def test_a_run_without_its_choice_is_refused_in_one_sentence(run, tmp_path, capsys):

@@ -2,7 +2,6 @@
 
 import leaderboard
 import pytest
-import yaml
 
 from fedecider.federation.record import read_json
 
@@ -47,17 +46,3 @@ def test_every_column_is_that_of_its_protocol(made):
     best = float(rows["fedmf"][-1].split(" / ")[1].strip(" |"))
     assert best >= float(rows["fedmf"][-3].split(" / ")[1])
     assert "ease" not in {name for name, _ in paper}, "papers' protocols are for federated rows"
-
-
-def test_the_chosen_settings_make_the_table_again_without_a_search(made):
-    root, words = made
-    before, rows = lines_of(root)
-    file = root / "chosen" / "toy.yaml"
-    assert set(yaml.safe_load(file.read_text())) == set(ROWS.split(","))
-    leaderboard.main([*words, "--settings", str(file)])
-    after, again = lines_of(root)
-    assert again["fedmf"] == rows["fedmf"]
-    assert "settings of toy.yaml" in "\n".join(after)
-    assert [line.startswith("## ") for line in after].count(True) == 1, "the section is replaced"
-    chosen = [sum(line.startswith("Chosen under `strict`: ") for line in lines) for lines in (before, after)]
-    assert chosen == [1, 0]

@@ -15,7 +15,6 @@ from fedecider.cross_silo.prepare import load_data, pretrain_stage
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
-from fedecider.running import machine as memory
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BILLION = 10**9
@@ -98,22 +97,6 @@ def test_tables_that_do_not_fit_into_the_machine_are_refused(federate, tmp_path,
         in printed
     )
     assert federate("--method", "fedmf", *data, "--embedding_size", 8, "--num_rounds", 1)[0] == 0
-
-
-@pytest.mark.parametrize("method", ["fedease", "fednear"])
-def test_a_square_that_does_not_fit_is_refused_and_one_that_does_is_announced(federate, tmp_path, monkeypatch, method):
-    (tmp_path / "toy.csv").write_text(rows())
-    data = ["--dataset", "toy", "--source", "csv", "--raw", tmp_path, "--min_user_events", 3, "--output", "run"]
-    monkeypatch.setattr(memory, "available_bytes", lambda: 600_000)
-    code, printed, left = federate("--method", method, *data, "--top_k", 3)
-    assert (code, left) == (2, ["toy.csv"])
-    assert f"got {method} with 20 items as it is set, which takes 0.0 GB, expected at most the 0.0 GB of mem" in printed
-    assert "--precision float32 takes 0.0 GB" in printed
-    monkeypatch.setattr(memory, "SAID_FROM", 1000)
-    code, printed, left = federate("--method", method, *data, "--top_k", 3, "--precision", "float32")
-    assert code == 0, printed
-    assert f"{method} with 20 items as it is set takes 0.0 GB of the 0.0 GB of memory that are available" in printed
-    assert "run" in left
 
 
 def test_a_rank_and_a_beam_as_large_as_there_is_use_for_are_taken():

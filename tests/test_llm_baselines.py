@@ -1,7 +1,6 @@
 """Rows beside the methods in every run: texts and counts, what they may read, and which are printed."""
 
 import dataclasses
-from functools import partial
 
 import pytest
 import torch
@@ -19,16 +18,15 @@ from fedecider.comparison.compare import Positions, Shared, fill, positions_of
 from fedecider.cross_silo import sasrec_entries
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.comparison import BASELINES, WITHOUT_ROUNDS
-from fedecider.cross_silo.entries import STUDENT, TEACHER, counting_positions, item_texts_of
+from fedecider.cross_silo.entries import counting_positions, item_texts_of
 from fedecider.cross_silo.prepare import BaseArtifacts
-from fedecider.cross_silo.results import printed_rows
 from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
 from fedecider.evaluation.protocols import rank_held_out
 from fedecider.evaluation.statistics import Interval
 from fedecider.models.item_texts import encoded_texts
-from fedecider.report.tables import CANARY, ResultRow, shown_domains
+from fedecider.report.tables import CANARY, ResultRow
 from fedecider.running.run_folder import Stage
 
 NAMES = ("crime", "comics")
@@ -110,29 +108,6 @@ def row(label, score):
     return ResultRow(label, {"crime": low, "comics": low, "macro": values})
 
 
-def test_few_rows_are_printed_with_the_best_counts_for_all_and_the_macro_mean_alone():
-    scores = {
-        "fedecider (post_broadcast)": 0.3,
-        "fedecider (pre_upload)": 0.3,
-        "fedecider + hybrid": 0.4,
-        "hybrid without a model": 0.2,
-    }
-    scores |= {TEACHER: 0.2, STUDENT: 0.2, "popularity": 0.1, "decayed co-occurrence": 0.5}
-    scores |= {"last-item co-occurrence": 0.4, TEXT: 0.2, TEXT_AND_COUNTS: 0.6, CANARY: 0.0}
-    printed = printed_rows([row(label, score) for label, score in scores.items()])
-    left_out = {"fedecider (pre_upload)", TEACHER, CANARY, TEXT, "popularity"}
-    left_out |= {"decayed co-occurrence", "last-item co-occurrence"}  # text neighbours + counts are better
-    assert [one.label for one in printed] == [label for label in scores if label not in left_out]
-    assert len(printed) == 5
-    assert shown_domains(printed) == ["macro"]
-
-
-def test_a_single_domain_is_printed_as_it_is():
-    rows = [row(label, 0.5) for label in ("local", *COUNTS)]
-    alone = [one._replace(values={name: one.values[name] for name in ("crime", "macro")}) for one in rows]
-    assert shown_domains(printed_rows(alone)) == ["crime"]
-
-
 @pytest.mark.parametrize("protocol", ["strict", "strict/keep_seen"])
 def test_sasrec_chooses_its_epoch_under_the_protocol_of_the_comparison(domains, tmp_path, monkeypatch, protocol):
     """Where repeats count and a repeated validation item were a miss, no epoch would look better than the first."""
@@ -178,12 +153,3 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
     assert [call[3] for call in calls[:2]] == [None, None]
     (kept,) = tmp_path.glob("text-vectors-*/vectors.safetensors")
     assert set(load_file(kept)) == set(NAMES)
-
-
-def test_sasrec_from_texts_is_trained_anew_for_other_catalogues(domains, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        sasrec_entries, "SasrecConfig", partial(sasrec_entries.SasrecConfig, num_epochs=1, embedding_size=8)
-    )
-    for chosen in (domains, {"crime": domains["crime"]}):
-        trained(shared(chosen, tmp_path), "tfidf")
-    assert len(list(tmp_path.glob("sasrec-crime-*"))) == 2  # one decomposition over all domains

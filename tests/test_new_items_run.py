@@ -1,7 +1,6 @@
 """A run with a frozen item table, and items that come after it: from the command line to recommendations."""
 
 import csv
-import dataclasses
 import json
 import math
 import runpy
@@ -19,7 +18,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import fedecider
 from fedecider.cli.main import main as command
 from fedecider.cross_silo import prepare as setup
-from fedecider.cross_silo.settings import PretrainConfig
 from fedecider.data import encoders
 from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
@@ -37,8 +35,8 @@ from fedecider.serve.metrics import Metrics
 from fedecider.serve.run import load_recommenders
 from fedecider.serve.service import Service
 from idgen import id_generator
-from idgen.config import TITLE_WORDS, BackboneConfig, BackboneTraining
-from idgen.text_vectors import means_alone, text_projection, token_vectors
+from idgen.config import TITLE_WORDS
+from idgen.text_vectors import text_projection, token_vectors
 from idgen.tokenizer import clean_words, train_tokenizer
 
 pytestmark = pytest.mark.whole
@@ -306,58 +304,6 @@ def test_no_word_of_a_prompt_becomes_an_item(there, tmp_path):
     assert phrase() != phrase("What one customer bought:")
 
 
-def test_runs_that_do_not_keep_what_new_items_need_are_refused(tmp_path):
-    item, path = [NewItem("new", "New", "title: new")], tmp_path / TEXT_FOLDER / PROJECTION_FILE
-    tokenizer = train_tokenizer(["old"], 0, ["old"])
-
-    def add(ids, hybrid=None):
-        texts = NewTexts(tmp_path, ids, "tfidf", TITLE_WORDS)
-        return add_items(None, tokenizer, ItemTable(["old"], ["Old"], ["old"], [[3]]), "shop", item, texts, hybrid)
-
-    with pytest.raises(ValueError, match="only there has a new token a place"):
-        add("item")
-    with pytest.raises(ValueError, match=r"expected the codebook that gave its items their codes\. Run again"):
-        add("semantic")
-    with pytest.raises(ValueError, match=r"expected the ID generator that wrote its item IDs\. Run again"):
-        add("generator")
-    with pytest.raises(ValueError, match="or load it without its hybrid"):
-        add("keywords", hybrid=object())
-    path.parent.mkdir()
-    encoded = {"shop": torch.eye(3)}
-    save_projection(path, means_alone(encoded), "tfidf")  # of a hybrid alone
-    with pytest.raises(ValueError, match="only there has a new token a place"):
-        add("item")
-    with pytest.raises(ValueError, match=r"TF-IDF is fitted on all texts.* or load it without its hybrid"):
-        add("keywords", hybrid=object())
-    save_projection(path, text_projection(encoded, 2), "tfidf")
-    with pytest.raises(ValueError, match="TF-IDF is fitted on all texts"):
-        add("item")
-
-
-BAD_SETTINGS = {
-    "a T5": ({"backbone": BackboneConfig()}, "got train.table_lr_multiplier 0 with backbone.kind t5"),
-    "a pretrained decoder": ({"backbone": BackboneConfig(kind="decoder", name_or_path="x")}, "name_or_path x"),
-    "turns without their length": (
-        {
-            "backbone": BackboneConfig(),
-            "ids": "generator",
-            "alternating_phases": 2,
-            "train": BackboneTraining(max_steps=5),
-        },
-        "the phases count epochs",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_SETTINGS)
-def test_settings_that_do_not_go_together(case):
-    changes, expected = BAD_SETTINGS[case]
-    backbone = BackboneConfig(kind="decoder", embedding_init="text")
-    whole = PretrainConfig(backbone=backbone, ids="item", train=BackboneTraining(table_lr_multiplier=0.0))
-    with pytest.raises(ValueError, match=expected):
-        dataclasses.replace(whole, **changes)
-
-
 def test_hidden_items_of_the_benchmark_are_in_no_history_that_is_trained_on(monkeypatch):
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     hide = runpy.run_path(str(REPOSITORY / "benchmarks" / "cold_start.py"))["hide"]
@@ -402,11 +348,6 @@ def test_the_benchmark_of_cold_start_pairs_the_users_of_all_seeds(there, monkeyp
             assert joined.count(f"| decoder, table trained | {label} | {metric} |") == 2  # hidden items and old ones
     popularity = next(line for line in joined.splitlines() if line.startswith("| popularity |"))
     assert popularity == "| popularity | 0.0000 [0.0000, 0.0000] | 0.0000 [0.0000, 0.0000] |"  # nobody has bought them
-
-
-def test_the_benchmark_of_cold_start_refuses_an_encoder_that_is_fitted_on_all_texts(there, monkeypatch, capsys):
-    assert benchmark(monkeypatch, "cold_start", "--encoder", "tfidf") == 2
-    assert "got encoder tfidf, expected a sentence encoder" in capsys.readouterr().err
 
 
 def test_the_benchmark_of_later_items_asks_what_a_run_hands_over(there, monkeypatch):
@@ -516,35 +457,6 @@ def told(capsys, *words, events=()):
     capsys.readouterr()
     assert command([str(word) for word in words]) == 0
     return capsys.readouterr().out
-
-
-def test_the_benchmark_of_item_ids_runs_every_kind_and_keeps_configurations_apart(there, monkeypatch):
-    monkeypatch.setattr(id_generator, "MAX_STEPS", 2)
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    monkeypatch.setattr(encoders, "load_encoder", lambda name: Encoder(name, word_sums))
-    content = yaml.safe_load((REPOSITORY / "benchmarks" / "configs" / "amazon_t5.yaml").read_text())
-    content["pretrain"] |= {"text_encoder": "encoder", "train": {"batch_size": 16}}
-    for width in (16, 24):
-        content["pretrain"]["backbone"] |= {"d_model": width}
-        Path(f"wide-{width}.yaml").write_text(yaml.safe_dump(content))
-
-    def ask(width, *words):
-        given = ["--data", "sample:crime", "--data", "sample:comics", "--config", f"wide-{width}.yaml", *words]
-        monkeypatch.setattr("sys.argv", ["item_ids.py", *given, "--work", "cells", "--output", "ids.md"])
-        program = runpy.run_path(str(REPOSITORY / "benchmarks" / "item_ids.py"))
-        assert program["run"](program["main"]) == 0
-        text = Path("ids.md").read_text().partition("- Date: ")[0]  # its foot tells of the day, the tree and the load
-        return text, len(list(Path("cells").glob("*.json")))
-
-    text, num_cells = ask(16, "--max_steps", "2", "--num_users", "3")
-    assert num_cells == 8  # four kinds, two data sets
-    (scores,) = (line for line in text.splitlines() if line.startswith("| sample: comics | 0"))
-    assert scores.count("|") == 6
-    assert {json.loads(path.read_text())["num_users"] for path in Path("cells").glob("*.json")} == {3}
-    assert text.count("| sample: crime | semantic | 299 | - |") == 1
-    assert ask(16, "--max_steps", "2", "--num_users", "3") == (text, 8)
-    assert ask(16, "--reports", "--kinds", "keywords")[1] == 10
-    assert ask(24, "--reports", "--kinds", "keywords")[1] == 12
 
 
 def test_a_diverged_id_generator_is_one_line_and_code_1(there, monkeypatch, capsys):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from outside import look_again, use, write_package
-from slow import fast_where
 
 from embedding_fr.methods import METHODS as EMBEDDING
 from fedecider.cli import doctor
@@ -122,14 +121,6 @@ def test_the_name_of_a_built_in_method_is_refused_with_both_packages(site, monke
     assert parse_settings(["--method", "local"]).run.method == "local"
 
 
-def test_two_packages_with_one_name_are_refused_with_both(site, monkeypatch):
-    write_package(site, "acme-fl", GOOD_LLM, llm={"mine": "acme_fl:METHOD"})
-    write_package(site, "other-fl", GOOD_LLM, llm={"mine": "other_fl:METHOD"})
-    use(monkeypatch, site)
-    with pytest.raises(ValueError, match=r"method mine from acme-fl 1\.0 and from other-fl 1\.0, expected different"):
-        LLM["mine"]
-
-
 def test_one_name_in_both_tracks_is_refused(site, monkeypatch, capsys):
     write_package(site, "acme-fl", GOOD_LLM, llm={"mine": "acme_fl:METHOD", "fedmf": "acme_fl:METHOD"})
     points = {"mine": "other_fl:METHOD", "fedavg": "other_fl:METHOD"}
@@ -163,29 +154,6 @@ def test_names_that_options_have_are_refused(site, monkeypatch):
     with pytest.raises(ValueError, match="got the setting seed in Config, expected another name: RunConfig has it"):
         parse_settings(["--method", "other"])
     assert parse_settings(["--method", "local", "--seed", "3"]).run.seed == 3
-
-
-UNLUCKY = ["config", "help", "print_config", "my method", "-x", "a.b", "Domains", "seed"]
-
-
-@pytest.mark.parametrize("name", fast_where(("-x",), UNLUCKY))
-def test_an_unlucky_name_disturbs_no_command(name, site, monkeypatch, capsys):
-    write_package(site, "acme-fl", GOOD_LLM, llm={name: "acme_fl:METHOD"})
-    use(monkeypatch, site)
-    assert parse_settings(["--method", "local", "--seed", "3"]).run.seed == 3
-    path = site / "settings.yaml"
-    path.write_text((CONFIGS / "demo.yaml").read_text() + "seed: 4\n")
-    assert parse_settings(["--config", str(path), "--method", "local"]).run.seed == 4
-    for words in (["federate", "--help"], ["federate", "--print_config"], ["tune", "--help", "--method", "fedavg"]):
-        with pytest.raises(SystemExit) as stop:
-            main(words)
-        assert stop.value.code == 0
-        assert "num_rounds" in capsys.readouterr().out
-    assert main(["federate", f"--method={name}", "--output", str(site / "run")]) == 2
-    assert f"got {'a method with the name' if name == 'seed' else 'the method'} " in capsys.readouterr().err
-    assert not (site / "run").exists()
-    if name != "seed":
-        assert "that is none of config, help, print_config: options and blocks" in LLM.problem(name)
 
 
 def test_settings_of_a_package_that_is_not_installed_name_it(site, monkeypatch):

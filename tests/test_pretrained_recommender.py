@@ -11,17 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from hub_toys import FolderHub
 from safetensors.torch import load_file, save_file
 
 import fedecider
-from fedecider.cli.main import main
-from fedecider.cli.recommend import _show
 from fedecider.models.counts import new_contexts
 from fedecider.models.folders import MANIFEST_FILE, write_manifest
-from fedecider.models.histories import Answer, Recommendation
 from fedecider.models.hybrid import TENSOR_FILE, load_hybrid, rank
 from fedecider.models.recommender import Recommender
 
@@ -291,19 +287,6 @@ def test_an_exported_folder_stands_for_itself_without_what_is_private(exported, 
     assert not {"license", "base_model"} & set(header)
 
 
-def test_the_program_of_the_card_gives_our_recommendations(exported, alone, monkeypatch, capsys):
-    saved = exported / "adapters" / "crime"
-    program = (saved / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(saved)
-    for words in ([], [".", *(alone.items.titles[item] for item in (8, 2, 30))]):
-        monkeypatch.setattr(sys, "argv", ["next_items.py", *words])
-        capsys.readouterr()
-        exec(compile(program, "next_items.py", "exec"), {})
-        expected = alone.recommend(words[1:] or alone.items.titles[:2], k=10)
-        lines = [f"{place}\t{item.title}" for place, item in enumerate(expected, 1)]
-        assert capsys.readouterr().out.splitlines() == lines
-
-
 def test_an_exported_folder_is_refused_where_it_was_changed(exported):
     for name in ("backbone/tokenizer.json", "adapters/crime/inference_config.json"):
         before = (exported / name).read_bytes()
@@ -373,45 +356,3 @@ def test_a_published_backbone_is_fetched_by_its_name(run, alone, tmp_path, monke
     hub.upload_folder(repo_id="us/backbone", folder_path=run / "backbone", repo_type="model", commit_message="x")
     history = list(alone.items.titles[:3])
     assert Recommender.from_pretrained(exported, "crime").recommend(history) == alone.recommend(history)
-
-
-def test_the_command_prints_shares_notes_and_json(run, rec, capsys):
-    common = ["recommend", "--run", str(run), "--domain", "crime", "--k", "2"]
-    title = rec.items.titles[3]
-    typed = "Burning Moon Investigations, Book 1: The Frozn Alibi"
-    assert main([*common, "--history", typed]) == 0
-    assert f"note: '{typed}' was taken for '{typed.replace('Frozn', 'Frozen')}'" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    assert main([*common, "--history", title, "--json", "true"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == {"domain": "crime", **json.loads(json.dumps(rec.recommend([title], k=2).to_dict()))}
-    assert main(common) == 0
-    printed = capsys.readouterr().out
-    assert "note: no history was given" in " ".join(printed.split())
-    assert "share of each domain's direction" in " ".join(printed.split())
-    assert main([*common, "--history", title]) == 0
-    assert "probability of 1: " in capsys.readouterr().out
-    assert main(["recommend", "--run", str(run), "--history", title]) == 2
-    assert "got no domain" in capsys.readouterr().err
-
-
-def test_brackets_of_titles_keys_and_domains_are_printed(capsys):
-    item = Recommendation("[red]k1", "Yellow Submarine [import]", -1.0, {"a [b]": 0.5, "c": 0.5})
-    _show(Answer((item,), (), {"[dim]books": 1.0}, ("[bold]note",)), "[dim]books")
-    printed = capsys.readouterr().out
-    for words in ("[red]k1", "Yellow Submarine [import]", "a [b] 50%", "[dim]books 100", "[bold]note"):
-        assert words in printed
-
-
-def test_importing_the_package_loads_no_library():
-    code = (
-        "import sys, fedecider; assert fedecider.__version__; assert 'Recommender' in dir(fedecider)\n"
-        "print([name for name in ('torch', 'transformers', 'peft', 'numpy') if name in sys.modules])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-    with pytest.raises(AttributeError, match="has no attribute 'Recommenders'"):
-        fedecider.Recommenders  # noqa: B018
-    assert fedecider.Recommender is Recommender
-    assert torch.get_num_threads() == 1

@@ -55,25 +55,6 @@ def test_a_quick_step_is_silent_and_a_long_one_is_heard_of_every_ten_minutes(mon
     assert spent == [60, 120, 240, 480, 960, 1560, 2160, 2760, 3360, 3600]
 
 
-def test_a_quick_round_says_nothing(monkeypatch):
-    assert told(monkeypatch, False, [1.0, 1.0, 1.0, 1.0]) == ""
-
-
-def test_a_terminal_has_a_bar_that_is_gone_at_the_end(monkeypatch):
-    text = told(monkeypatch, True, [0.0, 0.0])
-    assert "round 2/5, training" in text
-    assert "2/4" in text
-    assert text.rstrip().endswith("\x1b[2K"), "the last thing is that the line is cleared"
-
-
-def test_other_processes_are_silent(monkeypatch):
-    text = io.StringIO()
-    monkeypatch.setattr(progress, "console", Console(file=text))
-    with progress.round_progress(5, enabled=False) as log:
-        log(1, "training", 1, 4)
-    assert text.getvalue() == ""
-
-
 def test_seconds_of_a_stage_are_without_those_inside_it(monkeypatch):
     wall, cpu = [0.0], [0.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: wall[0])
@@ -101,9 +82,3 @@ def test_seconds_of_a_stage_are_without_those_inside_it(monkeypatch):
         found = progress.stage_seconds()
     assert {name: spent["wall_s"] for name, spent in found.items()} == {"prepare": 3.0, "texts": 56.0, "results": 4.0}
     assert {name: spent["cpu_s"] for name, spent in found.items()} == {"prepare": 6.0, "texts": 112.0, "results": 8.0}
-
-
-def test_without_a_run_nothing_is_counted(tmp_path):
-    with progress.stage("texts"):
-        assert progress.stage_seconds() == {}
-        progress.write_seconds(tmp_path / "none.json")

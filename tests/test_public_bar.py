@@ -57,13 +57,6 @@ def test_nobodys_last_two_events_are_trained_on(domain, base):
     assert sorted(ranked) == sorted(users.users.index(user) for user in [*own, *pool.users])
 
 
-def test_random_texts_say_nothing_of_an_item(domain):
-    found = public_bar.random_texts(domain)
-    assert found == public_bar.random_texts(domain)
-    words = [{*one.split()} & {*two.split()} for one, two in zip(found, domain.item_texts, strict=True)]
-    assert sum(map(len, words)) < len(found)
-
-
 @pytest.mark.parametrize("ids", ["item", "keywords"])
 def test_one_pass_gives_the_places_of_every_protocol(domain, ids, tmp_path):
     """Those of `rank_task`, which is asked for one protocol at a time."""
@@ -114,14 +107,3 @@ def test_cells_go_on_where_they_stopped_and_the_page_says_what_was_not_run(domai
     assert [a for a in text.splitlines() if "Hardware" not in a] == [
         a for a in output.read_text().splitlines() if "Hardware" not in a
     ]
-
-
-def test_a_training_that_diverged_is_said():
-    cell = {"places": {}, "ended": "diverged at step 7: loss nan", "pool": 0, "clients": []}
-    assert public_bar.row_cells([cell])[0] == "diverged at step 7"
-    done = {"places": {"strict": [0.0, -1.0, 10.0, 1.0]}, "pool": 1, "clients": [0], "minutes": 2.0}
-    found = public_bar.row_cells([cell, done])
-    assert found[:3] == ["1", "3", ".6667"]
-    gain = float(1 / torch.log2(torch.tensor(3.0)))
-    assert found[3] == f"{(1 + gain) / 3:.4f}".removeprefix("0")
-    assert found[-2:] == ["1.0000", "2.0"]

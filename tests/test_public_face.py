@@ -9,8 +9,6 @@ import yaml
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from fedecider.cli.main import COMMANDS
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 GITHUB = REPOSITORY / ".github"
 FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
@@ -51,36 +49,6 @@ def test_workflows_run_what_is_there():
         assert all((REPOSITORY / path).is_file() for path in setup["cache-dependency-path"].split())
 
 
-def test_a_release_is_built_as_its_page_says_and_tried_from_another_folder():
-    page = (REPOSITORY / "docs" / "releasing.md").read_text(encoding="utf-8")
-    (told,) = re.findall(r"## Build\n\n```\n(.*?)```", page, re.S)
-    build, install, use = [step for step in steps("release.yml", "build") if "run" in step]
-    assert build["run"] == told
-    assert "--wheel" not in told  # python -m build alone makes the archive, and the wheel from the archive
-    assert "dist/fedecider-*.whl" in install["run"]
-    assert use["working-directory"] == "${{ runner.temp }}"
-    assert {words.split()[1] for words in use["run"].splitlines()} <= set(COMMANDS)
-    assert steps("release.yml", "build")[-1]["with"]["path"] == "dist"
-    on = read(GITHUB / "workflows" / "release.yml")[True]
-    assert on["push"]["tags"] == ["v*"]
-    assert all(any(REPOSITORY.glob(path)) for path in on["pull_request"]["paths"])
-
-
-def test_make_takes_the_python_of_the_workflow():
-    environment = {"PATH": "/usr/bin:/bin", "PYTHON": "python3.99"}
-    command = ["make", "-n", "-W", "pyproject.toml", "venv"]
-    told = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True).stdout
-    assert "python3.99 -m venv .venv" in told
-
-
-def test_make_docs_builds_the_site_strictly():
-    told = subprocess.run(["make", "-n", "docs"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
-    assert "mkdocs build" in told
-    settings = read(REPOSITORY / "mkdocs.yml")
-    assert settings["strict"] is True
-    assert f"{settings['site_dir']}/" in (REPOSITORY / ".gitignore").read_text().split()
-
-
 @pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
 def test_an_issue_form_is_whole(form):
     content = read(form)
@@ -102,24 +70,6 @@ def test_forms_lead_to_pages_that_are_there():
     template = (GITHUB / "pull_request_template.md").read_text()
     for mentioned in re.findall(r"`((?:docs/)?[\w.]+\.(?:md|yml))`", template):
         assert (REPOSITORY / mentioned).is_file(), mentioned
-
-
-def test_the_citation_is_one_of_this_version():
-    cited = read(REPOSITORY / "CITATION.cff")
-    assert {"cff-version", "message", "title", "authors", "type"} <= set(cited)
-    assert cited["cff-version"] == "1.2.0"
-    assert cited["type"] == "software"
-    assert str(cited["version"]) == project("version")
-    assert cited["license"] == project("license")
-    assert project("Documentation").startswith(cited["repository-code"])
-    for work in (cited, *cited["references"]):
-        assert work["authors"]
-        assert all("name" in one or {"given-names", "family-names"} <= set(one) for one in work["authors"])
-    papers = (REPOSITORY / "docs" / "papers.md").read_text(encoding="utf-8")
-    assert f"version = {{{cited['version']}}}" in papers  # its BibTeX
-    for work in cited["references"]:
-        assert work["title"] in papers
-        assert all(one["value"].removeprefix("arXiv:") in papers for one in work["identifiers"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

@@ -38,7 +38,6 @@ from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import attach_lora
 from fedecider.models.client_model import Base
 from fedecider.models.config import LoraSettings
-from fedecider.models.folders import privacy_lines, read_inference_config
 from fedecider.models.recommender import Recommender
 from fedecider.running.launch import start
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
@@ -270,19 +269,6 @@ def test_rows_of_the_own_catalogue_are_all_that_travels(folder):
         assert second["down"]["lm_head.lora_b"] == 4 * 2 * sum(rows)
 
 
-def test_neighbours_need_no_more_dimensions_than_the_texts_have(tmp_path):
-    """A backbone that does not start from texts has a width of its own; only which items are near is asked of them."""
-    samples = dataclasses.replace(SENTENCES.samples, synthetic_share=0.3)
-    wide = dataclasses.replace(SENTENCES.backbone, d_model=1024)
-    for backbone in (SENTENCES.backbone, wide):
-        pretrain = dataclasses.replace(SENTENCES, samples=samples, text_encoder="tfidf", backbone=backbone)
-        made = prepare.begin(RunConfig(cache=str(tmp_path), pretrain=pretrain), WHOLE, CPU)
-        assert {name: len(vector_ID) for name, vector_ID in made.vectors.items()} == {
-            name: len(domain.item_keys) for name, domain in WHOLE.items()
-        }
-        assert all(ids.neighbours is not None for ids in made.ids.values())
-
-
 def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     """Prompts of real tasks, with every token that they hold; else a change would be lost on its way."""
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
@@ -327,15 +313,6 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
     assert "public users is empty" not in (run / "report.html").read_text()
     assert main("evaluate", "--run", "runs/foreign") == 0
     assert main("report", "--run", "runs/foreign") == 0
-
-
-@pytest.mark.parametrize(("name", "others"), [("silos", "crime.2, comics.1, comics.2"), ("foreign", "crime.2")])
-def test_the_card_of_a_silo_names_the_clients_and_no_pattern(folder, name, others):
-    run = folder / "runs" / name
-    facts = read_inference_config(run / "adapters" / "crime.1").facts
-    assert facts["clients"] == list(json.loads((run / "metrics.json").read_text())["domains"])
-    sentences = privacy_lines({**facts, "method": "fedecider"}, "crime.1", hybrid_inside=False)
-    assert any(f"What the clients {others} sent in the rounds" in sentence for sentence in sentences)
 
 
 def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -12,9 +11,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from markdown_it import MarkdownIt
-
-from website import flowchart
 
 if sys.version_info < (3, 11):
     pytest.skip("the site needs Python 3.11 or newer", allow_module_level=True)
@@ -123,23 +119,6 @@ def test_no_page_loads_anything_from_elsewhere(site, pages):
         assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", text), sheet.name
 
 
-@pytest.mark.slow
-def test_the_pages_hold_the_lists_and_tables_that_the_repository_shows(site):
-    github = MarkdownIt("gfm-like", {"linkify": False})
-    sources = {source: page for source, page in hooks.pages().items() if page != "documents.md"}
-    sources |= {f"docs/{path.name}": path.name for path in (REPOSITORY / "docs").glob("*.md") if path.stem != "README"}
-    del sources["docs/api.md"]  # docstrings come in there
-    for source, page in sources.items():
-        html = (site / page).with_suffix(".html").read_text(encoding="utf-8")
-        article = html[html.index("<article") : html.index("</article>")]
-        expected = github.render((REPOSITORY / source).read_text(encoding="utf-8"))
-        assert parts(article) == parts(expected), source
-
-
-def parts(html: str) -> Counter:
-    return Counter(re.findall(r"<(li|ul|ol|tr|th|td|h[1-6]|strong|em|blockquote)\b", html))
-
-
 def test_the_navigation_names_every_page_once():
     def names(entry):
         if isinstance(entry, str):
@@ -149,41 +128,3 @@ def test_the_navigation_names_every_page_once():
     found = names(yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())["nav"])
     assert len(found) == len(set(found))
     assert set(found) >= {path.name for path in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}
-
-
-FIGURES = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```mermaid\n(.*?)^```$", FIGURES, re.S | re.M)
-
-
-@pytest.mark.parametrize("source", BLOCKS)
-def test_a_figure_has_every_node_and_arrow_and_no_two_boxes_overlap(source):
-    drawn = flowchart.svg(source)
-    chart = flowchart.read(source)
-    assert drawn.count('class="arrow"') == source.count("-->") > 5
-    boxes = re.findall(r'class="node" x="([-\d.]+)" y="([-\d.]+)" width="([\d.]+)" height="([\d.]+)"', drawn)
-    assert len(boxes) == len(chart.nodes)
-    rectangles = [tuple(map(float, box)) for box in boxes]
-    for place, (x, y, width, height) in enumerate(rectangles):
-        for left, top, wide, high in rectangles[place + 1 :]:
-            apart = x + width <= left or left + wide <= x or y + height <= top or top + high <= y
-            assert apart, (x, y, left, top)
-    for label in re.findall(r"\|([^|]+)\|", source):
-        assert f">{label}</text>" in drawn
-
-
-def test_a_figure_follows_its_arrows():
-    drawn = flowchart.svg("flowchart TB\n  a --> b\n  b --> c\n  a --> c\n  c -->|again| a")
-    top = dict(zip("abc", map(float, re.findall(r'class="node" x="[-\d.]+" y="([-\d.]+)"', drawn)), strict=True))
-    assert top["a"] < top["b"] < top["c"]
-    turned = flowchart.svg("flowchart BT\n  a --> b")
-    first, second = map(float, re.findall(r'class="node" x="[-\d.]+" y="([-\d.]+)"', turned))
-    assert first > second
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [("sequenceDiagram\n a", "expected one that begins with flowchart"), ("flowchart LR\n a -.-> b", "'a -.-> b'")],
-)
-def test_a_figure_that_is_not_understood_is_an_error(source, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        flowchart.svg(source)

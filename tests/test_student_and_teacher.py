@@ -68,31 +68,3 @@ def test_seeds_and_their_mean_are_told(monkeypatch, tmp_path, capsys):
         "| 1 | 0.2000 | 0.2100 | 105.0 % |",
         "| mean | 0.1500 | 0.1500 | 100.0 % |",
     ]
-
-
-def test_local_training_is_told_client_by_client(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    main = runpy.run_path(str(REPOSITORY / "benchmarks" / "student_and_teacher.py"))["main"]
-    first, never = torch.zeros(8), torch.full((8,), 99.0)  # ndcg@10 of 1 and 0
-    some = torch.tensor([0.0] * 6 + [99.0] * 2)
-    rows = {
-        TEACHER: {"north": first, "south": some},
-        STUDENT: {"north": some, "south": some},
-        "whole update": {"north": never, "south": first},
-        "share taken": {"north": never, "south": first},
-    }
-    monkeypatch.setitem(main.__globals__, "local_rows", lambda settings: (rows, {"north": 1.0, "south": 0.25}))
-    output = tmp_path / "found.md"
-    words = ["--local", "--seeds", "0", "--output", str(output), "--set", "--method", "local"]
-    monkeypatch.setattr("sys.argv", ["student_and_teacher.py", *words])
-    main()
-    lines = output.read_text().splitlines()
-    assert "local, seed 0, 16 users" in lines
-    assert lines[-6:] == [
-        "| north | 1.0000 | 0.7500 | 0.0000 | -0.7500 (-4.6) | 1 | 0.0000 | -0.7500 (-4.6) |",
-        "| south | 0.7500 | 0.7500 | 1.0000 | +0.2500 (+1.5) | 0.25 | 1.0000 | +0.2500 (+1.5) |",
-        "| mean | 0.8750 | 0.7500 | 0.5000 | -0.2500 (-2.2) | 0.62 | 0.5000 | -0.2500 (-2.2) |",
-        "",
-        "Below the student at one-sided 95 %, of 2 comparisons: north.",
-        "",
-    ]

@@ -3,11 +3,10 @@
 import csv
 import gzip
 import random
-import time
 
 import pytest
 
-from fedecider.models.histories import Items, plain
+from fedecider.models.histories import Items
 
 TITLES = [
     "Burning Moon Investigations, Book 1: The Frozen Alibi",
@@ -97,66 +96,12 @@ def test_a_search_finds_beginnings_then_words_then_what_is_like_it():
         ITEMS.search("dune", 0)
 
 
-def test_a_large_catalogue_is_read_once(monkeypatch):
-    items = Items(
-        [f"k{number}" for number in range(3000)], [f"Title {number} of so very many" for number in range(3000)]
-    )
-    read = []
-    monkeypatch.setattr("fedecider.models.histories.plain", lambda text: read.append(text) or plain(text))
-    items.search("title 5")
-    assert items.resolve("of so very many, title 2999").number == 2999
-    with pytest.raises(ValueError, match="closest are"):
-        items.resolve("no such thing")
-    assert len(read) > 3000
-    read.clear()
-    items.search("title 6")
-    assert items.resolve("many so of very title 7").number == 7
-    with pytest.raises(ValueError, match="closest are"):
-        items.resolve("no such title")
-    assert set(read) == {"title 6", "many so of very title 7", "no such title"}
-
-
 def test_an_item_whose_key_is_a_title_of_others_is_taken_with_a_note():
     items = Items(["1984", "b", "c"], ["Animal Farm", "1984", "Brazil"])
     number, note = items.resolve("1984")
     assert number == 0
     assert note == "'1984' is a key and the title of b; the item of that key, 'Animal Farm', was taken"
     assert Items(["1984", "b"], ["1984", "Brazil"]).resolve("1984") == (0, "")
-
-
-def test_a_letter_that_stands_for_many_and_long_texts_cost_no_more_than_others():
-    """U+FDFA is 18 letters when accents are taken off; texts of 200 letters are compared word by word."""
-    rng = random.Random(0)
-    words = ["".join(rng.choices("etaoinshrdlucm", k=rng.randint(2, 9))) for _ in range(3000)]
-    titles = [" ".join(rng.choices(words, k=rng.randint(2, 14))) for _ in range(10_000)]
-    items = Items([f"k{number}" for number in range(len(titles))], titles)
-    items.prepare()
-
-    def seconds(text):
-        begun = time.process_time()
-        items.search(text)
-        with pytest.raises(ValueError, match="got title"):
-            items.resolve(text)
-        return time.process_time() - begun
-
-    usual = seconds("harbour of words")
-    many = " ".join(rng.choices(words, k=60))
-    for text in ("\ufdfa" * 200, many[:200], "e" * 200, many * 100):
-        assert seconds(text) < 3 * usual + 0.05
-    assert items.search(titles[7] + " " + many, 1)[0].title == titles[7]
-    with pytest.raises(ValueError, match="none comes near"):
-        items.resolve("0" * 300)
-
-
-def test_after_preparing_nothing_of_the_catalogue_is_read(monkeypatch):
-    items = Items(KEYS, TITLES)
-    items.prepare()
-    read = []
-    monkeypatch.setattr("fedecider.models.histories.plain", lambda text: read.append(text) or plain(text))
-    items.search("dune 5")
-    with pytest.raises(ValueError, match="closest are"):
-        items.resolve("no such thing")
-    assert set(read) == {"dune 5", "no such thing"}
 
 
 @pytest.mark.slow

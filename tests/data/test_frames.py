@@ -147,12 +147,6 @@ def test_other_columns_may_hold_anything(value):
     )
 
 
-def test_days_are_times():
-    rows = [{**row, "when": (START + timedelta(days=number)).date()} for number, row in enumerate(events())]
-    found = from_events(rows, items(), **NAMES, **SETTINGS)["shop"]
-    assert min(min(times) for times in found.clients.timestamps) % 86_400 == 0
-
-
 def test_ratings_and_texts_by_name():
     rows = [{**row, "stars": 5 if row["sku"] != "03" else 1} for row in events()]
     things = [{**row, "label": row.pop("title")} for row in items()]
@@ -169,39 +163,6 @@ def test_duplicate_events_are_kept_or_dropped_as_everywhere():
     first = from_events(twice, items(), **NAMES, **SETTINGS, repeats="first")["shop"]
     assert first.content_hash() == from_events(events(), items(), **NAMES, **SETTINGS)["shop"].content_hash()
     assert kept.clients.num_events == 2 * first.clients.num_events
-
-
-@pytest.mark.slow
-def test_texts_that_look_like_nothing_and_late_kinds_of_values_are_read(tmp_path):
-    """Beyond the first megabyte a column may hold what its beginning did not."""
-    rows = [
-        {"customer": f"{n // 3}", "sku": "NA" if n % 3 else "03", "stars": 4.5 if n > 70_000 else 5, "note": "x"}
-        for n in range(75_000)
-    ]
-    for row in rows[:60_000]:
-        row["note"] = 1
-    things = [{"sku": "NA", "title": "NA", "author": "Null"}, {"sku": "03", "title": "Three", "author": ""}]
-    pd.DataFrame(rows).to_csv(tmp_path / "events.csv", index=False)
-    pd.DataFrame(things).to_csv(tmp_path / "items.csv", index=False)
-    words = {"user": "customer", "item": "sku", "rating": "stars", "min_rating": 4.8, **SETTINGS}
-    found = from_events(tmp_path / "events.csv", tmp_path / "items.csv", **words)["shop"]
-    assert found.item_texts == ["title: three", "title: na; author: null"]
-    assert found.size().users < 25_000  # the last ones have no 5
-    frame = pd.DataFrame(rows).assign(note=[1] * 60_000 + ["x"] * 15_000)
-    assert from_events(frame, things, **words)["shop"].content_hash() == found.content_hash()
-
-
-def test_rows_with_other_fields_and_domains_with_spaces():
-    things = items()
-    things[0] = {"sku": "00", "title": "Thing 0"}
-    things[1]["author"] = "Ada"
-    found = from_events(events(), things, name=" shop", **NAMES, **SETTINGS)["shop"]
-    assert found.item_texts[1] == "title: thing 1; author: ada"
-    assert found.card["settings"]["source"] == "tables"
-    rows, both = events(area=" b") + events(30, area="a"), items(area="b ") + items(area="a")
-    pooled = from_events(rows, both, domain="area", public_domains="b", **NAMES, **SETTINGS)
-    assert not pooled["b"].clients.users
-    assert pooled["a"].clients.users
 
 
 GAPS = pd.DataFrame(events())
@@ -315,13 +276,6 @@ def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
     assert load_domains("data/shop")["shop"].content_hash() == found["data"]["shop"].content_hash()
     assert list(found["column"]) == list(found["companies"])
     assert list(load_domains("data/shops")) == list(found["companies"]) == ["north", "south"]
-
-
-def test_a_damaged_file_is_told(tmp_path):
-    path = tmp_path / "events.parquet"
-    path.write_bytes(b"PAR1 nothing")
-    with pytest.raises(ValueError, match=r"cannot read the events in .*events\.parquet"):
-        from_events(path, items(), **NAMES)
 
 
 TIMES = {

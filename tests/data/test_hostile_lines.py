@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.readers import SOURCES, ReadOptions
-from fedecider.data.readers.goodreads import parse_time
 from fedecider.data.readers.reading import clean, finite_number, text_field, unix_time, whole_number
 from fedecider.data.store import load_domains
 
@@ -47,64 +44,6 @@ def test_amazon_numbers_out_of_range(write, tmp_path):
     assert raw.files[0].num_bad == 6
     assert raw.read_catalogue({"B1"}).items["B1"]["title"] == "One"
     assert raw.files[1].num_bad == 1
-
-
-def test_goodreads_dates_and_books_out_of_shape(write, tmp_path):
-    event = {"user_id": "u", "book_id": "1", "is_read": True, "rating": 4}
-    dates = [f"Sat Nov 30 14:18:37 -0800 {year}" for year in (2013, 10**12, "9" * 50, 9999, "inf")]
-    dates += ["Sat Nov 30 99:18:37 -0800 2013", f"Sat Nov 30 {HUGE}:18:37 -0800 2013"]
-    write("goodreads_interactions_children.json", [{**event, "date_added": one} for one in dates])
-    books = [
-        {"book_id": "1", "authors": "Ann"},
-        {"book_id": "1", "popular_shelves": 5},
-        {"book_id": "1", "title": "A"},
-        {"book_id": "2", "authors": "not wanted, not looked at"},
-    ]
-    write("goodreads_books_children.json", books)
-    raw = SOURCES["goodreads"](tmp_path, "children", OPTIONS)
-    assert num_events(raw) == 1
-    assert raw.files[0].num_bad == 6
-    assert all(" is not a date" in example for example in raw.files[0].bad_lines)
-    assert raw.read_catalogue({"1"}).items["1"]["title"] == "A"
-    assert [example.split(": ")[0] for example in raw.files[1].bad_lines] == [
-        "goodreads_books_children.json:1",
-        "goodreads_books_children.json:2",
-    ]
-    assert parse_time("Tue Jun 30 23:59:60 +0000 2015") == 1435708800  # a leap second
-
-
-def test_packed_numbers_out_of_range(write, tmp_path):
-    item = {"domain": "games", "item": 0, "title": "Chess"}
-    huge_items = [json.dumps(item).replace("0", text) for text in ("1e999", "-1e999", "3.5", str(HUGE), '"x"')]
-    write("items.jsonl", [*huge_items, {**item, "asin": ["B1"]}, {**item, "asin": "B1"}])
-    rows = [f"games,u,{HUGE},0,,", "games,u,0,1e999,,", "games,u,0,0,inf,", "games,u,0,0,,1e999", "games,u,1,0,4,9"]
-    write("interactions.csv", ["domain,user,pos,item,rating,timestamp", *rows])
-    raw = SOURCES["packed"](tmp_path, "games", OPTIONS)
-    assert (num_events(raw), raw.events.order_E.tolist(), raw.events.items) == (1, [1], ["B1"])
-    assert raw.files[0].bad_lines == [
-        f"interactions.csv:2: pos is '{HUGE}', expected a whole number of at most 64 bits",
-        "interactions.csv:3: item is '1e999', expected a whole number of at most 64 bits",
-        "interactions.csv:4: rating is 'inf', expected a finite number",
-        "interactions.csv:5: timestamp '1e999' is not in Unix seconds",
-    ]
-    assert raw.files[1].num_bad == 6
-    assert raw.files[1].bad_lines[0] == ("items.jsonl:1: item is inf, expected a whole number of at most 64 bits")
-
-
-def test_movielens_and_goodbooks_numbers_out_of_range(write, tmp_path):
-    write("films/ratings_ordered.csv", ["user,movie,rating,order", f"1,2,5,{HUGE}", "1,2,nan,3", "1,2,4,3"])
-    write("films/movies.csv", ["movieId,title,genres", "2,A,Drama"])
-    raw = SOURCES["movielens"](tmp_path / "films", "films", OPTIONS)
-    assert raw.events.order_E.tolist() == [3]
-    assert raw.files[0].num_bad == 2
-    write("books/ratings.csv", ["user_id,book_id,rating", "1,1,1e999", "1,1,4"])
-    books = ["book_id,title,authors,original_publication_year", "1,A,Ann,inf", "1,A,Ann,1e400", "1,A,Ann,2008.0"]
-    write("books/books.csv", books)
-    raw = SOURCES["goodbooks"](tmp_path / "books", "books", OPTIONS)
-    assert num_events(raw) == 1
-    assert raw.read_catalogue({"1"}).items["1"]["year"] == "2008"
-    assert [file.num_bad for file in raw.files] == [1, 2]
-    assert raw.files[1].bad_lines[0].endswith("original_publication_year is 'inf', expected a finite number")
 
 
 def test_bounds():

@@ -11,8 +11,7 @@ import pytest
 
 from fedecider import from_events
 from fedecider.cli.main import main
-from fedecider.data import open_prepared, table_files
-from fedecider.data.import_report import how_keys_differ
+from fedecider.data import open_prepared
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
 EXPECTED = json.loads((CASES / "formats" / "expected.json").read_text())
@@ -68,30 +67,6 @@ def test_public_layouts_come_in_with_one_command(layout, tmp_path, monkeypatch, 
         assert "categories: vest top; description: jersey top, with" in texts["0100000000"]
 
 
-def test_the_documents_have_these_commands():
-    text = (CASES.parents[1] / "docs" / "data.md").read_text()
-    assert all(f"fedecider import {words.split()[0]}" in text and words in text for words in COMMANDS.values())
-
-
-def test_other_files_of_the_layouts_are_the_same():
-    amazon = CASES / "formats" / "amazon2023"
-    meta = amazon / "meta_All_Beauty.jsonl"
-    whole, ratings = (from_events(amazon / one, meta)["shop"] for one in ("All_Beauty.jsonl", "All_Beauty.csv"))
-    assert ratings.content_hash() == whole.content_hash()
-    books = CASES / "formats" / "bookcrossing"
-    found = [
-        from_events(books / "BX-Book-Ratings.csv", books / one, encoding="latin-1")["shop"].content_hash()
-        for one in ("BX-Books.csv", "books_latin1.csv")
-    ]
-    assert found[0] == found[1]
-    news = CASES / "formats" / "mind"
-    found = [
-        from_events(news / "behaviors.tsv", news / one, texts={"title": "title"})["shop"].content_hash()
-        for one in ("news.tsv", "news_header.tsv")
-    ]
-    assert found[0] == found[1]
-
-
 def test_quotes_in_a_file_with_tabs_are_letters():
     data = from_events(CASES / "plays_stray_quotes.tsv", item="track", texts={"title": "track", "author": "artist"})
     assert counts(data["shop"]) == {"users": 6, "items": 6, "events": 30}
@@ -116,11 +91,6 @@ def test_tenths_of_a_second_order_events_and_tell_copies_apart(tmp_path):
     assert twice["clients"]["tied_last_two_share"] == 1.0
     seconds = from_events(rows.assign(t=rows.t.str.split(".").str[0]), CASES / "items.csv")["shop"]
     assert seconds.card["clients"]["tied_last_two_share"] == 1.0
-
-
-def test_silos_count_ties_at_full_resolution_too():
-    found = from_events(CASES / "events_subsecond.csv", CASES / "items.csv", silos=2)
-    assert [one.card["clients"]["tied_last_two_share"] for one in found.values()] == [0.0, 0.0]
 
 
 def test_numbers_of_eight_digits_are_days():
@@ -168,25 +138,6 @@ def test_lost_zeros_are_named():
         ValueError, match=r"no key in common; the tables write keys differently \(0001 and 1: leading zeros\)"
     ):
         from_events(CASES / "events_leading_zeros.csv", CASES / "items_leading_zeros_lost.csv")
-
-
-KEYS = {
-    "letter case": (["ab1", "cd2"], ["AB1", "CD2"], "(ab1 and AB1: letter case)"),
-    "a prefix": (["SKU-17", "SKU-18"], ["17", "18"], "(SKU-17 and 17: a prefix)"),
-    "floats": (["17.0", "18.0"], ["17", "18"], "(17.0 and 17: a point and a zero at the end)"),
-    "several": (["SKU-0017", "SKU-0018"], ["sku17", "sku18"], "(SKU-0017 and sku17: prefix, case or zeros)"),
-    "spaces": (["17 ", "18 "], ["17", "18"], "spaces around them"),
-    "others": (["17", "18"], ["a", "b"], ""),
-    "one of three": (["01", "x", "y"], ["1", "2"], ""),
-}
-
-
-@pytest.mark.parametrize("case", KEYS)
-def test_how_keys_differ(case):
-    ours, theirs, expected = KEYS[case]
-    found = how_keys_differ(ours, theirs)
-    assert expected in found
-    assert bool(found) == bool(expected)
 
 
 def test_keys_that_lack_in_part_are_said_with_the_reason():
@@ -331,12 +282,6 @@ def test_rows_of_another_width_are_bad_rows(tmp_path):
     assert from_events(path, THINGS, bad_rows="skip").report.num_bad == 2
 
 
-def test_a_long_field_is_read(tmp_path):
-    rows = [{**row, "note": "x" * 2_000_000 if number == 5 else ""} for number, row in enumerate(ROWS)]
-    found = from_events(written(rows, tmp_path / "t.csv"), THINGS)["shop"]
-    assert found.content_hash() == from_events(ROWS, THINGS)["shop"].content_hash()
-
-
 def test_returns_are_no_events(tmp_path):
     rows = [{**row, "qty": -1 if number % 9 == 8 else 2} for number, row in enumerate(ROWS)]
     data = from_events(rows, THINGS)
@@ -370,15 +315,6 @@ def test_a_report_comes_before_anything_is_written(tmp_path, capsys):
     assert "orders: came in: 9 users, 7 items, 36 events" in capsys.readouterr().out
 
 
-def test_what_was_read_is_told_where_an_error_ends_it(tmp_path, capsys):
-    events, items = written(ROWS, tmp_path / "orders.csv"), written(THINGS[1:], tmp_path / "products.csv")
-    assert command(events, "--items", items, "--output", tmp_path / "data") == 2
-    said = capsys.readouterr()
-    assert "orders: 36 events, 9 customers, 7 items, 2020-09-13 to 2020-09-13" in said.out
-    assert "1 of 7 items of the events have no row in items, such as '00'" in said.out
-    assert "1 of 7 items without text" in said.err
-
-
 def test_companies_by_name(tmp_path, capsys):
     north, south = (written(ROWS, tmp_path / f"{one}.csv") for one in ("a", "b"))
     items = written(THINGS, tmp_path / "products.csv")
@@ -389,23 +325,6 @@ def test_companies_by_name(tmp_path, capsys):
     assert found["north"].clients.users[0] == "north:u0"
     assert command(north, south, "--items", items, "--company", "north") == 2
     assert "expected a different name for each table" in capsys.readouterr().err
-
-
-BAD = {
-    "users that are items": ({"user": "item"}, "got the column 'item' of the events as user and as item, expected a"),
-    "names twice": ({"header": "a,b,a"}, "got the header 'a,b,a', expected a different name for each column"),
-    "an encoding that is none": ({"encoding": "latin-99"}, "got the encoding 'latin-99'"),
-    "a delimiter that is none": ({"delimiter": "::"}, "got the delimiter '::', expected one character"),
-    "a delimiter that is not there": ({"delimiter": ";"}, "with the columns user,item,time"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_options_of_files_are_checked(case, tmp_path):
-    options, expected = BAD[case]
-    with pytest.raises(ValueError) as error:
-        from_events(written(ROWS, tmp_path / "t.csv"), THINGS, **options)
-    assert expected in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -456,29 +375,6 @@ def test_an_export_that_names_customer_and_time_on_the_first_line_of_an_order(tm
     assert main([*words, "--order", "Name", "--bad_rows", "skip"]) == 0
 
 
-def test_tables_with_german_names_are_known(tmp_path):
-    rows = [f"K{row % 3};{row % 7:04d};{1 + row:02d}.03.2024;1" for row in range(15)]
-    items = [f"{item:04d};Äpfel {item};Obst;1,20" for item in range(7)]
-    (tmp_path / "v.csv").write_text("\n".join(["Kundennummer;Artikelnummer;Datum;Menge", *rows]), encoding="cp1252")
-    (tmp_path / "a.csv").write_text(
-        "\n".join(["Artikelnummer;Bezeichnung;Warengruppe;Preis", *items]), encoding="cp1252"
-    )
-    paths = (str(tmp_path / name) for name in ("v.csv", "a.csv"))
-    data = from_events(*paths, encoding="cp1252", time_format="%d.%m.%Y")
-    assert data["shop"].titles[1] == "Äpfel 1"
-    assert data["shop"].clients.num_events == 15
-
-
-def test_a_table_without_a_readable_row_is_told_by_its_own(tmp_path):
-    good = "user,item,title,time\n" + "".join(f"u{n % 2},i{n},T{n},{n + 1}\n" for n in range(8)) + ",i1,T1,9\n"
-    (tmp_path / "a.csv").write_text(good)
-    (tmp_path / "b.csv").write_text("user,item,title,time\nu1,i1,T1,never\n")
-    with pytest.raises(
-        ValueError, match=r"events of b of which no row .*got the time 'never' in row 1 of the events of b"
-    ):
-        from_events({"a": str(tmp_path / "a.csv"), "b": str(tmp_path / "b.csv")}, bad_rows="skip")
-
-
 def test_a_nested_dump_is_told_how_to_become_lines(tmp_path, monkeypatch):
     """And the advice works as it is written."""
     monkeypatch.chdir(tmp_path)
@@ -521,26 +417,6 @@ def test_baskets_in_a_column_are_told_how_to_become_lines(tmp_path, monkeypatch)
     assert data["shop"].titles[0].startswith("Thing ")
 
 
-def test_loans_of_a_library_and_orders_with_months_in_words(tmp_path):
-    loans = "".join(
-        f"{b:06d}|{(b + k) % 6:08d}|2024-0{1 + k}-05T10:0{b}:00+01:00\n" for b in range(4) for k in range(5)
-    )
-    (tmp_path / "loans.txt").write_text("borrower|barcode|checkout\n" + loans)
-    titles = "".join(f"{n:08d}\tStories {n}\tWriter {n % 2}\tFiction\n" for n in range(6))
-    (tmp_path / "titles.tsv").write_text("barcode\tMain Title\tAuthor\tSubjects\n" + titles)
-    data = from_events(str(tmp_path / "loans.txt"), str(tmp_path / "titles.tsv"), item="barcode")["shop"]
-    assert data.titles[:2] == ["Stories 0", "Stories 1"]
-    assert "000001" in data.clients.users
-    assert data.clients.timestamps[0][1] > data.clients.timestamps[0][0]
-    orders = "".join(f'c{n % 3}@mail;SKU-{n % 4};"Jan {1 + n}, 2024 9:0{n % 6} PM";Thing {n % 4}\n' for n in range(15))
-    (tmp_path / "orders.csv").write_text("Customer Email;Product SKU;Order Date;Product Name\n" + orders)
-    names = {"user": "Customer Email", "item": "Product SKU"}
-    with pytest.raises(ValueError, match="name its format: time_format='%b %d, %Y %I:%M %p'"):
-        from_events(str(tmp_path / "orders.csv"), **names)
-    found = from_events(str(tmp_path / "orders.csv"), time_format="%b %d, %Y %I:%M %p", **names)["shop"]
-    assert found.clients.num_events == 15
-
-
 SOLD = [(f"u{user}", f"{user * 3 + step}", 4 - step) for user in range(4) for step in (2, 0, 1)]
 """User, item and the day of an event; rows are not in the order of the days."""
 
@@ -581,21 +457,6 @@ def test_fields_of_an_object_inside_a_line_are_columns(tmp_path):
     assert found.titles[found.item_keys.index("2")] == "thing 2"
 
 
-def test_a_number_of_ones_own_goes_before_a_barcode():
-    rows = sold(lambda user, item, day: {"user": user, "sku": item, "ean": f"0{item}", "title": item, "time": day})
-    assert "3" in from_events(rows)["shop"].item_keys
-    for row in rows:
-        del row["sku"]
-    assert "03" in from_events(rows)["shop"].item_keys
-
-
-def test_unreadable_times_are_the_reason_although_there_are_returns_too():
-    rows = sold(lambda user, item, day: {"user": user, "item": item, "title": item, "date": f"{day}.1.26", "menge": 1})
-    rows[0]["menge"] = -1
-    with pytest.raises(ValueError, match=r"no row can be read as an event.*got the time '2.1.26' in row 1|row 2"):
-        from_events(rows, bad_rows="skip")
-
-
 def test_companies_that_are_imported_one_by_one_are_matched_by_key(tmp_path, capsys):
     for name, more in (("north", 0), ("south", 4)):
         lines = sold(lambda user, item, day, more=more: f"{user},{int(item) + more},2026-01-0{day}")
@@ -613,18 +474,3 @@ def test_companies_that_are_imported_one_by_one_are_matched_by_key(tmp_path, cap
     assert {one.catalogue.name for one in open_prepared(tmp_path / "both").values()} == {"shop"}
     assert main(["import", *both[:2], "--items", f"{items},x.csv", "--output", str(tmp_path / "none")]) == 2
     assert "got 3 tables of items and 2 of events" in capsys.readouterr().err
-
-
-def test_a_file_that_is_left_early_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedecider.data.table_files.MAX_LINE_BYTES", 1 << 16)
-    path = tmp_path / "long.csv"
-    path.write_text("user,item,title\n" + "u,i,a title\n" * 400_000 + "a,broken row\n")
-    opened, told = [], []
-    binary = table_files._binary
-    monkeypatch.setattr(table_files, "_binary", lambda path: opened.append(binary(path)) or opened[-1])
-    table = table_files.TableFile(path, "events", add_bad_row=told.append)
-    batches = table.batches(["user"])
-    next(batches)
-    batches.close()
-    assert table.column_names == ["user", "item", "title"]
-    assert (told, opened[-1].closed) == ([], True)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from fedecider.data import interactions
 from fedecider.data.interactions import (
-    DATASETS,
     TOO_SHORT,
     Interactions,
     InteractionsConfig,
-    data_root,
     load_interactions,
 )
 from fedecider.data.prepare import PrepareConfig, prepare
@@ -118,15 +114,6 @@ def test_the_same_events_in_two_formats_and_any_row_order(write, tmp_path):
     assert list(map(len, loaded[0].sequences)) == [4, 5, 6, 7, 8, 9]
 
 
-def test_events_within_a_second_are_in_order(write, tmp_path):
-    rows = [f"{user},i{step},{1_700_000_000 + step / 4}" for user in "ab" for step in (3, 1, 0, 2)]
-    write("mine.csv", ["user,item,t", *rows])
-    data = load_interactions(InteractionsConfig("mine", "csv", str(tmp_path), time_column="t"))
-    assert [[data.item_keys[item] for item in items] for items in data.sequences] == [["i0", "i1", "i2", "i3"]] * 2
-    assert data.timestamps == [[1_700_000_000] * 4] * 2
-    assert data.card["order"] == "time, ties in file order"
-
-
 def test_titles_and_hash(write, tmp_path):
     write("u.data", [f"{u}\t{i}\t4\t{i}" for u in (1, 2) for i in (7, 8, 9)])
     write("movies.dat", ["7::Seven (1995)::Drama", "8::Eight::War", "8::Eight again::War"])
@@ -171,17 +158,6 @@ def test_known_data_set_below_the_data_root(write, tmp_path, monkeypatch):
     expected = r"'filmtrust': there is no folder .*nowhere.*Fetch ratings\.txt of https://.*Set FEDECIDER_DATA .*--raw"
     with pytest.raises(ValueError, match=expected):
         load_interactions(InteractionsConfig("filmtrust"))
-
-
-@pytest.mark.parametrize("name", sorted(DATASETS))
-def test_a_known_set_that_is_missing_says_what_to_fetch_where_from_and_where_to(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDECIDER_DATA", str(tmp_path))
-    plan = DATASETS[name]
-    with pytest.raises(ValueError) as told:
-        load_interactions(InteractionsConfig(name))
-    assert "https://" in plan.fetch or "http://" in plan.fetch
-    assert plan.fetch in str(told.value)
-    assert str(tmp_path / plan.folder) in str(told.value)
 
 
 def test_lastfm_counts_rows_before_pairs(write, tmp_path):
@@ -265,18 +241,6 @@ def test_interactions_are_checked(change, words):
     good = Interactions("d", ["a", "b"], ["x", "y", "z"], [""] * 3, [[0, 1, 2], [2, 1, 0]], [[1, 2, 3], [1, 1, 1]], {})
     with pytest.raises(ValueError, match=words):
         replace(good, **change)
-
-
-def test_data_root(tmp_path, monkeypatch):
-    monkeypatch.delenv("FEDECIDER_DATA", raising=False)
-    monkeypatch.setattr(
-        interactions, "__file__", str(tmp_path / "repository" / "fedecider" / "data" / "interactions.py")
-    )
-    assert data_root() == Path("data")
-    (tmp_path / "shared" / "data").mkdir(parents=True)
-    assert data_root() == tmp_path / "shared" / "data"
-    monkeypatch.setenv("FEDECIDER_DATA", "elsewhere")
-    assert data_root() == Path("elsewhere")
 
 
 @pytest.fixture

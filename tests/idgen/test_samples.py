@@ -13,7 +13,7 @@ from idgen.config import SampleConfig
 from idgen.events import histories
 from idgen.prompts import DOMAIN as DOMAIN_WORD
 from idgen.prompts import HISTORY, domain_words, load_templates
-from idgen.samples import encode_histories, eval_batches, num_batches, num_samples, train_batches
+from idgen.samples import eval_batches, num_batches, num_samples, train_batches
 
 DOMAIN = make_domain()
 OTHER = make_domain("other", num_items=9, lengths=(5, 12), seed=1)
@@ -93,13 +93,6 @@ def test_the_oldest_items_give_way_and_the_newest_stay():
         make_task(DOMAIN, TOKENIZER, SampleConfig(max_source_tokens=5))
 
 
-def test_history_is_at_most_twenty_items():
-    task = make_task(DOMAIN, TOKENIZER, dataclasses.replace(PLAIN, templates="compact"))
-    mark = TOKENIZER(";", add_special_tokens=False)["input_ids"][-1]
-    counts = [tokens.count(mark) + 1 for tokens, _ in epoch(task)]
-    assert max(counts) == 20
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_training_never_sees_held_out_items(data):
@@ -156,26 +149,6 @@ def test_eval_prompts_by_hand():
         assert sorted(seen) == [0, 1, 2, 3]
     chosen = torch.cat([batch[0] for batch in eval_batches(task, "test", 1, users=torch.tensor([3, 1]))])
     assert sorted(chosen.tolist()) == [1, 3]
-
-
-def test_encode_histories_is_the_eval_prompt():
-    task = make_task(DOMAIN, TOKENIZER, PLAIN)
-    users, input_ids, mask, _ = next(eval_batches(task, "test", 99))
-    got, got_mask = encode_histories(task, [DOMAIN.clients.sequences[user][:-1] for user in users.tolist()])
-    assert torch.equal(got, input_ids)
-    assert torch.equal(got_mask, mask)
-    for bad in ([], [23], [-1]):
-        with pytest.raises(ValueError, match="expected item numbers from 0 to 22"):
-            encode_histories(task, [bad])
-
-
-def test_same_generator_state_same_batches_and_another_one_differs():
-    task = make_task(DOMAIN, TOKENIZER, SampleConfig(item_dropout=0.2, pairs=True))
-    assert epoch(task, 1) == epoch(task, 1)
-    assert epoch(task, 1) != epoch(task, 2)
-    generator = torch.Generator().manual_seed(1)
-    first, second = (list(rows(train_batches(task, 7, generator))) for _ in range(2))
-    assert first != second
 
 
 def test_mixing_tasks_keeps_every_sample_of_each():

@@ -33,40 +33,6 @@ def test_the_slider_opens_at_the_selected_round_and_has_a_step_for_each():
     assert figures.alpha_slider(gap_RKK, [1], ["a", "b"], 1).data[0].zmax == 1.0
 
 
-def test_validation_curves_draw_every_variant_on_equal_axes():
-    scores = {"own": {"crime": [0.1, 0.2], "comics": [0.3, 0.1]}, "before": {"crime": [0.0, 0.1], "comics": [0.2, 0.2]}}
-    figure = figures.validation_curves(scores, [1, 2], selected_round=2, colours={"before": "#123456"})
-    drawn = {(trace.xaxis, trace.name): (list(trace.y), trace.line.color) for trace in figure.data}
-    assert drawn == {
-        ("x", "own"): ([0.1, 0.2], figures.COLOURS[0]),
-        ("x", "before"): ([0.0, 0.1], "#123456"),
-        ("x2", "own"): ([0.3, 0.1], figures.COLOURS[0]),
-        ("x2", "before"): ([0.2, 0.2], "#123456"),
-    }
-    axes = list(figure.select_yaxes())
-    assert [axis.rangemode for axis in axes] == ["tozero"] * 2
-    assert axes[1].matches == "y"  # a curve that is higher is better
-    assert [shape.x0 for shape in figure.layout.shapes] == [2, 2]
-    assert sum(trace.showlegend for trace in figure.data) == 2
-    with pytest.raises(ValueError, match="zip"):
-        figures.validation_curves(scores, [1, 2, 3])
-
-
-def test_no_two_of_many_lines_look_alike():
-    curves = {"panel": {f"method {number}": [[1, 0.1], [2, 0.2]] for number in range(20)}}
-    looks = [(trace.line.color, trace.line.dash) for trace in figures.convergence_curves(curves).data]
-    assert len(set(looks)) == 20
-
-
-def test_distances_of_items_and_users_stand_side_by_side():
-    item_KK = torch.tensor([[0.0, 0.1, 0.2], [0.1, 0.0, 0.3], [0.2, 0.3, 0.0]])
-    figure = figures.distance_heat_maps(item_KK, 2 * item_KK, DOMAINS, "TF-IDF + SVD")
-    assert len(valid(figure).data) == 2
-    assert torch.allclose(torch.tensor(figure.data[1].z), 2 * item_KK)
-    assert all(axis.autorange == "reversed" for axis in figure.select_yaxes())
-    assert "TF-IDF + SVD" in figure.layout.title.text
-
-
 def test_bars_have_whiskers_of_unequal_arms_and_gaps_for_empty_groups():
     both = {"hit@5": {"mean": 0.3, "low": 0.1, "high": 0.4}, "ndcg@5": {"mean": 0.2, "low": 0.2, "high": 0.2}}
     none = {"hit@5": None, "ndcg@5": None}
@@ -80,25 +46,6 @@ def test_bars_have_whiskers_of_unequal_arms_and_gaps_for_empty_groups():
     assert (list(other.x), list(other.y)) == (["often"], [0.3])
     assert list(figure.data[4].y) == [0.2, 0.2]  # second row of panels: ndcg@5
     assert sum(bool(trace.showlegend) for trace in figure.data) == 2
-
-
-def test_norms_and_cosines_leave_gaps_for_absent_clients():
-    heat = valid(figures.norm_heat_map([[0.5, 1.5], None, [2.0, 4.0]], ["enc.q", "enc.v"], DOMAINS, 2)).data[0]
-    assert [list(row) for row in heat.z] == [[0.5, 1.5], [None, None], [2.0, 4.0]]
-    assert (list(heat.x), list(heat.y)) == (["enc.q", "enc.v"], DOMAINS)
-    assert (heat.zmin, heat.zmax) == (0.0, 4.0)
-    heat = valid(figures.cosine_heat_map([[0.9, -0.1, 0.0], [0.2, 0.8, 0.1], None], DOMAINS, 2)).data[0]
-    assert (heat.zmin, heat.zmax) == (-1.0, 1.0)
-    assert list(heat.z[2]) == [None] * 3
-
-
-def test_shock_draws_both_sides_of_the_boundary():
-    scores = {"pre_upload": {"crime": [0.2, 0.3]}, "post_broadcast": {"crime": [0.1, 0.35]}}
-    figure = valid(figures.shock_curves({"metric": "ndcg@10", "rounds": [1, 2], "scores": scores}, 2))
-    assert {trace.name: list(trace.y) for trace in figure.data} == {
-        "pre_upload": [0.2, 0.3],
-        "post_broadcast": [0.1, 0.35],
-    }
 
 
 def test_convergence_against_the_seconds_spent():

@@ -15,7 +15,7 @@ import fedecider as fd
 from fedecider.cross_silo.conclusion import canary_alarms, run_conclusion, run_evidence
 from fedecider.cross_silo.page import run_page
 from fedecider.cross_silo.warnings import run_warnings
-from fedecider.engine.page import page_colours, write_diverged
+from fedecider.engine.page import write_diverged
 from fedecider.engine.result import RunResult
 
 REPORT = Path(__file__).resolve().parents[2] / "scripts" / "report.py"
@@ -55,34 +55,6 @@ def test_the_page_says_what_the_files_say(folder):
     assert titles[-3:] == ["What was run", "Where it comes from", "All settings"]
 
 
-def test_the_page_opens_with_a_verdict(folder):
-    text = body(folder)
-    top = text.partition("<details")[0]
-    assert [top.count(f"<{tag}") for tag in ("figure ", "table>")] == [1, 1]
-    assert text.count("<details") == text.count("<summary><h2 ") == text.count("</details>") > 5
-    assert "<details open" not in text
-    rows = re.findall(r'<th scope="row"[^>]*>(.*?)</th>', top)
-    assert [row.replace("<wbr>", "") for row in rows] == [REPORTED, "popularity"]
-    assert '19.1 <span class="interval">[17.1, 22.1]</span><span class="bar"' in top
-    assert [cell for cell in re.findall(r"<td>([^<]*)</td>", top) if cell] == [
-        *("what would be switched on", "fewer"),
-        "the best simple rule",
-    ]
-    first = re.sub(r"<[^>]*>", "", text[: text.index('id="section-2"')])
-    for said in (
-        f"Would one switch {REPORTED} on?",
-        "Perhaps: it is better than popularity, the best simple rule, with reservations.",
-        f"{REPORTED} ranks the item that a user took next into the first ten for 19.1 [17.1, 22.1] of 100 users, mean",
-        "the best simple rule (popularity) for 8.6 [6.6, 11.6] of 100; guessing for 5.0",
-        "No paired test of these two was made; their 95 % intervals do not overlap.",
-        "the method fedecider trained a recommender for each of 2 domains (crime, comics)",
-        "in 3 rounds",
-        "One seed:",
-    ):
-        assert said in first
-    assert text.index('id="conclusion"') < text.index('id="warnings"') < text.index('id="section-1"')
-
-
 def test_what_is_handed_over_is_what_the_verdict_is_about():
     both = {
         "fedecider + hybrid": intervals(0.25),
@@ -111,12 +83,6 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     )
     sample = {**RECORD, "config": {**CONFIG, "run": {**CONFIG["run"], "data": ""}}}
     assert run_conclusion(result(sample, metrics)).answer.startswith("Cannot be said: the data are planted.")
-
-
-def test_the_encoder_of_text_neighbours_is_named(folder):
-    assert "as vectors of" not in body(folder)  # runs of before
-    folder.metrics.write_text(json.dumps({**METRICS, "text_encoder": "TF-IDF <SVD>"}))
-    assert "Text neighbours: item texts as vectors of TF-IDF &lt;SVD&gt;." in body(folder)
 
 
 def test_numbers_to_download_are_those_of_the_files(folder):
@@ -174,17 +140,6 @@ def saved(text: str) -> dict[str, str]:
     """Name -> text of every file that a page holds."""
     links = re.findall(r'<a download="([^"]*)" href="data:text/csv;charset=utf-8,([^"]*)"', text)
     return {name: unquote(address) for name, address in links}
-
-
-def test_one_thing_has_one_colour_on_the_page(folder):
-    colours = page_colours(result(rounds=[{"valid": {"post_broadcast": [], "pre_upload": []}}]))
-    labels = list(METRICS["domains"]["crime"]["test"])
-    assert len({colours[label] for label in labels}) == len(labels)
-    assert colours["post_broadcast"] == colours[REPORTED]
-    drawn = run_conclusion(result()).figure
-    assert {bar.name: bar.marker.color for bar in drawn.data} == {
-        label: colours[label] for label in (REPORTED, "popularity")
-    }
 
 
 def test_examples_mark_the_held_out_item_and_are_escaped(folder):

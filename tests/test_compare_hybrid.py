@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from fedecider.comparison.compare import Entry, Plan, Row, Table, collect, fill
-from fedecider.comparison.page import chosen_row, evidence, write_table
+from fedecider.comparison.page import chosen_row, evidence
 from fedecider.comparison.search import Search
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.comparison import CompareConfig, Scope, cell_of, plan, words_of
@@ -145,30 +145,6 @@ def test_settings_are_chosen_by_the_model_that_is_reported(tmp_path):
     assert valid() == pytest.approx([0.3, 0.4])
 
 
-def test_pooled_data_with_a_hybrid_are_no_choice_either(tmp_path, config):
-    methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), pool=("centralised", "mixture", 0.3))
-    table = table_of(config, methods)
-    found = table.results["strict"]
-    assert chosen_row(table) == ("strict", "ours + hybrid")
-    said = evidence(table, "strict", "ours + hybrid")
-    assert said.beside["pool + hybrid"] == "pool + hybrid with all data in one place"
-    assert found.kinds["pool + hybrid"] == "central"
-
-
-def test_rows_without_a_hybrid_are_as_they_were(tmp_path, config):
-    methods = rows_of(tmp_path, ours=("fedecider", "none", 0.0), local=("local", "mixture", 0.1))
-    assert [row.labels for row in methods] == [["ours"], ["local", "local + hybrid"]]
-    table = table_of(config, methods)
-    found = table.results["strict"]
-    labels = [row.label for row in found.rows]
-    assert labels == ["ours", "local", "local + hybrid", *BASELINES], "the hybrid of the first row that has one"
-    none = rows_of(tmp_path, bare=("fedecider", "none", 0.0))
-    assert [row.label for row in table_of(config, none).results["strict"].rows] == [
-        "bare",
-        *(label for label in BASELINES if label != "hybrid without a model"),
-    ]
-
-
 def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "silos", 0.0), local=("local", "silos", 0.0))
     config = dataclasses.replace(
@@ -183,25 +159,6 @@ def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, conf
     assert {one.first for one in found.tests} == {"ours + own hybrid"}
     said = evidence(table, "strict", "ours + hybrid")
     assert list(said.without_exchange) == ["local", "local + own hybrid"], "a sum of counts is an exchange"
-
-
-def test_examples_are_those_of_the_model_under_its_own_name(tmp_path, config, monkeypatch):
-    methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), local=("local", "mixture", -0.1))
-    for row in methods:
-        example = {
-            "history": ["Old"],
-            "num_history": 1,
-            "held_out": "Wanted",
-            "position": 0,
-            "recommended": [{"title": f"From {row.entry.label}", "held_out": False}],
-        }
-        (row.cells[0].folder / "examples.json").write_text(json.dumps({"crime": [example]}))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs" / "compare").mkdir(parents=True)
-    write_table(table_of(config, methods))
-    text = Path("runs/compare/compare.html").read_text(encoding="utf-8")
-    assert "Would one switch ours + hybrid on?" in text
-    assert "took “Wanted” next: ours: found at place 1; local: found at place 1" in text
 
 
 def test_a_test_against_a_hybrid_that_no_row_has_is_refused(tmp_path, monkeypatch):

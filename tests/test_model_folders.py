@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM, BertConfig, BertModel, OPTConfig,
 
 from fedecider.data.sample import sample_domains
 from fedecider.models.recommender import Recommender
-from fedecider.running.command import run
 from idgen.backbone import check_backbone, load_backbone
 from idgen.quantize import quantize_of
 from idgen.samples import empty_prompt
@@ -163,14 +162,6 @@ def test_a_script_tells_it_before_the_work(case, script, inside, capsys, monkeyp
     assert all(words in error for words in expected)
 
 
-def test_a_gguf_file_by_its_name(inside):
-    (inside / "tiny.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match=re.escape("tiny.gguf")):
-        check_backbone("tiny.gguf")
-    (inside / "decoder" / "tiny.gguf").write_bytes(b"GGUF")
-    check_backbone("decoder")  # there are plain weights beside it
-
-
 def test_a_context_without_room_for_the_longest_id_is_told_before_the_training(inside, capsys, monkeypatch):
     config_says(max_position_embeddings=97)(inside / "decoder")
     monkeypatch.setattr("fedecider.cross_silo.prepare.train_backbone", lambda *_: pytest.fail("training has begun"))
@@ -190,54 +181,6 @@ def test_a_tokenizer_with_an_end_token_alone_is_enough(inside):
     ids = json.loads((stage / "ids" / "crime.json").read_text())["items"]["token_ids"]
     assert len({tuple(tokens) for tokens in ids}) == len(DOMAIN.item_keys)
     assert max(map(len, ids)) > 3
-
-
-def fails(error: BaseException):
-    def work(*_, **__):
-        raise error
-
-    return work
-
-
-def too_much(kind: str) -> BaseException:
-    try:
-        torch.empty(2**60) if kind == "torch" else bytearray(2**60)
-    except (RuntimeError, MemoryError) as error:
-        return error
-    raise AssertionError("there is room")
-
-
-FULL = {
-    "an accelerator": (
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB.\nSee"),
-        "Tried to allocate",
-    ),
-    "torch on a CPU": (too_much("torch"), "DefaultCPUAllocator"),
-    "Python": (too_much("bytearray"), "MemoryError"),
-}
-
-
-@pytest.mark.parametrize("case", FULL)
-def test_a_full_memory_is_one_line_with_the_settings_to_lower(case, inside, capsys, monkeypatch):
-    error, expected = FULL[case]
-    assert run(fails(error)) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: out of memory (")
-    assert expected in message
-    if case != "an accelerator":
-        return
-    monkeypatch.setattr("fedecider.cross_silo.prepare.train_backbone", fails(error))
-    message = refused(capsys, "pretrain")
-    for name in ("batch_size", "pretrain.samples.max_source_tokens", "eval_batch_size", "num_beams"):
-        assert name in message
-    monkeypatch.setattr("idgen.backbones.families.AutoConfig.from_pretrained", fails(error))
-    with pytest.raises(torch.OutOfMemoryError):  # the folder is not to blame
-        check_backbone("decoder")
-
-
-def test_another_error_of_torch_is_no_input_error():
-    with pytest.raises(RuntimeError, match="sizes"):
-        run(fails(RuntimeError("sizes do not match")))
 
 
 class Killed(BaseException):

@@ -123,20 +123,6 @@ def test_the_archive_holds_what_the_wheel_is_built_from_and_nothing_else(source,
     assert not names & set(LITTER)
 
 
-@pytest.mark.slow
-def test_a_wheel_from_the_archive_is_the_wheel_from_the_tree(archive, wheel, tmp_path):
-    again = build_wheel(archive, tmp_path)
-    assert again.name == wheel.name
-
-    def contents(path):
-        with zipfile.ZipFile(path) as packed:
-            found = {name: packed.read(name) for name in packed.namelist()}
-        # the list of files stands in the order in which they were found
-        return {name: sorted(text.splitlines()) if name.endswith("RECORD") else text for name, text in found.items()}
-
-    assert contents(again) == contents(wheel)
-
-
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """Programs of a fresh environment with the wheel; other packages are those of this one, without the repository."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from peft import AutoPeftModelForSeq2SeqLM, PeftModel
+from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from fedecider.evaluation.per_user import read_per_user
@@ -93,18 +93,6 @@ def test_a_run_leaves_everything_behind(playground):
         assert f"item texts as vectors of {metrics['text_encoder']}" in " ".join(text.split())
 
 
-def test_the_console_of_three_companies_fits_thirty_lines_and_ends_with_the_answer(playground):
-    lines = (playground / "stdout.txt").read_text().splitlines()
-    timed = [line for line in lines if re.search(r": \d+/\d+ .*\(\d+ s", line)]  # of a slow machine alone
-    assert len(lines) - len(timed) <= 26
-    assert not any("…" in line for line in lines)
-    starts = ("Would one switch fedecider", "What joining brought: ", "Client by client: ", "", "It cost each client ")
-    assert [line.startswith(start) for line, start in zip(lines[-5:], starts, strict=True)] == [True] * 5
-    assert sum("round " in line and "valid ndcg@10" in line for line in lines) == 3
-    assert "adapters: runs/whole/adapters" in lines
-    assert "report: runs/whole/report.html" in lines
-
-
 def test_bytes_follow_the_formula(playground):
     content = json.loads((playground / "runs" / "whole" / "communication.json").read_text())
     payload = 4 * content["adapter_scalars"]
@@ -170,28 +158,6 @@ def test_many_histories_get_what_each_gets_alone_and_an_empty_one_what_is_likely
     assert together[0][0].score == pytest.approx(score, abs=1e-3)
 
 
-@pytest.mark.slow
-def test_the_program_of_a_model_card_gives_our_recommendations(playground, tmp_path):
-    """From a copy of the hand-over and another folder, with transformers and peft alone."""
-    run = playground / "runs" / "whole"
-    for part in ("backbone", "adapters/crime"):
-        shutil.copytree(run / part, tmp_path / "copy" / part)
-    card = (run / "adapters" / "crime" / "README.md").read_text(encoding="utf-8")
-    (tmp_path / "next_items.py").write_text(card.split("```python\n")[1].split("```")[0], encoding="utf-8")
-    loaded = Recommender.from_pretrained(run, "crime")
-    history = [loaded.items.titles[item] for item in (8, 2, 30, 5, 17)]
-    words = ("next_items.py", "copy/adapters/crime", *history)
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    expected = [item.title for item in loaded.recommend(history, k=10)]
-    assert done.stdout.splitlines() == [f"{place}\t{title}" for place, title in enumerate(expected, 1)]
-
-
-def test_plain_peft_finds_the_backbone_from_the_adapter_folder(playground, monkeypatch):
-    monkeypatch.chdir(playground / "runs" / "whole" / "adapters" / "crime")
-    assert AutoPeftModelForSeq2SeqLM.from_pretrained(".").get_base_model().config.d_model == 32
-
-
 def test_evaluate_confirms_the_metrics(playground, monkeypatch):
     monkeypatch.chdir(playground)
     assert main("evaluate", "--run", "runs/whole") == 0
@@ -245,15 +211,6 @@ def test_absent_clients(playground, monkeypatch):
     assert list((playground / "runs" / "fedecider").rglob("events.out.tfevents*"))
     per_round = json.loads((playground / "runs" / "fedecider" / "communication.json").read_text())["rounds"]
     assert [len(entry["clients"]) for entry in per_round] == [2, 2]
-
-
-@pytest.mark.slow
-def test_other_methods(playground, monkeypatch):
-    monkeypatch.chdir(playground)
-    short_run(playground, "fedavg")
-    short_run(playground, "local")
-    local = json.loads((playground / "runs" / "local" / "communication.json").read_text())
-    assert local["total"] == {"down": 0, "up": 0}
 
 
 def test_recommending_from_the_wrong_pieces(playground, monkeypatch, capsys):

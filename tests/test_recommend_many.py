@@ -10,8 +10,7 @@ import pytest
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.models import loaded
-from fedecider.models.histories import Items, allowed_items, exact_history
-from fedecider.models.lists import keys_in, pictures_in
+from fedecider.models.histories import Items, allowed_items
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import NO_HISTORY_HYBRID
 
@@ -117,11 +116,6 @@ def test_filters_by_hand():
         with pytest.raises(ValueError, match="expected") as error:
             allowed_items(ITEMS, **{"exclude": None, "candidates": None, "stock": None, **bad})
         assert expected in str(error.value)
-
-
-def test_entries_of_many_are_never_guessed():
-    numbers, num_unknown = exact_history(ITEMS, ["b", "Beta", "beta", "BETA", "Alpah"], "skip")
-    assert ([one.number for one in numbers], num_unknown) == ([1, 1, 2], 2)
 
 
 def test_beams_that_end_at_items_which_may_not_come_are_completed():
@@ -265,28 +259,3 @@ def test_filters_over_http_are_those_of_the_recommender(run):
         nothing = web.post("/recommend", json={"domain": "crime", "history": history, "candidates": ["x"]})
         assert nothing.status_code == 422
         assert "got filters that leave none" in nothing.json()["detail"]
-
-
-def test_a_file_that_is_not_there_is_no_item(tmp_path):
-    with pytest.raises(ValueError, match="which is no file"):
-        keys_in(str(tmp_path / "blocked.csv"), "exclude")
-    assert keys_in("a | b", "exclude") == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ("sku,image\na,https://x.example/a.jpg\nb,\n", {"a": "https://x.example/a.jpg"}),
-        ("sku,image\na,javascript:alert(1)\n", r"got the picture 'javascript:alert\(1\)' in row 1"),
-        ("sku,image\na,https://x.example/'; script-src *\n", "got the picture .* expected https://HOST/"),
-        ("sku,colour\na,red\n", "with the columns sku, colour, expected one of addresses called picture, image"),
-    ],
-)
-def test_pictures_are_read_from_a_table(tmp_path, rows, words):
-    path = tmp_path / "pictures.csv"
-    path.write_text(rows)
-    if isinstance(words, dict):
-        assert pictures_in(str(path)) == words
-        return
-    with pytest.raises(ValueError, match=words):
-        pictures_in(str(path))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fedecider.data.dropped import Dropped, Size
+from fedecider.data.dropped import Size
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.readers import SOURCES, ReadOptions
@@ -14,23 +14,6 @@ from fedecider.data.readers.reading import Columns
 
 RATED = ReadOptions(min_rating=3)
 LOW = {"rating below min_rating": {"events": 1}}
-
-
-def test_counts_and_words():
-    dropped = Dropped()
-    assert str(dropped) == "left out: nothing"
-    dropped.add("blank lines", lines=0)
-    dropped.add("low", events=1)
-    dropped.add("low", events=1999, users=1)
-    left = dropped.step("core", Size(9, 8, 7), Size(8, 8, 4))
-    assert left == Size(8, 8, 4)
-    assert dropped.plain() == {
-        "blank lines": {"lines": 0},
-        "low": {"events": 2000, "users": 1},
-        "core": {"users": 1, "items": 0, "events": 3},
-    }
-    assert str(dropped) == "left out: low (1 user, 2,000 events); core (1 user, 3 events)"
-    assert str(Dropped(dropped.plain())) == str(dropped)
 
 
 # A good event, one that is left out on purpose, a blank line and a bad line, in the layout of each source.
@@ -167,21 +150,6 @@ def test_preparation_adds_up_by_hand(write, tmp_path, capsys):
     assert "below k_core or min_length (1 user, 2 items, 4 events); repeats (1 event); users chosen" in printed
 
 
-def test_loading_tells_what_is_left(write, tmp_path, capsys):
-    write("shop.csv", ["user,item", "a,1", "a,2", "a,3", "a,3", "b,1", "b,2", "b,3", "c,1", "b"])
-    config = InteractionsConfig("shop", "csv", str(tmp_path))
-    told = []
-    load_interactions(config, told.append)
-    assert told == [
-        "shop: 2 users, 3 items, 6 events; order of a user's events: file order: no times, so a user's last row is the "
-        "test item; left out: unreadable lines (1 line); "
-        "below min_user_events or min_item_events (1 user, 1 event); repeats (1 event)"
-    ]
-    load_interactions(config)
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err.splitlines()[-1]) == ("", told[0])
-
-
 def test_bad_lines_of_the_titles_are_counted(write, tmp_path):
     write("u.data", [f"{u}\t{i}\t4\t{i}" for u in (1, 2) for i in (7, 8, 9)])
     write("movies.dat", ["7::Seven (1995)::Drama", "8::Eight", "", "9"])
@@ -189,12 +157,3 @@ def test_bad_lines_of_the_titles_are_counted(write, tmp_path):
     assert data.card["raw"]["bad_lines"]["count"] == 2
     assert data.card["dropped"]["unreadable lines"] == {"lines": 2}
     assert data.card["dropped"]["blank lines"] == {"lines": 1}
-
-
-def test_public_users_of_prepared_data_are_counted(packed, tmp_path):
-    folder = packed({"games": {f"u{u}": [(item, item) for item in range(4)] for u in range(6)}})
-    out = str(tmp_path / "out")
-    domain = prepare(PrepareConfig("packed", str(folder), "games", out, k_core=0, users_per_domain=4))["games"]
-    data = load_interactions(InteractionsConfig("games", "prepared", out))
-    assert data.card["dropped"]["public users"] == {"users": 2, "events": 8}
-    assert domain.public.num_events == 8

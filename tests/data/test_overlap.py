@@ -169,22 +169,6 @@ def test_keys_without_their_leading_zero_are_said():
     assert unlike_marks(shown) == ""
 
 
-def test_marks_of_an_older_format_are_to_be_made_again():
-    old = {**marks_of(NORTH, b"agreed").plain(), "format": 1}
-    with pytest.raises(ValueError, match=r"got north.json of format 1, expected 2: make it again"):
-        marks_from(old, "north.json")
-
-
-def test_overlap_says_that_keys_are_written_in_two_ways(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "secret.txt").write_bytes(SECRET)
-    for name, keys in (("north", ["01", "02"]), ("south", ["1", "2"])):
-        save_domains({name: company(name, keys, [[0, 1, 0], [1, 0, 1]])}, name)
-        assert main(["overlap", "--data", name, "--secret_file", "secret.txt", "--output", f"{name}.json"]) == 0
-    assert main(["overlap", "north.json", "south.json"]) == 0
-    assert "different items: 2 of north and south. Where" in " ".join(capsys.readouterr().out.split())
-
-
 def test_two_companies_compare_files_before_they_show_a_key(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for one in THREE.values():

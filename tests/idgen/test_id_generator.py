@@ -20,7 +20,7 @@ from idgen.id_generator import (
     train_id_generator,
 )
 from idgen.keywords import STOP_WORDS, own_words
-from idgen.tokenizer import clean_words, encode_ids, train_tokenizer
+from idgen.tokenizer import clean_words, train_tokenizer
 
 HARD = [
     "title: the the fox fox fox; brand: fox",
@@ -92,15 +92,6 @@ def test_a_word_is_not_left_in_its_middle():
     assert _next(last[1], spelling, limits, 1) == {}
 
 
-def test_least_words_come_before_the_end_while_there_are_some():
-    spelling = {"fox": _Spelling((8,), (8,)), "sea": _Spelling((9,), (9,))}
-    limits = Words(3, 4, False)
-    one = _next(_Draft([], ["fox", "sea"]), spelling, limits, 1)[8]
-    assert set(_next(one, spelling, limits, 1)) == {9}
-    two = _next(one, spelling, limits, 1)[9]
-    assert set(_next(two, spelling, limits, 1)) == {1}
-
-
 def test_stop_words_come_last():
     generator = random_generator(TOKENIZER, 1)
     plenty, none, single = generator.candidates([HARD[5], HARD[3], "title: the fox"])
@@ -111,11 +102,6 @@ def test_stop_words_come_last():
         stop = [not set(own_words(text)[1]).isdisjoint(candidate.split()) for candidate in found]
         assert stop == sorted(stop)  # first all without one
     assert any(stop)
-
-
-def test_ids_do_not_depend_on_the_precision_of_the_training():
-    plain, texts = random_generator(TOKENIZER, 6), [*TEXTS, *HARD]
-    assert plain._replace(bf16=True).candidates(texts) == plain.candidates(texts)
 
 
 def test_equal_texts_have_other_words_before_suffixes():
@@ -153,16 +139,6 @@ def test_a_later_item_gets_an_id_that_none_has():
             ["n1", "n2"], [TEXTS[3], "title: violin engine"], TOKENIZER, generator, taken=ids.token_ids
         ).texts
     )
-
-
-def test_pieces_that_cross_words_are_no_trouble():
-    crossing = train_tokenizer(TEXTS, 400, phrases=["red fox", "blue fox kitten"])
-    assert len(encode_ids(crossing, ["red fox"])[0]) == 1
-    ids = make_item_ids(
-        ["a", "b"], ["title: red fox", "title: blue fox kitten"], crossing, random_generator(crossing, 0)
-    )
-    assert ids.report["own_word_share"] == 1.0
-    assert encode_ids(crossing, ids.texts) == ids.token_ids
 
 
 def trained(seed: int) -> tuple[IDGenerator, list[dict[str, float]]]:
@@ -211,12 +187,6 @@ def test_a_diverged_training_is_told(losses, told, monkeypatch):
         return
     with pytest.raises(Diverged, match=rf"^diverged {told}.*pretrain\.ids keywords"):
         train_id_generator(generator, TEXTS, epochs=epochs)
-
-
-def test_a_rate_that_is_too_large_is_told(monkeypatch):
-    monkeypatch.setattr(id_generator, "LEARNING_RATE", float("inf"))
-    with pytest.raises(Diverged, match="learning_rate inf: the loss is nan"):
-        train_id_generator(build_id_generator("", TOKENIZER, 0), TEXTS, epochs=3)
 
 
 def test_a_generator_from_a_folder(tmp_path):

@@ -12,7 +12,7 @@ from tiny_causal import byte_level_tokenizer
 
 from idgen.config import Words
 from idgen.item_ids import ItemIds, assign_item_ids, keyword_item_ids, quality
-from idgen.keywords import keyword_candidates, split_fields
+from idgen.keywords import keyword_candidates
 from idgen.tokenizer import decode_ids, encode_ids, train_tokenizer
 from idgen.trie import Trie
 
@@ -118,23 +118,6 @@ def test_fallback_takes_numbers_then_hashes():
     check(ids)
     tight = assign_item_ids(["a", "b"], [["red fox"]] * 2, TOKENIZER, 2)
     assert tight.texts == ["red fox", "red 2"]  # no room for three tokens: the base gives way
-
-
-@pytest.mark.parametrize("keys", [[], ["a", "a"]])
-def test_bad_keys_are_refused(keys):
-    with pytest.raises(ValueError, match="item keys"):
-        assign_item_ids(keys, [[] for _ in keys], TOKENIZER)
-
-
-def test_fields():
-    assert split_fields("title: dark: one; brand: na; description: a; b: c") == {
-        "title": "dark: one",
-        "brand": "na",
-        "description": "a",
-        "b": "c",
-    }
-    assert split_fields("just words") == {"title": "just words"}
-    assert split_fields("  ") == {}
 
 
 def test_keywords_by_hand():

@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from exact_scores import allowed_tokens
-from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain, make_ids, make_tokenizer
 
 from idgen.config import SampleConfig
 from idgen.events import event_table, window_ends
 from idgen.item_ids import ItemIds
-from idgen.losses import sequence_loss
 from idgen.samples import encode_histories, eval_batches, num_batches, num_samples, train_batches
 from idgen.synthetic import nearest_items
 from idgen.tasks import build_task
-from idgen.trie import Trie
 
 DOMAIN = make_domain()
 TOKENIZER = make_tokenizer([DOMAIN])
@@ -152,13 +148,6 @@ def test_synthetic_histories_come_on_top_and_have_one_target(kind):
     assert np.mean(near_target) > 0.6  # a quarter of the items are any items
 
 
-def test_synthetic_histories_stand_beside_cropped_histories():
-    """The places of synthetic histories are drawn with an empty history, which is not cropped."""
-    task = task_of(neighbours=near_items(), **LAST, pairs=True, synthetic_share=0.75)
-    batches = list(train_batches([task], 3, torch.Generator().manual_seed(1)))
-    assert len(batches) == num_batches(task, 3) > num_batches(task_of(**LAST), 3)
-
-
 def test_synthetic_histories_read_no_interaction():
     """Other users, the same catalogue: the synthetic histories of the same seed stay what they were."""
     near = near_items()
@@ -175,36 +164,3 @@ def test_synthetic_histories_read_no_interaction():
     synthetic_old = [row for row in found(old) if row not in [[10 + i for i in s[:2]] for s in old]]
     synthetic_new = [row for row in found(new) if row not in [[10 + i for i in s[:2]] for s in new]]
     assert synthetic_old == synthetic_new
-
-
-def test_synthetic_histories_without_neighbours_are_refused():
-    with pytest.raises(ValueError, match="without text neighbours"):
-        list(train_batches(task_of(synthetic_share=0.5), 3, torch.Generator()))
-
-
-def test_an_id_that_begins_another_needs_an_end_token():
-    with pytest.raises(ValueError, match="the ID of item 1 is the beginning of that of item 0"):
-        Trie.build([[3, 4], [3]], None)
-    trie = Trie.build([[3, 4], [5]], None)
-    assert allowed_tokens(trie, []) == [3, 5]
-    assert allowed_tokens(trie, [3]) == [4]
-    assert allowed_tokens(trie, [5]) == [0]  # nothing can follow
-    assert trie.label_IT.tolist() == [[3, 4], [5, -100]]
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({**EVERY, "pairs": True}, "pairs"),
-        ({"synthetic_share": 1.0}, "synthetic_share 1.0"),
-    ],
-)
-def test_settings_that_do_not_go_together(settings, expected):
-    with pytest.raises(ValueError, match=expected):
-        SampleConfig(**settings)
-
-
-def test_a_t5_says_that_it_wants_one_target():
-    batch = next(train_batches(task_of(), 3, torch.Generator()))
-    with pytest.raises(ValueError, match=r"Set pretrain\.samples\.templates to natural"):
-        sequence_loss(tiny_t5(), batch)

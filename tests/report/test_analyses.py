@@ -1,13 +1,12 @@
 """The numbers of the analyses, by hand; and all of them together from a small run folder."""
 
-import dataclasses
 import math
 
 import pytest
 import torch
-from analysis_toys import DOMAINS, toy_domains, toy_run
+from analysis_toys import toy_domains, toy_run
 
-from fedecider.cross_silo.analyses import run_analysis, run_shapes
+from fedecider.cross_silo.analyses import run_analysis
 from fedecider.data.encoders import Encoder
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.federation.streams import stream
@@ -16,16 +15,12 @@ from fedecider.report.analyses import (
     boundary_shock,
     distance_correlation,
     domain_distances,
-    evidence_note,
-    logged_rows,
     newest_titles,
     popularity_table,
-    sample_texts,
     timing,
     traffic_table,
     train_counts,
 )
-from fedecider.running.run_folder import RunFolder
 
 VECTORS = {"p": [3.0, 0.0], "q": [1.0, 0.0], "r": [0.0, 2.0], "s": [4.0, 4.0]}
 
@@ -84,29 +79,10 @@ def test_undefined_correlations_are_none():
     assert distance_correlation(draw_KK, draw_KK + draw_KK.T)["p_value"] is None  # too many orders to try
 
 
-def test_the_note_says_how_little_three_clients_show():
-    assert "2 off-diagonal entries" in evidence_note(3)
-    assert "1/6 = 0.167" in evidence_note(3)
-    assert "too little" in evidence_note(3)
-    assert "1/120" in evidence_note(6)  # order of 5 others
-    assert "too little" not in evidence_note(6)
-    assert "no order" in evidence_note(2)
-
-
 def test_titles_of_a_user_never_hold_held_out_items():
     domain = toy_domains()["crime"]
     assert newest_titles(domain)[4] == "C; B; A; A"  # events a a b c | d a
     assert newest_titles(domain, num=2)[4] == "C; B"
-
-
-def test_sampled_texts_keep_their_order():
-    texts = [f"t{number:02d}" for number in range(30)]
-    drawn = sample_texts(texts, 10, stream(0, "texts"))
-    assert drawn == sorted(set(drawn))
-    assert len(drawn) == 10
-    assert drawn == sample_texts(texts, 10, stream(0, "texts"))
-    assert drawn != texts[:10]
-    assert sample_texts(texts, 30, stream(0, "texts")) == texts
 
 
 def positions(crime, comics):
@@ -194,12 +170,6 @@ def test_seconds_and_the_first_round_near_the_best():
     assert timing(rounds, ["crime", "comics"], tolerance=0.001)["near_round"] == 3
 
 
-def test_logged_rows_leave_gaps():
-    record = {"clients": [{"client": 2, "norms": [1.0, 2.0]}, {"client": 0}]}
-    assert logged_rows(record, "norms", 3) == [None, None, [1.0, 2.0]]
-    assert logged_rows(record, "cosine", 3) is None
-
-
 def test_boundary_shock_is_after_minus_before():
     found = boundary_shock(records(), ["crime", "comics"])
     assert found["change"]["crime"] == pytest.approx([-0.1, 0.0])
@@ -235,23 +205,3 @@ def test_a_run_without_fusion_weights_beside_another_run(tmp_path):
     assert all(entry["equal"] for entry in found["traffic"])
     same = run_analysis(other.root, toy_domains(), "tfidf", compare=toy_run(tmp_path / "again").root)
     assert same["lines"] == ["fedecider (post_broadcast)", "fedecider (post_broadcast) of again"]
-
-
-def test_other_data_are_refused(tmp_path):
-    folder, domains = toy_run(tmp_path / "run"), toy_domains()
-    with pytest.raises(ValueError, match="expected those of the run"):
-        run_analysis(folder.root, {name: domains[name] for name in reversed(DOMAINS)}, "tfidf")
-    clients = domains["crime"].clients
-    renamed = clients._replace(users=["someone", *clients.users[1:]])
-    with pytest.raises(ValueError, match="other users for fedecider"):
-        run_analysis(folder.root, {**domains, "crime": dataclasses.replace(domains["crime"], clients=renamed)}, "tfidf")
-
-
-def test_shapes_come_from_the_header_with_the_rank_of_one_client(tmp_path):
-    folder = toy_run(tmp_path / "run")
-    assert isinstance(folder, RunFolder)
-    shapes = run_shapes(folder, "comics", 2)
-    assert {name: tuple(shape) for name, shape in shapes.items()} == {
-        "decoder.q": (2, 3, 5, False),
-        "encoder.q": (2, 4, 4, False),
-    }

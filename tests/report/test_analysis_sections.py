@@ -4,7 +4,7 @@ import pytest
 from analysis_toys import toy_domains, toy_run
 
 from fedecider.cross_silo.analyses import run_analysis
-from fedecider.report.analysis_sections import fusion_section, sections_of
+from fedecider.report.analysis_sections import sections_of
 
 TITLES = [
     "How alike the domains are",
@@ -41,55 +41,10 @@ def test_every_part_of_a_run_with_fusion_weights(analysis):
             figure.to_json()
 
 
-def test_figures_of_models_take_the_colours_of_the_page(analysis):
-    own, other = analysis["lines"]
-    colours = {own: "#111111", other: "#222222", "post_broadcast": "#111111", "pre_upload": "#333333"}
-    figures = {one.title: one.figures for one in sections_of(analysis, colours)}
-    for title in (TITLES[1], TITLES[2]):
-        drawn = {bar.name: bar.marker.color for figure in figures[title] for bar in figure.data}
-        assert drawn == {own: "#111111", other: "#222222"}
-    assert {curve.name: curve.line.color for curve in figures[TITLES[3]][0].data} == {
-        "post_broadcast": "#111111",
-        "pre_upload": "#333333",
-    }
-    assert figures[TITLES[6]][0].data[0].line.color == "#111111"
-
-
-def test_fusion_weights_are_one_figure_and_may_have_gaps():
-    weights = {"domains": ["a", "b"], "rounds": [1, 2], "alpha": [[[1.0, None], [2.0, -3.0]], [[1.0, 2.0], [0.5, 1.0]]]}
-    (one,) = fusion_section(weights, 2)
-    assert len(one.figures) == 1
-    assert one.figures[0].data[0].zmax == 3.0
-    assert fusion_section(None, 2) == fusion_section({}, 2) == []
-
-
 def test_parts_that_do_not_apply_are_left_out(tmp_path):
     sections = sections_of(run_analysis(toy_run(tmp_path / "run", method="fedavg").root, toy_domains(), "tfidf"))
     expected = [TITLES[place] for place in (1, 2, 5, 6)]  # without weights nothing to compare distances with
     assert [one.title for one in sections] == expected
-
-
-def test_distances_name_the_encoder_the_texts_and_the_weakness(analysis):
-    one = section(analysis, TITLES[0])
-    text = " ".join(one.paragraphs)
-    for words in ("TF-IDF + SVD", "joined titles", "held-out", "no order to correlate"):
-        assert words in text
-    assert [row[0] for row in one.tables[0].rows][:2] == ["row of crime", "row of comics"]
-
-
-def test_empty_groups_are_warned_about(analysis):
-    text = " ".join(section(analysis, TITLES[2]).paragraphs)
-    assert "Warning: comics has no test case in the group inactive (bottom 2 % of items)." in text
-    cells = [row for row in section(analysis, TITLES[2]).tables[1].rows if row[1].startswith("inactive")]
-    assert cells[1][:7] == [
-        "comics",
-        "inactive (bottom 2 % of items)",
-        "-",
-        "0",
-        "fedecider (post_broadcast)",
-        "-",
-        "-",
-    ]
 
 
 def test_traffic_joins_equal_rounds_and_says_when_the_formula_fails(analysis):

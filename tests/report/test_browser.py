@@ -14,7 +14,7 @@ from fedecider.cross_silo.page import run_page
 from fedecider.engine.result import RunResult
 from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import validation_curves
-from fedecider.report.page import PRINT_WIDTH, Conclusion, Download, PageTable, Section, write_page
+from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 
 PAPER = 680  # pixels between the margins of A4
 
@@ -127,26 +127,6 @@ def test_print_hides_nothing_and_fits_the_paper(browser, page):
         assert browser.execute_script(overflow) == "visible"
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-
-
-def test_drawings_take_the_width_of_the_paper_and_go_back(browser, page):
-    open_at(browser, page.as_uri(), 1200)
-    unfold(browser)
-    width = "return document.querySelector('#figure-2-1 .main-svg').getBoundingClientRect().width"
-    before = browser.execute_script(width)
-    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
-    assert browser.execute_script(width) == PRINT_WIDTH
-    browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
-    assert browser.execute_script(width) == before > PRINT_WIDTH
-
-
-def test_a_caption_stays_in_sight_where_its_table_scrolls(browser, page):
-    open_at(browser, page.as_uri(), 375)
-    unfold(browser)
-    right = (
-        "return Math.max(...[...document.querySelectorAll('caption span')].map(e => e.getBoundingClientRect().right))"
-    )
-    assert browser.execute_script(right) <= 375
 
 
 def test_a_table_is_saved_from_a_file_without_a_server(browser, page, saved):

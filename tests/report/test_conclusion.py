@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedecider.report.conclusion import Evidence, best_of, conclusion, side
+from fedecider.report.conclusion import Evidence, best_of, conclusion
 
 RULES = ("popularity", "text neighbours + counts")
 
@@ -68,34 +68,11 @@ def test_the_answer_in_every_case(changes, answer):
     assert conclusion(evidence(**changes)).answer.startswith(answer)
 
 
-def test_numbers_that_are_missing_or_not_tested():
-    rows = {"ours": {metric: dict.fromkeys(("mean", "low", "high")) for metric in ("hit@10", "ndcg@10")}}
-    assert conclusion(evidence(rows=rows)).answer == conclusion(evidence(model=math.nan)).answer  # as JSON has it
-    assert side(evidence(model=math.nan), "ours", "popularity", "hit@10") == "unknown"
-    assert side(evidence(model=0.135), "ours", RULES[1], "hit@10") == "overlap"
-    untested = evidence(tests=both("ours", RULES[1], 0.026, math.nan))
-    assert conclusion(untested).paragraphs == conclusion(evidence()).paragraphs  # a p that is no number is no test
-
-
 def test_the_hardest_rule_is_the_one_that_is_named():
     assert best_of(evidence()) == "text neighbours + counts"
     assert best_of(evidence(rule=0.01)) == "popularity"
     assert best_of(evidence(rule=math.nan)) == "popularity"
     assert best_of(evidence(simple=("not there",))) is None
-
-
-def test_entries_beside_it_come_with_their_figures():
-    rows = {**evidence().rows, "own": values(0.15), "local": values(0.2), "broken": values(math.nan)}
-    tests = [paired("ours", "own", 0.009, 0.03), paired("local", "ours", 0.041, 0.2)]
-    beside = {"own": "counts", "local": "training alone", "broken": "a broken one", "absent": "nobody"}
-    said = conclusion(evidence(rows=rows, tests=tests, beside=beside)).paragraphs[-1]
-    for part in (
-        "counts, 15.0 (less, p = 0.03)",
-        "alone, 20.0 (not distinguishable, p = 0.2)",
-        "broken one, not a num",
-    ):
-        assert part in said
-    assert "nobody" not in said
 
 
 @pytest.mark.parametrize(
@@ -148,33 +125,6 @@ def test_who_trained_alone_and_what_was_there_before_the_rounds_must_be_beaten(f
         f"Cannot be said: the data are planted. On them, {'no: the other' if 'No' in answer else 'it is'}"
     )
     assert conclusion(known._replace(rows=evidence().rows)).reservations == [], "no such row, nothing to say"
-
-
-def test_an_entry_that_must_be_beaten_and_is_no_number_is_said():
-    rows = {**evidence().rows, "it": values(math.nan)}
-    said = conclusion(evidence(rows=rows, tests=TESTED, without_exchange={"it": "the other"}))
-    assert ["is not a number" in line for line in said.reservations] == [True]
-    assert said.answer.startswith("Perhaps")
-    alone = conclusion(evidence(tests=TESTED, without_exchange={"ours": "itself"}))  # the entry itself trained alone
-    assert (alone.answer[:7], alone.reservations) == ("By thes", [])
-
-
-def test_agreement_needs_no_reservation():
-    for valid in (
-        {"ours": 0.16, RULES[1]: 0.14},
-        {"ours": 0.12},  # the rule was not ranked on validation items
-        {"ours": 0.12, RULES[1]: math.nan},
-    ):
-        assert conclusion(evidence(valid=valid, tests=TESTED)).reservations == []
-
-
-def test_intervals_without_a_paired_test_are_a_reservation():
-    """Intervals say nothing about pairs of the same users, and nothing is corrected for several looks."""
-    for model, tests, metrics in ((0.159, (), "(hit@10 and ndcg@10)"), (0.159, TESTED[:1], "(ndcg@10)")):
-        (said,) = conclusion(evidence(model, tests=tests)).reservations
-        assert said.startswith("Not tested")
-        assert metrics in said
-    assert conclusion(evidence(model=0.135)).reservations == []  # intervals that overlap are no answer anyway
 
 
 def test_domains_that_go_the_other_way_are_named():

@@ -2,17 +2,11 @@
 
 from fedecider.report.joining import (
     DIFFERENCE,
-    difference_row,
     joining_of_sites,
-    joining_rows,
     joining_sentences,
     without_rows,
     without_sentences,
 )
-
-
-def values(mean):
-    return {metric: {"mean": mean, "low": mean - 0.01, "high": mean + 0.01} for metric in ("hit@10", "ndcg@10")}
 
 
 def joined_by(domain, mean, p_holm, first="fedavg + hybrid", metric="hit@10"):
@@ -44,12 +38,6 @@ JOINING = {
 }
 
 
-TESTS = {
-    name: {"local + hybrid": values(alone), "fedavg + hybrid": values(joined)}
-    for name, alone, joined in (("north", 0.0531, 0.0661), ("south", 0.04, 0.038), ("macro", 0.0466, 0.0521))
-}
-
-
 def test_what_joining_brought_in_customers_bytes_and_seconds():
     assert joining_sentences({}, COST) == []
     first, each, kept, cost = joining_sentences(JOINING, COST)
@@ -59,45 +47,6 @@ def test_what_joining_brought_in_customers_bytes_and_seconds():
     assert kept.startswith("Every client keeps the joint model")
     for part in ("3.1 MB sent", "900 bytes received", "34 s of CPU time", "20 rounds", "30 s"):
         assert part in cost
-
-
-def test_who_leaves_the_joint_model_is_named_and_what_all_have_then():
-    clients = {**JOINING["clients"], "south": {"num_users": 300, "keeps": "half"}}
-    kept = [joined_by("macro", 0.007, 0.01, "joined or local"), joined_by("south", 0.001, 0.5, "joined or local")]
-    tests = [*JOINING["tests"], *kept]
-    said = joining_sentences({**JOINING, "clients": clients, "kept": "joined or local", "tests": tests})
-    assert "south the mean of both updates" in said[2]
-    assert "0.7 more [-0.3, +2.7] (more than chance)" in said[2]
-    assert len(joining_sentences({**JOINING, "chosen": False}, COST)) == 3
-    assert joining_rows({**JOINING, "clients": clients}, TESTS) == [
-        ["north", "750", "5.3", "6.6", "+1.3 [+0.3, +3.3]", "0.004", "the joint model"],
-        ["south", "300", "4.0", "3.8", "-0.2 [-1.2, +1.8]", "0.7", "the mean of both updates"],
-        ["macro", "", "4.7", "5.2", "+0.5 [-0.5, +2.5]", "0.04", ""],
-    ]
-
-
-def test_many_clients_are_counted():
-    tests = [joined_by(f"shop.{n}", 0.01 * (n - 2), 0.01 if n in (0, 5, 6) else 0.5) for n in range(7)]
-    clients = {f"shop.{n}": {"num_users": 9, "keeps": "joined"} for n in range(7)}
-    said = joining_sentences({**JOINING, "clients": clients, "tests": [*tests, joined_by("macro", 0.01, 0.2)]})
-    assert "2 of 7 clients (shop.5, shop.6)" in said[1]
-    assert "1 of 7 clients (shop.0)" in said[1]
-
-
-def test_sites_of_a_deployment_say_the_same_of_themselves():
-    rows = {name: {"fedavg": values(0.1), **difference_row(JOINING, name)} for name in ("north", "south")}
-    assert rows["north"][DIFFERENCE]["hit@10"] == {"mean": 0.013, "low": 0.003, "high": 0.033, "p": 0.002}
-    assert joining_of_sites({"north": {"fedavg": values(0.1)}}) == {}
-    (said,) = joining_sentences(joining_of_sites(rows))
-    assert said.endswith(joining_sentences(JOINING)[1].removeprefix("Client by client"))
-
-
-def test_what_differs_in_nothing_is_no_more_by_chance():
-    level = {"mean": 0.0, "low": 0.0, "high": 0.0}
-    tests = [{**joined_by("north", 0.0, 1.0), "difference": level}, joined_by("macro", 0.0, 1.0)]
-    said = joining_sentences({**JOINING, "clients": {"north": JOINING["clients"]["north"]}, "tests": tests})
-    assert "no more and no fewer [-1.0, +2.0]" in said[0]
-    assert said[1].endswith("north no more and no fewer.")
 
 
 def test_chance_is_judged_over_all_sites():

@@ -24,7 +24,6 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS, train_part
 from fedecider.models import item_texts, new_items
-from fedecider.models.folders import write_manifest
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
@@ -137,7 +136,7 @@ def test_a_new_item_stands_where_its_text_stands(there):
     assert loaded.recommend(["A Later Book"], k=1)[0].key == CRIME.item_keys[7]
 
 
-def test_items_may_be_added_later_and_another_adapter_takes_them_away(there):
+def test_items_may_be_added_later(there):
     rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
     plain = rec.recommend([titles[7]], k=5)
     added = [NewItem("later", "A Later Book", CRIME.item_texts[7]), NewItem("last", "The Last", CRIME.item_texts[9])]
@@ -154,25 +153,11 @@ def test_items_may_be_added_later_and_another_adapter_takes_them_away(there):
     assert rec.items.keys == both.items.keys
     assert rec.recommend(history, k=5) == both.recommend(history, k=5)
     assert [match.key for match in rec.items.search("a later", 1)] == ["later"]
-    shutil.copytree("run", "other")
-    (there / "other" / "adapters" / "comics" / "item_ids.json").write_text("[")
-    write_manifest(Path("other"), [Path("other/backbone"), *Path("other/adapters").iterdir()])
-    with pytest.raises(ValueError, match=r"item_ids\.json"):
-        rec.load_adapter("other", "comics")
-    config = there / "other" / "adapters" / "crime" / "adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "r": 3}))
-    write_manifest(Path("other"), [Path("other/backbone"), *Path("other/adapters").iterdir()])
-    with pytest.raises(ValueError, match="does not fit the backbone"):
-        rec.load_adapter("other", "crime")
-    assert rec.recommend(history, k=5) == both.recommend(history, k=5)  # added items stay where nothing was changed
-    rec.load_adapter("comics").load_adapter("crime")
-    assert "later" not in rec.items.keys
-    assert rec.recommend([titles[7]], k=5) == plain
 
 
 def test_a_hybrid_stays_beside_the_model_when_items_are_added(there):
     rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
-    plain, popular = rec.recommend([titles[7]], k=5), rec.recommend([], k=3)
+    popular = rec.recommend([], k=3)
     later = NewItem("later", "A Later Book", CRIME.item_texts[7])
     rec.add_items([later])
     assert rec.has_hybrid
@@ -183,8 +168,6 @@ def test_a_hybrid_stays_beside_the_model_when_items_are_added(there):
     assert any(item.experts["counts"] > 0.0 for item in answer)
     assert rec.recommend(["A Later Book"], k=1)[0].experts.keys() == found.experts.keys()
     assert [item.key for item in rec.recommend([], k=3)] == [item.key for item in popular]
-    rec.load_adapter("comics").load_adapter("crime")
-    assert rec.recommend([titles[7]], k=5) == plain
 
 
 def test_a_service_takes_items_while_it_runs(there):
@@ -412,8 +395,6 @@ def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone
     exported = fedecider.load(run).export(f"alone-{run}")
     again = Recommender.from_pretrained(exported, "crime", new_items=LATER)
     assert list(again._loaded.table.id_texts[-2:]) == list(new)
-    recommender.load_adapter("comics").load_adapter("crime")
-    assert recommender.recommend(CRIME.titles[3:5], k=5) == plain.recommend(CRIME.titles[3:5], k=5)
     Path("later.jsonl").write_text("".join(json.dumps(item._asdict()) + "\n" for item in LATER))
     words = ("--run", str(run), "--domain", "crime", "--new_items", "later.jsonl", "--k", "3")
     assert main("recommend", *words, "--history", "First") == 0

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import yaml
 from hub_toys import FolderHub
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import fedecider
 from fedecider.models.counts import new_contexts
-from fedecider.models.folders import MANIFEST_FILE, write_manifest
+from fedecider.models.folders import MANIFEST_FILE
 from fedecider.models.hybrid import TENSOR_FILE, load_hybrid, rank
 from fedecider.models.recommender import Recommender
 
@@ -191,77 +191,6 @@ def test_sources_that_are_none_are_one_sentence(case, copy):
     source, kind, expected = SOURCES[case]
     with pytest.raises(kind, match=expected):
         Recommender.from_pretrained(*source(copy))
-
-
-def test_another_adapter_takes_the_place_on_the_same_backbone(run, tmp_path, monkeypatch):
-    fresh = {name: Recommender.from_pretrained(run, name) for name in ("crime", "comics")}
-    moved = Recommender.from_pretrained(run, "crime")
-    fedecider.load(run).export(tmp_path / "saved")
-    monkeypatch.setattr(
-        "fedecider.models.recommender.load_backbone", lambda *_: pytest.fail("the backbone is read again")
-    )
-    for source, domain in (("comics", "comics"), ("crime", "crime"), (run / "adapters" / "comics", "comics")):
-        assert moved.load_adapter(source) is moved
-        assert moved.domain == domain
-        history = list(fresh[domain].items.titles[:3])
-        assert moved.recommend(history) == fresh[domain].recommend(history)
-    moved.load_adapter(tmp_path / "saved", "crime")  # a copy of the backbone
-    assert not moved.has_hybrid
-    assert moved.domain == "crime"
-
-
-def test_an_adapter_that_does_not_fit_leaves_the_present_one_in_place(run, copy):
-    rec = Recommender.from_pretrained(run, "crime")
-    history = list(rec.items.titles[:3])
-    before = rec.recommend(history)
-    config = copy / "adapters" / "comics" / "adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "r": 3}))
-    write_manifest(copy, [copy / "backbone", *(copy / "adapters").iterdir()])
-    with pytest.raises(ValueError, match="does not fit the backbone"):
-        rec.load_adapter(copy, "comics")
-    assert rec.recommend(history) == before
-    weights = copy / "backbone" / "model.safetensors"
-    save_file({name: 2 * tensor for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
-    write_manifest(copy, [copy / "backbone", *(copy / "adapters").iterdir()])
-    with pytest.raises(ValueError, match="needs another backbone"):
-        rec.load_adapter(copy, "crime")
-    assert rec.recommend(history) == before
-
-
-def misfit(folder):
-    """An adapter of comics that passes every check but does not fit."""
-    config = folder / "adapters" / "comics" / "adapter_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "r": 3}))
-    write_manifest(folder, [folder / "backbone", *(folder / "adapters").iterdir()])
-
-
-def test_the_present_adapter_is_put_back_from_memory(copy):
-    """Its files are gone by then."""
-    rec = Recommender.from_pretrained(copy, "crime", hybrid=False)
-    history = list(rec.items.titles[:3])
-    before = rec.recommend(history, k=30)
-    misfit(copy)
-    shutil.rmtree(copy / "adapters" / "crime")
-    with pytest.raises(ValueError, match="does not fit the backbone"):
-        rec.load_adapter("comics")
-    assert rec.domain == "crime"
-    assert same([rec.recommend(history, k=30)], [before])
-
-
-def test_a_recommender_without_its_adapter_does_not_answer(copy, monkeypatch):
-    rec = Recommender.from_pretrained(copy, "crime")
-    misfit(copy)
-    with monkeypatch.context() as patch:
-        patch.setattr(Recommender, "_put_back", lambda *_: pytest.fail("no memory left"))
-        with pytest.raises(pytest.fail.Exception, match="no memory left"):
-            rec.load_adapter("comics")
-    for ask in (
-        lambda: rec.recommend([rec.items.titles[0]]),
-        lambda: rec.load_adapter("crime"),
-        lambda: rec.add_items([]),
-    ):
-        with pytest.raises(RuntimeError, match="Load it anew"):
-            ask()
 
 
 def front_matter(folder):

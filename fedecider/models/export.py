@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -38,7 +37,7 @@ from fedecider.models.item_table import (
     write_items,
 )
 from fedecider.models.tied_table import HEAD, adapted_embeddings
-from idgen.backbones.families import family_of, unwrap
+from idgen.backbones.families import family_of
 from idgen.prompts import SEPARATOR, load_templates, split_template
 from idgen.quantize import keep_trainable, loading_options, quantize_of
 from idgen.ranking_config import RankingConfig
@@ -207,11 +206,6 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
 # The model card of an exported adapter: how prompts are written, a program that needs no code of ours, and
 # results.
 
-INTERVALS_SHOWN = ("hit@10", "ndcg@10", "mrr@10")
-
-Intervals = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Row of a result table -> metric -> ``mean``, ``low``, ``high``."""
-
 
 class Card(NamedTuple):
     """What the model card says."""
@@ -224,70 +218,48 @@ class Card(NamedTuple):
     metrics: Mapping[str, float]
     protocol: str
     """How the metrics were measured, in a sentence or a stamp."""
-    license: str = ""
-    """Empty where nobody has said it."""
     details: Mapping[str, Any] = {}
     """More entries for the table of settings."""
-    intervals: Intervals = {}  # noqa: RUF012 (never written to)
-    """Metrics with 95 % intervals, of the adapter and of what it is compared with."""
-    data: Sequence[tuple[str, str]] = ()
-    """What it was trained on."""
-    privacy: Sequence[str] = ()
-    """Sentences: what the adapter has seen, and what the folder holds of users."""
 
 
-def model_card(card: Card, base_name: str, examples: tuple[str, ...], published_base: str = "") -> str:
+def model_card(card: Card, base_name: str, examples: tuple[str, ...]) -> str:
     """Markdown with the front matter that model hubs read; ``examples`` are titles for the program's history.
 
-    ``base_name``: the backbone, a name of the hub or one of the two paths above; ``published_base`` is named in its
-    place where hubs read it, since they know no paths.
+    ``base_name``: the backbone, a name of the hub or one of the two paths above.
     """
     is_local = base_name in (LOCAL_BACKBONE, INNER_BACKBONE)
     parts = [
-        _front_matter(card, published_base or base_name),
+        _front_matter(card, base_name),
         _introduction(card, base_name),
         f"## From titles to recommendations\n\n{_prompt_text(card.prompt)}\n\n{_how_to_run(base_name)}",
         f"```python\n{program(card.prompt, base_name, is_local, examples)}```",
     ]
-    if published_base and is_local:
-        parts.insert(2, opened_in_one_line(card.prompt.auto_class, published_base))
     if card.alpha:
         total = sum(map(abs, card.alpha.values())) or 1.0
         weights = [(name, f"{value:.4f}", f"{abs(value) / total:.1%}") for name, value in card.alpha.items()]
         parts += ["## Whose directions", _table(("domain", "size of what its direction adds", "share"), weights)]
     parts += ["## Evaluation", card.protocol]
-    if card.intervals:
-        rows = [
-            (row, *map(_interval, (found[name] for name in INTERVALS_SHOWN))) for row, found in card.intervals.items()
-        ]
-        parts.append(_table(("test items, 95 % intervals", *INTERVALS_SHOWN), rows))
     if card.metrics:
         parts.append(_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in card.metrics.items()]))
-    if card.data:
-        parts += ["## Data", _table(("what", "value"), card.data)]
-    if card.privacy:
-        parts += ["## Privacy", "\n".join(f"- {sentence}" for sentence in card.privacy)]
     if card.details:
         settings = [(name, str(value)) for name, value in card.details.items()]
         parts += ["## Settings", _table(("setting", "value"), settings)]
     return "\n\n".join(parts) + "\n"
 
 
-def opened_in_one_line(auto_class: str, name: str, domain: str = "") -> str:
-    """A part of a card: how a repository ``name`` of the hub with its base inside is opened; ``domain``: one adapter of
-    several, which transformers opens by itself."""
-    library, opener, more = "peft", auto_class.replace("Auto", "AutoPeft", 1), ""
-    if domain:
-        library, opener, more = "transformers", auto_class, f', adapter_kwargs={{"subfolder": "adapters/{domain}"}}'
-    lines = [f"from {library} import {opener}", "", f'model = {opener}.from_pretrained("{name}"{more})']
-    named = f', "{domain}"' if domain else ""
-    lines += ["", "# or, with titles in place of tokens:", "import fedecider", ""]
-    lines += [f'rec = fedecider.Recommender.from_pretrained("{name}"{named})']
+def opened_in_one_line(auto_class: str, name: str, domain: str) -> str:
+    """A part of a card: how one adapter of a repository ``name`` of the hub with its base inside is opened."""
+    lines = [
+        f"from transformers import {auto_class}",
+        "",
+        f'model = {auto_class}.from_pretrained("{name}", adapter_kwargs={{"subfolder": "adapters/{domain}"}})',
+        "",
+        "# or, with titles in place of tokens:",
+        "import fedecider",
+        "",
+        f'rec = fedecider.Recommender.from_pretrained("{name}", "{domain}")',
+    ]
     return "\n".join(["## In one line", "", "```py", *lines, "```"])
-
-
-def _interval(value: Mapping[str, float]) -> str:
-    return f"{value['mean']:.4f} [{value['low']:.4f}, {value['high']:.4f}]"
 
 
 def _front_matter(card: Card, base_name: str) -> str:
@@ -296,7 +268,6 @@ def _front_matter(card: Card, base_name: str) -> str:
             "---",
             "library_name: peft",
             f"base_model: {json.dumps(base_name)}",
-            *([f"license: {json.dumps(card.license)}"] if card.license else []),
             "tags: [recommendation, federated-learning, lora, fedecider]",
             "---",
         ]
@@ -513,15 +484,3 @@ def load_adapter(base: Any, folder: Path) -> PeftModel:
     if found != wanted:
         raise ValueError(f"{config} names other layers than {weights.name} holds ({min(found ^ wanted)}), {advice}")
     return model
-
-
-def without_adapters(model: Any) -> Any:
-    """The backbone of ``model``, in place, with its own layers where those of peft's adapters stood."""
-    base = unwrap(model)
-    for path, layer in list(base.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
-            parent, _, name = path.rpartition(".")
-            setattr(base.get_submodule(parent), name, layer.get_base_layer())
-    if hasattr(base, "peft_config"):
-        del base.peft_config
-    return base

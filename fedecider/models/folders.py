@@ -141,47 +141,6 @@ def write_inference_config(config: InferenceConfig, folder: Path) -> Path:
     return folder / INFERENCE_FILE
 
 
-def data_lines(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The table of the card."""
-    clients, public = data["clients"], data["public"]
-    return [
-        ("source", str(data["source"])),
-        ("items", str(data["items"])),
-        ("users of the client", f"{clients['users']}, {clients['events']} events"),
-        (
-            "public users, on whom the backbone was trained",
-            f"{public['users']}, {public['events']} events" if public["users"] else "none",
-        ),
-        ("split", str(data["split"])),
-    ]
-
-
-def privacy_lines(facts: Mapping[str, Any], domain: str, hybrid_inside: bool) -> list[str]:
-    """What the adapter has seen, what bounds what it tells of users, and what the folder holds of them."""
-    method, others = facts["method"], [name for name in facts["clients"] if name != domain]
-    if method == "centralised":
-        seen = f"It was trained on the events of all clients together: {', '.join(facts['clients'])}."
-    else:
-        users = f"the {facts['num_users']} users of `{domain}`"
-        seen = f"It was trained on events of {users}; the last two of each were held out."
-    lines = [seen]
-    if method not in ("centralised", "local") and others:
-        lines.append(
-            f"What the clients {', '.join(others)} sent in the rounds is part of it, and may be read off it: updates, "
-            "no events."
-        )
-    lines += facts["privacy"] or [
-        "Differential privacy was not used: there is no bound (epsilon) on what the adapter tells of a single user."
-    ]
-    lines.append(
-        "The private part of the client's hybrid is inside (`hybrid/`): it holds counts of real users. Do not "
-        "share this folder."
-        if hybrid_inside
-        else "The private part of the client's hybrid, counts of real users, is not in this folder."
-    )
-    return [*lines, "`item_ids.json` holds the keys and titles of the whole catalogue, and nothing of users."]
-
-
 # Checksums of everything that a run hands over, so that a changed file is refused instead of used.
 
 MANIFEST_FILE = "handover.json"

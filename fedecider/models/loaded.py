@@ -21,7 +21,7 @@ from fedecider.models.export import load_adapter
 from fedecider.models.histories import Items, Scored
 from fedecider.models.hybrid import Histories, Hybrid, ModelScores, load_hybrid, rank
 from fedecider.models.item_table import ITEM_FILE, ItemTable
-from fedecider.models.source import Place, Source, file_hashes
+from fedecider.models.source import Place, Source
 from fedecider.running.run_folder import damage_names
 from idgen.decode import constrained_beam_search, stable_topk
 from idgen.item_ids import ItemIds
@@ -90,17 +90,6 @@ def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
     if largest >= num_tokens:
         raise ValueError(f"token {largest} of a tokenizer with {num_tokens} tokens")
     return ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
-
-
-def check_same_base(now: Place, wanted: Place) -> None:
-    """``ValueError`` where an adapter was trained on another backbone than the one that is loaded."""
-    same_place = wanted.backbone.resolve() == now.backbone.resolve()
-    same_format = wanted.inference.quantize == now.inference.quantize
-    if not same_format or not (same_place or file_hashes(wanted.backbone) == file_hashes(now.backbone)):
-        raise ValueError(
-            f"got the adapter in {wanted.adapter}, which needs another backbone than the one in {now.backbone}, "
-            "expected one that was trained on it. Load it with from_pretrained"
-        )
 
 
 # The best items for histories of item numbers: under a model, and under a hybrid with it.

@@ -14,11 +14,9 @@ from threading import RLock
 from typing import Any, NamedTuple, overload
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from torch import Tensor
+from peft import PeftModel
 
 from fedecider.data.encoders import NearTexts, nearest_texts
-from fedecider.models.export import without_adapters
 from fedecider.models.histories import (
     Allowed,
     Answer,
@@ -39,7 +37,6 @@ from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import (
     Loaded,
     adapted,
-    check_same_base,
     mix_allowed,
     ready_to_rank,
     search_allowed,
@@ -52,8 +49,7 @@ from fedecider.models.source import (
     most_popular,
 )
 from fedecider.running.machine import checked_device
-from idgen.backbone import cut_table, load_backbone
-from idgen.new_items import append_rows
+from idgen.backbone import load_backbone
 from idgen.tasks import Task
 from idgen.tokenizer import load_tokenizer
 
@@ -81,11 +77,10 @@ class Recommender:
     One object serves any number of threads, one call after the other.
     """
 
-    def __init__(self, loaded: Loaded, num_tokens: int, device: torch.device, hybrid: bool) -> None:
-        """Made by `from_pretrained`. ``num_tokens``: of the backbone as it was handed over."""
-        self._loaded, self._num_tokens, self._device, self._hybrid = loaded, num_tokens, device, hybrid
+    def __init__(self, loaded: Loaded, device: torch.device) -> None:
+        """Made by `from_pretrained`."""
+        self._loaded, self._device = loaded, device
         self._lock = RLock()
-        self._broken = False
 
     @classmethod
     def from_pretrained(
@@ -121,7 +116,7 @@ class Recommender:
         tokenizer = load_tokenizer(place.backbone)
         base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)
         loaded = adapted(base, tokenizer, found, place, table, device, hybrid)
-        made = cls(loaded, len(tokenizer), device, hybrid)
+        made = cls(loaded, device)
         if new_items:
             made.add_items(new_items)
         return made
@@ -227,7 +222,6 @@ class Recommender:
         check_k(k)
         many, histories = as_histories(history)
         with self._lock:
-            self._check_whole()
             items, count = self.items, len(histories)
             allowed = allowed_items(items, exclude, candidates, stock)
             resolved = [resolve_history(items, one, number, count) for number, one in enumerate(histories)]
@@ -251,7 +245,6 @@ class Recommender:
         """
         check_k(k)
         with self._lock:
-            self._check_whole()
             hybrid, found = self._loaded.hybrid, self.items.resolve(item)
             if hybrid is None:
                 raise ValueError(
@@ -309,7 +302,6 @@ class Recommender:
             found: dict[int, tuple[list[Resolved], int]] = {}
             errors: dict[int, str] = {}
             with self._lock:
-                self._check_whole()
                 for row, (_, history) in enumerate(batch):
                     try:
                         found[row] = exact_history(self.items, history, unknown)
@@ -363,72 +355,12 @@ class Recommender:
         if isinstance(new_items, str | Mapping) or not isinstance(new_items, Sequence):
             raise ValueError(f"got new items {str(new_items)[:200]!r}, expected a list of them")
         with self._lock:
-            self._check_whole()
             now, added = self._loaded, [as_new_item(item) for item in new_items]
             if not added:
                 return
             with_them = add_to(now.place, now.model, now.tokenizer, now.table, added, now.hybrid)
             ready = ready_to_rank(now.source, now.place, now.model, *with_them, self._device)
             self._loaded = ready._replace(num_added=now.num_added + len(added))
-
-    def load_adapter(
-        self, source: str | Path, domain: str | None = None, *, revision: str | None = None
-    ) -> Recommender:
-        """Put another adapter in place, with its items and hybrid, on the backbone that is loaded; returns itself.
-
-        ``source``: a domain of the present source, or another source as for `from_pretrained`. Items that were added
-        are gone afterwards.
-
-        Raises:
-            FileNotFoundError: there is no such source or domain.
-            ValueError: as `from_pretrained`, or the adapter needs another backbone; what was loaded stays in place.
-        """
-        with self._lock:
-            self._check_whole()
-            now = self._loaded
-            if domain is None and str(source) in now.source.domains:
-                found, domain = now.source, str(source)
-            else:
-                found = find_source(source, revision)
-            place = found.place(found.choose(domain))
-            check_same_base(now.place, place)
-            table, tokenizer = read_item_ids(place.adapter), load_tokenizer(place.backbone)
-            self._broken = True  # until one of the two adapters is in place
-            weights = get_peft_model_state_dict(now.model, save_embedding_layers=False)
-            config = now.model.active_peft_config
-            base, added_ND = self._bare_base()
-            try:
-                self._loaded = adapted(base, tokenizer, found, place, table, self._device, self._hybrid)
-            except BaseException:
-                self._put_back(now, base, config, weights, added_ND)
-                self._broken = False
-                raise
-            self._broken = False
-        return self
-
-    def _check_whole(self) -> None:
-        if self._broken:
-            raise RuntimeError(
-                "got a recommender whose adapter could not be put back. Load it anew with from_pretrained"
-            )
-
-    def _put_back(self, now: Loaded, base: Any, config: Any, weights: dict[str, Tensor], added_ND: Tensor) -> None:
-        """The adapter that was there before, from memory: its files may have been changed or removed since."""
-        model = type(now.model)(without_adapters(base), config).to(self._device).eval()
-        fresh = get_peft_model_state_dict(model, save_embedding_layers=False)  # without the rows of added items
-        cut = {name: weights[name][tuple(map(slice, tensor.shape))] for name, tensor in fresh.items()}
-        set_peft_model_state_dict(model, cut)
-        if len(added_ND):
-            append_rows(model, added_ND)
-        kept = ready_to_rank(now.source, now.place, model, now.tokenizer, now.table, now.hybrid, self._device)
-        self._loaded = kept._replace(num_added=now.num_added)
-
-    def _bare_base(self) -> tuple[Any, Tensor]:
-        """The backbone as it was handed over, taken out of the model, and the rows of items that were added."""
-        base = without_adapters(self._loaded.model)
-        added_ND = base.get_input_embeddings().weight.detach()[self._num_tokens :].clone()
-        cut_table(base, self._num_tokens)
-        return base, added_ND
 
     def _answers(
         self,

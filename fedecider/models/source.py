@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedecider.data.store import file_sha256
 from fedecider.models.counts import popularity_probs
 from fedecider.models.folders import (
     ADVICE,
@@ -143,12 +142,6 @@ def verify_place(place: Place, run: RunFolder | None) -> None:
         parts += [place.backbone] if place.backbone.is_relative_to(root) else []
         parts += [place.hybrid] if place.hybrid is not None and root == adapter else []
         verify_manifest(root, parts, ANEW if root == adapter else ADVICE)
-
-
-def file_hashes(folder: Path) -> dict[str, str]:
-    """File -> SHA-256 of what decides how a backbone computes: its configuration, weights and tokenizer."""
-    kept = ("config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors")
-    return {path.name: file_sha256(path) for pattern in kept for path in sorted(folder.glob(pattern))}
 
 
 def _of_folder(folder: Path, name: str) -> Source:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedecider.cross_silo.ended import Ended, Outcome
-from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, save_hybrids, with_hybrid
+from fedecider.cross_silo.entries import KEPT, save_hybrids
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
-from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.models.export import Card, SavedBase, prompt_layout
 from fedecider.models.folders import (
@@ -35,8 +33,6 @@ from idgen.text_vectors import means_alone
 
 BASES = {"none": "full precision", "nf4": "4 bits (nf4)", "int8": "8 bits (int8)"}
 """Format of the frozen layers -> the card's words for it."""
-CARD_COMPARED = ("text neighbours + counts", "popularity")
-"""Simple rules that the card shows beside the adapter."""
 
 
 def export(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
@@ -59,7 +55,6 @@ def export(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
 def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, folder: RunFolder) -> None:
     settings, pretrain, model = run.settings, run.settings.run.pretrain, outcome.kept.model_of(name)
     items, catalogue = run.artifacts.ids[name].items, "" if domain.catalogue.name == name else domain.catalogue.name
-    facts = run_facts(run, outcome.result, name, domain)
     alpha = dict(outcome.added.get(name, {})) if outcome.keeps[name] == "joined" else {}
     test = outcome.result.figures[name]["test"]
     kept = test.get(KEPT, test[outcome.result.reported])
@@ -70,7 +65,7 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
         Card(
             method=run.method.name,
             domain=name,
-            prompt=prompt_layout(model.client.task, settings.ranking, model.base.model, domain.catalogue.name),
+            prompt=prompt_layout(model.client.task, settings.ranking, domain.catalogue.name),
             alpha=alpha,
             metrics={metric: value["mean"] for metric, value in kept.items()},
             protocol=stamp(get_protocol(settings.run.protocol)),
@@ -79,7 +74,7 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
     )
     titles, encoder = pretrain.words.as_written, pretrain.text_encoder
     read = (pretrain.samples, settings.ranking, pretrain.ids, titles, encoder, settings.run.quantize)
-    write_inference_config(InferenceConfig(name, *read, alpha, facts), folder.adapters / name)
+    write_inference_config(InferenceConfig(name, *read, alpha), folder.adapters / name)
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:
@@ -98,36 +93,6 @@ def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:
     if "table" in config.lora_settings.targets:
         details["merging"] = "only into a base whose output was given a table of its own: peft would merge it twice"
     return details
-
-
-def run_facts(run: Ended, result: RunResult, name: str, domain: Domain) -> dict[str, Any]:
-    """The facts of one domain, plain values: ``method``, ``clients``, ``protocol``, ``round``, ``lora_rank``, ``seed``,
-    ``num_users`` and ``rows`` (of the test items; entry -> metric -> ``mean``, ``low``, ``high``; what the client keeps
-    first, where there was a choice, then the reported one), ``privacy`` (sentences) and ``data`` (counts of the data
-    card, or null)."""
-    method, test = run.method.name, result.figures[name]["test"]
-    wanted = (KEPT, with_hybrid(KEPT), result.reported, with_hybrid(method), HYBRID_ROW, *CARD_COMPARED)
-    return {
-        "method": method,
-        "clients": list(run.models.names),
-        "protocol": stamp(get_protocol(run.settings.run.protocol)),
-        "round": run.rounds.best_round,
-        "lora_rank": run.settings.run.lora_rank,
-        "seed": run.settings.run.seed,
-        "num_users": len(domain.clients.sequences),
-        "rows": {label: test[label] for label in wanted if label in test},
-        "privacy": [entry["text"] for entry in result.metrics.get("privacy", {}).values()],
-        "data": _counts(domain.card),
-    }
-
-
-def _counts(card: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the card of a model says of its data; None where the data card has no counts, as that of published data."""
-    if not {"clients", "public", "items", "split"} <= card.keys():
-        return None
-    groups = {name: {field: int(card[name][field]) for field in ("users", "events")} for name in ("clients", "public")}
-    source = card.get("settings", {}).get("source", "prepared data")
-    return {"source": source, "items": int(card["items"]["count"]), "split": str(card["split"]), **groups}
 
 
 def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Path) -> None:

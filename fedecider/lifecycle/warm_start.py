@@ -90,8 +90,7 @@ def train_on(
     save_peft_folder(trained.pair, folder, base_name, family_of(model).task_type, tables)
     write_items(folder, table, task.trie.eos_token_id)
     told = f"trained on by {len(sequences):,} customers after that; the figures are those from before"
-    facts = {**asked.facts, "protocol": f"{asked.facts['protocol']}; {told}"} if "protocol" in asked.facts else {}
-    write_inference_config(asked._replace(facts=facts or asked.facts), folder)
+    write_inference_config(asked, folder)
     if (place.adapter / CARD).is_file():
         card = (place.adapter / CARD).read_text(encoding="utf-8")
         note = f"\n\nThe adapter was {told}.\n"

@@ -1,7 +1,7 @@
 """Adapters as plain PEFT folders, with items, card and a check after reloading.
 
 The folder holds ``adapter_config.json`` and ``adapter_model.safetensors`` (PEFT's format), ``item_ids.json`` (item key
-to title, ID text and token IDs: all that is needed to rebuild the trie) and ``README.md`` (`fedecider.models.export`).
+to title, ID text and token IDs: all that is needed to rebuild the trie) and ``README.md``, the model card.
 
 Shape legend: K domains, R rank, I in features, O out features.
 """
@@ -29,7 +29,6 @@ from fedecider.models.adapters import FACTORS, module_names
 from fedecider.models.directions import compact
 from fedecider.models.item_table import (
     CONFIG_FILE,
-    INNER_BACKBONE,
     LOCAL_BACKBONE,
     WEIGHTS_FILE,
     ItemTable,
@@ -43,8 +42,6 @@ from idgen.quantize import keep_trainable, loading_options, quantize_of
 from idgen.ranking_config import RankingConfig
 from idgen.segments import NOTHING
 from idgen.tasks import Task
-
-# The program of a model card: from titles to the ten best next items, with transformers and peft alone.
 
 
 class PromptLayout(NamedTuple):
@@ -62,129 +59,16 @@ class PromptLayout(NamedTuple):
     max_tokens: int
     """Tokens of a prompt at most, with the end token; the oldest items are left out first."""
     num_beams: int
-    auto_class: str
-    """The class of transformers that loads the backbone."""
-    continues_prompt: bool
-    """Whether ``generate`` returns the prompt with the ID behind it, else the ID behind one start token."""
-    before_tokens: tuple[int, ...] = ()
-    """What is written before the history, with what closes it."""
-    separator_tokens: tuple[int, ...] = ()
-    """What is written between two item IDs."""
-    after_tokens: tuple[int, ...] = ()
-    """What is written behind the history, with what closes the prompt."""
-    longest_id: int = 1
-    """Tokens of the longest item ID, without the end token."""
     prompt_end: int | None = None
-    """Closes the prompt, the last of ``after_tokens``; None: nothing does."""
-
-    @property
-    def may_be_long(self) -> bool:
-        """Whether the items that are shown may not all fit."""
-        items = self.max_history * (self.longest_id + len(self.separator_tokens)) - len(self.separator_tokens)
-        return len(self.before_tokens) + items + len(self.after_tokens) > self.max_tokens
+    """Closes the prompt; None: nothing does."""
 
 
-def program(prompt: PromptLayout, base: str, is_local: bool, examples: tuple[str, ...]) -> str:
-    """The text of the program; it takes the adapter's folder and titles, or ``.`` and ``examples``.
-
-    ``base``: the backbone, a path from the adapter's folder if ``is_local``, else a name of the hub. Where every item
-    ID is one token, all items are scored in one step; else ``generate`` searches among the IDs.
-    """
-    where = f'f"{{folder}}/{base}"' if is_local else f'"{base}"'
-    one_token = prompt.end_token is None and prompt.longest_id == 1
-    parts = [
-        PROGRAM.format(auto=prompt.auto_class, base=where, examples=", ".join(map(repr, examples))),
-        _prompt(prompt),
-        ONE_TOKEN.format(start="" if prompt.continues_prompt else START) if one_token else _search(prompt),
-    ]
-    return "".join(parts)
-
-
-PROGRAM = '''\
-"""The ten best next items: python next_items.py FOLDER "first title" "second title", oldest first."""
-import json, sys, torch
-from peft import PeftModel
-from transformers import {auto}
-
-folder, *history = sys.argv[1:] or [".", {examples}]
-items = json.load(open(f"{{folder}}/item_ids.json", encoding="utf-8"))["items"].values()
-titles = {{tuple(item["tokens"]): item["title"] for item in items}}  # item ID -> title
-seen = [
-    next((tokens for tokens, title in titles.items() if title == wanted), None)
-    or sys.exit(f"got the title {{wanted!r}}, expected one as item_ids.json has it")
-    for wanted in history
-]
-model = {auto}.from_pretrained({base}, use_safetensors=True, trust_remote_code=False)
-model = PeftModel.from_pretrained(model, folder).eval()
-'''
-ONE_TOKEN = """\
-with torch.no_grad():
-    scores = model(input_ids=torch.tensor([prompt]){start}).logits[0, -1]
-found = sorted(titles, key=lambda tokens: -scores[tokens[0]])
-best = [titles[tokens] for tokens in found if tokens not in seen]
-print(*(f"{{place}}\\t{{title}}" for place, title in enumerate(best[:10], 1)), sep="\\n")
-"""
-START = ",\n        decoder_input_ids=torch.tensor([[model.config.decoder_start_token_id]])"
-SEARCH = """\
-closed = [(*tokens, {end}) for tokens in titles]
-num_beams = min(max({num_beams}, 10 + len(set(seen))), len(titles))
-
-
-def allowed(_, row):  # the tokens with which an item ID goes on
-    written = tuple(row.tolist()[{start}:])
-    return [*{{tokens[len(written)] for tokens in closed if tokens[: len(written)] == written != tokens}}] or [{end}]
-
-
-rows = model.generate(
-    input_ids=torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-    num_beams=num_beams, num_return_sequences=num_beams, length_penalty=0.0, early_stopping="never",
-    max_new_tokens={longest}, eos_token_id={end}, prefix_allowed_tokens_fn=allowed,
-    renormalize_logits=True,
-).tolist()
-found = dict.fromkeys(tuple(row[{start} : row.index({end}, {start})]) for row in rows)
-best = [titles[tokens] for tokens in found if tokens in titles and tokens not in seen]
-print(*(f"{{place}}\\t{{title}}" for place, title in enumerate(best[:10], 1)), sep="\\n")
-"""
-
-
-def _prompt(prompt: PromptLayout) -> str:
-    """The lines that make the tokens of the prompt."""
-    separator, after = list(prompt.separator_tokens), list(prompt.after_tokens)
-    before = f"{list(prompt.before_tokens)} + " if prompt.before_tokens else ""
-    joined = f"[token for tokens in shown for token in {f'(*{separator}, *tokens)' if separator else 'tokens'}]"
-    joined += f"[{len(separator)}:]" if separator else ""
-    line = f"prompt = {before}{joined}{f' + {after}' if after else ''}\n"
-    if not prompt.may_be_long:
-        return f"shown = seen[-{prompt.max_history}:]\n{line}"
-    return (
-        f"for number in range({prompt.max_history}, 0, -1):  # the newest items that fit\n"
-        f"    shown = seen[-number:]\n    {line}"
-        f"    if len(prompt) <= {prompt.max_tokens}:\n        break\n"
-    )
-
-
-def _search(prompt: PromptLayout) -> str:
-    return SEARCH.format(
-        end=prompt.end_token,
-        num_beams=prompt.num_beams,
-        start="len(prompt)" if prompt.continues_prompt else 1,
-        longest=prompt.longest_id + 1,
-    )
-
-
-# What a model card says about prompts, taken from a task and the settings of decoding.
-
-
-def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str) -> PromptLayout:
-    """The prompt of template 0, as `idgen.samples.encode_histories` writes it for ``model``."""
-    samples, parts, family = task.config, task.parts, family_of(model)
+def prompt_layout(task: Task, ranking: RankingConfig, catalogue: str) -> PromptLayout:
+    """The prompt of template 0, as `idgen.samples.encode_histories` writes it."""
+    samples, segments, after_L = task.config, task.parts.segments, task.parts.after_PL[0]
     before, after = split_template(load_templates(samples.templates)[0], catalogue)
-
-    def tokens(segments: Any) -> tuple[int, ...]:
-        starts = [(int(parts.segments.start_G[one]), int(parts.segments.length_G[one])) for one in segments]
-        return tuple(int(token) for start, length in starts for token in parts.segments.token_F[start : start + length])
-
-    after_L = parts.after_PL[0]
+    closing = after_L[after_L != NOTHING][-1:]
+    ends = [int(segments.token_F[segments.start_G[segment]]) for segment in closing if segments.length_G[segment]]
     return PromptLayout(
         before=before,
         after=after,
@@ -193,18 +77,14 @@ def prompt_layout(task: Task, ranking: RankingConfig, model: Any, catalogue: str
         max_history=samples.shown_history,
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
-        auto_class=family.auto_class,
-        continues_prompt=family.continues_prompt,
-        before_tokens=tokens(parts.before_PL[0]),
-        separator_tokens=tokens(parts.separator_K[:1]),
-        after_tokens=tokens(after_L),
-        longest_id=max(map(len, task.item_ids.token_ids)),
-        prompt_end=next(iter(tokens(after_L[after_L != NOTHING][-1:])), None),
+        prompt_end=next(iter(ends), None),
     )
 
 
-# The model card of an exported adapter: how prompts are written, a program that needs no code of ours, and
-# results.
+MOVED = (
+    "The backbone is named relative to this folder: keep `backbone/` and `adapters/` together, wherever they are "
+    "moved. When you publish it, write its hub name into `adapter_config.json` and into the first lines of this file."
+)
 
 
 class Card(NamedTuple):
@@ -222,17 +102,17 @@ class Card(NamedTuple):
     """More entries for the table of settings."""
 
 
-def model_card(card: Card, base_name: str, examples: tuple[str, ...]) -> str:
-    """Markdown with the front matter that model hubs read; ``examples`` are titles for the program's history.
+def model_card(card: Card, base_name: str) -> str:
+    """Markdown with the front matter that model hubs read.
 
-    ``base_name``: the backbone, a name of the hub or one of the two paths above.
+    ``base_name``: the backbone, a name of the hub or `LOCAL_BACKBONE`.
     """
-    is_local = base_name in (LOCAL_BACKBONE, INNER_BACKBONE)
     parts = [
-        _front_matter(card, base_name),
+        _front_matter(base_name),
         _introduction(card, base_name),
-        f"## From titles to recommendations\n\n{_prompt_text(card.prompt)}\n\n{_how_to_run(base_name)}",
-        f"```python\n{program(card.prompt, base_name, is_local, examples)}```",
+        f"## Prompts\n\n{_prompt_text(card.prompt)}\n\n{MOVED if base_name == LOCAL_BACKBONE else ''}".strip(),
+        "With FeDecider installed, `fedecider.Recommender.from_pretrained(FOLDER)` recommends, and takes titles with "
+        "typing errors, many histories at once and new items.",
     ]
     if card.alpha:
         total = sum(map(abs, card.alpha.values())) or 1.0
@@ -262,7 +142,7 @@ def opened_in_one_line(auto_class: str, name: str, domain: str) -> str:
     return "\n".join(["## In one line", "", "```py", *lines, "```"])
 
 
-def _front_matter(card: Card, base_name: str) -> str:
+def _front_matter(base_name: str) -> str:
     return "\n".join(
         [
             "---",
@@ -300,31 +180,9 @@ def _prompt_text(prompt: PromptLayout) -> str:
     return _table(("what", "value"), rows)
 
 
-def _how_to_run(base_name: str) -> str:
-    places = {
-        LOCAL_BACKBONE: (
-            "The backbone is named\nrelative to this folder: keep `backbone/` and `adapters/` together, wherever they "
-            "are moved. When you\npublish it, write its hub name into `adapter_config.json` and into the first lines "
-            "of this file."
-        ),
-        INNER_BACKBONE: "The backbone is in\nthis folder, below `backbone/`.",
-    }
-    where = places.get(base_name, f"The backbone is\nloaded from `{base_name}`.")
-    return (
-        "The program below needs transformers and peft, nothing else. Save it as `next_items.py` and run it from any\n"
-        'folder: `python next_items.py FOLDER "first title" "second title"`, titles as in `item_ids.json`, the oldest\n'
-        f"first; without arguments it takes the folder it is run in and the titles in the program. {where}\n\n"
-        "With FeDecider installed, `fedecider.Recommender.from_pretrained(FOLDER)` recommends too, and takes titles\n"
-        "with typing errors, many histories at once and new items."
-    )
-
-
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-# Export of a client's personalised model as a standard PEFT LoRA folder, with a reload check.
 
 
 TOLERANCE = 1e-5
@@ -368,8 +226,7 @@ def export_adapter(
         tables = adapted_embeddings(model.get_base_model())
         save_peft_folder(compact(factors), scratch, base.name, family_of(model).task_type, tables)
         write_items(scratch, items, card.prompt.end_token)
-        text = model_card(card, base.name, tuple(items.titles[:2]))
-        (scratch / "README.md").write_text(text, encoding="utf-8")
+        (scratch / "README.md").write_text(model_card(card, base.name), encoding="utf-8")
         difference = reload_difference(model, scratch, base.folder, prompts)
         if not difference <= TOLERANCE:
             raise ValueError(

@@ -47,7 +47,7 @@ def read_llm_run(root: Path) -> dict[str, Any]:
 
 INFERENCE_FILE = "inference_config.json"
 FIELDS = {"domain": str, "samples": dict, "ranking": dict, "ids": str, "titles_as_written": bool}
-FIELDS |= {"text_encoder": str, "quantize": str, "alpha": dict, "facts": dict}
+FIELDS |= {"text_encoder": str, "quantize": str, "alpha": dict}
 
 
 class InferenceConfig(NamedTuple):
@@ -65,8 +65,6 @@ class InferenceConfig(NamedTuple):
     """Format of the backbone's linear layers while the adapter was trained."""
     alpha: Mapping[str, float]
     """Fusion weight of the client for every domain, the mean over layers; empty for methods without."""
-    facts: Mapping[str, Any] = {}
-    """Facts of the run for the model card (`fedecider.cross_silo.results`)."""
 
     @property
     def words(self) -> Any:
@@ -123,7 +121,6 @@ def read_inference_config(folder: Path) -> InferenceConfig:
         content["text_encoder"],
         content["quantize"],
         alpha,
-        content["facts"],
     )
 
 

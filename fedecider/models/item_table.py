@@ -13,8 +13,6 @@ ITEM_FILE = "item_ids.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 LOCAL_BACKBONE = "../../backbone"
 """The backbone of a run folder, seen from ``adapters/<domain>/``."""
-INNER_BACKBONE = "backbone"
-"""The backbone in a folder that stands for itself, seen from there."""
 
 
 class ItemTable(NamedTuple):

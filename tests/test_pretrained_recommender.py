@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from hub_toys import FolderHub
 from safetensors.torch import load_file

@@ -1,10 +1,13 @@
-"""Stacked optimisers against ``torch.optim``, client by client, and closed-form gradients against autograd."""
+"""Stacked networks and optimisers, and gradients in closed form: by hand, against ``torch`` and autograd."""
 
 import pytest
 import torch
+from toy_federation import toy_federation
 
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, dot_logits, plain_gradients
+from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients
+from embedding_fr.methods import fedfast, fedncf, pfedclr, pfedrec
+from embedding_fr.mlp import mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 
 
@@ -77,3 +80,86 @@ def test_penalty_enters_the_gradient_of_each_client():
     with_penalty, _ = plain_gradients(objective, params, ["user"], batch)
     without, _ = plain_gradients(Objective(dot_logits), params, ["user"], batch)
     assert torch.allclose(with_penalty["user"] - without["user"], 6.0 * params["user"][:2], atol=1e-5)
+
+
+USER, TABLE = {"user": (3, 4)}, {"item_table": (3, 6, 4)}
+
+
+LINEAR = {"scorer.0.weight": (3, 4, 1), "scorer.0.bias": (3, 1)}
+
+
+NETWORK = {"scorer.0.weight": (3, 8, 5), "scorer.0.bias": (3, 5), "scorer.1.weight": (3, 5, 1), "scorer.1.bias": (3, 1)}
+
+
+BUFFER = {"buffer_a": (3, 6, 2), "buffer_b": (3, 2, 4)}
+
+
+CASES = {
+    "inner products": (dot_logits, dot_gradients, {**USER, **TABLE}, ()),
+    "linear": (pfedrec.linear_logits, pfedrec.linear_gradients, {**TABLE, **LINEAR}, ()),
+    "network": (fedncf.ncf_logits, fedncf.ncf_gradients, {**USER, **TABLE, **NETWORK}, ()),
+    "weighted products": (fedfast.gmf_logits, fedfast.gmf_gradients, {**USER, **TABLE, **LINEAR}, ()),
+    "low rank": (pfedclr.low_rank_logits, pfedclr.low_rank_gradients, {**USER, **BUFFER}, TABLE),
+    "full rank": (pfedclr.full_logits, pfedclr.full_gradients, {**USER, **TABLE, "buffer": (3, 6, 4)}, ()),
+}
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("logits", "closed", "trained", "frozen"), CASES.values(), ids=CASES)
+def test_closed_forms_are_the_gradients_of_the_logits(logits, closed, trained, frozen):
+    generator = torch.Generator().manual_seed(3)
+    params = {name: torch.randn(shape, generator=generator) for name, shape in {**trained, **dict(frozen)}.items()}
+    item = torch.tensor([[0, 2, 2, 5], [1, 4, 4, 0]])  # two active clients of three, items twice, one example padded
+    weight = torch.tensor([[0.25] * 4, [0.5, 0.25, 0.25, 0.0]])
+    batch = ExampleBatch(2, item, torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]]), weight)
+    expected, logit = plain_gradients(Objective(logits), params, list(trained), batch)
+    gradients, same = closed(Objective(logits), params, list(trained), batch)
+    torch.testing.assert_close(same, logit)
+    assert gradients.keys() == expected.keys()
+    for name in trained:
+        torch.testing.assert_close(gradients[name], expected[name])
+        assert gradients[name].abs().max() > 0.0
+
+
+def test_forward_by_hand():
+    """Two clients with networks 2 -> 2 -> 1; every hidden unit is cut off by ReLU for one of the rows."""
+    params = {
+        "f.0.weight": torch.tensor([[[1.0, -1.0], [2.0, 0.5]], [[0.0, 1.0], [1.0, 0.0]]]),
+        "f.0.bias": torch.tensor([[0.5, 0.0], [-1.0, 0.0]]),
+        "f.1.weight": torch.tensor([[[1.0], [10.0]], [[2.0], [-3.0]]]),
+        "f.1.bias": torch.tensor([[-0.25], [1.0]]),
+    }
+    row_CBF = torch.tensor([[[1.0, 1.0], [-3.0, 1.0]], [[2.0, 4.0], [-1.0, 0.5]]])
+    # client 0: (1 + 2 + .5, -1 + .5) -> (3.5, 0) -> 3.25; (-3 + 2 + .5, 3 + .5) -> (0, 3.5) -> 34.75
+    # client 1: (4 - 1, 2) -> (3, 2) -> 6 - 6 + 1; (.5 - 1, -1) -> (0, 0) -> 1
+    expected = torch.tensor([[[3.25], [34.75]], [[1.0], [1.0]]])
+    assert torch.allclose(mlp(params, "f", row_CBF), expected)
+
+
+@pytest.mark.parametrize("sizes", [(5, 1), (5, 4, 1), (5, 6, 3, 2)])
+def test_a_shared_network_on_shared_rows_equals_the_stacked_one_and_each_client_alone(sizes):
+    params = start_mlp(toy_federation(), "f", sizes)
+    row_IF, client_CK = torch.randn(9, 3), torch.randn(4, 2)
+    stacked = {name: tensor.expand(4, *tensor.shape) for name, tensor in params.items()}
+    found = mlp_of_catalogue(params, "f", row_IF, client_CK)
+    assert torch.allclose(found, mlp(stacked, "f", row_IF.expand(4, 9, 3), client_CK).mT, atol=1e-6)
+    assert torch.allclose(found[2:3], mlp_of_catalogue(params, "f", row_IF, client_CK[2:3]), atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(5, 1), (5, 4, 3, 2), (5, 6, 1)])
+@pytest.mark.parametrize("num_common", [0, 2])
+def test_closed_form_equals_autograd(sizes, num_common):
+    leaves = {key: one.requires_grad_() for key, one in start_mlp(toy_federation(), "f", sizes, num_clients=3).items()}
+    row_CBF = torch.randn(3, 7, 5 - num_common, requires_grad=True)
+    client_CK = torch.randn(3, num_common, requires_grad=True) if num_common else None
+    weight_CBO = torch.randn(3, 7, sizes[-1])
+    (mlp(leaves, "f", row_CBF, client_CK) * weight_CBO).sum().backward()
+    with torch.no_grad():
+        hidden = mlp_layers(leaves, "f", row_CBF, client_CK)[:-1]
+        found = mlp_gradients(leaves, "f", hidden, weight_CBO.mT, client_CK)
+    assert set(found.layers) == set(leaves)
+    for key, leaf in leaves.items():
+        assert torch.allclose(found.layers[key], leaf.grad, atol=1e-5), key
+    assert torch.allclose(row_gradients(leaves, "f", found), row_CBF.grad, atol=1e-5)
+    assert (found.client_CK is None) == (client_CK is None)
+    assert client_CK is None or torch.allclose(found.client_CK, client_CK.grad, atol=1e-5)

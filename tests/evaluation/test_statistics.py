@@ -1,8 +1,9 @@
-"""Statistics: hand numbers, behaviour under the null, coverage, wording."""
+"""Statistics: hand numbers, behaviour under the null, coverage; choices within their standard error move nothing."""
 
 import math
 from itertools import pairwise, product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,6 +16,8 @@ from fedecider.evaluation.statistics import (
     bootstrap_interval,
     bootstrap_intervals,
     bootstrap_means,
+    clearly_above,
+    clearly_best,
     compare_table,
     distinguishable_winners,
     effect_size,
@@ -291,3 +294,48 @@ def test_many_tests_raise_the_number_of_permutations():
     found = compare_table(positions, torch.Generator().manual_seed(0), num_resamples=20)
     assert len(found) == 60
     assert all(one.distinguishable() for one in found if "low" in (one.first, one.second))
+
+
+ZERO = np.zeros(4)
+
+
+def test_by_hand():
+    """Differences 1, 0, 0, 1 of four users: mean .5, variance 1/3, error sqrt(1/12) = .289."""
+    first_U = np.array([1.0, 0.0, 0.0, 1.0])
+    assert clearly_above([first_U], [ZERO])
+    assert not clearly_above([ZERO], [first_U])
+    assert not clearly_above([np.array([1.0, -1.0, 0.0, 0.5])], [ZERO])  # mean .125, error .427
+
+
+def test_clients_count_alike_whatever_their_size():
+    """A client of 4 users with mean .5 and one of 40 with mean -.5 are level; by users it would be far below."""
+    few_U, many_U = np.array([1.0, 0.0, 0.0, 1.0]), np.tile([-1.0, 0.0], 20)
+    assert not clearly_above([few_U, many_U], [ZERO, np.zeros(40)])
+    assert not clearly_above([ZERO, np.zeros(40)], [few_U, many_U])
+    assert clearly_above([few_U, many_U + 0.7], [ZERO, np.zeros(40)])
+
+
+def test_the_error_falls_with_the_clients():
+    """Mean .2, error of one client sqrt(.96 / 3 / 4) = .28 by hand, of four such clients half of it."""
+    first_U = np.array([1.0, -0.6, 0.4, 0.0])
+    assert first_U.mean() == pytest.approx(0.2)
+    assert not clearly_above([first_U], [ZERO])
+    assert clearly_above([first_U] * 4, [ZERO] * 4)
+
+
+def test_equal_figures_and_single_users_decide_nothing():
+    assert not clearly_above([np.ones(5)], [np.ones(5)])
+    assert not clearly_above([np.array([1.0])], [np.array([0.0])])
+    assert not clearly_above([np.ones(5), np.array([1.0])], [np.zeros(5), np.array([0.0])])
+
+
+def test_users_must_be_the_same():
+    with pytest.raises(ValueError):
+        clearly_above([np.ones(5)], [np.ones(5), np.ones(5)])
+
+
+def test_the_best_of_those_that_are_clearly_above_the_first():
+    better_U, best_U, unsure_U = np.full(4, 0.2), np.full(4, 0.3), np.array([4.0, -4.0, 4.0, -2.0])
+    assert clearly_best([[ZERO], [better_U], [best_U], [unsure_U]]) == 2
+    assert clearly_best([[best_U], [better_U], [ZERO]]) == 0
+    assert clearly_best([[ZERO]]) == 0

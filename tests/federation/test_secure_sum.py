@@ -1,6 +1,8 @@
-"""Masked uploads look uniform, sum to the exact sum of who delivered, and open for nobody else."""
+"""Secure sums: masked uploads look uniform and sum exactly; keys agree; any t shares recover a secret, t - 1 none."""
 
+import itertools
 import secrets
+from collections import Counter
 
 import pytest
 import torch
@@ -9,9 +11,29 @@ from hypothesis import strategies as st
 
 from fedecider.federation import secure_sum as protocol
 from fedecider.federation.secure_rounds import simulated
-from fedecider.federation.secure_sum import announce, decode, encode, join, rules_for, seeded
+from fedecider.federation.secure_sum import (
+    PRIME,
+    SHARE_BYTES,
+    agree,
+    announce,
+    decode,
+    encode,
+    join,
+    keystream,
+    new_pair,
+    public_of,
+    random_coefficients,
+    recover,
+    rules_for,
+    seal,
+    seeded,
+    split,
+    unseal,
+)
 
 COHORT = (1, 2, 3, 7, 11, 25, 40)
+
+
 LENGTH = 15
 
 
@@ -236,3 +258,93 @@ def test_fixed_point_hand_numbers():
     found = parties((0, 1), bits=32)
     total_L = found.send(0, encode(torch.tensor([0.5]), 12)) + found.send(1, encode(torch.tensor([-2.75]), 12))
     assert decode(found.open(total_L, [0, 1]), 12).item() == -2.25
+
+
+def test_both_sides_agree_for_one_label_alone():
+    one, other, third = (new_pair(secrets.token_bytes) for _ in range(3))
+    key = agree(one.private, other.public, b"round 1")
+    assert key == agree(other.private, one.public, b"round 1")
+    assert len({key, agree(one.private, other.public, b"round 2"), agree(one.private, third.public, b"round 1")}) == 3
+
+
+def test_numbers_of_the_standards():
+    # RFC 7748, 5.2: one iteration of k = u = 9; RFC 8439, A.1, test vector 1
+    assert public_of(bytes([9]) + bytes(31)).hex() == "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
+    words = keystream(bytes(32), 2, 64)
+    assert words.numpy().tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28"
+    assert keystream(bytes(32), 4, 32).numpy().tobytes() == words.numpy().tobytes()
+
+
+@pytest.mark.parametrize("public", [bytes(32), b"short"], ids=["of small order", "none"])
+def test_public_keys_that_would_give_the_secret_away_are_refused(public):
+    with pytest.raises(ValueError, match="as a public key"):
+        agree(new_pair(secrets.token_bytes).private, public, b"label")
+
+
+def test_a_sealed_message_opens_unchanged_for_its_receiver_alone():
+    key, plain = secrets.token_bytes(32), secrets.token_bytes(66)
+    sealed = seal(key, plain, b"1 to 2")
+    assert unseal(key, sealed, b"1 to 2") == plain
+    assert len(sealed) == 66 + 16
+    changed = bytes([sealed[0] ^ 1]) + sealed[1:]
+    for wrong in ((key, changed, b"1 to 2"), (key, sealed, b"1 to 3"), (secrets.token_bytes(32), sealed, b"1 to 2")):
+        with pytest.raises(ValueError, match="does not open"):
+            unseal(*wrong)
+
+
+def test_a_seeded_source_repeats_and_never_draws_the_same_twice():
+    one, again, other = seeded(3, "secure", 1), seeded(3, "secure", 1), seeded(3, "secure", 2)
+    drawn = [one(32) for _ in range(3)]
+    assert drawn == [again(32) for _ in range(3)]
+    assert len({*drawn, other(32)}) == 4
+
+
+@given(
+    st.integers(0, 2**256 - 1),
+    st.integers(2, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))),
+    st.integers(0, 2**32),
+    st.randoms(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_t_shares_give_the_secret_back(secret, sizes, seed, order):
+    count, threshold = sizes
+    places = order.sample(range(1, 10**6), count)
+    shares = split(secret, places, random_coefficients(threshold, seeded(seed, "shares")))
+    assert all(value.bit_length() <= 8 * SHARE_BYTES for value in shares.values())
+    chosen = order.sample(places, threshold)
+    assert recover({place: shares[place] for place in chosen}, threshold) == secret
+    assert recover(shares, threshold) == secret
+
+
+@given(st.integers(0, 12), st.integers(2, 3), st.randoms())
+@settings(max_examples=20, deadline=None)
+def test_one_share_less_says_nothing_at_all(secret, threshold, order):
+    """Over a field of 13 numbers: what t - 1 holders see is seen equally often with every secret."""
+    holders = order.sample(range(1, 13), threshold)
+    variants = {
+        other: Counter(
+            tuple(list(split(other, holders, coefficients, prime=13).values())[:-1])
+            for coefficients in itertools.product(range(13), repeat=threshold - 1)
+        )
+        for other in range(13)
+    }
+    assert len(variants[secret]) == 13 ** (threshold - 1)
+    assert all(variant == variants[secret] for variant in variants.values())
+    full = {tuple(split(secret, holders, c, 13).values()) for c in itertools.product(range(13), repeat=threshold - 1)}
+    other = {
+        tuple(split(secret + 1, holders, c, 13).values()) for c in itertools.product(range(13), repeat=threshold - 1)
+    }
+    assert not full & other  # while all t of them say everything
+
+
+def test_hand_numbers():
+    shares = split(7, [1, 2, 5], [3, 2], prime=11)  # 7 + 3 x + 2 x^2
+    assert shares == {1: 1, 2: 10, 5: 6}
+    assert recover(shares, 3, prime=11) == 7
+    assert recover({1: 1, 2: 10}, 2, prime=11) != 7  # a line through two points of the parabola
+
+
+def test_the_field_holds_32_bytes_and_is_one():
+    assert PRIME > 2**256
+    assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 65537))
+    assert len(random_coefficients(4, secrets.token_bytes)) == 3

@@ -1,19 +1,22 @@
-"""A hybrid as a whole: fitting, ranking, positions, leakage, the files."""
+"""A hybrid as a whole: fitting, choice of its weights, ranking, positions, leakage, the files."""
 
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from hybrid_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
 from safetensors.numpy import load_file, save_file
+from scipy.optimize import minimize
 
 from fedecider.data.encoders import nearest_texts, unit_vectors
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import rank_held_out, train_part
 from fedecider.federation.streams import stream
+from fedecider.models import client_model as asking
 from fedecider.models.counts import count_events, held_out_contexts, training_contexts
 from fedecider.models.hybrid import (
     NUM_BUCKETS,
@@ -24,15 +27,26 @@ from fedecider.models.hybrid import (
     blocks_of,
     candidate_probs,
     catalogue_probs,
+    choose_weights,
     fit_hybrid,
+    fit_mixture,
+    fit_weights,
     load_hybrid,
+    log_likelihood,
     positions,
     rank,
     save_hybrid,
+    sides_of,
 )
+from idgen.ranking import RankingContext
+from idgen.ranking_config import RankingConfig
 
 USERS = sequences(12)
+
+
 UNIT = unit_vectors(vectors())
+
+
 KEYS = [f"item{n:02d}" for n in range(NUM_ITEMS)]
 
 
@@ -43,7 +57,11 @@ def fitted(users=USERS, model=None):
 
 
 HYBRID = fitted()
+
+
 ASKED = held_out_contexts(USERS, "test")
+
+
 HISTORIES = ASKED.histories
 
 
@@ -274,3 +292,175 @@ def test_a_damaged_hybrid_is_refused_in_one_sentence(case, tmp_path):
         load_hybrid(folder, KEYS)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+PROBS = np.random.default_rng(2).gamma(0.4, size=(60, 4))
+
+
+def optimum(prob_NE, prior_E):
+    """The same objective by a general optimiser, over a softmax."""
+
+    def value(logit_E):
+        weight_E = np.exp(logit_E - logit_E.max())
+        weight_E /= weight_E.sum()
+        return -np.log(prob_NE @ weight_E).sum() - (prior_E * np.log(weight_E + 1e-300)).sum()
+
+    found = minimize(value, np.zeros(prob_NE.shape[1]), method="BFGS", options={"gtol": 1e-9}).x
+    weight_E = np.exp(found - found.max())
+    return weight_E / weight_E.sum()
+
+
+@pytest.mark.parametrize("prior", [0.0, 5.0])
+def test_em_finds_the_optimum(prior):
+    prior_E = prior * np.array([0.5, 0.1, 0.1, 0.3])
+    weight_E, value = fit_weights(PROBS, prior_E, num_steps=5000)
+    assert weight_E == pytest.approx(optimum(PROBS, prior_E), abs=1e-3)
+    assert value == pytest.approx(np.log(PROBS @ weight_E).mean())
+    assert weight_E.sum() == pytest.approx(1.0)
+
+
+def test_one_step_by_hand():
+    weight_E, _ = fit_weights(np.array([[0.2, 0.6], [0.3, 0.1]]), num_steps=1)
+    assert weight_E.tolist() == pytest.approx([(1 / 4 + 3 / 4) / 2, (3 / 4 + 1 / 4) / 2])
+
+
+def test_an_expert_that_is_always_better_gets_everything():
+    weight_E, _ = fit_weights(np.array([[0.2, 0.1], [0.3, 0.1]]))
+    assert weight_E == pytest.approx([1.0, 0.0], abs=1e-6)
+
+
+def test_without_events_the_weights_are_the_prior():
+    assert fit_weights(np.zeros((0, 2)), np.array([3.0, 1.0]))[0].tolist() == [0.75, 0.25]
+    assert fit_weights(np.zeros((0, 2)))[0].tolist() == [0.5, 0.5]
+    assert log_likelihood(np.zeros((0, 2)), np.array([0.5, 0.5])) == 0.0
+
+
+def test_buckets_have_weights_of_their_own_near_those_of_all():
+    known_N = np.arange(60.0)
+    prob_NE = np.where(known_N[:, None] < 30, [[0.3, 0.1]], [[0.1, 0.3]])
+    mixture = fit_mixture(prob_NE, known_N, ("counts", "uniform"), 2, 10.0)
+    assert mixture.mean_E == pytest.approx([0.5, 0.5])
+    assert mixture.cut_Q.tolist() == [29.5]
+    expected = fit_weights(prob_NE[:30], np.array([5.0, 5.0]))[0]
+    assert mixture.weight_QE[0] == pytest.approx(expected)
+    assert 0.7 < expected[0] < 0.95
+    assert mixture.weight_QE[1] == pytest.approx(expected[::-1])
+    assert mixture.weights(np.array([0.0, 29.0, 30.0])).tolist() == mixture.weight_QE[[0, 0, 1]].tolist()
+
+
+FIRST, FAR = 0.0, 9.0
+
+
+def ranked(hits: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    """Places of ten users' items by the weights: ``hits`` are the users whose item stands first."""
+    return {name: torch.tensor([FIRST if user in found else FAR for user in range(10)]) for name, found in hits.items()}
+
+
+def one_sided(hybrid, name):
+    return hybrid._replace(beside_model=sides_of(hybrid)[name])
+
+
+def test_sides_rank_as_they_do_alone():
+    model = toy_model()
+    hybrid_alone = all_of(rank(one_sided(HYBRID, "counts and texts"), ASKED, model))
+    assert torch.allclose(hybrid_alone, all_of(rank(HYBRID, ASKED, None)))
+    model_alone = one_sided(HYBRID, "model")
+    assert model_alone.beside_model.weight_QE[:, HYBRID.beside_model.experts.index("model")].tolist() == [1.0] * 3
+    assert not torch.allclose(all_of(rank(model_alone, ASKED, model)), hybrid_alone)
+    assert sides_of(HYBRID)["mixture"] is HYBRID.beside_model
+
+
+@pytest.mark.parametrize(
+    ("hits", "taken"),
+    [
+        ({"mixture": [0, 1], "model": [0, 1, 2, 3, 4, 5], "counts and texts": [0, 1]}, "model"),
+        ({"mixture": [0, 1], "model": [0, 1], "counts and texts": [0, 1, 2, 3, 4, 5]}, "counts and texts"),
+        (
+            {"mixture": [0, 1], "model": [0, 1, 2, 3, 4], "counts and texts": [0, 1, 2, 3, 4, 5]},
+            "counts and texts",
+        ),  # the better of two
+        (
+            {"mixture": [0, 1, 2, 3], "model": [2, 3, 4, 5, 6], "counts and texts": []},
+            "mixture",
+        ),  # better, but within noise
+        ({"mixture": [0, 1, 2], "model": [0, 1, 2], "counts and texts": [0, 1, 2]}, "mixture"),
+        ({"mixture": [0, 1, 2, 3], "model": [], "counts and texts": []}, "mixture"),
+    ],
+)
+def test_a_side_is_taken_where_it_is_clearly_better(hits, taken):
+    hybrid, choice = choose_weights(HYBRID, ranked(hits))
+    assert choice.weights == taken
+    assert np.array_equal(hybrid.beside_model.weight_QE, one_sided(HYBRID, taken).beside_model.weight_QE)
+    assert hybrid.alone is HYBRID.alone
+    assert choice.valid["mixture"] == pytest.approx(
+        sum(1.0 if user in hits["mixture"] else 1 / np.log2(FAR + 2) for user in range(10)) / 10
+    )
+
+
+def test_the_chosen_weights_are_kept(tmp_path):
+    """Also those of a side: a saved hybrid ranks as the one that was chosen."""
+    keys = [f"item{number:02d}" for number in range(len(UNIT))]
+    for side in ("model", "counts and texts"):
+        hybrid = one_sided(HYBRID, side)
+        again = load_hybrid(save_hybrid(hybrid, keys, tmp_path / side), keys)
+        assert torch.equal(all_of(rank(again, ASKED, toy_model())), all_of(rank(hybrid, ASKED, toy_model())))
+
+
+def test_ids_of_several_tokens_have_sides_too(monkeypatch):
+    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 2)
+    hybrid = fitted(model=toy_model(num_beams=3))
+    valid = held_out_contexts(USERS, "valid")
+    model = toy_model(num_beams=3)
+    places = {
+        name: positions(hybrid._replace(beside_model=one), valid, model) for name, one in sides_of(hybrid).items()
+    }
+    found, choice = choose_weights(hybrid, places)
+    assert set(choice.valid) == {"mixture", "model", "counts and texts"}
+    assert choice.weights in choice.valid
+    assert found.beside_model.experts == hybrid.beside_model.experts
+
+
+def test_the_model_alone_ranks_its_beams_and_nothing_else():
+    """No item of the hybrid is better than another there; some of them would take places of beams."""
+    model = toy_model(num_beams=3)
+    hybrid = one_sided(fitted(model=model), "model")
+    found = list(rank(hybrid, ASKED, model))
+    beam_BK = model.beams(ASKED.histories, 0)
+    item_BM = torch.cat([batch.item_BM for batch in found])
+    assert [sorted(row) for row in item_BM.tolist()] == [sorted(row) for row in beam_BK.tolist()]
+
+
+HISTORIES_CANDIDATES = [[1, 2], [3, 4, 5, 3]]
+
+
+def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
+    """Four beams are enough for one item behind two; nobody's beams depend on those of others."""
+    searched = []
+
+    def search(model, input_ids_BS, mask_BS, trie, *, num_beams):
+        searched.append((input_ids_BS[:, 0].tolist(), num_beams))
+        return torch.arange(num_beams).expand(len(input_ids_BS), -1), None
+
+    class Catalogue:
+        max_length = 2
+
+        def to(self, device):
+            return self
+
+        def __len__(self):
+            return NUM_ITEMS
+
+    def first_items(task, histories):
+        return torch.tensor([[items[0]] for items in histories]), torch.ones(1)
+
+    monkeypatch.setattr(asking, "constrained_beam_search", search)
+    monkeypatch.setattr(asking, "encode_histories", first_items)
+    task, cpu = SimpleNamespace(trie=Catalogue()), torch.device("cpu")
+    beams = asking.model_scores(None, task, RankingContext(RankingConfig(num_beams=4), device=cpu)).beams
+    found = beams([*HISTORIES_CANDIDATES, [6, 7]], 2)
+    assert searched == [([1, 6], 4), ([3], 5)]
+    assert found.tolist() == [[0, 1, 2, 3, -1], [0, 1, 2, 3, 4], [0, 1, 2, 3, -1]]
+    searched.clear()
+    assert beams(HISTORIES_CANDIDATES, 0).shape == (2, 4)
+    assert beams(HISTORIES_CANDIDATES, 100).shape == (2, NUM_ITEMS)
+    assert [num_beams for _, num_beams in searched] == [4, NUM_ITEMS]

@@ -80,13 +80,6 @@ def test_frames(result):
     assert list(weights.index) == list(weights.columns) == ["crime", "comics"]
 
 
-def test_verdict_page_and_words(result, tmp_path):
-    assert result.verdict.splitlines()[0] == "Would one switch fedecider + hybrid on?"
-    assert result.report(tmp_path / "deep" / "page.html").read_bytes() == result.report().read_bytes()
-    assert "crime, comics" in repr(result)
-    assert "<table" in result._repr_html_()
-
-
 def test_recommenders_from_the_run_from_a_copy_and_from_what_is_published(result, tmp_path):
     history = ["crime-0003", "crime-0005"]
     answer = result.recommender("crime").recommend(history, k=3)
@@ -99,32 +92,6 @@ def test_recommenders_from_the_run_from_a_copy_and_from_what_is_published(result
     assert plain.recommend(history, k=3).items == without.items
     with pytest.raises(ValueError, match="not empty"):
         result.save(folder)
-
-
-def test_push_to_hub_uploads_what_export_writes(result):
-    class Hub:
-        files = ()
-
-        def create_repo(self, repo_id, **options):
-            self.repo_id, self.private = repo_id, options["private"]
-
-        def model_info(self, repo_id):
-            return self
-
-        def upload_folder(self, folder_path, **options):
-            self.files = sorted(path.name for path in folder_path.iterdir())
-            self.bases = {
-                read_json(path)["base_model_name_or_path"] for path in folder_path.rglob("adapter_config.json")
-            }
-            self.card = (folder_path / "README.md").read_text()
-            return "commit"
-
-    hub = Hub()
-    assert result.push_to_hub("me/shops", api=hub) == "commit"
-    assert (hub.repo_id, hub.bases) == ("me/shops", {"me/shops"})
-    assert {"README.md", "adapters", "backbone", "handover.json", "config.json", "model.safetensors"} <= {*hub.files}
-    assert 'AutoModelForCausalLM.from_pretrained("me/shops", adapter_kwargs=' in hub.card
-    assert "\nbase_model: me/shops\n" in hub.card
 
 
 def test_early_stopping_ends_the_run_and_a_stopped_run_goes_on(place, result):

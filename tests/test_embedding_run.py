@@ -428,29 +428,6 @@ def test_the_leaderboard_goes_on_where_it_was_and_says_what_it_compared(data, tm
     assert all(line.startswith("fedmf") for line in made_again)
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("- fedmf", "expected rows with their settings"),
-        ("fedmf: 3", "expected rows with their settings"),
-        ("fedmf: {local_epochs: 0}", "local_epochs"),
-        ("fedmf: {local_epochs: some}", "local_epochs"),
-        ("fedmf: {rank: 3}", "rank"),
-        ("ease: {regularisation: -1}", "regularisation"),
-        ("fedmm: {}", "got settings of fedmm"),
-    ],
-)
-def test_settings_that_cannot_be_are_one_line(data, tmp_path, capsys, content, said):
-    file = tmp_path / "settings.yaml"
-    file.write_text(content)
-    words = [*data, "--methods", "fedmf,ease", "--settings", file, "--output", tmp_path / "board"]
-    assert leaderboard(*words) == 2
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error
-    assert not (tmp_path / "board").exists()
-
-
 def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(data, tmp_path, monkeypatch, capsys):
     central = board._central
 

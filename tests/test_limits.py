@@ -11,7 +11,7 @@ import torch
 from embedding_fr import setup
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.hyperparameter_selection import check_limits
-from fedecider.cross_silo.prepare import load_data, pretrain_stage
+from fedecider.cross_silo.prepare import pretrain_stage
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
@@ -97,18 +97,6 @@ def test_tables_that_do_not_fit_into_the_machine_are_refused(federate, tmp_path,
         in printed
     )
     assert federate("--method", "fedmf", *data, "--embedding_size", 8, "--num_rounds", 1)[0] == 0
-
-
-def test_a_rank_and_a_beam_as_large_as_there_is_use_for_are_taken():
-    settings = parse_settings(["--lora_rank", "48", *map(str, WORDS)])
-    domains = load_data(settings.run)
-    check_limits(settings, domains)
-    most = max(len(domain.item_keys) for domain in domains.values())
-    check_limits(with_beams(settings, most), domains)
-    with pytest.raises(ValueError, match=f"expected at most {most}"):
-        check_limits(with_beams(settings, most + 1), domains)
-    with pytest.raises(ValueError, match="got num_beams 19, expected at least 20: hit@20 is reported"):
-        check_limits(with_beams(settings, 19), domains)
 
 
 def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one_token():

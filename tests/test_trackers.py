@@ -12,7 +12,7 @@ from toy_ratings import FAST, options_of, script, write_ratings
 
 from fedecider.federation.record import read_json
 from fedecider.running.run_folder import RunFolder
-from fedecider.running.trackers import check, flat, metric_name, names_in, result_metrics
+from fedecider.running.trackers import check, result_metrics
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_DIR")
 VALID = "valid/global/ndcg_at_10"
@@ -58,18 +58,6 @@ def events() -> dict[str, dict[int, float]]:
         for tag in reader.Tags()["scalars"]:
             found.setdefault(tag, {}).update({event.step: event.value for event in reader.Scalars(tag)})
     return found
-
-
-def test_names_that_every_tracker_takes():
-    assert metric_name("test", "fedavg (global)", "crime", "hit@10") == "test/fedavg_global/crime/hit_at_10"
-    assert metric_name("valid", "", "ndcg@10") == "valid/ndcg_at_10"
-    assert metric_name("text neighbours + counts", "sci-fi", "книги/1") == "text_neighbours_counts/sci-fi/книги_1"
-    assert names_in(" wandb,, mlflow,wandb") == ["wandb", "mlflow"]
-
-
-def test_settings_are_flat_and_plain():
-    nested = {"run": {"seed": 0, "privacy": {"clip": None}}, "sizes": [8, 4], "on": True}
-    assert dict(flat(nested)) == {"run.seed": 0, "run.privacy.clip": "null", "sizes": "[8, 4]", "on": True}
 
 
 def test_results_of_both_tracks():
@@ -126,16 +114,6 @@ def test_mlflow(federate):
     assert set(events()[TEST]) == {3}, "both trackers are told"
     assert not Path("mlruns").exists()
     assert not Path("mlflow.db").exists()
-
-
-def test_mlflow_goes_where_the_environment_says(federate, monkeypatch, tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'own.db'}")
-    assert federate("--tracker", "mlflow") == 0
-    assert not Path("run/trackers/mlflow.db").exists()
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'own.db'}")
-    (run,) = client.search_runs(["1"])
-    assert run.data.metrics[TEST] == expected()[TEST]
 
 
 def test_wandb_stays_offline(federate):

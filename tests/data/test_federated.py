@@ -74,19 +74,6 @@ def test_texts_may_stand_in_the_events():
     assert both["a"].titles == both["b"].titles == TITLES
 
 
-def test_what_was_lost_is_told():
-    data = fedecider.from_events([*events(0, 8), *events(50, 1)[:2]], products())
-    assert any(note.startswith("shop: left out: below k_core or min_length (1 user, 2 events)") for note in data.notes)
-    assert any(note.startswith("nobody is public") for note in data.notes)
-    rows = [{name: value for name, value in row.items() if name != "bought_at"} for row in events(0, 8)]
-    assert any("rows are taken as oldest first" in note for note in fedecider.from_events(rows, products()).notes)
-
-
-def test_small_tables_do_not_vanish():
-    rows = [{"user": user, "item": f"s{(user + step) % 6}"} for user in range(4) for step in range(3)]
-    assert len(fedecider.from_events(rows, products())["shop"].clients.users) == 4
-
-
 def test_saved_and_opened(companies, tmp_path):
     assert companies.save(tmp_path / "data") == tmp_path / "data"
     back = open_prepared(tmp_path / "data")
@@ -96,14 +83,6 @@ def test_saved_and_opened(companies, tmp_path):
     assert back.notes == companies.notes
     assert back.card.equals(companies.card)
     assert companies.card.loc["south"].tolist() == [6, 7, 21, 2, 6]
-
-
-def test_shown(companies):
-    assert "north: 6 items, 8 client users, 24 client events, 2 public users" in repr(companies)
-    companies.notes.append("<b>")
-    page = companies._repr_html_()
-    assert "<td>north</td><td>6</td><td>8</td>" in page
-    assert "&lt;b&gt;" in page
 
 
 def test_plain_load_dataset_opens_what_was_saved(companies, tmp_path, monkeypatch):
@@ -123,26 +102,10 @@ def test_plain_load_dataset_opens_what_was_saved(companies, tmp_path, monkeypatc
     assert items[7] == {"domain": "south", "item": 1, "key": "s1", "title": "Thing 1", "text": "title: thing 1"}
 
 
-def test_plain_load_dataset_without_public_users_or_times(tmp_path):
-    rows = [{"user": user, "item": f"s{(user + step) % 6}"} for user in range(4) for step in range(3)]
-    folder = fedecider.from_events(rows, products()).save(tmp_path / "data")
-    found = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))
-    assert {name: len(rows) for name, rows in found.items()} == {"clients": 4}
-    assert found["clients"][0]["timestamps"] is None
-
-
 def test_a_readme_of_somebody_else_is_left_alone(companies, tmp_path):
     (tmp_path / "README.md").write_text("mine")
     companies.save(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
-
-
-def test_the_sample():
-    data = fedecider.sample(["comics"], seed=1)
-    assert data.names == ["comics"]
-    assert data.card.loc["comics", "client_users"] == 240
-    with pytest.raises(ValueError, match="expected different names out of"):
-        fedecider.sample(["opera"])
 
 
 ROWS = events(0, 6)

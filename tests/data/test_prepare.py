@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from fedecider.data.card import describe, overlaps
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
-from fedecider.data.prepare import PrepareConfig, prepare, prepare_domains, summary
+from fedecider.data.prepare import PrepareConfig, prepare_domains
 from fedecider.evaluation.protocols import history, target, train_part
 
 
@@ -189,29 +188,6 @@ def test_overlaps_by_hand():
     )
     assert found["p"] == {"q": {"users": 2, "items": 2}, "r": {"users": 0, "items": 0}}
     assert found["q"]["p"] == {"users": 2, "items": 2}
-
-
-def test_card_of_a_prepared_domain(two_domains):
-    domains = prepare_domains(config(two_domains, users_per_domain=10))
-    raw = domains["games"].card["raw"]
-    content = (two_domains / "interactions.csv.gz").read_bytes()
-    assert raw["files"]["interactions.csv.gz"] == hashlib.sha256(content).hexdigest()
-    lengths = [5 + u % 3 for u in range(40)]
-    assert (raw["events"], raw["users"], raw["items"]) == (sum(lengths), 40, 7 + 6)
-    assert str(two_domains) not in str(domains["games"].card)  # no path of this machine
-    assert domains["games"].card["overlap"]["films"]["users"] == 20 - len(
-        {f"shared{u}" for u in range(20)} - {*domains["films"].clients.users, *domains["films"].public.users}
-        | ({f"shared{u}" for u in range(20)} - {*domains["games"].clients.users, *domains["games"].public.users})
-    )
-
-
-def test_prepare_writes_and_tells(two_domains, capsys):
-    domains = prepare(config(two_domains, users_per_domain=10))
-    out = capsys.readouterr().out
-    assert summary(domains) in out
-    line = next(line for line in out.splitlines() if "games" in line)
-    assert line.split()[:3] == ["games", "13", "10"]
-    assert sorted(path.name for path in (two_domains / "out").iterdir()) == ["README.md", "films", "games"]
 
 
 def test_domain_checks(two_domains):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedecider.data.prepare import PrepareConfig, prepare_domains
+from fedecider.data.prepare import PrepareConfig
 from fedecider.data.readers import SOURCES, WITHOUT_TEXTS, ReadOptions
 from fedecider.data.readers.reading import Columns
 
@@ -56,17 +56,6 @@ def test_lastfm_plays(write, tmp_path):
     assert events_of(raw) == [("music-2", "51", -1)]
     assert raw.events.dropped.counts == {"rating below min_rating": {"events": 1}}
     assert raw.files[0].bad_lines == ["user_artists.dat:4: weight is 'many', expected a finite number"]
-
-
-@pytest.mark.parametrize(("source", "file"), [("lastfm_tags", "user_taggedartists.dat"), ("movielens", "u.data")])
-def test_a_folder_without_texts(write, tmp_path, source, file):
-    write(file, TAGS if source == "lastfm_tags" else ["1\t52\t5\t100"])
-    with pytest.raises(ValueError, match=rf"no .*{'artists' if source == 'lastfm_tags' else 'movies'} in "):
-        SOURCES[source](tmp_path, "d", OPTIONS)
-    raw = SOURCES[source](tmp_path, "d", ReadOptions(texts_required=False))
-    assert events_of(raw)[0][1] == "52"
-    assert [file.path.name for file in raw.files] == [file]
-    assert raw.read_catalogue({"52"}).items == {}
 
 
 @pytest.mark.parametrize("name", ["ratings.txt", "ratings.dat"])
@@ -142,16 +131,6 @@ def test_csv_without_a_column_or_a_file(write, tmp_path):
 def test_sources_without_texts_are_not_for_text_models(tmp_path, source):
     with pytest.raises(ValueError, match=source):
         PrepareConfig(source, str(tmp_path), "one")
-
-
-def test_lastfm_is_prepared_with_artists_as_texts(write, tmp_path):
-    rows = [f"{user}\t{artist}\t1\t{artist}\t1\t2009" for user in (1, 2, 3) for artist in (1, 2, 3)]
-    write("user_taggedartists.dat", [TAGS[0].rstrip(), *rows])
-    write("artists.dat", [ARTISTS[0], *(f"{n}\tBand {n}\t\t" for n in (1, 2, 3))])
-    config = PrepareConfig("lastfm_tags", str(tmp_path), "music", k_core=3, public_share=0)
-    domain = prepare_domains(config)["music"]
-    assert domain.item_texts == ["title: band 1", "title: band 2", "title: band 3"]
-    assert domain.clients.sequences == [[0, 1, 2]] * 3
 
 
 @pytest.mark.data

@@ -138,23 +138,6 @@ def test_replaces_only_prepared_domains(tmp_path):
     assert (precious / "thesis.txt").read_text() == "mine"
 
 
-def test_card_is_plain_json(tmp_path):
-    save_domain(small_domain(), tmp_path)
-    card = json.loads((tmp_path / "games" / "card.json").read_text())
-    assert set(card["tables_sha256"]) == {"items.parquet", "clients.parquet", "public.parquet"}
-
-
-NOT_OBJECTS = ('{"tables_sha256": {}, "raw": 5}', '{"tables_sha256": {}, "settings": 5}')
-
-
-@pytest.mark.parametrize("card", ["[]", "{}", '{"tables_sha256": 3}', *NOT_OBJECTS, "[" * 10**5])
-def test_a_card_that_is_none(tmp_path, card):
-    save_domain(small_domain(), tmp_path)
-    (tmp_path / "games" / "card.json").write_text(card)
-    with pytest.raises(ValueError, match=r"card\.json (is no data card|cannot be read)"):
-        load_domains(tmp_path)
-
-
 def test_a_card_that_is_utf_16_or_a_folder(tmp_path):
     save_domain(small_domain(), tmp_path)
     path = tmp_path / "games" / "card.json"

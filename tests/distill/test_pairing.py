@@ -70,18 +70,6 @@ def test_blocks_start_from_the_first_of_their_teacher_blocks():
     assert student.shared.weight.data_ptr() != teacher.shared.weight.data_ptr()
 
 
-def test_parameter_count_halves_the_blocks_only():
-    teacher = make_teacher(num_layers=6, num_decoder_layers=6)
-    student = build_student(teacher)
-
-    def count(module):
-        return sum(parameter.numel() for name, parameter in module.named_parameters() if "attention_bias" not in name)
-
-    for stack in ("encoder", "decoder"):
-        assert count(getattr(teacher, stack).block) == 2 * count(getattr(student, stack).block)
-    assert student.shared.weight.numel() == teacher.shared.weight.numel()
-
-
 def test_trained_parameters_are_the_blocks_without_position_bias():
     teacher = make_teacher(num_layers=5, num_decoder_layers=4)
     student = build_student(teacher)

@@ -69,11 +69,6 @@ def faster(monkeypatch):
     monkeypatch.setattr(alternating, "GENERATOR_BATCH", 4)
 
 
-def test_order_of_turns():
-    assert phases(2) == ["backbone", "ids", "backbone", "ids", "backbone"]
-    assert phases(0) == []
-
-
 def test_ids_are_written_after_each_turn_and_used_by_the_next():
     ids, logs, *_, used = run(2, epochs=2)
     assert [log["trained"] for log in logs] == ["backbone", "ids", "backbone", "ids", "backbone"]
@@ -93,37 +88,6 @@ def test_the_other_model_is_frozen(frozen, monkeypatch):
     assert same(backbone, old_backbone) == (frozen == "backbone")
     assert same(generator, old_generator) == (frozen == "ids")
     assert all(parameter.requires_grad for parameter in backbone.parameters())
-
-
-@pytest.mark.parametrize(("rate", "expected"), [(1e-8, False), (1e-4, True)])
-def test_the_papers_generator_rate_hardly_moves_fp32_weights(rate, expected, monkeypatch):
-    """IDGenRec's 1e-8: no weight of 0.25 or more changes; a larger rate does change such weights."""
-    monkeypatch.setattr(alternating, "GENERATOR_RATE", rate)
-    _, _, _, generator, (_, old), _ = run()
-    moved = any(
-        bool(((tensor != old[name]) & (old[name].abs() >= 0.25)).any())
-        for name, tensor in generator.state_dict().items()
-    )
-    assert moved == expected
-
-
-@pytest.mark.parametrize("synthetic_share", [0.0, 0.5])
-def test_learning_rates_span_all_turns(synthetic_share, monkeypatch):
-    """Synthetic histories are samples of the backbone alone."""
-    seen = []
-    original = alternating.train_steps
-
-    def spy(optimizer, batches, loss_fn, optimisation, execution, first_step, guard):
-        seen.append((optimizer.param_groups[0]["full_lr"], first_step, optimisation.total_steps))
-        return original(optimizer, batches, loss_fn, optimisation, execution, first_step, guard)
-
-    monkeypatch.setattr(alternating, "train_steps", spy)
-    run(2, synthetic_share=synthetic_share)
-    # 1 + 3 + 10 samples: 3 steps of 5 for the backbone, with synthetic histories 6; 4 steps of 4 for the generator
-    steps = 6 if synthetic_share else 3
-    first = [turn * steps for turn in range(3)]
-    assert [entry[1:] for entry in seen if entry[0] == 1e-2] == [(step, 3 * steps) for step in first]
-    assert [entry[1:] for entry in seen if entry[0] == 1e-3] == [(0, 8), (4, 8)]
 
 
 def test_same_seed_same_weights():

@@ -100,14 +100,3 @@ def test_it_is_a_plain_folder_with_a_tied_table(tmp_path):
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, use_safetensors=True)
     assert again.lm_head.weight.data_ptr() == again.shared.weight.data_ptr()
     assert torch.allclose(item_logits(again, HISTORY), item_logits(model, HISTORY), atol=1e-5)
-
-
-def test_the_same_seed_gives_the_same_model():
-    first, second, other = (build(vectors(), seed=seed).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
-
-
-def test_heads_that_are_not_as_wide_as_the_model_are_refused():
-    with pytest.raises(ValueError, match="got 3 heads of width 10 and vectors of width 32"):
-        build(vectors(), num_heads=3)

@@ -84,25 +84,6 @@ def test_teacher_forced_logits_choose_the_greedy_tokens():
                 assert best[item, kept] == source.end_token
 
 
-def test_greedy_loop_logits_equal_teacher_forced_logits():
-    """Step by step, each prefix through the whole model: the same numbers as one pass over all tokens."""
-    source = make_source()
-    batch = first_batch(source)
-    model = tiny_t5(4)
-    token_ML, _ = generated(model, source, batch)
-    with torch.no_grad():
-        at_once = id_logits(model, batch["text_ids"], batch["text_mask"], token_ML)
-        for length in range(token_ML.shape[1]):
-            prefix = torch.cat([torch.zeros_like(token_ML[:, :1]), token_ML[:, :length]], 1)
-            one = model(
-                input_ids=batch["text_ids"],
-                attention_mask=batch["text_mask"],
-                decoder_input_ids=prefix,
-                use_cache=False,
-            ).logits[:, -1]
-            assert torch.allclose(one, at_once[:, length], atol=1e-5)
-
-
 def test_probabilities_sum_to_one_and_ban():
     logits = torch.randn(3, 2, V) * 3
     banned = banned_tokens(TOKENIZER, V)
@@ -203,21 +184,6 @@ def test_the_loss_is_among_the_tokens_that_may_follow_as_in_the_recommenders_tra
     assert expected < counts.sum() / 6 * math.log(V) - 1
 
 
-def test_descent_on_the_generator_lowers_the_recommenders_loss():
-    source = make_source()
-    batch = first_batch(source, size=6)
-    generator, recommender = tiny_t5(1), tiny_t5(2, width=12).requires_grad_(False)
-    optimizer = torch.optim.Adam(generator.parameters(), lr=6e-3)
-    losses = []
-    for _ in range(20):
-        loss = soft_id_loss(generator, recommender, source, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert sum(losses[-5:]) / 5 < losses[0] - 0.05
-
-
 def test_gradient_equals_finite_differences(monkeypatch):
     """With the greedy tokens fixed, the loss along a random direction of the generator's weights, in float64."""
 
@@ -264,8 +230,3 @@ def test_the_batch_reads_the_texts_of_the_items_in_its_histories():
             first = source.parts.first_item_K
             number = segment - first[0] if segment < first[1] else 11 + segment - first[1]
             assert tokens[mask == 1].tolist() == TOKENIZER(texts[number])["input_ids"]
-
-
-def test_wrong_settings_are_refused():
-    with pytest.raises(ValueError, match="7 item texts for the 11 items"):
-        soft_source([make_task(DOMAIN, TOKENIZER, PLAIN)], [OTHER.item_texts], TOKENIZER, V)

@@ -15,7 +15,7 @@ from idgen.config import BackboneConfig, BackboneTraining, SampleConfig, TrainCo
 from idgen.events import is_target
 from idgen.optimizer import STAGE_ONE_COURSE
 from idgen.tasks import build_task
-from idgen.training import Execution, Optimisation, train_model, validation_steps
+from idgen.training import Execution, Optimisation, train_model
 
 DOMAIN = make_domain(num_items=11, lengths=(3, 4, 6, 9) * 4)
 SEQUENCES = [sequence[: [2, 3, 4, 7][user % 4]] for user, sequence in enumerate(DOMAIN.public.sequences)]
@@ -65,15 +65,6 @@ def trained_by(gains, checkpoint=None, kill_at=None):
 def alike(*gains):
     """The same gain of four users at each step."""
     return [[gain] * 4 for gain in gains]
-
-
-def test_it_is_asked_before_the_first_step_and_after_every_fifth():
-    assert [validation_steps(total) for total in (0, 3, 10, 1203)] == [
-        [0],
-        [0, 1, 2, 3],
-        [0, 2, 4, 6, 8, 10],
-        [0, 241, 481, 722, 962, 1203],
-    ]
 
 
 def test_the_best_step_stays_and_the_later_one_of_equals():

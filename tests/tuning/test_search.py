@@ -129,20 +129,6 @@ def test_a_study_in_a_journal_goes_on_as_if_it_had_not_been_closed(tmp_path):
     assert [one.setting for one in play(8, seed=1)][3:] != [one.setting for one in play(8)][3:]
 
 
-def test_shares_of_the_differences_are_of_trials_within_the_space():
-    search = Search({"rate": Real(0.1, 1.0), "depth": Whole(1, 9)}, {"rate": 0.5, "depth": 3}, ({}, {"rate": 5.0}))
-
-    def shares(num):
-        study = Study(search)
-        for _ in range(num):
-            study.tell(study.ask().get("rate", 0.5))
-        return study.importances()
-
-    assert shares(10) == {}, "nine are within"
-    assert list(shares(30)) == ["rate", "depth"]
-    assert shares(30)["rate"] > 0.9
-
-
 def test_the_sampler_learns_from_scores():
     best = max(one.valid for one in play(40)[20:])
     assert best > max(one.valid for one in play(3))
@@ -259,8 +245,3 @@ def test_what_a_method_declares_can_be_run(blocks, space, grid):
         assert len(found) == len(search.candidates) + 2
         for setting in found:
             with_setting(blocks, setting)
-
-
-def test_what_is_drawn_has_three_digits():
-    drawn = [one.setting.get("rate") for one in play(12)[3:]]
-    assert all(value is None or float(f"{value:.3g}") == value for value in drawn)

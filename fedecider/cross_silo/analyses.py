@@ -23,20 +23,7 @@ from fedecider.methods.rows import travelling_shapes
 from fedecider.models.adapters import AdapterShape
 from fedecider.models.item_table import WEIGHTS_FILE
 from fedecider.report import analyses
-from fedecider.report.analysis_sections import sections_of
-from fedecider.report.page import Section
 from fedecider.running.run_folder import RunFolder
-
-
-def analysis_sections(
-    root: Path,
-    domains: Mapping[str, Domain],
-    encoder: str = "auto",
-    compare: Path | None = None,
-    colours: Mapping[str, str] = {},
-) -> list[Section]:
-    """The analyses of the run in ``root`` as sections of a page; arguments as those of `run_analysis`."""
-    return sections_of(run_analysis(root, domains, encoder, compare), colours)
 
 
 def run_analysis(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedecider.cross_silo.command_line import recorded_settings
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, load_data
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, data_of_run, load_data
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, clients_of
@@ -89,9 +89,7 @@ def continued(settings: Settings) -> Continued:
         raise ValueError(
             f"got start_from {root} with noise, expected none: the epsilon of both runs together would not be said"
         )
-    before, now = load_data(earlier.run), load_data(settings.run)
-    if other := [name for name, one in before.items() if one.content_hash() != record["data"].get(name)]:
-        raise ValueError(f"got other data than those of {root} for {other} in {earlier.run.data}, expected the same")
+    before, now = data_of_run(earlier.run, record, root), load_data(settings.run)
     if list(before) != list(now):
         raise ValueError(f"got the domains {list(now)}, expected those of {root}: {list(before)}")
     state = load_state(RunFolder(root).checkpoints, fingerprint(record))

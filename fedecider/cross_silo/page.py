@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from fedecider.audit.attacks import audit_section
-from fedecider.cross_silo.analyses import analysis_sections
+from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.conclusion import run_conclusion
 from fedecider.cross_silo.hyperparameter_selection import selection_text
-from fedecider.cross_silo.prepare import load_data
+from fedecider.cross_silo.prepare import data_of_run
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.cross_silo.warnings import run_warnings
 from fedecider.data.domain import Domain, clients_of
@@ -21,7 +21,7 @@ from fedecider.engine.page import Parts, ReportConfig, page_colours, write_run_p
 from fedecider.engine.result import RunResult, damage_is_bad_input
 from fedecider.evaluation.metrics import MACRO
 from fedecider.models.folders import read_llm_run
-from fedecider.report.analysis_sections import fusion_section
+from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import expert_heat_map
 from fedecider.report.joining import joining_rows, without_rows
 from fedecider.report.page import PageTable, Section
@@ -66,20 +66,15 @@ def report(config: ReportConfig) -> Path:
     if not result.rounds:
         raise ValueError(f"got analyses of {root}, the folder of one company, expected that of a run")
     with damage_is_bad_input(root):
-        domains = clients_of(_data_of(config, result))
-        return run_page(root, result, analysis_sections(root, domains, config.encoder, colours=page_colours(result)))
+        analysis = run_analysis(root, _data_of(config, result), config.encoder)
+        return run_page(root, result, sections_of(analysis, page_colours(result)))
 
 
 def _data_of(config: ReportConfig, result: RunResult) -> dict[str, Domain]:
     run = result.settings["run"]
     pool, place = run.get("public_domains", ""), config.data or run["data"]  # older runs do not name a pool
-    domains = load_data(RunConfig(domains=run["domains"], public_domains=pool, data=place, seed=int(run["seed"])))
-    changed = [name for name, domain in domains.items() if domain.content_hash() != result.record["data"].get(name)]
-    if changed:
-        raise ValueError(
-            f"got other data than those of {config.run} for {changed}, expected the same. Give the run's --data"
-        )
-    return domains
+    data = RunConfig(domains=run["domains"], public_domains=pool, data=place, seed=int(run["seed"]))
+    return clients_of(data_of_run(data, result.record, config.run))
 
 
 WORDS = (

@@ -441,7 +441,7 @@ def load_data(config: RunConfig) -> dict[str, Domain]:
     return {**without_public, **{name: without_users(domain) for name, domain in pool.items()}}
 
 
-def data_of_run(config: RunConfig, record: Mapping[str, Any], root: Path) -> dict[str, Domain]:
+def data_of_run(config: RunConfig, record: Mapping[str, Any], root: str | Path) -> dict[str, Domain]:
     """The data of a finished run, as `load_data`; ``record``: its ``run.json``.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,10 +13,11 @@ from fedecider.bounds import NotNegative, dataclass
 from fedecider.cross_silo.continued import stage_run
 from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, with_hybrid
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
-from fedecider.cross_silo.prepare import load_data, pretrain_stage
+from fedecider.cross_silo.prepare import data_of_run, load_data, pretrain_stage
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import clients_of
 from fedecider.data.encoders import nearest_texts
+from fedecider.engine.result import RunResult, damage_is_bad_input
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.models.client_model import Base, ClientModel, Mixtures, client_of
@@ -26,7 +26,7 @@ from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
-from fedecider.running.run_folder import SITE, RunFolder, damage_names, only_stage, read_metrics
+from fedecider.running.run_folder import SITE, RunFolder, only_stage
 from idgen.backbone import load_backbone
 from idgen.ranking import RankingContext
 from idgen.tasks import Split
@@ -73,13 +73,9 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             does not match its adapter.
     """
     folder, record = RunFolder(run), read_llm_run(run)
-    domains = load_data(settings.run)
-    names = list(clients_of(domains))
-    verify_manifest(run, [folder.backbone, *(folder.adapters / name for name in names)])
-    recorded = _expected(folder, names)
-    changed = [name for name, domain in domains.items() if domain.content_hash() != record["data"].get(name)]
-    if changed:
-        raise ValueError(f"got other data than those of {run} for {changed}, expected the same. Give the run's --data")
+    domains, result = data_of_run(settings.run, record, run), RunResult.read(run)
+    verify_manifest(run, [folder.backbone, *(folder.adapters / name for name in clients_of(domains))])
+    choices = result.metrics.get("joining", {}).get("clients", {})  # nobody had one where nobody trained alone
     if SITE in record:
         pretrained = only_stage(Path(settings.run.cache), "pretrain")
     else:
@@ -99,7 +95,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         context = RankingContext(replace(settings.ranking, num_eval_users=0), drop_seen, precision, device)
         base = Base(model, tokenizer, context)
         exported = ClientModel(base, client_of(base, task, settings.run.seed, batch_size=1), None)
-        asked: Mixtures = {}
+        mixtures: Mixtures = {}
         private, near = folder.private / task.name, None
         if (private / HISTORIES_FILE).is_file():
             raise ValueError(
@@ -108,42 +104,25 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             )
         if settings.run.hybrid.kind != "none" and private.is_dir():  # a run may be shown without what is private in it
             hybrid = load_hybrid(private, domains[task.name].item_keys)
-            kept = _kept(folder, task.name)
+            kept = choices.get(task.name, {}).get("keeps", "joined")
             rows = {with_hybrid(KEPT if kept != "joined" else settings.run.method): beside_model_of(hybrid)}
             if kept != "local":  # whose counts are its own, as those of no row are
                 rows[HYBRID_ROW] = hybrid.alone
-            asked = {HYBRID_ROW: (hybrid, rows)}
+            mixtures = {HYBRID_ROW: (hybrid, rows)}
             near = nearest_texts(hybrid.unit_ID, device=device)
-        position_U, mixed = exported.mixed(split, asked, near)
-        metrics = mean_metrics(position_U)
-        found.append(Verified(task.name, "", metrics, recorded[task.name] if split == "test" else {}))
-        for row, place_U in mixed.get(HYBRID_ROW, {}).items():
-            wanted = _row_means(folder, task.name, row) if split == "test" else {}
-            found.append(Verified(task.name, row, mean_metrics(place_U), wanted))
+        position_U, mixed = exported.mixed(split, mixtures, near)
+        for row, place_U in {"": position_U, **mixed.get(HYBRID_ROW, {})}.items():
+            recorded = _recorded(result, run, task.name, row) if split == "test" else {}
+            found.append(Verified(task.name, row, mean_metrics(place_U), recorded))
     return found
 
 
-def _kept(folder: RunFolder, domain: str) -> str:
-    """Which model ``domain`` has kept: the joint one, where it had no choice."""
-    recorded = read_metrics(folder)
-    with damage_names(folder.metrics):
-        return str(recorded.get("joining", {}).get("clients", {}).get(domain, {}).get("keeps", "joined"))
-
-
-def _row_means(folder: RunFolder, domain: str, row: str) -> dict[str, float]:
-    recorded = read_metrics(folder)
-    with damage_names(folder.metrics):
-        return {name: float(value["mean"]) for name, value in recorded["domains"][domain]["test"][row].items()}
-
-
-def _expected(folder: RunFolder, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Test metrics of the models that were handed over."""
-    recorded, expected = read_metrics(folder), {}
-    with damage_names(folder.metrics):
-        for name in names:
-            entry = recorded["domains"][name]
-            values = entry["test"].get(KEPT, entry["test"][recorded["reported"]])
-            expected[name] = {metric: float(value["mean"]) for metric, value in values.items()}
-            if not expected[name] or not all(map(math.isfinite, expected[name].values())):
-                raise ValueError(f"no finite test metrics of {name}")
-    return expected
+def _recorded(result: RunResult, run: Path, domain: str, row: str) -> dict[str, float]:
+    """Test metrics of a row, or where it is empty of the model that was handed over."""
+    with damage_is_bad_input(run):
+        rows = result.figures[domain]["test"]
+        values = rows[row] if row else rows.get(KEPT, rows[result.reported])
+        metrics = {metric: float(value["mean"]) for metric, value in values.items()}
+    if not metrics or not all(map(math.isfinite, metrics.values())):
+        raise ValueError(f"got metrics.json of {run} without finite test metrics of {domain}, expected some")
+    return metrics

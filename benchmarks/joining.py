@@ -44,7 +44,7 @@ from fedecider.cross_silo.ended import Ended
 from fedecider.cross_silo.ended import ended as ended_run
 from fedecider.cross_silo.entries import Fitting, ItemTexts, item_texts_of
 from fedecider.cross_silo.exchange import added_by
-from fedecider.cross_silo.federate import check_federation, prepare_rounds, rounds_of, shared_out
+from fedecider.cross_silo.federate import check_federation, prepare_rounds, shared_out
 from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
 from fedecider.cross_silo.joining import (
     System,
@@ -56,7 +56,6 @@ from fedecider.cross_silo.joining import (
     may_choose,
     overlap_data,
     system_of,
-    trains_alone,
 )
 from fedecider.cross_silo.prepare import BaseArtifacts, chosen_scale, distill_stage, pretrain_stage
 from fedecider.cross_silo.settings import Settings
@@ -72,7 +71,6 @@ from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods import METHODS
-from fedecider.methods.beside import beside
 from fedecider.methods.config import UserPrivacy
 from fedecider.methods.private_training import user_epsilon
 from fedecider.models.client_model import ClientModel
@@ -489,13 +487,11 @@ def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Pat
     artifacts = artifacts_of(shared, clients)
     settings = as_trained(settings, overlap_data(settings, clients)["nothing"])
     launch = shared_out(settings, start(settings.run.num_threads), clients)
-    prepared = prepare_rounds(settings, artifacts, launch)
-    if trains_alone(settings, len(clients)):
-        prepared = prepared._replace(method=beside(prepared.method, prepared.models))
+    models, rounds = prepare_rounds(settings, artifacts, launch)
     away = [Fault(number, "away") for number, name in enumerate(clients) if cell.away(name)]
     with faulty_runs(away):
-        state = train(rounds_of(settings, prepared, launch))
-    return ended_run(settings, prepared.method, prepared.blocks, prepared.models, artifacts, state, launch)
+        state = train(rounds)
+    return ended_run(settings, models, rounds, artifacts, state)
 
 
 class Measured(NamedTuple):

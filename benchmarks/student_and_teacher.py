@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ from torch import Tensor
 
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.entries import STUDENT, TEACHER, zero_shot
-from fedecider.cross_silo.federate import prepare_rounds, rounds_of
-from fedecider.cross_silo.prepare import build_base_artifacts, chosen_scales, make_recommender, reported_model
+from fedecider.cross_silo.federate import prepare_rounds
+from fedecider.cross_silo.prepare import build_base_artifacts, chosen_scale, make_recommender, reported_model
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.run import train
 from fedecider.evaluation.metrics import mean_metrics, user_metrics
@@ -72,17 +73,17 @@ WHOLE, TAKEN = "whole update", "share taken"
 def local_rows(settings: Settings) -> tuple[dict[str, dict[str, Tensor]], Mapping[str, float]]:
     """Row -> client -> places of its test items, and the share that each client takes."""
     launch = start(settings.run.num_threads)
+    settings = settings._replace(run=replace(settings.run, local_row="off"))
     artifacts = build_base_artifacts(settings.run, launch)
-    prepared = prepare_rounds(settings, artifacts, launch)
-    method, recommender = prepared.method, prepared.models
-    state = train(rounds_of(settings, prepared, launch))
-    shares = chosen_scales(settings, method, recommender, state, recommender.names)
+    models, rounds = prepare_rounds(settings, artifacts, launch)
+    state, shares = train(rounds), {}
     rows: dict[str, dict[str, Tensor]] = {WHOLE: {}, TAKEN: {}}
-    for client, name in enumerate(recommender.names):
-        model = reported_model(settings, method, recommender, state, client)
+    for client, name in enumerate(models.names):
+        model = reported_model(settings, rounds.method, models, state, client)
+        shares[name] = chosen_scale(settings, model)
         for row, scale in ((WHOLE, 1.0), (TAKEN, shares[name])):
             rows[row][name] = model.scaled(scale).positions("test")
-    return zero_shot(settings, artifacts, recommender) | rows, shares
+    return zero_shot(settings, artifacts, models) | rows, shares
 
 
 def local_lines(args: argparse.Namespace) -> None:

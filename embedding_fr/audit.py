@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,17 +34,16 @@ from fedecider.audit.attacks import (
     move_scores,
 )
 from fedecider.data.interactions import Interactions, load_interactions
+from fedecider.engine.result import damage_is_bad_input
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import Interval, bootstrap_interval
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
-from fedecider.federation.record import read_records
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, download_to
 from fedecider.report.analyses import mean_bytes
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import damage_names
 
 TOLERANCE = 0.01
 """Relative difference of a round's mean loss from the recorded one up to which it is the same round."""
@@ -75,8 +74,8 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
             differently here, or no upload has a row or a count for every item.
     """
     root = Path(config.run)
-    folder, record, metrics = finished(root)
-    settings = recorded_settings(record["config"], str(folder.record), config.data)
+    folder, result = finished(root)
+    settings = recorded_settings(result.record["config"], str(folder.record), config.data)
     if not settings.run.federation:
         raise ValueError(f"got {root} with federation off, expected a run whose clients upload: nothing left them")
     if settings.run.secure_sum:
@@ -85,22 +84,22 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
             "sum alone says what is seen of that mean"
         )
     interactions = load_interactions(settings.data)
-    if record["data"] != hashes_of(settings, interactions):
+    if result.record["data"] != hashes_of(settings, interactions):
         raise ValueError(f"got other data than those of {root}, expected the same. Give the run's folder with --data")
-    records = read_records(folder.rounds)
+    records = result.rounds
     setup = set_up(settings, interactions, launch.device)
     clients = audited_clients(config, interactions.num_users)
     num_rounds = min(config.num_rounds, len(records))
     seen = watch_rounds(settings, setup, clients, num_rounds, records[:num_rounds])
-    with damage_names(folder.metrics):
-        best = metrics["test"][metrics["reported"]]["ndcg@10"]
+    with damage_is_bad_input(root):
+        best = result.test[result.reported]["ndcg@10"]
         utility = Interval(*(float(best[name]) for name in Interval._fields))
     return Outcome(
         run=root.resolve().name,
         method=settings.run.method,
         about="items",
         utility=utility,
-        epsilon=epsilon_of(metrics),
+        epsilon=epsilon_of(result.metrics),
         bytes_up=mean_bytes(records[0], "up"),
         rows=item_rows(config, interactions, seen, num_rounds),
         notes=[f"{len(seen.all):,} of {interactions.num_users:,} clients attacked; rounds done again: {num_rounds}"],
@@ -118,7 +117,7 @@ def watch_rounds(
     setup: Setup,
     clients: Sequence[int],
     num_rounds: int,
-    records: Sequence[dict],
+    records: Sequence[Mapping[str, Any]],
 ) -> Watched:
     """Do the first rounds again, and score every item from what reaches the server.
 
@@ -312,7 +311,7 @@ def _column(counts: Sequence[Tensor]) -> Tensor:
     return stacked.sum(0, dtype=stacked.dtype).double()[:, None]
 
 
-def _check_again(again: Sequence[dict], records: Sequence[dict]) -> None:
+def _check_again(again: Sequence[dict], records: Sequence[Mapping[str, Any]]) -> None:
     """``ValueError`` unless every round has the clients, the refusals and the mean loss that the run recorded."""
     for now, then in zip(again, records, strict=True):
         if _attendance(now) != _attendance(then):
@@ -329,6 +328,6 @@ def _check_again(again: Sequence[dict], records: Sequence[dict]) -> None:
             )
 
 
-def _attendance(record: dict) -> tuple[int, list[dict]]:
+def _attendance(record: Mapping[str, Any]) -> tuple[int, list[dict]]:
     """How many clients trained in a round, and whose uploads did not arrive."""
     return record["clients"][0]["clients"], record.get("refused_uploads", [])

@@ -254,7 +254,7 @@ def drawn_vectors(texts: Sequence[str], on_step: Any = None) -> torch.Tensor:
 
 def two_shops(work: str) -> dict[str, Any]:
     from fedecider.cross_silo.command_line import parse_settings
-    from fedecider.cross_silo.federate import prepare_rounds, rounds_of
+    from fedecider.cross_silo.federate import prepare_rounds
     from fedecider.cross_silo.prepare import build_base_artifacts
     from fedecider.data.encoders import Encoder
     from fedecider.engine.run import train
@@ -264,12 +264,12 @@ def two_shops(work: str) -> dict[str, Any]:
 
     folder, item_texts.load_encoder = Path(work) / "two_shops", lambda name: Encoder("drawn", drawn_vectors)
     words = f"--config {CONFIG} --domains {','.join(SHOPS)} --data {folder}/data --method fedecider --num_rounds 1"
-    words += f" --local_epochs 1 --hyperparameter_candidates [] --cache {folder}/cache"
+    words += f" --local_epochs 1 --local_row off --hyperparameter_candidates [] --cache {folder}/cache"
     with start(1) as launch:
         settings, began = parse_settings([*words.split(), "--output", f"{folder}/runs"]), time.process_time()
         artifacts = build_base_artifacts(settings.run, launch)
         prepared, records = time.process_time() - began, []
-        rounds = rounds_of(settings, prepare_rounds(settings, artifacts, launch), launch)
+        _, rounds = prepare_rounds(settings, artifacts, launch)
         began = time.process_time()
         train(rounds, [collecting(records)])
         spent = time.process_time() - began

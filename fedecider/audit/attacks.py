@@ -23,12 +23,13 @@ from rich.table import Table
 from torch import Tensor
 
 from fedecider.bounds import OneOrMore, Seed, ZeroOrMore, dataclass
+from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.statistics import Interval
 from fedecider.federation.record import write_json
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import interval_text, number_text
-from fedecider.running.run_folder import RunFolder, read_object, read_run, refuse_site
+from fedecider.running.run_folder import RunFolder, read_run, refuse_site
 
 # Settings of an audit.
 
@@ -300,21 +301,21 @@ class Outcome(NamedTuple):
     notes: Sequence[str]
 
 
-def finished(root: Path) -> tuple[RunFolder, dict[str, Any], dict[str, Any]]:
-    """Folder, record and metrics of a run that has ended.
+def finished(root: Path) -> tuple[RunFolder, RunResult]:
+    """Folder and result of a run that has ended.
 
     Raises:
         FileNotFoundError: there is no run.
         ValueError: it did not finish, or a file is damaged.
     """
-    folder, record = RunFolder(root), read_run(root)
-    refuse_site(root, record)
+    folder = RunFolder(root)
+    refuse_site(root, read_run(root))
     if not folder.results.is_file():
         raise ValueError(
             f"no results.md in {root}: the run did not finish, expected one that did. Go on with it: "
             f"scripts/federate.py --resume true --output {root} and the settings of the run"
         )
-    return folder, record, read_object(folder.metrics)
+    return folder, RunResult.read(root)
 
 
 def epsilon_of(metrics: Mapping[str, Any]) -> str:

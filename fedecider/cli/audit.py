@@ -24,19 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def audit(config: AuditConfig) -> None:
-    from fedecider.audit.attacks import (  # after the options: --help does without
-        finished,
-        outcome_table,
-        write_outcome,
-    )
+    from fedecider.audit.attacks import finished, outcome_table, write_outcome  # after the options: --help does without
     from fedecider.running.launch import start
     from fedecider.running.progress import console
     from fedecider.running.run_folder import check_output
 
-    folder, record, _ = finished(Path(config.run))
+    folder, result = finished(Path(config.run))
     check_output(folder.root)  # before hours of work
-    attack = track_of_config(record["config"]).part("audit")
-    with start(int(record["config"]["run"].get("num_threads", 0))) as launch:
+    attack = track_of_config(result.settings).part("audit")
+    with start(int(result.settings["run"].get("num_threads", 0))) as launch:
         outcome = attack(config, launch)
     write_outcome(folder, outcome)
     console.print(outcome_table(outcome))

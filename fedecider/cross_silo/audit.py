@@ -46,12 +46,11 @@ from fedecider.cross_silo.prepare import (
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.store import CARD_FILE, load_domains
-from fedecider.evaluation.metrics import MACRO
+from fedecider.engine.result import damage_is_bad_input
 from fedecider.evaluation.statistics import Interval
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, Tree, Upload
 from fedecider.federation.privacy import protector
-from fedecider.federation.record import read_records
 from fedecider.federation.state import RunState, load_state
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import received, take_row
@@ -63,7 +62,7 @@ from fedecider.models.directions import normalise, update_norms
 from fedecider.models.export import load_adapter
 from fedecider.report.analyses import mean_bytes
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder, damage_names, fingerprint
+from fedecider.running.run_folder import RunFolder, fingerprint
 from idgen.backbone import load_backbone
 
 # The models that parties of the cross-silo track can put together from what they see: uploads, downloads, exported
@@ -258,18 +257,18 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
             now; or its method federates nothing.
     """
     root = Path(config.run)
-    folder, record, metrics = finished(root)
+    folder, result = finished(root)
     settings = recorded_settings(root, config.data)
     if METHODS[settings.run.method].pooled:
         raise ValueError(f"got a run of {settings.run.method}, expected a method whose clients keep their data")
-    domains = data_of_run(settings.run, record, root)
+    domains = data_of_run(settings.run, result.record, root)
     groups = {name: members_and_others(config, settings, domains, name) for name in clients_of(domains)}
     if settings.run.start_from:
         raise ValueError(
             f"got {root}, which started from the adapters of {settings.run.start_from}, expected a run that started "
             "anew: its updates are made again from the first adapters. Audit the run that it started from"
         )
-    state = load_state(folder.checkpoints, fingerprint(record))
+    state = load_state(folder.checkpoints, fingerprint(dict(result.record)))
     if state is None:
         raise ValueError(
             f"no checkpoint in {folder.checkpoints}, expected that of the last round: uploads are made again from it. "
@@ -281,19 +280,18 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
     asked = {name: ask(config, models, groups[name], number) for number, name in enumerate(groups)}
     sent = send_once(settings, models, state)
     views = views_of(folder, settings, models, sent)
-    with damage_names(folder.metrics):
-        rows = metrics[MACRO] if MACRO in metrics else next(iter(metrics["domains"].values()))
-        best = rows["test"][metrics["reported"]]["ndcg@10"]
+    with damage_is_bad_input(root):
+        best = result.test[result.reported]["ndcg@10"]
         utility = Interval(*(float(best[name]) for name in Interval._fields))
     return Outcome(
         run=root.resolve().name,
         method=settings.run.method,
         about="users",
         utility=utility,
-        epsilon=epsilon_of(metrics),
-        bytes_up=mean_bytes(read_records(folder.rounds)[-1], "up"),
+        epsilon=epsilon_of(result.metrics),
+        bytes_up=mean_bytes(result.rounds[-1], "up"),
         rows=[view_row(config, asked, view) for view in views],
-        notes=_notes(settings, asked, sent, views, metrics),
+        notes=_notes(settings, asked, sent, views, result.metrics),
     )
 
 

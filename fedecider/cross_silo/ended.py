@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from fedecider.cross_silo.entries import ModelOf, Positions
@@ -10,7 +10,8 @@ from fedecider.cross_silo.joining import AloneOf, Keeps, System
 from fedecider.cross_silo.prepare import BaseArtifacts, Scales, reported_model
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.result import RunResult
-from fedecider.federation.method import Block, FederatedMethod
+from fedecider.engine.run import Rounds
+from fedecider.federation.method import FederatedMethod
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import take_row
@@ -18,7 +19,6 @@ from fedecider.methods.beside import best_model, best_score, has_local
 from fedecider.methods.client_models import ClientModels
 from fedecider.models.client_model import ClientModel
 from fedecider.models.counts import Counts
-from fedecider.running.launch import Launch
 
 
 class Ended(NamedTuple):
@@ -54,17 +54,9 @@ class Outcome(NamedTuple):
     """See `fedecider.cross_silo.exchange.added_by`; empty for a method without fusion weights."""
 
 
-def ended(
-    settings: Settings,
-    method: FederatedMethod,
-    blocks: Sequence[Block],
-    models: ClientModels,
-    artifacts: BaseArtifacts,
-    state: RunState,
-    launch: Launch,
-) -> Ended:
+def ended(settings: Settings, models: ClientModels, rounds: Rounds, artifacts: BaseArtifacts, state: RunState) -> Ended:
     """A simulated run, all of whose clients are here."""
-    single, names = models.by_itself(), models.names
+    method, single, names = rounds.method, models.by_itself(), models.names
 
     def joined(name: str) -> ClientModel:
         return reported_model(settings, method, single, state, names.index(name))
@@ -74,7 +66,7 @@ def ended(
         return best_model(single, own, names.index(name)), best_score(own)
 
     def variant(name: str, split: str) -> Positions:
-        places = evaluate(method, state.best, name, split, blocks, launch.processes)
+        places = evaluate(method, state.best, name, split, rounds.clients.blocks, rounds.processes)
         return dict(zip(artifacts.domains, places, strict=True))
 
     has_alone = has_local(state.local)

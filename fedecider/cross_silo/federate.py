@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -43,15 +43,6 @@ from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line, stage
 from fedecider.running.run_folder import PLACES, RunFolder, as_plain
-
-
-class Prepared(NamedTuple):
-    """What the rounds of one run are made of."""
-
-    method: FederatedMethod
-    blocks: Sequence[Block]
-    models: ClientModels
-    aggregation: AggregationBackend
 
 
 def load(settings: Settings, launch: Launch) -> Experiment:
@@ -114,7 +105,7 @@ def settings_of(run: str) -> dict[str, Any]:
 
 
 def _prepare(
-    asked: Settings,
+    given: Settings,
     build: Callable[[RunConfig, Launch], BaseArtifacts],
     overlap: Mapping[str, Any],
     state: RunState | None,
@@ -123,38 +114,19 @@ def _prepare(
 ) -> Rounds:
     for sentence in overlap["sentences"] if launch.is_main else []:
         log_line(sentence)
-    artifacts = build(asked.run, launch)
+    artifacts = build(given.run, launch)
     with stage("selection"):
-        selected = select(asked, artifacts, launch, resumed)
+        selected = select(given, artifacts, launch, resumed)
     settings = as_trained(selected.settings, overlap["nothing"])
-    if settings.run.method != asked.run.method and launch.is_main:
+    if settings.run.method != given.run.method and launch.is_main:
         log_line(ALONE)
     launch = shared_out(settings, launch, artifacts.domains)
+    models, rounds = prepare_rounds(settings, artifacts, launch, state)
 
-    def finish(prepared: Prepared, state: RunState, folder: RunFolder) -> None:
-        rounds = (prepared.method, prepared.blocks, prepared.models, artifacts, state, launch)
-        write_results(ended(settings, *rounds), folder, launch)
+    def finish(state: RunState, folder: RunFolder) -> None:
+        write_results(ended(settings, models, rounds, artifacts, state), folder, launch)
 
-    prepared = prepare_rounds(settings, artifacts, launch)
-    if trains_alone(settings, prepared.models.num_clients):
-        prepared = prepared._replace(method=beside(prepared.method, prepared.models))
-    if state is not None:
-        prepared = prepared._replace(method=going_on(prepared.method, state))
-    rounds = rounds_of(settings, prepared, launch)
-    return rounds._replace(finish=partial(finish, prepared), opened=partial(keep, selected))
-
-
-def rounds_of(settings: Settings, prepared: Prepared, launch: Launch) -> Rounds:
-    """The rounds alone, with nothing written after them."""
-    config = settings.run
-    channel = Channel(protect=protector(prepared.method, config.privacy, config.seed), aggregation=prepared.aggregation)
-    return Rounds(
-        prepared.method,
-        Clients(prepared.blocks, metrics_per_client, prepared.models.names),
-        RoundSettings(config.num_rounds, config.seed, config.participation, patience=config.patience),
-        channel,
-        launch.processes,
-    )
+    return rounds._replace(finish=finish, opened=partial(keep, selected))
 
 
 def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> dict[str, str]:
@@ -178,15 +150,29 @@ def beside_data(config: RunConfig) -> dict[str, str]:
     return {TEXT_ENCODER: encoder_digest(config.pretrain.text_encoder)}
 
 
-def prepare_rounds(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> Prepared:
-    """The student with fresh adapters, and the method around it."""
+def prepare_rounds(
+    settings: Settings, artifacts: BaseArtifacts, launch: Launch, state: RunState | None = None
+) -> tuple[ClientModels, Rounds]:
+    """The student with fresh adapters, and the rounds around it, with nothing written after them; they go on from
+    ``state``."""
     config = settings.run
     models = make_recommender(settings, artifacts, launch.device, launch)
     method = with_robust_mean(METHODS[config.method].build(models, settings.method), config.robust_mean)
     check_shared_noise(config.privacy, method, models.rows)
+    aggregation = _aggregation(settings, method, models.rows)
+    if trains_alone(settings, models.num_clients):
+        method = beside(method, models)
+    if state is not None:
+        method = going_on(method, state)
     size = models.num_clients if METHODS[config.method].pooled else 1
     blocks = [Block(clients, None) for clients in torch.arange(models.num_clients).split(size)]
-    return Prepared(method, blocks, models, _aggregation(settings, method, models.rows))
+    return models, Rounds(
+        method,
+        Clients(blocks, metrics_per_client, models.names),
+        RoundSettings(config.num_rounds, config.seed, config.participation, patience=config.patience),
+        Channel(protect=protector(method, config.privacy, config.seed), aggregation=aggregation),
+        launch.processes,
+    )
 
 
 def shared_out(settings: Settings, launch: Launch, clients: Collection[str]) -> Launch:

@@ -12,7 +12,7 @@ pool, which have no client users (`load_data`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -613,16 +613,6 @@ def chosen_scale(settings: Settings, model: ClientModel, known: Mapping[float, f
     scales, scores = settings.run.share_grid, dict(known)
     if len(scales) == 1:
         return scales[0]
-    for scale in (one for one in scales if one not in scores):
+    for scale in set(scales) - set(known):
         scores[scale] = mean_metrics(model.scaled(scale).positions("valid"))["ndcg@10"]
     return max(scales, key=lambda scale: (scores[scale], scale))
-
-
-def chosen_scales(
-    settings: Settings, method: FederatedMethod, models: ClientModels, state: RunState, names: Iterable[str]
-) -> Scales:
-    """`chosen_scale` of the reported models of the clients in ``names``."""
-    return {
-        name: chosen_scale(settings, reported_model(settings, method, models, state, models.names.index(name)))
-        for name in names
-    }

@@ -7,26 +7,26 @@ run, and what differs is who is there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedecider.audit.attacks import finished
 from fedecider.cross_silo.command_line import recorded_settings
+from fedecider.cross_silo.ended import ended
 from fedecider.cross_silo.entries import Fitting, Positions, item_texts_of, with_hybrid
-from fedecider.cross_silo.federate import prepare_rounds, rounds_of
+from fedecider.cross_silo.federate import prepare_rounds
 from fedecider.cross_silo.joining import system_of
 from fedecider.cross_silo.prepare import (
     BaseArtifacts,
     build_base_artifacts,
     check_same_student,
-    chosen_scales,
+    chosen_scale,
     data_of_run,
-    reported_model,
 )
 from fedecider.cross_silo.settings import Settings
+from fedecider.engine.result import RunResult
 from fedecider.engine.run import train
-from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, shared_persons
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import stream
@@ -35,7 +35,7 @@ from fedecider.models.client_model import ClientModel
 from fedecider.report.tables import COMPARED, comparisons_data
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import RunFolder, locked, read_metrics
+from fedecider.running.run_folder import locked
 
 WITHOUT = "without"
 """Its place in ``metrics.json``, and in a test the name of what others have without a company."""
@@ -57,22 +57,21 @@ def leave_out(run: str | Path, companies: Sequence[str], launch: Launch, data: s
         ValueError: it did not finish, has fewer than three companies or other data now, or nobody joins in it.
     """
     root = Path(run)
-    folder, record, metrics = finished(root)
-    settings = recorded_settings(root, data)
-    names = list(metrics["domains"])
+    folder, result = finished(root)
+    settings, names = recorded_settings(root, data), result.clients
     wanted = list(companies) or names
     _check(settings, names, wanted, root)
-    data_of_run(settings.run, record, root)
+    data_of_run(settings.run, result.record, root)
     with locked(folder.lock, f"got the run {root}, which another command writes, expected it to be free. Wait for it"):
-        metrics = read_metrics(folder)  # of those who had the lock before
-        found: dict[str, Any] = dict(metrics.get(WITHOUT, {}))
+        result = RunResult.read(root)  # of those who had the lock before
+        found: dict[str, Any] = dict(result.metrics.get(WITHOUT, {}))
         missing = [name for name in wanted if name not in found]
         artifacts = build_base_artifacts(settings.run, launch)
         check_same_student(folder, artifacts, root)
         for number, name in enumerate(missing, 1):
             log_line(f"without {name} ({number} of {len(missing)}): {len(names) - 1} companies, as in the run")
-            found[name] = _compared(settings, artifacts, folder, metrics, name, launch)
-            write_json(folder.metrics, {**metrics, WITHOUT: {one: found[one] for one in names if one in found}})
+            found[name] = _compared(settings, artifacts, result, name, launch)
+            write_json(folder.metrics, {**result.metrics, WITHOUT: {one: found[one] for one in names if one in found}})
     return found
 
 
@@ -98,8 +97,7 @@ def _check(settings: Settings, names: list[str], wanted: list[str], root: Path) 
 def _compared(
     settings: Settings,
     artifacts: BaseArtifacts,
-    folder: RunFolder,
-    metrics: Mapping[str, Any],
+    result: RunResult,
     name: str,
     launch: Launch,
 ) -> dict[str, Any]:
@@ -107,17 +105,12 @@ def _compared(
 
     Holm's correction is over the companies and metrics of one that is left out; where it is told, over all that are.
     """
-    label = with_hybrid(metrics["method"]) if settings.run.hybrid.kind != "none" else metrics["reported"]
-    others = {one: domain for one, domain in artifacts.domains.items() if one != name}
+    label = with_hybrid(result.method) if settings.run.hybrid.kind != "none" else result.reported
+    others = {company: domain for company, domain in artifacts.domains.items() if company != name}
     without = joint_positions(settings, artifacts._replace(domains=others), launch)
-    rows = {
-        one.domain: one.position_U
-        for one in read_per_user(folder.per_user)
-        if (one.split, one.variant) == ("test", label) and one.domain in others
-    }
-    users = {one: domain.clients.users for one, domain in others.items()}
+    users = {company: domain.clients.users for company, domain in others.items()}
     tests = compare_table(
-        {WITHOUT: without, label: {one: rows[one] for one in others}},
+        {WITHOUT: without, label: {company: result.positions[label][company] for company in others}},
         stream(0, "without", name),
         COMPARED,
         [(WITHOUT, label)],
@@ -128,16 +121,13 @@ def _compared(
 
 def joint_positions(settings: Settings, artifacts: BaseArtifacts, launch: Launch) -> Positions:
     """Test positions of the joint models of the companies in ``artifacts.domains``, trained from the student on."""
-    candidates = dataclasses.replace(settings.run, hyperparameter_candidates=())
-    settings = settings._replace(run=candidates)
-    prepared = prepare_rounds(settings, artifacts, launch)
-    state = train(rounds_of(settings, prepared, launch))
-    method, models = prepared.method, prepared.models.by_itself()
-    names = list(artifacts.domains)
-    scales = chosen_scales(settings, method, models, state, names)
+    settings = settings._replace(run=dataclasses.replace(settings.run, hyperparameter_candidates=(), local_row="off"))
+    models, rounds = prepare_rounds(settings, artifacts, launch)
+    run = ended(settings, models, rounds, artifacts, train(rounds))
+    scales = {name: chosen_scale(settings, run.joined(name)) for name in artifacts.domains}
 
     def model_of(name: str) -> ClientModel:
-        return reported_model(settings, method, models, state, models.names.index(name)).scaled(scales[name])
+        return run.joined(name).scaled(scales[name])
 
     texts = item_texts_of(settings, artifacts, launch.device)
-    return system_of(Fitting(settings, artifacts, texts), method.name, model_of, names).whole["test"]
+    return system_of(Fitting(settings, artifacts, texts), run.method.name, model_of, list(scales)).whole["test"]

@@ -97,6 +97,7 @@ class Experiment(NamedTuple):
     """Further entries of ``run.json``."""
 
 
+@timed_run()
 def run_track(
     track: Track,
     settings: Any,
@@ -105,7 +106,7 @@ def run_track(
     log_results: bool = True,
 ) -> Path:
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
-    with timed_run(), start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
+    with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
         with stage("load"):
             experiment = track.part("load")(launch.from_main(settings), launch)
         return run(experiment, launch, callbacks, chosen, log_results)
@@ -118,6 +119,7 @@ def check_same_run(track: Track, settings: Any) -> None:
         around.checked_run(settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts)
 
 
+@timed_run()
 def run(
     experiment: Experiment,
     launch: Launch,
@@ -134,17 +136,6 @@ def run(
         ValueError: the folder holds another run, or a stage finds settings that cannot be.
         Diverged: no client's numbers could be used any more; metrics and page say so.
     """
-    with timed_run():
-        return _run(experiment, launch, callbacks, chosen, log_results)
-
-
-def _run(
-    experiment: Experiment,
-    launch: Launch,
-    callbacks: Sequence[Callback],
-    chosen: Mapping[str, Any],
-    log_results: bool,
-) -> Path:
     config = experiment.settings.run
     root, record = around.checked_run(
         experiment.settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts
@@ -166,7 +157,7 @@ def _run(
                 )
                 log_round = around.round_logger(launch, config.num_rounds, names)
                 printed = RoundCallback(lambda round: log_round(round.record), clients_done)
-                followers = [recording(recorder), *map(_of_user, callbacks), checkpoints.callback(), printed]
+                followers = [recording(recorder), *map(_from_user, callbacks), checkpoints.callback(), printed]
                 state = train(rounds, followers, checkpoints.start(config.resume))
         except Diverged as error:
             if launch.is_main and folder.rounds.exists():
@@ -195,5 +186,5 @@ def train(rounds: Rounds, callbacks: Sequence[RoundCallback] = (), state: RunSta
     )
 
 
-def _of_user(callback: Callback) -> RoundCallback:
+def _from_user(callback: Callback) -> RoundCallback:
     return RoundCallback(lambda round: not round.diverged and callback(round))

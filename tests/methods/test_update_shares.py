@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_recommender import run, toy_recommender, with_clients
 
-from fedecider.cross_silo.prepare import chosen_scales, reported_model
+from fedecider.cross_silo.prepare import chosen_scale, reported_model
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import METHODS
 from fedecider.models.fused_linear import fused_layers
@@ -45,8 +45,8 @@ def test_each_client_takes_what_its_validation_items_like_best(finished):
 
     names = recommender.names
     models = with_clients(recommender, positions=positions_of)
-    chosen = chosen_scales(settings, method, models, state, names)
-    assert chosen == {names[0]: 0.5, names[1]: 1.0, names[2]: 0.0}
+    reported = [reported_model(settings, method, models, state, client) for client in range(len(names))]
+    assert [chosen_scale(settings, model) for model in reported] == [0.5, 1.0, 0.0]
     assert {split for _, split in asked} == {"valid"}
     half, again = (reported_model(settings, method, recommender, state, 0).scaled(scale) for scale in (0.5, 1.0))
     assert size_of(half.base.holding(half.adapters)) == pytest.approx(0.5 * whole, rel=1e-5)

@@ -42,12 +42,11 @@ import fedecider
 from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.ended import Ended
 from fedecider.cross_silo.ended import ended as ended_run
-from fedecider.cross_silo.entries import Fitting, ItemTexts, item_texts_of
+from fedecider.cross_silo.entries import Fitting, ItemTexts, System, item_texts_of
 from fedecider.cross_silo.exchange import added_by
 from fedecider.cross_silo.federate import check_federation, prepare_rounds, shared_out
 from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
 from fedecider.cross_silo.joining import (
-    System,
     as_trained,
     checked_events,
     chosen_systems,

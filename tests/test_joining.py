@@ -13,9 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent / "methods"))
 from toy_recommender import NAMES, toy_recommender, with_clients
 
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.entries import Fitting
+from fedecider.cross_silo.entries import Fitting, System
 from fedecider.cross_silo.joining import (
-    System,
     as_trained,
     check_common,
     checked_events,

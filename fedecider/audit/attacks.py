@@ -74,6 +74,10 @@ class Questions(NamedTuple):
     user_Q: Tensor
     """(Q,) place of the user among those asked about, from 0, every one at least once."""
 
+    @property
+    def num_users(self) -> int:
+        return int(self.user_Q.max()) + 1 if len(self.user_Q) else 0
+
 
 def questions_about(sequences: Sequence[Sequence[int]], num_events: int) -> Questions:
     """The ``num_events`` newest events of each user's train part, none of them the first; users without any are left
@@ -90,26 +94,12 @@ def questions_about(sequences: Sequence[Sequence[int]], num_events: int) -> Ques
     )
 
 
-def joined(first: Questions, second: Questions) -> tuple[Questions, int]:
-    """Both as one, the users of ``second`` behind those of ``first``; and how many users ``first`` has."""
-    num_first = int(first.user_Q.max()) + 1 if len(first.user_Q) else 0
-    return (
-        Questions(
-            first.histories + second.histories,
-            torch.cat([first.targets, second.targets]),
-            torch.cat([first.user_Q, second.user_Q + num_first]),
-        ),
-        num_first,
-    )
-
-
 def user_scores(log_prob_Q: Tensor, reference_Q: Tensor, user_Q: Tensor) -> dict[str, Tensor]:
     """Each of `STATISTICS` -> (U,) float64, higher for likelier members."""
-    num_users = int(user_Q.max()) + 1
     gain_Q, log_prob_Q = (log_prob_Q - reference_Q).double(), log_prob_Q.double()
 
     def reduced(value_Q: Tensor, how: str) -> Tensor:
-        start_U = torch.zeros(num_users, dtype=torch.float64)
+        start_U = torch.zeros(int(user_Q.max()) + 1, dtype=torch.float64)
         return start_U.scatter_reduce(0, user_Q, value_Q, how, include_self=False)
 
     values = reduced(gain_Q, "mean"), reduced(gain_Q, "amax"), reduced(log_prob_Q, "mean")

@@ -30,7 +30,6 @@ from fedecider.audit.attacks import (
     epsilon_of,
     finished,
     interval_over_users,
-    joined,
     questions_about,
     true_positives,
     user_scores,
@@ -338,10 +337,11 @@ def ask(
     client: int,
 ) -> Asked:
     """Make the questions about one client and let the student answer them."""
-    inside, outside = (questions_about(part, config.num_events) for part in groups)
-    questions, num_members = joined(inside, outside)
+    members, others = groups
+    questions = questions_about([*members, *others], config.num_events)
+    num_members = questions_about(members, config.num_events).num_users
     student_Q = answers(_student(models, client), questions)
-    return Asked(questions, num_members, int(questions.user_Q.max()) + 1 - num_members, student_Q)
+    return Asked(questions, num_members, questions.num_users - num_members, student_Q)
 
 
 def answers(model: ClientModel, questions: Questions) -> Tensor:

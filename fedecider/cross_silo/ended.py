@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from fedecider.cross_silo.entries import ModelOf, Positions
-from fedecider.cross_silo.joining import AloneOf, Keeps, System
+from fedecider.cross_silo.entries import ModelOf, Positions, System
+from fedecider.cross_silo.joining import AloneOf, Keeps
 from fedecider.cross_silo.prepare import BaseArtifacts, Scales, reported_model
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.result import RunResult

@@ -179,16 +179,19 @@ class Hybrids(NamedTuple):
     """Domain -> bytes up and down of the secure sum; clients with a catalogue of their own are left out."""
 
 
-class Mixed(NamedTuple):
-    """The hybrids of all clients, and how they rank."""
+class System(NamedTuple):
+    """What clients would recommend with, and how it ranks both splits."""
 
-    hybrids: dict[str, Hybrids]
-    """Row of the hybrid alone -> the hybrids: those that are handed over, and what clients would have who keep their
+    model_of: ModelOf
+    model: Mapping[str, Positions]
+    """Split -> positions under the model by itself."""
+    whole: Mapping[str, Positions]
+    """The same with its hybrid, where there is one."""
+    hybrids: Hybrids | None = None
+    """Those that are exported."""
+    entries: Mapping[str, Mapping[str, Positions]] = {"test": {}, "valid": {}}
+    """Split -> entry -> positions of every hybrid, with the model and alone; with those of clients who keep their
     counts, where some get counts of others."""
-    reported: dict[str, Positions]
-    """Positions of the reported model, which were worked out on the way."""
-    rows: dict[str, dict[str, Positions]]
-    """Positions of each hybrid with the model and alone; of the users that the model ranks."""
 
 
 def reserved_labels(method: str) -> list[str]:
@@ -213,7 +216,7 @@ class Fitting(NamedTuple):
     on_ranked: OnRanked = silent
 
 
-def every_hybrid(fitting: Fitting, label: str, model_of: ModelOf, names: Collection[str] | None = None) -> Mixed:
+def every_hybrid(fitting: Fitting, label: str, model_of: ModelOf, names: Collection[str] | None = None) -> System:
     """Fit every client's hybrid beside its model, choose its weights, and rank both splits.
 
     Fitted on train events of users whom no adapter has seen: on users who trained the adapters, nearly all weight would
@@ -230,9 +233,9 @@ def every_hybrid(fitting: Fitting, label: str, model_of: ModelOf, names: Collect
         row: client_counts(domains, one, settings.run.seed, others if row == HYBRID_ROW else {})
         for row, one in configs.items()
     }
-    hybrids = {row: Hybrids({}, {}, traffic) for row, (_, traffic) in counted.items()}
+    hybrids = Hybrids({}, {}, counted[HYBRID_ROW][1])
     reported: dict[str, Positions] = {"test": {}, "valid": {}}
-    rows: dict[str, dict[str, Positions]] = {"test": {}, "valid": {}}
+    entries: dict[str, dict[str, Positions]] = {"test": {}, "valid": {}}
     for name in domains if names is None else names:
         model, near = model_of(name), texts[name].near
         contexts, scores = hybrid_contexts(domains[name], settings.run.seed), model.scores()
@@ -245,7 +248,8 @@ def every_hybrid(fitting: Fitting, label: str, model_of: ModelOf, names: Collect
         chosen = {}
         for row, hybrid in fitted.items():
             ensemble, choice = choose_weights(hybrid, {side: valid[row][side] for side in sides_of(hybrid)})
-            hybrids[row].clients[name], hybrids[row].choices[name] = ensemble, choice
+            if row == HYBRID_ROW:
+                hybrids.clients[name], hybrids.choices[name] = ensemble, choice
             chosen[row] = (ensemble, {"both": beside_model_of(ensemble), "alone": ensemble.alone})
             valid[row]["both"] = valid[row][choice.weights]
         for split, (model_U, places) in {
@@ -254,10 +258,11 @@ def every_hybrid(fitting: Fitting, label: str, model_of: ModelOf, names: Collect
         }.items():
             reported[split][name] = model_U
             for row, of_row in places.items():
-                rows[split].setdefault(with_hybrid(label, row), {})[name] = of_row["both"]
-                rows[split].setdefault(row, {})[name] = of_row["alone"]
+                entries[split].setdefault(with_hybrid(label, row), {})[name] = of_row["both"]
+                entries[split].setdefault(row, {})[name] = of_row["alone"]
         on_ranked(with_hybrid(label))
-    return Mixed(hybrids, reported, rows)
+    whole = {split: of_split.get(with_hybrid(label), {}) for split, of_split in entries.items()}
+    return System(model_of, reported, whole, hybrids, entries)
 
 
 def hybrid_contexts(domain: Domain, seed: int) -> Contexts:

@@ -8,22 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fedecider.cross_silo.entries import (
-    HYBRID_ROW,
-    KEPT,
-    LOCAL,
-    Fitting,
-    Hybrids,
-    ModelOf,
-    Positions,
-    every_hybrid,
-    with_hybrid,
-)
+from fedecider.cross_silo.entries import KEPT, LOCAL, Fitting, ModelOf, Positions, System, every_hybrid
 from fedecider.cross_silo.hyperparameter_selection import choices as selectable
 from fedecider.cross_silo.prepare import chosen_scale
 from fedecider.cross_silo.settings import Settings
@@ -53,17 +43,6 @@ MOST_PAIRS = 20_000
 
 AloneOf = Callable[[str], tuple[ClientModel, float]]
 """What a client has trained alone, by its name, with its validation ndcg@10."""
-
-
-class System(NamedTuple):
-    """What clients would recommend with, on both splits."""
-
-    model_of: ModelOf
-    model: dict[str, Positions]
-    """Split -> places under the model by itself."""
-    whole: dict[str, Positions]
-    """The same with its hybrid, where there is one."""
-    hybrids: Hybrids | None
 
 
 def only_items(settings: Settings) -> bool:
@@ -153,16 +132,14 @@ def may_choose(settings: Settings) -> bool:
 def system_of(fitting: Fitting, label: str, model_of: ModelOf, names: Collection[str]) -> System:
     """The models of ``names``, ranked; ``label``: the entry of the models."""
     if fitting.settings.run.hybrid.kind != "none":
-        mixed = every_hybrid(fitting, label, model_of, names)
-        whole = {split: rows[with_hybrid(label)] for split, rows in mixed.rows.items()} if names else {}
-        return System(model_of, mixed.reported, whole, mixed.hybrids[HYBRID_ROW])
+        return every_hybrid(fitting, label, model_of, names)
     places: dict[str, Positions] = {"test": {}, "valid": {}}
     for name in names:
         model = model_of(name)
         for split, of_split in places.items():
             of_split[name] = model.positions(split)
         fitting.on_ranked(label)
-    return System(model_of, places, places, None)
+    return System(model_of, places, places)
 
 
 def local_system(fitting: Fitting, alone: AloneOf) -> System:

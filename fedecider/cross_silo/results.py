@@ -12,13 +12,12 @@ from fedecider.baselines.own import own_baselines
 from fedecider.cross_silo import entries as of_entries
 from fedecider.cross_silo.conclusion import joining_lines, run_conclusion, sources_of, subject_of, without_exchange
 from fedecider.cross_silo.ended import Ended, Outcome
-from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, LOCAL, TEACHER, Fitting, Positions, with_hybrid
+from fedecider.cross_silo.entries import KEPT, LOCAL, TEACHER, Fitting, Positions, System, every_hybrid, with_hybrid
 from fedecider.cross_silo.exchange import added_by, communication, fusion_weights
 from fedecider.cross_silo.export import export
 from fedecider.cross_silo.hyperparameter_selection import selection_text
 from fedecider.cross_silo.joining import (
     Keeps,
-    System,
     checked_events,
     chosen_systems,
     joining_data,
@@ -156,17 +155,14 @@ def _joined(run: Ended, fitting: Fitting, variants: Entries, scales: Scales) -> 
 
     reported = next(iter(variants["test"]))
     if run.settings.run.hybrid.kind != "none":
-        mixed = of_entries.every_hybrid(fitting, run.method.name, model_of)
-        entries = {split: {**variants[split], reported: mixed.reported[split], **mixed.rows[split]} for split in SPLITS}
-        whole = {split: mixed.rows[split][with_hybrid(run.method.name)] for split in SPLITS}
-        return System(model_of, mixed.reported, whole, mixed.hybrids[HYBRID_ROW]), entries
-    model = {split: dict(variants[split][reported]) for split in SPLITS}
-    for name, scale in scales.items():
-        if scale != 1.0:
+        joint = every_hybrid(fitting, run.method.name, model_of)
+    else:
+        model = {split: dict(variants[split][reported]) for split in SPLITS}
+        for name in (name for name, scale in scales.items() if scale != 1.0):
             for split in SPLITS:
                 model[split][name] = model_of(name).positions(split)
-    entries = {split: {**variants[split], reported: model[split]} for split in SPLITS}
-    return System(model_of, model, model, None), entries
+        joint = System(model_of, model, model)
+    return joint, {split: {**variants[split], reported: joint.model[split], **joint.entries[split]} for split in SPLITS}
 
 
 def _with_system(entries: Entries, entry: str, system: System, mixes: bool) -> Entries:

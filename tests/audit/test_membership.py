@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedecider.audit.attacks import Scored, auc, joined, questions_about, user_scores
+from fedecider.audit.attacks import Scored, auc, questions_about, user_scores
 
 
 def test_questions_are_of_the_train_part_only():
@@ -14,9 +14,10 @@ def test_questions_are_of_the_train_part_only():
 
 
 def test_others_stand_behind_members():
-    inside, outside = questions_about([[1, 2, 3, 8, 9]], 5), questions_about([[4, 5, 8, 9], [6, 7, 8, 9]], 5)
-    both, num_members = joined(inside, outside)
-    assert num_members == 1
+    members, others = [[1, 2, 3, 8, 9]], [[4, 5, 8, 9], [6, 7, 8, 9]]
+    both = questions_about([*members, *others], 5)
+    assert questions_about(members, 5).num_users == 1
+    assert both.num_users == 3
     assert both.user_Q.tolist() == [0, 0, 1, 2]
     assert both.targets.tolist() == [2, 3, 5, 7]
 

@@ -100,16 +100,11 @@ def make_settings(options: Mapping[str, Any], config: Mapping[str, Any] | None =
     method = str(options.get("method", start.get("method", RunConfig.method)))
     values = merged(own.get(method, {}), start, options)
     settings = _with_precision(Settings(**schema.build(values)))
-    _check_together(settings)
-    return settings
-
-
-def _check_together(settings: Settings) -> None:
-    """``ValueError`` for settings of different blocks that do not go together."""
     from fedecider.cross_silo.hyperparameter_selection import choices  # the models, which --help does without
 
-    for one in choices(settings):
-        _check_output_rate(one)
+    for choice in choices(settings):
+        _check_output_rate(choice)
+    return settings
 
 
 def _of_method(name: str) -> tuple[type, bool]:

@@ -188,20 +188,17 @@ def _gains(position_U: torch.Tensor) -> np.ndarray:
 
 def kept_system(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System:
     """What every client keeps, as one system; hybrids are those of the models they stand beside."""
-    model: dict[str, Positions] = {"test": {}, "valid": {}}
-    whole: dict[str, Positions] = {"test": {}, "valid": {}}
-    for split in model:
-        for name, kept in keeps.items():
-            model[split][name] = systems[kept].model[split][name]
-            whole[split][name] = systems[kept].whole[split][name]
+    of_client = {name: systems[kept] for name, kept in keeps.items()}
+    model = {split: {name: of_client[name].model[split][name] for name in keeps} for split in ("test", "valid")}
+    whole = {split: {name: of_client[name].whole[split][name] for name in keeps} for split in ("test", "valid")}
     hybrids = systems["joined"].hybrids
     if hybrids is not None:
-        each = {name: systems[one].hybrids for name, one in keeps.items()}
+        kept = {name: system.hybrids for name, system in of_client.items() if system.hybrids is not None}
         hybrids = hybrids._replace(
-            clients={name: one.clients[name] for name, one in each.items() if one is not None},
-            choices={name: one.choices[name] for name, one in each.items() if one is not None},
+            clients={name: of_system.clients[name] for name, of_system in kept.items()},
+            choices={name: of_system.choices[name] for name, of_system in kept.items()},
         )
-    return System(lambda name: systems[keeps[name]].model_of(name), model, whole, hybrids)
+    return System(lambda name: of_client[name].model_of(name), model, whole, hybrids)
 
 
 def checked_events(domains: Mapping[str, Domain], unit_of: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:

@@ -129,7 +129,10 @@ def pretrain_stage(config: RunConfig, domains: Domains, device: torch.device, qu
         "pretrain": config.pretrain,
         "seed": config.seed,
         "domains": [(name, domain.content_hash()) for name, domain in domains.items()],
-        "models": {name: _model_digest(name) for name in _model_names(config.pretrain)},
+        "models": {  # content of a local folder; of a model of the hub its name
+            name: file_digest(Path(name)) if Path(name).is_dir() else name
+            for name in sorted(filter(None, {config.pretrain.backbone.name_or_path, config.pretrain.id_generator}))
+        },
         "step": "kept by the last items of public users",
         "ids": "by catalogue",
     }
@@ -226,7 +229,7 @@ def _pretrain(
     settings, made = config.pretrain, begin(config, domains, device, quiet)
     tokenizer, generator, model, ids, report = made.tokenizer, made.generator, made.model, made.ids, made.report
     if settings.alternating_phases > 0:
-        ids, report["alternating"] = _alternate(config, domains, tokenizer, model, generator, ids, device, quiet)
+        ids, report["alternating"] = _alternate(config, domains, made, device, quiet)
     else:
         with progress("backbone", not quiet) as on_step:
             report["backbone"] = train_backbone(
@@ -350,23 +353,16 @@ def _id_generator(
 
 
 def _alternate(
-    config: RunConfig,
-    domains: Domains,
-    tokenizer: PreTrainedTokenizerBase,
-    model: Any,
-    generator: IDGenerator | None,
-    ids: dict[str, DomainIds],
-    device: torch.device,
-    quiet: bool,
+    config: RunConfig, domains: Domains, made: Beginning, device: torch.device, quiet: bool
 ) -> tuple[dict[str, DomainIds], list[dict[str, Any]]]:
+    settings, tokenizer, generator = config.pretrain, made.tokenizer, made.generator
     assert generator is not None  # else the settings are refused
-    settings = config.pretrain
-    near = {name: one.neighbours for name, one in ids.items() if one.neighbours is not None}
+    near = {name: ids.neighbours for name, ids in made.ids.items() if ids.neighbours is not None}
     with progress("alternating training", not quiet) as on_step:
         return alternate(
-            model,
+            made.model,
             generator.model,
-            ids,
+            made.ids,
             Writing(
                 assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, {}, near, True),
                 make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
@@ -377,16 +373,6 @@ def _alternate(
             settings.train,
             Execution(derive_seed(config.seed, "alternating"), device, on_step),
         )
-
-
-def _model_names(settings: PretrainConfig) -> list[str]:
-    names = (settings.backbone.name_or_path, settings.id_generator)
-    return sorted({name for name in names if name})
-
-
-def _model_digest(name: str) -> str:
-    """Content of a local model folder; the name itself for a model of the hub."""
-    return file_digest(Path(name)) if Path(name).is_dir() else name
 
 
 # What a run of the cross-silo track starts from: settings, data, stages 1 and 2, the student with adapters.
@@ -494,7 +480,7 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     if launch.is_main:
         reports = {name: ids[name].items.report for name in by_catalogue(clients)}
-        log_line("item IDs: " + ", ".join(f"{name} {one['num_items']:,}" for name, one in reports.items()))
+        log_line("item IDs: " + ", ".join(f"{name} {report['num_items']:,}" for name, report in reports.items()))
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
 
 

@@ -121,7 +121,11 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
         students = of_entries.zero_shot(settings, run.artifacts, run.models, on_ranked=on_ranked)
         rules = of_entries.counting_positions(settings, run.artifacts, texts, SPLITS, on_ranked)
     models = {"test": {**entries["test"], **students}, "valid": entries["valid"]}
-    metrics = {**_facts(run, known), **_figures(run, models, rules), **_choices(run, scales, kept)}
+    metrics = {**_facts(run, known), **_figures(run, models, rules)}
+    if settings.run.share_grid != [1.0]:
+        metrics["update_scales"] = dict(scales)
+    if kept.hybrids is not None:
+        metrics["hybrid"] = of_entries.hybrids_data(kept.hybrids)
     if run.alone is not None:
         events = checked_events(domains, {name: texts[name].unit_ID for name in domains})
         subject = with_hybrid(run.method.name) if mixes else metrics["reported"]
@@ -219,14 +223,6 @@ def _figures(run: Ended, models: Entries, rules: Entries) -> dict[str, Any]:
         "domains": found,
         **({MACRO: {"test": rows_data(rows, MACRO)}} if len(found) > 1 else {}),
         "comparisons": tables.comparisons_data(tests),
-    }
-
-
-def _choices(run: Ended, scales: Scales, kept: System) -> dict[str, Any]:
-    """What clients chose on their validation items, but for what joining is about."""
-    return {
-        **({"update_scales": dict(scales)} if run.settings.run.share_grid != [1.0] else {}),
-        **({"hybrid": of_entries.hybrids_data(kept.hybrids)} if kept.hybrids is not None else {}),
     }
 
 

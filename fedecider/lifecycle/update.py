@@ -209,15 +209,17 @@ def update(
             )
         _refuse_repeated(before, new)
         after, kept = merged(before, new), merged(before, new, without_last=True)
-        asked = _asked(kept, new, name)
+        held_out = _held_out(kept, new, name)
         tested = now.hybrid._replace(counts=now.others.plus(count_events(kept.sequences, num_items)))
-        test = _test(old_hybrid, tested, *asked)
+        test = _test(old_hybrid, tested, *held_out)
         found = Updated(None, new, len(after.customers) - len(before.customers), test, num_items - num_old)
         if test.is_worse and not force:
             return found
         whole = now.hybrid._replace(counts=now.others.plus(count_events(after.sequences, num_items)))
         adapter = Path(scratch) / "adapter"
-        trained = _train(now, tested, kept, new, asked, epochs, where, adapter) if epochs else None
+        rows = zip(kept.customers, kept.sequences, strict=True)
+        longer = [items for customer, items in rows if customer in new.items and len(items) > 1]
+        trained = _train(now, tested, longer, held_out, epochs, where, adapter) if epochs else None
 
         def change(folder: RunFolder) -> None:
             put_private(folder, name, whole, now.keys, after)
@@ -351,16 +353,16 @@ def merged(before: Histories, new: NewEvents, without_last: bool = False) -> His
     return Histories([*before.customers, *others], before.item_keys, SequenceArray.of(sequences), last_time, True)
 
 
-def _asked(kept: Histories, new: NewEvents, name: str) -> tuple[list[list[int]], list[int]]:
+def _held_out(kept: Histories, new: NewEvents, name: str) -> tuple[list[list[int]], list[int]]:
     """Histories of some customers without their last new event, and that event."""
     place_of = {customer: place for place, customer in enumerate(kept.customers)}
-    asked = []
+    found = []
     for customer, items in sorted(new.items.items()):
         history = kept.sequences[place_of[customer]] if customer in place_of else []
         if history and items[-1] not in history:  # an item of the history is no candidate
-            asked.append((history, items[-1]))
-    order = torch.randperm(len(asked), generator=stream(0, "update", name))[:MOST_TESTED].tolist()
-    chosen = [asked[place] for place in sorted(order)]
+            found.append((history, items[-1]))
+    order = torch.randperm(len(found), generator=stream(0, "update", name))[:MOST_TESTED].tolist()
+    chosen = [found[place] for place in sorted(order)]
     return [history for history, _ in chosen], [target for _, target in chosen]
 
 
@@ -378,32 +380,29 @@ def _test(old: Hybrid, new: Hybrid, histories: list[list[int]], targets: list[in
 def _train(
     now: Counted,
     tested: Hybrid,
-    kept: Histories,
-    new: NewEvents,
-    asked: tuple[list[list[int]], list[int]],
+    histories: Sequence[list[int]],
+    held_out: tuple[list[list[int]], list[int]],
     epochs: int,
     device: torch.device,
     folder: Path,
 ) -> Trained:
-    """Train the adapter on, and rank what is held out by the old one and by the files of the new one.
+    """Train the adapter on by ``histories``, and rank what is held out by the old one and by the files of the new one.
 
     Raises:
         ValueError: no customer has two events to train on and a third one to rank.
     """
-    chosen = [items for customer, items in zip(kept.customers, kept.sequences, strict=True) if customer in new.items]
-    sequences = SequenceArray.of([items for items in chosen if len(items) > 1])
-    if not len(sequences) or not asked[1]:
+    if not histories or not held_out[1]:
         raise ValueError(
             f"got --epochs {epochs} and no customer of {now.place.domain} with two events before a new one, expected "
             "some: nothing can be trained or tested. Leave --epochs out"
         )
-    old = ranked_by(now.source, now.place, tested, *asked, device)
+    old = ranked_by(now.source, now.place, tested, *held_out, device)
     try:
-        train_on(now.place, sequences, recorded_settings(now.run.root), epochs, device, folder)
+        train_on(now.place, SequenceArray.of(histories), recorded_settings(now.run.root), epochs, device, folder)
     except Diverged:
-        return Trained(len(sequences), old, None)
+        return Trained(len(histories), old, None)
     new_place = now.place._replace(adapter=folder)
-    return Trained(len(sequences), old, ranked_by(now.source, new_place, tested, *asked, device))
+    return Trained(len(histories), old, ranked_by(now.source, new_place, tested, *held_out, device))
 
 
 def in_words(done: Updated, company: str) -> list[str]:

@@ -31,8 +31,6 @@ from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import interval_text, number_text
 from fedecider.running.run_folder import RunFolder, read_run, refuse_site
 
-# Settings of an audit.
-
 
 @dataclass(frozen=True)
 class AuditConfig:

@@ -64,9 +64,6 @@ from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, fingerprint
 from idgen.backbone import load_backbone
 
-# The models that parties of the cross-silo track can put together from what they see: uploads, downloads, exported
-# adapters.
-
 SCALES = (1.0, 0.25, 0.5, 2.0, 4.0)
 """Times an update that is tried: who sees a direction does not know its size, and a larger step can show more. The
 first is taken where no other client says which is best."""
@@ -233,9 +230,6 @@ def _exported(folder: RunFolder, settings: Settings, models: ClientModels, clien
     backbone = load_backbone(folder.backbone, base.tokenizer, settings.run.quantize, base.device)
     model = load_adapter(backbone, folder.adapters / models.names[client]).to(base.device).eval()
     return ClientModel(base._replace(model=model), models.clients[client], None)
-
-
-# What each party can tell of the users on whom a client trained, from a run of this track.
 
 
 class Asked(NamedTuple):

@@ -6,10 +6,10 @@ run does not have are left out, with a word: they have no ID. The validation and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,6 @@ from fedecider.running.run_folder import (
     RunFolder,
     as_plain,
     changed_settings,
-    content_key,
     fingerprint,
     read_run,
     refuse_site,
@@ -49,18 +48,6 @@ SAME = (
 """What a run has in common with the one that it starts from: what adapters are, and what they stand on."""
 
 
-class Continued(NamedTuple):
-    """What a run takes over from an earlier one."""
-
-    domains: Mapping[str, Domain]
-    """The new data on the catalogues of the earlier run."""
-    artifacts: Callable[[RunConfig, Launch], BaseArtifacts]
-    state: RunState
-    """After the last round of the earlier run."""
-    key: str
-    """Of the state."""
-
-
 def stage_run(run: RunConfig) -> RunConfig:
     """The run whose data stages 1 and 2 of ``run`` were made from: itself, or the first one of a row of runs."""
     while run.start_from:
@@ -68,8 +55,11 @@ def stage_run(run: RunConfig) -> RunConfig:
     return run
 
 
-def continued(settings: Settings) -> Continued:
-    """What the run in ``settings.run.start_from`` gives a new one.
+def continued(
+    settings: Settings,
+) -> tuple[dict[str, Domain], Callable[[RunConfig, Launch], BaseArtifacts], RunState]:
+    """What the run in ``settings.run.start_from`` gives a new one: the new data on its catalogues, its stages, and its
+    state after the last round.
 
     Raises:
         ValueError: that run has other settings, clients or a catalogue that has nothing in common, its data or its last
@@ -102,7 +92,7 @@ def continued(settings: Settings) -> Continued:
         clients = clients_of(domains)
         return found._replace(domains=clients, everyone={**clients, **domains})
 
-    return Continued(domains, artifacts, state, content_key({"state": state.records, "round": state.best_round}))
+    return domains, artifacts, state
 
 
 def on_catalogue(new: Domain, old: Domain) -> Domain:

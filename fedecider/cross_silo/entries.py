@@ -60,9 +60,6 @@ from idgen.precision import autocast
 from idgen.samples import eval_batches
 from idgen.tasks import Split
 
-# The baselines that stand in every run of the cross-silo track: models without any adapter, counts, item texts, the
-# canary.
-
 Positions = dict[str, Tensor]
 """domain -> (U,) positions of the held-out items."""
 ModelOf = Callable[[str], ClientModel]

@@ -42,7 +42,7 @@ from fedecider.methods.rows import Rows, summed_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line, stage
-from fedecider.running.run_folder import PLACES, RunFolder, as_plain
+from fedecider.running.run_folder import PLACES, RunFolder, as_plain, content_key
 
 
 def load(settings: Settings, launch: Launch) -> Experiment:
@@ -50,11 +50,12 @@ def load(settings: Settings, launch: Launch) -> Experiment:
     if not settings.run.start_from:
         return experiment_on(load_data(settings.run), build_base_artifacts, settings)
     with launch.accelerator.main_process_first():
-        earlier = continued(settings)
-        data = kept_data(earlier.domains, Path(settings.run.cache))
+        domains, artifacts, state = continued(settings)
+        data = kept_data(domains, Path(settings.run.cache))
     settings = settings._replace(run=replace(settings.run, data=str(data)))
-    found = experiment_on(earlier.domains, earlier.artifacts, settings, earlier.state)
-    return found._replace(hashes={**found.hashes, "start": earlier.key})
+    experiment = experiment_on(domains, artifacts, settings, state)
+    key = content_key({"state": state.records, "round": state.best_round})
+    return experiment._replace(hashes={**experiment.hashes, "start": key})
 
 
 def experiment_on(

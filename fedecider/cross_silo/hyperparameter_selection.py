@@ -36,8 +36,6 @@ from fedecider.running.progress import log_line, progress
 from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, damage_names, read_object
 from idgen.backbone import known_width
 
-# Settings of local training among which the clients' validation items choose before the first round.
-
 METRIC = "ndcg@10"
 ROUNDS = 2
 """Every setting is judged by the better one of so many rounds of local training alone."""

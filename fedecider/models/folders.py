@@ -1,9 +1,7 @@
-"""Files of a recommender: its inference config, prompt layout, checksums.
+"""What a recommender has beside its weights: the record of its run, its inference config, checksums of all files.
 
-It is written once, when a run hands over, into ``inference_config.json`` beside the weights.
-
-``handover.json`` in the run folder: path below that folder -> SHA-256, for every file in ``backbone/`` and
-``adapters/``. Plain transformers and peft do not read it.
+``inference_config.json`` lies beside an adapter's weights. ``handover.json`` in the run folder: path below that folder
+-> SHA-256, for every file in ``backbone/`` and ``adapters/``. Plain transformers and peft read neither.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from fedecider.running.options import from_plain
 from fedecider.running.run_folder import RunFolder, as_plain, damage_names, damaged, read_object, read_run
 from idgen.config import Quantize, SampleConfig
 from idgen.ranking_config import RankingConfig
-
-# ``run.json`` of a run of the cross-silo track.
 
 
 def read_llm_run(root: Path) -> dict[str, Any]:
@@ -41,9 +37,6 @@ def read_llm_run(root: Path) -> dict[str, Any]:
         raise damaged(RunFolder(root).record, "no block data")
     return record
 
-
-# What a recommender has to know beside its weights: how it is asked, and what its card says of the run it is
-# from.
 
 INFERENCE_FILE = "inference_config.json"
 FIELDS = {"domain": str, "samples": dict, "ranking": dict, "ids": str, "titles_as_written": bool}
@@ -137,8 +130,6 @@ def write_inference_config(config: InferenceConfig, folder: Path) -> Path:
     write_json(folder / INFERENCE_FILE, {name: as_plain(value) for name, value in named._asdict().items()})
     return folder / INFERENCE_FILE
 
-
-# Checksums of everything that a run hands over, so that a changed file is refused instead of used.
 
 MANIFEST_FILE = "handover.json"
 ADVICE = (

@@ -30,8 +30,6 @@ from idgen.ranking_config import RankingConfig
 from idgen.samples import empty_prompt, encode_histories
 from idgen.tasks import Task, catalogue_task
 
-# One domain's model with its adapter on a backbone, its items and its hybrid: all that ranks.
-
 
 class Loaded(NamedTuple):
     """One domain's model, ready to rank."""
@@ -47,8 +45,6 @@ class Loaded(NamedTuple):
     """None where there is none, or it is not wanted."""
     scores: ModelScores
     """What the hybrid asks of the model."""
-    num_added: int
-    """Items that came after the training."""
 
 
 def adapted(
@@ -81,7 +77,7 @@ def ready_to_rank(
         task = catalogue_task(catalogue, item_ids, tokenizer, place.inference.samples)
     scores = model_scores(model, task, RankingContext(place.inference.ranking, device=device))
     items = Items(table.keys, table.titles)
-    return Loaded(source, place, model, tokenizer, table, items, task, hybrid, scores, 0)
+    return Loaded(source, place, model, tokenizer, table, items, task, hybrid, scores)
 
 
 def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
@@ -90,9 +86,6 @@ def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
     if largest >= num_tokens:
         raise ValueError(f"token {largest} of a tokenizer with {num_tokens} tokens")
     return ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
-
-
-# The best items for histories of item numbers: under a model, and under a hybrid with it.
 
 
 DIRECT = 500

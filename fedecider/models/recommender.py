@@ -359,8 +359,7 @@ class Recommender:
             if not added:
                 return
             with_them = add_to(now.place, now.model, now.tokenizer, now.table, added, now.hybrid)
-            ready = ready_to_rank(now.source, now.place, now.model, *with_them, self._device)
-            self._loaded = ready._replace(num_added=now.num_added + len(added))
+            self._loaded = ready_to_rank(now.source, now.place, now.model, *with_them, self._device)
 
     def _answers(
         self,

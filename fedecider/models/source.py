@@ -31,8 +31,6 @@ from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, 
 from fedecider.models.versions import in_force
 from fedecider.running.run_folder import RunFolder, read_object
 
-# Where a recommender is loaded from: a run folder, a folder that was handed over, or a name of the hub.
-
 BACKBONE_FOLDER = "backbone"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, INFERENCE_FILE)
 READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
@@ -231,9 +229,6 @@ def _backbone(adapter: Path) -> Path:
 def _hybrid(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
-
-# The most popular items of a domain, for those who say nothing of what they like: from the counts of the hybrid
-# alone.
 
 POPULARITY = "popularity"
 NO_HISTORY_HYBRID = "no history was given: the items with most events in the counts of the hybrid"

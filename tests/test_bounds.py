@@ -10,16 +10,15 @@ import pytest
 from pydantic import Field
 
 from fedecider import bounds
-from fedecider.bounds import dataclass
 from fedecider.running.options import Schema, build_parser, from_plain, nested, parse, typed
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class Inner:
     depth: bounds.OneOrMore = 1
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class Toy:
     """A toy.
 

@@ -8,7 +8,6 @@ import pytest
 
 import fedecider
 from fedecider.data import open_prepared
-from fedecider.data.sellers import with_shared_catalogues
 
 TITLES = [f"Thing {number}" for number in range(6)]
 
@@ -35,7 +34,6 @@ def companies():
 
 def test_companies_share_one_catalogue(companies):
     assert companies.names == list(companies) == ["north", "south"]
-    with_shared_catalogues(companies.domains)
     assert {domain.catalogue.name for domain in companies.values()} == {"shop"}
     assert companies["north"].clients.users == [f"north:{user}" for user in range(8)]
     assert len(companies["south"].clients.users) == 7

@@ -18,20 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from embedding_fr import setup
 from embedding_fr.blocks import Federation, Population, block_packer, build_population
 from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.results import privacy_text
 from embedding_fr.server_memory import check_server_memory
-from embedding_fr.setup import (
-    EmbeddingSettings,
-    block_bytes,
-    build_method,
-    check_settings,
-    eval_users,
-    keep_freed_memory,
-    working_set,
-)
 from fedecider.data.interactions import PREPARED, load_interactions
 from fedecider.data.readers.reading import to_stderr
 from fedecider.data.store import load_domains
@@ -58,7 +50,7 @@ USERS, COUNT = "a list of keys of users", "a number of users"
 CPU = torch.device("cpu")
 
 
-def public(settings: EmbeddingSettings, sites: str) -> Shared:
+def public(settings: setup.EmbeddingSettings, sites: str) -> Shared:
     """A project of the catalogue of prepared data, and of how many users each site will have.
 
     Interactions in the data are used for nothing, and nobody's are copied.
@@ -73,7 +65,7 @@ def public(settings: EmbeddingSettings, sites: str) -> Shared:
     return shared(settings, catalogue, counted_out(sites))
 
 
-def simulated(settings: EmbeddingSettings, sites: str) -> Shared:
+def simulated(settings: setup.EmbeddingSettings, sites: str) -> Shared:
     """A project, and the interactions of all users; what a site would refuse is told before the first one starts."""
     _check_sites(sites)
     check_deployable(settings)
@@ -88,7 +80,7 @@ def simulated(settings: EmbeddingSettings, sites: str) -> Shared:
     return shared(settings, keys, hosts)._replace(write_own=write_own)
 
 
-def shared(settings: EmbeddingSettings, item_keys: Sequence[str], hosts: Mapping[str, Sequence[int]]) -> Shared:
+def shared(settings: setup.EmbeddingSettings, item_keys: Sequence[str], hosts: Mapping[str, Sequence[int]]) -> Shared:
     """What the parties of a project share.
 
     Raises:
@@ -107,10 +99,10 @@ def _check_sites(sites: str) -> None:
         raise ValueError("got no sites, expected them for users as clients: --sites 3")
 
 
-def _population(settings: EmbeddingSettings, sequences: Sequence[Sequence[int]], num_items: int) -> Population:
+def _population(settings: setup.EmbeddingSettings, sequences: Sequence[Sequence[int]], num_items: int) -> Population:
     run = settings.run
     population = build_population(sequences, num_items, get_protocol(run.protocol), run.seed, CPU)
-    check_settings(settings, population)
+    setup.check_settings(settings, population)
     return population
 
 
@@ -167,7 +159,7 @@ def deployable(project: Project) -> FederatedMethod:
     """
     run = project.settings.run
     federation = Federation(project.num_clients, len(project.more["items"]), run.seed, get_protocol(run.protocol), CPU)
-    method = build_method(project.settings, federation)
+    method = setup.build_method(project.settings, federation)
     if method.upload_like is None:
         raise ValueError(
             f"got method {method.name}, expected one whose uploads have one shape for all clients: a server refuses "
@@ -176,7 +168,7 @@ def deployable(project: Project) -> FederatedMethod:
     return method
 
 
-def check_deployable(settings: EmbeddingSettings) -> None:
+def check_deployable(settings: setup.EmbeddingSettings) -> None:
     """``ValueError`` where a deployed run would not be the simulated one, or would promise what it does not keep."""
     run, entry = settings.run, METHODS[settings.run.method]
     check_run(run)
@@ -211,9 +203,9 @@ def check_deployable(settings: EmbeddingSettings) -> None:
         )
 
 
-def check_hosts(settings: EmbeddingSettings, hosts: Mapping[str, Sequence[int]]) -> None:
+def check_hosts(settings: setup.EmbeddingSettings, hosts: Mapping[str, Sequence[int]]) -> None:
     """``ValueError`` where a mean that a site tells would be over one user: it is that user's own."""
-    scored = set(eval_users(settings.run, sum(map(len, hosts.values()))))
+    scored = set(setup.eval_users(settings.run, sum(map(len, hosts.values()))))
     for name, own in hosts.items():
         if len(own) == 1:
             raise ValueError(f"got one user at the site {name}, expected two at least: a mean over one is its own")
@@ -266,7 +258,7 @@ def server(project: Project, output: Path, device: torch.device) -> Plan:
     """All rounds, with the metrics of all users."""
     run = project.settings.run
     check_server_memory(run.method, project.settings.method, len(project.more["items"]))
-    method, users = deployable(project), eval_users(run, project.num_clients)
+    method, users = deployable(project), setup.eval_users(run, project.num_clients)
 
     def facts(state: RunState, records: list[dict]) -> dict[str, Any]:
         costs = {"round_seconds": median_seconds(records), "bytes": total_bytes(records)}
@@ -289,7 +281,7 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
         ValueError: what `own_interactions` refuses.
     """
     settings = project.settings
-    keep_freed_memory()
+    setup.keep_freed_memory()
     users, sequences = own_interactions(project, place.data, place.client)
     population = _population(settings, sequences, len(project.more["items"]))
     method, hosted = deployable(project), hosted_users(project, population, place.client)
@@ -309,14 +301,14 @@ def hosted_users(project: Project, population: Population, name: str) -> Hosted:
     """The users of a site, packed by their places among them, known by their numbers in the run."""
     clients, settings = project.hosts[name], project.settings
     client_U, place_of = torch.tensor(clients), {client: place for place, client in enumerate(clients)}
-    client_bytes = working_set(settings, population.num_items, CPU)
-    pack = block_packer(population, client_bytes, block_bytes(settings.run, CPU))
+    client_bytes = setup.working_set(settings, population.num_items, CPU)
+    pack = block_packer(population, client_bytes, setup.block_bytes(settings.run, CPU))
 
     def packed(cohort: Sequence[int]) -> list[Block]:
         blocks = pack([place_of[client] for client in cohort])
         return [block._replace(clients=client_U[block.clients]) for block in blocks]
 
-    scored = set(eval_users(settings.run, project.num_clients) or clients)
+    scored = set(setup.eval_users(settings.run, project.num_clients) or clients)
     return Hosted(clients, packed, [client for client in clients if client in scored])
 
 

@@ -16,17 +16,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from idgen.backbones.families import (
-    check_context,
-    check_parts,
-    check_table,
-    check_tokenizer,
-    check_weights,
-    empty_model,
-    family_of_config,
-    known_config,
-    loading,
-)
+from idgen.backbones import families
 from idgen.backbones.small_decoder import build_small_decoder
 from idgen.backbones.small_t5 import build_small_t5
 from idgen.config import BackboneConfig, Quantize
@@ -58,8 +48,8 @@ def known_width(config: BackboneConfig) -> int | None:
     if not Path(config.name_or_path).is_dir():  # a name of the hub, which is not asked here
         return None
     try:
-        found = known_config(config.name_or_path)
-        return family_of_config(found).width(found)
+        found = families.known_config(config.name_or_path)
+        return families.family_of_config(found).width(found)
     except ValueError:  # load_backbone says what is wrong
         return None
 
@@ -83,7 +73,9 @@ def build_backbone(
     source_tokens = max((task.config.max_source_tokens for task in tasks), default=1)
     id_tokens = max((task.trie.max_length for task in tasks), default=1)
     if config.name_or_path is not None:
-        check_context(config.name_or_path, known_config(config.name_or_path), source_tokens, id_tokens)
+        families.check_context(
+            config.name_or_path, families.known_config(config.name_or_path), source_tokens, id_tokens
+        )
         return load_backbone(config.name_or_path, tokenizer)
     vector_VD = _start_vectors(config, tokenizer, seed, tasks, item_vectors)
     if config.kind == "decoder":
@@ -144,8 +136,8 @@ def load_backbone(
     """
     name, quantized = str(name_or_path), loading_options(quantize, device)
     config = check_backbone(name, tokenizer)
-    with loading(name):
-        classes = family_of_config(config).model_classes
+    with families.loading(name):
+        classes = families.family_of_config(config).model_classes
         model_class = classes[config.model_type if config.model_type in classes else ""]
         model, info = model_class.from_pretrained(
             name,
@@ -187,14 +179,14 @@ def check_backbone(
     Errors: ``ValueError`` as `load_backbone`, for all that can be told before the model is there.
     """
     name = str(name_or_path)
-    config = known_config(name)
-    check_parts(name, config)
-    check_context(name, config, source_tokens)
+    config = families.known_config(name)
+    families.check_parts(name, config)
+    families.check_context(name, config, source_tokens)
     if Path(name).is_dir():
-        check_weights(Path(name))
-        check_table(Path(name), config)
+        families.check_weights(Path(name))
+        families.check_table(Path(name), config)
     if tokenizer is not None:
-        check_tokenizer(name, config, tokenizer)
+        families.check_tokenizer(name, config, tokenizer)
     return config
 
 
@@ -205,7 +197,7 @@ def linear_layers(config: BackboneConfig) -> set[str]:
     """
     names: set[str] = set()
     for kind in _kinds(config):
-        modules = empty_model(kind).named_modules()
+        modules = families.empty_model(kind).named_modules()
         names |= {name.rsplit(".", 1)[-1] for name, module in modules if isinstance(module, nn.Linear)}
     return names
 
@@ -224,7 +216,7 @@ def _kinds(config: BackboneConfig) -> list[Any]:
     if config.name_or_path is None:
         return [llama] if config.kind == "decoder" else t5[:1]
     if Path(config.name_or_path).is_dir():
-        return [known_config(config.name_or_path)]
+        return [families.known_config(config.name_or_path)]
     return [*t5, llama]
 
 

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from fedecider.bounds import (
-    Depth,
-    NotNegative,
-    OneOrMore,
-    Positive,
-    Precision,
-    ShareBelow1,
-    Width,
-    ZeroOrMore,
-    dataclass,
-)
+from fedecider import bounds
 
 Quantize = Literal["none", "nf4", "int8"]
 
@@ -41,7 +31,7 @@ ROW_SETS = ("history", "list")
 """Prompts that a decoder-only model goes on writing: every item is closed, and the next one follows."""
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class SampleConfig:
     """How users' histories become prompts and targets. The defaults follow IDGenRec (SIGIR 2024).
 
@@ -62,11 +52,11 @@ class SampleConfig:
     """
 
     templates: TemplateSet = "natural"
-    max_history: OneOrMore = 20
-    max_source_tokens: OneOrMore = 512
+    max_history: bounds.OneOrMore = 20
+    max_source_tokens: bounds.OneOrMore = 512
     pairs: bool = False
-    item_dropout: ShareBelow1 = 0.0
-    synthetic_share: ShareBelow1 = 0.0
+    item_dropout: bounds.ShareBelow1 = 0.0
+    synthetic_share: bounds.ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
         if self.is_row and self.pairs:
@@ -86,7 +76,7 @@ class SampleConfig:
         return 1 if self.pairs else self.max_history
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class BackboneConfig:
     """Backbone: which model to start from.
 
@@ -104,8 +94,8 @@ class BackboneConfig:
 
     name_or_path: str | None = None
     kind: Literal["t5", "decoder"] = "t5"
-    d_model: Width = 128
-    num_layers: Depth = 4
+    d_model: bounds.Width = 128
+    num_layers: bounds.Depth = 4
     embedding_init: Literal["random", "cooccurrence", "text"] = "random"
 
     def __post_init__(self) -> None:
@@ -121,7 +111,7 @@ class BackboneConfig:
         return self.kind == "decoder" and self.name_or_path is None
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class TrainConfig:
     """What stage 1, distillation and local training have in common; all of them optimise by AdamW.
 
@@ -132,12 +122,12 @@ class TrainConfig:
             machine.
     """
 
-    learning_rate: Positive = 1e-3
-    batch_size: OneOrMore = 64
-    precision: Precision = "fp32"
+    learning_rate: bounds.Positive = 1e-3
+    batch_size: bounds.OneOrMore = 64
+    precision: bounds.Precision = "fp32"
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class BackboneTraining(TrainConfig):
     """Stage 1: optimisation of the backbone.
 
@@ -149,6 +139,6 @@ class BackboneTraining(TrainConfig):
             of the texts, and the vector of an item that comes later stands among them as any other.
     """
 
-    epochs: ZeroOrMore = 1
-    max_steps: ZeroOrMore = 0
-    table_lr_multiplier: NotNegative = 1.0
+    epochs: bounds.ZeroOrMore = 1
+    max_steps: bounds.ZeroOrMore = 0
+    table_lr_multiplier: bounds.NotNegative = 1.0

@@ -20,23 +20,13 @@ import torch
 from torch import Tensor
 
 from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
+from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
-from fedecider.evaluation.protocols import (
-    STRICT,
-    Protocol,
-    ScoreUsers,
-    Sequences,
-    check_sequences,
-    held_out,
-    history,
-    rank_held_out,
-    train_part,
-)
 
 MAX_PAIRS = 4_000_000
 
 
-def train_counts(sequences: Sequences, num_items: int, extra: Sequences = ()) -> Tensor:
+def train_counts(sequences: protocols.Sequences, num_items: int, extra: protocols.Sequences = ()) -> Tensor:
     """Events per item in the train parts of ``sequences`` and in all of ``extra``. float64 (I,)."""
     parts = _train_parts(sequences, extra)
     items = [item for part in parts for item in part]
@@ -44,7 +34,12 @@ def train_counts(sequences: Sequences, num_items: int, extra: Sequences = ()) ->
 
 
 def cooccurrence_matrix(
-    sequences: Sequences, num_items: int, extra: Sequences = (), *, window: int | None = 1, directed: bool = True
+    sequences: protocols.Sequences,
+    num_items: int,
+    extra: protocols.Sequences = (),
+    *,
+    window: int | None = 1,
+    directed: bool = True,
 ) -> scipy.sparse.csr_array:
     """Sparse (I, I): entry (a, b) sums 1 / distance over the places where b stands up to ``window`` events after a.
 
@@ -67,7 +62,9 @@ def cooccurrence_matrix(
     return scipy.sparse.csr_array(total if directed else total + total.T)
 
 
-def popularity_scores(sequences: Sequences, num_items: int, extra: Sequences = ()) -> ScoreUsers:
+def popularity_scores(
+    sequences: protocols.Sequences, num_items: int, extra: protocols.Sequences = ()
+) -> protocols.ScoreUsers:
     """Scores every item by its train count, alike for every user."""
     count_I = train_counts(sequences, num_items, extra)
     return lambda user_B: count_I.expand(len(user_B), -1)
@@ -82,7 +79,12 @@ class Votes(NamedTuple):
 
 
 def cooccurrence_votes(
-    sequences: Sequences, num_items: int, extra: Sequences = (), *, window: int | None = 1, directed: bool = True
+    sequences: protocols.Sequences,
+    num_items: int,
+    extra: protocols.Sequences = (),
+    *,
+    window: int | None = 1,
+    directed: bool = True,
 ) -> Votes:
     """M[a, b] / (1 + sum_c M[a, c]), M from :func:`cooccurrence_matrix`, and the popularity that orders ties."""
     matrix = cooccurrence_matrix(sequences, num_items, extra, window=window, directed=directed)
@@ -93,10 +95,10 @@ def cooccurrence_votes(
 
 
 def newest_weights(
-    sequences: Sequences, user_B: Tensor, split: str, num_items: int, num_context: int
+    sequences: protocols.Sequences, user_B: Tensor, split: str, num_items: int, num_context: int
 ) -> scipy.sparse.csr_array:
     """1, 1/2, 1/3, ... for the newest ``num_context`` items of each history, (B, I)."""
-    contexts = [list(history(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
+    contexts = [list(protocols.history(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
     row_T = np.repeat(np.arange(len(contexts)), [len(context) for context in contexts])
     item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
     weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
@@ -115,15 +117,15 @@ def with_others(vote_BI: scipy.sparse.csr_array, other_I: np.ndarray) -> SparseS
 
 
 def cooccurrence_scores(
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     num_items: int,
     split: str,
-    extra: Sequences = (),
+    extra: protocols.Sequences = (),
     *,
     window: int | None = 1,
     directed: bool = True,
     num_context: int = 1,
-) -> ScoreUsers:
+) -> protocols.ScoreUsers:
     """Scores items by co-occurrence with the newest ``num_context`` items of the history.
 
     score(b) = sum_k M[h_k, b] / ((1 + sum_c M[h_k, c]) * (k + 1)), h_0 the newest item, M from
@@ -135,22 +137,22 @@ def cooccurrence_scores(
 
 
 def popularity(
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     num_items: int,
     split: str,
-    protocol: Protocol = STRICT,
+    protocol: protocols.Protocol = protocols.STRICT,
     *,
-    extra: Sequences = (),
+    extra: protocols.Sequences = (),
     **ranking: Any,
 ) -> Tensor:
     """Positions of the popularity baseline. ``ranking``: ``candidates``, ``users``, ``ties`` of ``rank_held_out``."""
-    return rank_held_out(
+    return protocols.rank_held_out(
         popularity_scores(sequences, num_items, extra), sequences, num_items, split, protocol, **ranking
     )
 
 
-def _train_parts(sequences: Sequences, extra: Sequences) -> list[list[int]]:
-    return [list(train_part(sequence)) for sequence in sequences] + [list(sequence) for sequence in extra]
+def _train_parts(sequences: protocols.Sequences, extra: protocols.Sequences) -> list[list[int]]:
+    return [list(protocols.train_part(sequence)) for sequence in sequences] + [list(sequence) for sequence in extra]
 
 
 def _summed(pairs: list[np.ndarray], num_items: int) -> scipy.sparse.csr_array:
@@ -171,8 +173,8 @@ def text_votes(near: NearTexts) -> Votes:
 
 
 def text_neighbour_scores(
-    vector_ID: Tensor, sequences: Sequences, split: str, *, num_context: int = NUM_CONTEXT
-) -> ScoreUsers:
+    vector_ID: Tensor, sequences: protocols.Sequences, split: str, *, num_context: int = NUM_CONTEXT
+) -> protocols.ScoreUsers:
     """s(b | h) = sum_k max(0, cos(e_{h_k}, e_b))^3 / (k + 1), h_0 the newest item, e centred over the catalogue.
 
     ``vector_ID``: one vector per item text, of any length. Texts that are far from an item's own have one value for it,
@@ -187,12 +189,12 @@ def text_neighbour_scores(
 
 def text_and_count_scores(
     vector_ID: Tensor,
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     split: str,
-    extra: Sequences = (),
+    extra: protocols.Sequences = (),
     *,
     text_weight: float = TEXT_WEIGHT,
-) -> ScoreUsers:
+) -> protocols.ScoreUsers:
     """Decayed co-occurrence plus ``text_weight`` times :func:`text_neighbour_scores`; one weight for every data set.
 
     Events counted: train parts of ``sequences`` and all of ``extra``.
@@ -213,12 +215,12 @@ USERS_AT_ONCE = 1024
 
 
 def heuristic_positions(
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     num_items: int,
     splits: Sequence[str],
     text: Votes,
     *,
-    extra: Sequences = (),
+    extra: protocols.Sequences = (),
     drop_seen: bool = True,
 ) -> dict[str, dict[str, Tensor]]:
     """Split -> row -> positions (U,) as of `rank_held_out`, for all of ``UNTRAINED``.
@@ -226,7 +228,7 @@ def heuristic_positions(
     Scores are those of :func:`popularity_scores`, :func:`cooccurrence_scores` (direct successors of the newest item,
     and the whole context), ``text`` and :func:`text_and_count_scores`; no (U, I) or (B, I) scores are held.
     """
-    check_sequences(sequences, num_items)
+    protocols.check_sequences(sequences, num_items)
     count_I = train_counts(sequences, num_items, extra).numpy()
     last = cooccurrence_votes(sequences, num_items, extra)
     decayed = cooccurrence_votes(sequences, num_items, extra, window=None, directed=False)
@@ -247,10 +249,10 @@ def heuristic_positions(
                 ),
             }
             batch = [sequences[user] for user in user_B.tolist()]
-            histories = [history(sequence, split) if drop_seen else [] for sequence in batch]
+            histories = [protocols.history(sequence, split) if drop_seen else [] for sequence in batch]
             row_N = np.repeat(np.arange(len(batch)), [len(items) for items in histories])
             item_N = np.fromiter((item for items in histories for item in items), np.int64)
-            target_B = held_out(batch, split).numpy()
+            target_B = protocols.held_out(batch, split).numpy()
             for row, score in scores.items():
                 found[split][row].append(sparse_positions(score, target_B, row_N, item_N))
     return {split: {row: torch.cat(parts) for row, parts in rows.items()} for split, rows in found.items()}

@@ -20,21 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import (
-    STRICT,
-    Protocol,
-    ScoreUsers,
-    Sequences,
-    no_negatives,
-    rank_held_out,
-    sampled_candidates,
-    train_part,
-)
 from fedecider.federation.streams import stream
 
 
-def distinct_pairs(parts: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
+def distinct_pairs(parts: protocols.Sequences, num_items: int) -> tuple[Tensor, Tensor]:
     """User and item of each distinct pair in ``parts``, int64 (E,) each, sorted by user, then by item."""
     item_E = np.fromiter((item for part in parts for item in part), dtype=np.int64)
     user_E = np.repeat(np.arange(len(parts), dtype=np.int64), [len(part) for part in parts])
@@ -42,12 +33,12 @@ def distinct_pairs(parts: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
     return key_E // num_items, key_E % num_items
 
 
-def train_pairs(sequences: Sequences, num_items: int) -> tuple[Tensor, Tensor]:
+def train_pairs(sequences: protocols.Sequences, num_items: int) -> tuple[Tensor, Tensor]:
     """:func:`distinct_pairs` of the train parts, that is of everything but each user's last two events."""
-    return distinct_pairs([train_part(sequence) for sequence in sequences], num_items)
+    return distinct_pairs([protocols.train_part(sequence) for sequence in sequences], num_items)
 
 
-def train_matrix(sequences: Sequences, num_items: int) -> scipy.sparse.csr_array:
+def train_matrix(sequences: protocols.Sequences, num_items: int) -> scipy.sparse.csr_array:
     """Sparse (U, I), float64: 1 where the item is in the user's train part. Repeated events count once."""
     user_E, item_E = train_pairs(sequences, num_items)
     shape = (len(sequences), num_items)
@@ -66,28 +57,32 @@ class Excluded(NamedTuple):
     num_items: int
 
 
-def run_candidates(sequences: Sequences, num_items: int, protocol: Protocol, seed: int) -> dict[str, Tensor]:
+def run_candidates(
+    sequences: protocols.Sequences, num_items: int, protocol: protocols.Protocol, seed: int
+) -> dict[str, Tensor]:
     """The sampled candidates of a run with this seed, by split (`sampled_candidates`); none where all are ranked."""
     if protocol.num_sampled is None:
         return {}
-    return sampled_candidates(sequences, num_items, stream(seed, "candidates"), protocol.num_sampled)
+    return protocols.sampled_candidates(sequences, num_items, stream(seed, "candidates"), protocol.num_sampled)
 
 
-def excluded_items(sequences: Sequences, num_items: int, protocol: Protocol, seed: int) -> Excluded:
+def excluded_items(sequences: protocols.Sequences, num_items: int, protocol: protocols.Protocol, seed: int) -> Excluded:
     """Items that are never negatives in a run with this seed (`no_negatives`).
 
     ``ValueError`` when a user has no item left.
     """
     candidates = avoided_candidates(sequences, num_items, protocol, seed)
-    return outside_of(no_negatives(sequences, protocol, candidates), num_items)
+    return outside_of(protocols.no_negatives(sequences, protocol, candidates), num_items)
 
 
-def avoided_candidates(sequences: Sequences, num_items: int, protocol: Protocol, seed: int) -> dict[str, Tensor]:
+def avoided_candidates(
+    sequences: protocols.Sequences, num_items: int, protocol: protocols.Protocol, seed: int
+) -> dict[str, Tensor]:
     """Those of `run_candidates` that are no negatives; none where the protocol does not ask."""
     return run_candidates(sequences, num_items, protocol, seed) if protocol.negatives_avoid == "candidates" else {}
 
 
-def outside_of(parts: Sequences, num_items: int) -> Excluded:
+def outside_of(parts: protocols.Sequences, num_items: int) -> Excluded:
     """The items of ``parts``, row by row, are never negatives. ``ValueError`` when a user has no item left."""
     user_E, item_E = distinct_pairs(parts, num_items)
     count_U = torch.bincount(user_E, minlength=len(parts))
@@ -110,7 +105,7 @@ def draw_outside(excluded: Excluded, user_N: Tensor, generator: torch.Generator)
     return items_outside(excluded, user_N, rank_N)
 
 
-Valid = Callable[[ScoreUsers], float]
+Valid = Callable[[protocols.ScoreUsers], float]
 """Scores -> a figure of the validation items, larger is better."""
 Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 """Epoch number -> users (B,) and items (B, N), int64, batch by batch."""
@@ -135,18 +130,22 @@ class BaselineTraining(typing.Protocol):
     def patience(self) -> int: ...
 
 
-def validation_ndcg(sequences: Sequences, num_items: int, protocol: Protocol = STRICT) -> Valid:
+def validation_ndcg(
+    sequences: protocols.Sequences, num_items: int, protocol: protocols.Protocol = protocols.STRICT
+) -> Valid:
     """ndcg@10 of the validation items in the whole catalogue; the test items are not read.
 
     The figure by which the trained baselines choose their epoch and a leaderboard the settings.
     """
-    return lambda score: mean_metrics(rank_held_out(score, sequences, num_items, "valid", protocol), (10,))["ndcg@10"]
+    return lambda score: mean_metrics(protocols.rank_held_out(score, sequences, num_items, "valid", protocol), (10,))[
+        "ndcg@10"
+    ]
 
 
 def training_batches(
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     num_items: int,
-    protocol: Protocol,
+    protocol: protocols.Protocol,
     config: BaselineTraining,
     *,
     seed: int,
@@ -173,7 +172,11 @@ def training_batches(
 
 
 def fit_epochs(
-    model: nn.Module, run_epoch: Callable[[int], None], score: ScoreUsers, config: BaselineTraining, valid: Valid | None
+    model: nn.Module,
+    run_epoch: Callable[[int], None],
+    score: protocols.ScoreUsers,
+    config: BaselineTraining,
+    valid: Valid | None,
 ) -> None:
     """Run the epochs and leave in ``model`` the parameters of the epoch that ``valid`` likes best.
 

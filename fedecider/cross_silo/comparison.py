@@ -27,18 +27,7 @@ from pydantic import Field
 from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, UNTRAINED
 from fedecider.baselines.own import own_baselines
 from fedecider.bounds import Int, OneOrMore, ZeroOrMore, dataclass
-from fedecider.comparison.compare import (
-    Cell,
-    Entry,
-    Plan,
-    Positions,
-    Shared,
-    Table,
-    TrackRows,
-    Words,
-    course_of,
-    guest_of,
-)
+from fedecider.comparison import compare
 from fedecider.comparison.search import ONE_SETTING, search_of, setting_text
 from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.command_line import make_settings
@@ -65,17 +54,8 @@ from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of
 from fedecider.report.page import Section
 from fedecider.report.tables import CANARY, variant_of
+from fedecider.running import run_folder
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import (
-    RunFolder,
-    check_output,
-    content_key,
-    damage_names,
-    fingerprint,
-    locked,
-    read_object,
-    read_run,
-)
 from fedecider.running.settings_files import PACKAGE, load_config, write_settings
 from fedecider.search_space import Setting
 from idgen.ranking_config import RankingConfig
@@ -186,7 +166,7 @@ class CompareConfig:
 def _is_guest(name: str) -> bool:
     """Whether a method of another track can stand in a table of this one."""
     try:
-        return guest_of(track_of(name)) is not None
+        return compare.guest_of(track_of(name)) is not None
     except ValueError:
         return False
 
@@ -195,7 +175,7 @@ class Run(NamedTuple):
     """One run of the table."""
 
     settings: Settings
-    folder: RunFolder
+    folder: run_folder.RunFolder
 
 
 class Scope(NamedTuple):
@@ -208,13 +188,13 @@ class Scope(NamedTuple):
     """Clients."""
 
 
-def plan(config: CompareConfig) -> Plan:
+def plan(config: CompareConfig) -> compare.Plan:
     """The table; every option is checked before anything runs.
 
     Raises:
         ValueError: a setting that cannot be; the message names the row.
     """
-    check_output(Path(config.output))
+    run_folder.check_output(Path(config.output))
     parsed = {label: _parsed(config, label) for label in config.rows}
     first = next(iter(parsed.values()))
     data = load_data(first.run)
@@ -237,9 +217,9 @@ def plan(config: CompareConfig) -> Plan:
         name = settings.run.method
         kind = "central" if METHODS[name].pooled else LOCAL if name == LOCAL else "federated"
         said, run = partial(_said, config, label), partial(_played, run_of, label)
-        entries.append(Entry(label, name, kind, [first.run.protocol], run, search, budget, said))
+        entries.append(compare.Entry(label, name, kind, [first.run.protocol], run, search, budget, said))
     scope = Scope(config, first, clients_of(data))
-    return Plan(
+    return compare.Plan(
         "compare",
         Path(config.output),
         entries,
@@ -283,8 +263,8 @@ def _parsed(config: CompareConfig, label: str, setting: Setting | None = None) -
 def _run_of(config: CompareConfig, label: str, hashes: Mapping[str, str], setting: Setting, seed: int) -> Run:
     parsed = _parsed(config, label, setting)
     settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed))
-    key = fingerprint({"config": settings.as_record(), "data": {**hashes, **beside_data(settings.run)}})
-    return Run(settings, RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}"))
+    key = run_folder.fingerprint({"config": settings.as_record(), "data": {**hashes, **beside_data(settings.run)}})
+    return Run(settings, run_folder.RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}"))
 
 
 def _build_stages(config: CompareConfig, runs: Sequence[Run]) -> None:
@@ -296,7 +276,7 @@ def _build_stages(config: CompareConfig, runs: Sequence[Run]) -> None:
     stages = {}
     for one in runs:
         run = one.settings.run
-        stages[run.seed, content_key([run.pretrain, run.distill])] = one
+        stages[run.seed, run_folder.content_key([run.pretrain, run.distill])] = one
     with ThreadPoolExecutor(config.num_jobs) as pool:
         problems = list(pool.map(partial(_call, "distill"), stages.values()))
     for (seed, _), problem in zip(stages, problems, strict=True):
@@ -305,7 +285,7 @@ def _build_stages(config: CompareConfig, runs: Sequence[Run]) -> None:
         raise ValueError(f"got no shared stages, expected those of a seed at least: {problems[0]}")
 
 
-def _played(run_of: Callable[[Setting, int], Run], label: str, setting: Setting, seed: int) -> Cell:
+def _played(run_of: Callable[[Setting, int], Run], label: str, setting: Setting, seed: int) -> compare.Cell:
     run = run_of(setting, seed)
     if not run.folder.results.is_file():
         if problem := _call("federate", run):
@@ -323,7 +303,7 @@ def _call(stage: str, run: Run) -> str:
     place = folder.root if stage == "federate" else folder.root.with_name(f"stages-{run.settings.run.seed}")
     place.parent.mkdir(parents=True, exist_ok=True)
     file, log_file = (place.with_name(f"{place.name}.{ending}") for ending in ("yaml", "log"))
-    with locked(place.with_name(f"{place.name}.lock")) as lock, log_file.open("a") as log:
+    with run_folder.locked(place.with_name(f"{place.name}.lock")) as lock, log_file.open("a") as log:
         words = ["--config", str(file)]
         if stage == "federate":
             if folder.results.is_file():  # by another process that held the lock
@@ -344,7 +324,7 @@ def _call(stage: str, run: Run) -> str:
     return f"exit code {code}, {last[0] if last else 'no output'} (see {log_file})"
 
 
-def cell_of(label: str, method: str, root: Path) -> Cell:
+def cell_of(label: str, method: str, root: Path) -> compare.Cell:
     """A finished run of ``method`` as a cell of the row ``label``.
 
     Validation ndcg@10 is that of the reported model, with the share of its update that it has been given.
@@ -353,7 +333,7 @@ def cell_of(label: str, method: str, root: Path) -> Cell:
         ValueError: a file is damaged.
     """
     result = RunResult.read(root)
-    with damage_names(RunFolder(root).metrics):
+    with run_folder.damage_names(run_folder.RunFolder(root).metrics):
         hybrids = {with_hybrid(method, one): with_hybrid(label, one) for one in (HYBRID_ROW, OWN_HYBRID_ROW)}
         rows = {result.reported: label, **{name: one for name, one in hybrids.items() if name in result.test}}
         means = result.valid_means("ndcg@10")
@@ -362,49 +342,51 @@ def cell_of(label: str, method: str, root: Path) -> Cell:
         hits = {rows.get(name, name): value for name, value in result.valid_means("hit@10").items()}
     beside = (*BASELINES, *result.metrics.get("baselines", ()))
 
-    def positions() -> dict[str, dict[str, Positions]]:
+    def positions() -> dict[str, dict[str, compare.Positions]]:
         named = {name: name if name in beside else f"{label}: {variant_of(name)}" for name in result.positions}
         return {protocol: {{**named, **rows}[name]: dict(of) for name, of in result.positions.items()}}
 
     # counts of other clients are sent
     counted = [with_hybrid(label)] if with_hybrid(label, OWN_HYBRID_ROW) in valid else []
-    course = partial(course_of, result.rounds, best_round)
-    return Cell(valid, positions, course, root, hits=hits, kinds=dict.fromkeys(counted, "federated"))
+    course = partial(compare.course_of, result.rounds, best_round)
+    return compare.Cell(valid, positions, course, root, hits=hits, kinds=dict.fromkeys(counted, "federated"))
 
 
-def _beside(scope: Scope) -> list[Entry]:
+def _beside(scope: Scope) -> list[compare.Entry]:
     config, run = scope.config, scope.settings.run
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    shared = Shared(scope.domains, run.protocol, config.tune, Path(config.cache), device)
+    shared = compare.Shared(scope.domains, run.protocol, config.tune, Path(config.cache), device)
     entries = []
     for name in config.baselines:
         if name in (SASREC, SASREC_TEXT):
             entries.append(sasrec(shared, None if name == SASREC else run.pretrain.text_encoder))
         elif name in own_baselines():
             entries.append(own_baseline(shared, name))
-        elif name not in BASELINES and (guest := guest_of(track_of(name))):
+        elif name not in BASELINES and (guest := compare.guest_of(track_of(name))):
             entries.append(guest(name, shared))
     return entries
 
 
-def _sections(scope: Scope, table: Table, chosen: str | None) -> tuple[list[Section], list[Section]]:
+def _sections(scope: Scope, table: compare.Table, chosen: str | None) -> tuple[list[Section], list[Section]]:
     first, more = _examples(scope.config, table, chosen)
     return first, [*_analyses(scope, table), *more]
 
 
-def _examples(config: CompareConfig, table: Table, best: str | None) -> tuple[list[Section], list[Section]]:
+def _examples(config: CompareConfig, table: compare.Table, best: str | None) -> tuple[list[Section], list[Section]]:
     """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
     files = {row.entry.label: row.cells[0].folder / EXAMPLES_FILE for row in table.rows}
     # examples are those of a model, whatever hybrid stands beside it
     chosen = next((row.entry.label for row in table.rows if best in row.labels), next(iter(files)))
     other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
-    return example_sections({label: read_object(files[label]) for label in (chosen, *other) if files[label].is_file()})
+    return example_sections(
+        {label: run_folder.read_object(files[label]) for label in (chosen, *other) if files[label].is_file()}
+    )
 
 
-def _analyses(scope: Scope, table: Table) -> list[Section]:
+def _analyses(scope: Scope, table: compare.Table) -> list[Section]:
     """Analyses of one row's run with seed 0 beside another row's; none when one of the two is missing."""
     config = scope.config
-    folders = {row.entry.label: RunFolder(row.cells[0].folder) for row in table.rows}
+    folders = {row.entry.label: run_folder.RunFolder(row.cells[0].folder) for row in table.rows}
     if len(config.analysed) != 2 or not set(config.analysed) <= set(folders):
         return []
     own, other = (folders[label] for label in config.analysed)
@@ -416,7 +398,7 @@ def _analyses(scope: Scope, table: Table) -> list[Section]:
     return [said, *fusion_section(analysis["alpha"], analysis["best_round"]), *sections_of(analysis, colours)]
 
 
-def _heading(scope: Scope, table: Table) -> list[str]:
+def _heading(scope: Scope, table: compare.Table) -> list[str]:
     """Data, and where the runs come from; the record of the first one stands for versions and machine of all."""
     config, encoder = scope.config, encoder_label(scope.settings.run.pretrain.text_encoder)
     with_texts = {TEXT, TEXT_AND_COUNTS, SASREC_TEXT} & set(config.baselines)
@@ -424,7 +406,7 @@ def _heading(scope: Scope, table: Table) -> list[str]:
         f"{name}: {len(one.clients.users):,} clients, {len(one.public.users):,} public, {len(one.item_keys):,} items"
         for name, one in scope.domains.items()
     )
-    records = [read_run(cell.folder) for row in table.rows for cell in row.cells]
+    records = [run_folder.read_run(cell.folder) for row in table.rows for cell in row.cells]
     versions = ", ".join(f"{name} {number}" for name, number in records[0]["versions"].items())
     machine = records[0]["machine"]
     threads = records[0]["config"]["run"]["num_threads"]
@@ -438,7 +420,7 @@ def _heading(scope: Scope, table: Table) -> list[str]:
     ]
 
 
-def words_of(scope: Scope) -> Words:
+def words_of(scope: Scope) -> compare.Words:
     """What pages say of a table of this track."""
     config, run = scope.config, scope.settings.run
     protocol = get_protocol(run.protocol)
@@ -447,7 +429,7 @@ def words_of(scope: Scope) -> Words:
         for name, domain in scope.domains.items()
     }
     guests = [name for name in config.baselines if name not in (*BASELINES, *own_baselines())]
-    return Words(
+    return compare.Words(
         partial(_heading, scope),
         {run.protocol: chance},
         len(scope.domains),
@@ -466,5 +448,5 @@ def words_of(scope: Scope) -> Words:
     )
 
 
-TABLE = TrackRows((CompareConfig,), plan)
+TABLE = compare.TrackRows((CompareConfig,), plan)
 """The track's part in tables."""

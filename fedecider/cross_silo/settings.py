@@ -10,15 +10,7 @@ from fedecider.bounds import LoraRank, OneOrMore, Seed, ShareAbove0, Threads, Ze
 from fedecider.federation.config import PrivacyConfig, RobustMean
 from fedecider.methods.config import LocalTraining
 from fedecider.models.config import HybridConfig, LoraSettings
-from idgen.config import (
-    TITLE_WORDS,
-    TITLES_AS_WRITTEN,
-    BackboneConfig,
-    BackboneTraining,
-    Quantize,
-    SampleConfig,
-    Words,
-)
+from idgen import config
 from idgen.ranking_config import RankingConfig
 
 NUM_WORDS = 4000
@@ -47,10 +39,10 @@ class PretrainConfig:
 
     ids: Literal["generator", "keywords", "semantic", "item"] = "generator"
     id_generator: str = ""
-    samples: SampleConfig = field(default_factory=SampleConfig)
+    samples: config.SampleConfig = field(default_factory=config.SampleConfig)
     text_encoder: str = "auto"
-    backbone: BackboneConfig = field(default_factory=BackboneConfig)
-    train: BackboneTraining = field(default_factory=BackboneTraining)
+    backbone: config.BackboneConfig = field(default_factory=config.BackboneConfig)
+    train: config.BackboneTraining = field(default_factory=config.BackboneTraining)
     alternating_phases: ZeroOrMore = 0
 
     def __post_init__(self) -> None:
@@ -88,9 +80,9 @@ class PretrainConfig:
         return self.backbone.name_or_path or self.id_generator
 
     @property
-    def words(self) -> Words:
+    def words(self) -> config.Words:
         """How an item's words become its ID, or the target of the ID generator: a pretrained model knows titles."""
-        return TITLE_WORDS if self.backbone.name_or_path is None else TITLES_AS_WRITTEN
+        return config.TITLE_WORDS if self.backbone.name_or_path is None else config.TITLES_AS_WRITTEN
 
     def vocab_size(self, num_id_tokens: int) -> int:
         """The largest number of tokens of a trained tokenizer; 0 where nothing but item IDs is read."""
@@ -180,7 +172,7 @@ class RunConfig:
     lora_rank: LoraRank = 8
     lora_targets: str = "attention"
     hyperparameter_candidates: tuple[dict[str, Any], ...] = ()
-    quantize: Quantize = "none"
+    quantize: config.Quantize = "none"
     robust_mean: RobustMean = "mean"
     secure_sum: bool = False
     update_scales: str = "0,0.25,0.5,0.75,1"

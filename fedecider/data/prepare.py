@@ -15,23 +15,13 @@ from pydantic import Field
 
 from fedecider.bounds import Float, Int, Seed, ShareBelow1, ZeroOrMore, dataclass
 from fedecider.bounds import Share as ShareUpTo1
+from fedecider.data import filtering
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.consent import Consent, user_order
 from fedecider.data.domain import Domain, check_public_disjoint
 from fedecider.data.dropped import Dropped, Size
-from fedecider.data.filtering import (
-    Sequences,
-    chosen_events,
-    compress,
-    count_exact_duplicates,
-    filter_core,
-    first_occurrences,
-    k_core,
-    numbered,
-    order_events,
-    take,
-)
+from fedecider.data.filtering import k_core
 from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions, reading
 from fedecider.data.sellers import once_each, with_shared_catalogues
 from fedecider.data.store import file_sha256, save_domains
@@ -217,7 +207,7 @@ def _deal_out(config: PrepareConfig, whole: Mapping[str, Domain]) -> dict[str, D
 
 
 class _Filtered(NamedTuple):
-    sequences: Sequences
+    sequences: filtering.Sequences
     records: reading.ItemRecords
     raw: RawSummary
     dropped: Dropped
@@ -232,22 +222,24 @@ def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: reading.
     if not raw_size.events:
         raise ValueError(f"domain {name!r}: no events in {raw.places(0, 1)} ({raw.dropped()}). Check --min_rating.")
     # Once before sorting, which keeps the memory for sorting small, and again after each later loss of events.
-    events = compress(raw.events, k_core(raw.events.user_E, raw.events.item_E, min_user, min_item))
+    events = filtering.compress(raw.events, k_core(raw.events.user_E, raw.events.item_E, min_user, min_item))
     raw = raw._replace(events=raw.events._replace(users=[], user_E=_NONE, item_E=_NONE, time_E=_NONE, order_E=None))
-    sequences = order_events(events)
+    sequences = filtering.order_events(events)
     del events
     steps = [(CORE, sequences.size())]
     _check_not_empty(name, steps[-1][1], raw_size, config)
-    num_duplicates = count_exact_duplicates(sequences)
+    num_duplicates = filtering.count_exact_duplicates(sequences)
     if config.repeats == "first":
-        sequences = filter_core(take(sequences, first_occurrences(sequences)), min_user, min_item)
+        sequences = filtering.filter_core(
+            filtering.take(sequences, filtering.first_occurrences(sequences)), min_user, min_item
+        )
         steps.append((REPEATS, sequences.size()))
         _check_not_empty(name, steps[-1][1], raw_size, config)
 
     records = raw.read_catalogue(frozenset(sequences.used_items()))
     with_text = _check_texts(config, name, sequences, records.items, raw)
     if with_text is not sequences:
-        sequences = filter_core(with_text, min_user, min_item)
+        sequences = filtering.filter_core(with_text, min_user, min_item)
         steps.append((NO_TEXT, sequences.size()))
         _check_not_empty(name, steps[-1][1], raw_size, config)
     dropped = _dropped(raw, records, raw_size, steps)
@@ -289,8 +281,12 @@ def _check_not_empty(name: str, left: Size, raw: Size, config: PrepareConfig) ->
 
 
 def _check_texts(
-    config: PrepareConfig, name: str, sequences: Sequences, items: Mapping[str, reading.ItemFields], raw: RawDomain
-) -> Sequences:
+    config: PrepareConfig,
+    name: str,
+    sequences: filtering.Sequences,
+    items: Mapping[str, reading.ItemFields],
+    raw: RawDomain,
+) -> filtering.Sequences:
     """``sequences`` without the events of items without text, itself when all have one; or ``ValueError``."""
     used = sequences.used_items()
     textless = {key for key in used if not _text(config, items.get(key, {}))}
@@ -304,7 +300,7 @@ def _check_texts(
             f'(missing_text="drop" in Python){f"; {raw.hint}" if raw.hint else ""}.'
         )
     has_text = np.array([key not in textless for key in sequences.items], dtype=bool)
-    return take(sequences, has_text[sequences.item_E])
+    return filtering.take(sequences, has_text[sequences.item_E])
 
 
 def _text(config: PrepareConfig, fields: reading.ItemFields) -> str:
@@ -339,7 +335,11 @@ def _choose_clients(config: PrepareConfig, name: str, ranked: list[str], consent
 
 
 def _choose_public(
-    config: PrepareConfig, name: str, sequences: Sequences, ranked: list[str], client_anywhere: Collection[str]
+    config: PrepareConfig,
+    name: str,
+    sequences: filtering.Sequences,
+    ranked: list[str],
+    client_anywhere: Collection[str],
 ) -> set[str]:
     if name in config.public_names:
         return set(ranked).difference(client_anywhere)
@@ -366,7 +366,9 @@ def _build_domain(
     in_U = {
         group: np.array([user in chosen for user in users], bool) for group, chosen in (("c", clients), ("p", public))
     }
-    events = {group: chosen_events(one.sequences, chosen_U, config.max_length) for group, chosen_U in in_U.items()}
+    events = {
+        group: filtering.chosen_events(one.sequences, chosen_U, config.max_length) for group, chosen_U in in_U.items()
+    }
     used_I = np.zeros(len(items), bool)
     for group in events.values():
         used_I[group.sequences.value_E] = True
@@ -383,11 +385,11 @@ def _build_domain(
             titles=[reading.display_title(item) or _text(config, item)[:80] for item in fields],
             texts=[_text(config, item) for item in fields],
         ),
-        clients=numbered(events["c"], number_I),
-        public=numbered(events["p"], number_I),
+        clients=filtering.numbered(events["c"], number_I),
+        public=filtering.numbered(events["p"], number_I),
         card={},
     )
-    chosen = take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
+    chosen = filtering.take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
     if config.max_length is not None:
         one.dropped.step(TOO_LONG, size, domain.size())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedecider.cross_silo import prepare
 from fedecider.cross_silo.command_line import settings_from_plain
 from fedecider.cross_silo.conclusion import joining_lines
 from fedecider.cross_silo.ended import Ended
@@ -20,17 +21,6 @@ from fedecider.cross_silo.entries import KEPT, Positions
 from fedecider.cross_silo.hyperparameter_selection import check_sizes, check_uploads
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
-from fedecider.cross_silo.prepare import (
-    BaseArtifacts,
-    Settings,
-    check_targets,
-    distill_stage,
-    load_data,
-    make_recommender,
-    model_from,
-    pretrain_stage,
-    without_users,
-)
 from fedecider.cross_silo.privacy import check_privacy, privacy_data
 from fedecider.cross_silo.results import evaluate, variant_entries, write_outcome
 from fedecider.data.domain import Domain
@@ -72,11 +62,11 @@ class Party(NamedTuple):
 
     recommender: ClientModels
     method: FederatedMethod
-    artifacts: BaseArtifacts
+    artifacts: prepare.BaseArtifacts
     """``domains`` are those whose users this party has: none at the server."""
 
 
-def public(settings: Settings, sites: str = "") -> Shared:
+def public(settings: prepare.Settings, sites: str = "") -> Shared:
     """A project of the public users and items of prepared domains; client users in them are left out.
 
     Raises:
@@ -90,11 +80,11 @@ def public(settings: Settings, sites: str = "") -> Shared:
     return _shared(settings, load_domains(config.data, config.domain_names))
 
 
-def simulated(settings: Settings, sites: str = "") -> Shared:
+def simulated(settings: prepare.Settings, sites: str = "") -> Shared:
     """A project, and the domains of all sites."""
     _check_sites(sites)
     check_deployable(settings)
-    domains = load_data(settings.run)
+    domains = prepare.load_data(settings.run)
 
     def write_own(name: str, folder: Path) -> None:
         save_domains({name: domains[name]}, folder)
@@ -107,10 +97,10 @@ def _check_sites(sites: str) -> None:
         raise ValueError(f"got sites {sites}, expected none: every domain of the cross-silo track is a site")
 
 
-def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:
+def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared:
     """The same with and without client users in ``domains``."""
-    known = {name: without_users(domain) for name, domain in domains.items()}
-    check_targets(settings.run)
+    known = {name: prepare.without_users(domain) for name, domain in domains.items()}
+    prepare.check_targets(settings.run)
     check_sizes(settings, known)
     check_uploads(settings, len(known))
     overlap = overlap_data(settings, known, known)
@@ -119,7 +109,7 @@ def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:
     def build(folder: Path, device: torch.device, quiet: bool) -> Mapping[str, Any]:
         save_domains(known, folder / "public")
         run = _placed(settings, folder).run
-        distill_stage(run, pretrain_stage(run, known, device, quiet), known, device, quiet)
+        prepare.distill_stage(run, prepare.pretrain_stage(run, known, device, quiet), known, device, quiet)
         encoded_texts(known, run.pretrain.text_encoder, run.cache)
         cache = folder / "cache"  # of the stages all but reports, which tell seconds, and places
         files = sorted(path for path in cache.rglob("*") if path.is_file() and path.name not in _TELLING)
@@ -133,7 +123,7 @@ def _shared(settings: Settings, domains: Mapping[str, Domain]) -> Shared:
     return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
 
 
-def _placed(settings: Settings, root: Path) -> Settings:
+def _placed(settings: prepare.Settings, root: Path) -> prepare.Settings:
     """The settings with the places of a project, and the encoder by its name, so that sites need not have it."""
     config = settings.run
     places: dict[str, Any] = {"data": str(root / "public"), "cache": str(root / "cache"), "output": "", "resume": False}
@@ -142,7 +132,7 @@ def _placed(settings: Settings, root: Path) -> Settings:
     return settings._replace(run=replace(config, pretrain=pretrain, **places))
 
 
-def check_deployable(settings: Settings) -> None:
+def check_deployable(settings: prepare.Settings) -> None:
     """``ValueError`` where a deployed run would not be the simulated one, or would need what sites do not have."""
     check_run(settings.run)
     config, privacy = settings.run, settings.run.privacy
@@ -172,8 +162,8 @@ def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> 
     everyone = known | {name: with_clients(known[name], domain) for name, domain in own.items()}
     pretrained, distilled = (only_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = load_ids(pretrained.folder, known, settings.run.pretrain, synthetic_of=own)
-    artifacts = BaseArtifacts({name: everyone[name] for name in own}, ids, pretrained, distilled, everyone)
-    recommender = make_recommender(settings, artifacts, device, names=project.names)._replace(secret=True)
+    artifacts = prepare.BaseArtifacts({name: everyone[name] for name in own}, ids, pretrained, distilled, everyone)
+    recommender = prepare.make_recommender(settings, artifacts, device, names=project.names)._replace(secret=True)
     method = METHODS[settings.run.method].build(recommender, settings.method)
     return Party(recommender, with_robust_mean(method, settings.run.robust_mean), artifacts)
 
@@ -193,7 +183,7 @@ def own_domain(project: Project, data: str, name: str) -> Domain:
     if not domain.clients.users:
         raise ValueError(f"got no client users of {name} in {data}, expected the site's own ones")
     folder = project.settings.run.data
-    if without_users(domain).content_hash() != load_domains(folder, [name])[name].content_hash():
+    if prepare.without_users(domain).content_hash() != load_domains(folder, [name])[name].content_hash():
         raise ValueError(
             f"got another catalogue or other public users of {name} than the project has, expected the same: prepare "
             f"the site's data with the items and public users in {folder}"
@@ -294,7 +284,7 @@ class _End(NamedTuple):
         block, own = Block(torch.tensor([self.client]), None), take_row(state.best_local, 0)
 
         def joined(name: str) -> ClientModel:
-            return model_from(settings, method, models, received(download, 0), own, self.client)
+            return prepare.model_from(settings, method, models, received(download, 0), own, self.client)
 
         def alone(name: str) -> tuple[ClientModel, float]:
             last = take_row(state.local, 0)

@@ -20,18 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.deployment import messages
 from fedecider.deployment.counts import COUNT_KINDS, SiteCounts
-from fedecider.deployment.messages import (
-    RESEND,
-    STARTED,
-    Message,
-    download_digest,
-    of_upload,
-    own_upload,
-    pack,
-    to_download,
-    unpack,
-)
+from fedecider.deployment.messages import pack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.channel import Protect
@@ -180,21 +171,23 @@ class Site(NamedTuple):
         """The answer to one message; what goes wrong is told in a sentence, and the site stays as it was."""
         round = 0
         try:
-            asked = unpack(blob, self.most_bytes)
+            asked = messages.unpack(blob, self.most_bytes)
             round = asked.round
             return pack(_answered(self, asked))
         except NotHeld:
-            return pack(Message(RESEND, round))
+            return pack(messages.Message(messages.RESEND, round))
         except ValueError as error:
-            return pack(Message("error", round, {}, {"reason": str(error)}))
+            return pack(messages.Message("error", round, {}, {"reason": str(error)}))
         except Exception as error:  # whatever a server sends, the site lives on; the text may name what is private
             logger.exception("could not answer")
             return pack(
-                Message("error", round, {}, {"reason": f"the site failed: {type(error).__name__}, see its log"})
+                messages.Message(
+                    "error", round, {}, {"reason": f"the site failed: {type(error).__name__}, see its log"}
+                )
             )
 
 
-def _answered(site: Site, asked: Message) -> Message:
+def _answered(site: Site, asked: messages.Message) -> messages.Message:
     if asked.facts.get("run") != site.run:
         raise ValueError(
             f"got a message of run {asked.facts.get('run')!r}, expected {site.run!r}: server and site have other "
@@ -202,7 +195,7 @@ def _answered(site: Site, asked: Message) -> Message:
         )
     if asked.kind not in _ANSWERS:
         raise ValueError(f"got {asked.kind!r}, expected one of {', '.join(_ANSWERS)}")
-    _begin(site, {"run": site.run, STARTED: asked.facts.get(STARTED, "")})
+    _begin(site, {"run": site.run, messages.STARTED: asked.facts.get(messages.STARTED, "")})
     return _ANSWERS[asked.kind](site, asked)
 
 
@@ -213,7 +206,7 @@ def _begin(site: Site, now: dict[str, Any]) -> None:
         ValueError: it is another project's, or rounds of the earlier start have spent a guarantee.
     """
     if not site.started.is_file():
-        write_json(site.started, {"run": site.run, STARTED: ""})
+        write_json(site.started, {"run": site.run, messages.STARTED: ""})
     known = read_object(site.started, {"run": str})
     if known == now:
         return
@@ -233,15 +226,15 @@ def _begin(site: Site, now: dict[str, Any]) -> None:
     write_json(site.started, now)
 
 
-def _train(site: Site, asked: Message) -> Message:
+def _train(site: Site, asked: messages.Message) -> messages.Message:
     if site.sums is None:
         return _sent_before(site, asked.round) or _trained(site, asked)
     site.sums.check(asked)
-    upload = own_upload(_sent_before(site, asked.round) or _trained(site, asked), site.most_bytes)
-    return of_upload(asked.round, site.sums.mask(asked, upload, Download({})), {})
+    upload = messages.own_upload(_sent_before(site, asked.round) or _trained(site, asked), site.most_bytes)
+    return messages.of_upload(asked.round, site.sums.mask(asked, upload, Download({})), {})
 
 
-def _trained(site: Site, asked: Message) -> Message:
+def _trained(site: Site, asked: messages.Message) -> messages.Message:
     """The upload of this round, bounded and noised, as it leaves the site where no sum hides it."""
     state = _with_best(_state(site, asked.round - 1), asked)
     clients, download = _clients(site, asked), _download(site, asked)
@@ -257,13 +250,13 @@ def _trained(site: Site, asked: Message) -> Message:
     save_state(state._replace(round=asked.round, local=local), site.checkpoints, site.run)
     logs.sort(key=itemgetter("client"))
     Recorder(site.logs).write({"round": asked.round, "clients": logs})
-    answer = of_upload(asked.round, joined(uploads), {})
+    answer = messages.of_upload(asked.round, joined(uploads), {})
     if site.spends:
         write_bytes(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
     return answer
 
 
-def _sent_before(site: Site, round: int) -> Message | None:
+def _sent_before(site: Site, round: int) -> messages.Message | None:
     """The upload of this round, if there was one: a second one, with other noise, would be told for nothing.
 
     Raises:
@@ -273,7 +266,7 @@ def _sent_before(site: Site, round: int) -> Message | None:
         return None
     if round > site.spends:
         raise ValueError(f"got round {round}, expected at most {site.spends}: its guarantee counts no more rounds")
-    last = unpack(site.sent.read_bytes(), site.most_bytes) if site.sent.is_file() else None
+    last = messages.unpack(site.sent.read_bytes(), site.most_bytes) if site.sent.is_file() else None
     if last is None or round > last.round:
         return None
     if round < last.round:
@@ -284,7 +277,7 @@ def _sent_before(site: Site, round: int) -> Message | None:
     return last
 
 
-def _validate(site: Site, asked: Message) -> Message:
+def _validate(site: Site, asked: messages.Message) -> messages.Message:
     state = _with_best(_state(site, asked.round), asked)
     clients = _clients(site, asked)
     if clients != list(site.hosted.scored):
@@ -296,12 +289,12 @@ def _validate(site: Site, asked: Message) -> Message:
         variant: dict(site.scores(site.hosted.positions(site.method, variant, download, state.local, clients, "valid")))
         for variant in site.method.variants
     }
-    return Message("scores", asked.round, {}, {"scores": found, "num_clients": len(clients)})
+    return messages.Message("scores", asked.round, {}, {"scores": found, "num_clients": len(clients)})
 
 
-def _finish(site: Site, asked: Message) -> Message:
+def _finish(site: Site, asked: messages.Message) -> messages.Message:
     state = _with_best(_state(site, asked.round), asked)
-    return Message("results", asked.round, {}, {"results": dict(site.finish(state, _download(site, asked)))})
+    return messages.Message("results", asked.round, {}, {"results": dict(site.finish(state, _download(site, asked)))})
 
 
 def _sums(site: Site) -> SiteSums:
@@ -310,7 +303,7 @@ def _sums(site: Site) -> SiteSums:
     return site.sums
 
 
-def _counted(site: Site, asked: Message) -> Message:
+def _counted(site: Site, asked: messages.Message) -> messages.Message:
     if site.counts is None:
         raise ValueError(
             "got a step of a sum of counts, expected none: the hybrid of this site has no others of its catalogue"
@@ -318,7 +311,7 @@ def _counted(site: Site, asked: Message) -> Message:
     return site.counts.answer(asked)
 
 
-_ANSWERS: dict[str, Callable[[Site, Message], Message]] = {
+_ANSWERS: dict[str, Callable[[Site, messages.Message], messages.Message]] = {
     "train": _train,
     "validate": _validate,
     "finish": _finish,
@@ -347,7 +340,7 @@ def _state(site: Site, round: int) -> RunState:
     return RunState(0, {}, own, 0, -1.0, {}, own)
 
 
-def _with_best(state: RunState, asked: Message) -> RunState:
+def _with_best(state: RunState, asked: messages.Message) -> RunState:
     """Keep the own part of the round that the server says is the best so far."""
     best = asked.facts.get("best_round")
     if type(best) is not int or best < 0:
@@ -357,18 +350,18 @@ def _with_best(state: RunState, asked: Message) -> RunState:
     return state._replace(round=max(best, state.round), best_round=best, best_local=state.local)
 
 
-def _clients(site: Site, asked: Message) -> list[int]:
+def _clients(site: Site, asked: messages.Message) -> list[int]:
     """Whom the message asks: a cohort need not have all clients of a site."""
     return site.hosted.check(asked.facts.get("clients"))
 
 
-def _download(site: Site, asked: Message) -> Download:
+def _download(site: Site, asked: messages.Message) -> Download:
     """What came with the message, or what the site was sent before and holds."""
     path, digest = site.held, asked.facts.get("digest")
     if not asked.facts.get("held"):
         write_bytes(path, pack(asked))
-        return to_download(asked, site.most_bytes)
-    held = unpack(path.read_bytes(), site.most_bytes) if path.is_file() else None
-    if held is None or download_digest(held) != digest:
+        return messages.to_download(asked, site.most_bytes)
+    held = messages.unpack(path.read_bytes(), site.most_bytes) if path.is_file() else None
+    if held is None or messages.download_digest(held) != digest:
         raise NotHeld("got no download, and none or another one is held here, expected it to be sent again")
-    return to_download(held, site.most_bytes)
+    return messages.to_download(held, site.most_bytes)

@@ -15,15 +15,7 @@ from torch import Tensor
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import UserPositions, read_per_user
 from fedecider.federation.record import read_records
-from fedecider.running.run_folder import (
-    SITE,
-    SITE_LOGS,
-    RunFolder,
-    damage_names,
-    read_metrics,
-    read_object,
-    read_run,
-)
+from fedecider.running import run_folder
 
 CARDS_FILE, EXAMPLES_FILE = "data_cards.json", "examples.json"
 
@@ -68,16 +60,16 @@ class RunResult:
             FileNotFoundError: the folder holds no run.
             ValueError: the run did not finish, or diverged; or one of its files is damaged.
         """
-        folder = RunFolder(Path(root))
-        record = read_run(folder.root)
+        folder = run_folder.RunFolder(Path(root))
+        record = run_folder.read_run(folder.root)
         if not folder.metrics.is_file():
             raise ValueError(
                 f"no metrics.json in {root}: the run did not finish. Go on with it: --resume true --output {root} and "
                 "the settings of the run"
             )
-        metrics = read_metrics(folder)
-        is_site = SITE in record and not folder.rounds.is_file()
-        with damage_names(logged := folder.root / SITE_LOGS if is_site else folder.rounds):
+        metrics = run_folder.read_metrics(folder)
+        is_site = run_folder.SITE in record and not folder.rounds.is_file()
+        with run_folder.damage_names(logged := folder.root / run_folder.SITE_LOGS if is_site else folder.rounds):
             logs = read_records(logged)
         further = {
             "communication": folder.communication,
@@ -87,7 +79,7 @@ class RunResult:
             "audit": folder.audit,
             "selection": folder.selection,
         }
-        found = {name: read_object(path) for name, path in further.items() if path.is_file()}
+        found = {name: run_folder.read_object(path) for name, path in further.items() if path.is_file()}
         return cls(record, metrics, [] if is_site else logs, logs, lambda: read_per_user(folder.per_user), **found)
 
     @property

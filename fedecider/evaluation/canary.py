@@ -11,20 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import catalogue_positions
-from fedecider.evaluation.protocols import (
-    STRICT,
-    Protocol,
-    ScoreUsers,
-    Sequences,
-    check_sequences,
-    draw_negatives,
-    held_out,
-    history,
-    negative_pool,
-    no_negatives,
-    rank_held_out,
-)
 
 
 class Draws(NamedTuple):
@@ -39,13 +27,13 @@ class Draws(NamedTuple):
 
 
 def memoriser_scores(
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     num_items: int,
-    protocol: Protocol,
+    protocol: protocols.Protocol,
     generator: torch.Generator,
     draws: Draws = Draws(),
     candidates: Mapping[str, Tensor] | None = None,
-) -> ScoreUsers:
+) -> protocols.ScoreUsers:
     """Scores an item by minus the times it was drawn as a training negative of the user.
 
     No model and no collaboration: whatever it finds beyond chance is a leak of the protocol. Every user has a stream of
@@ -53,16 +41,18 @@ def memoriser_scores(
     never negatives, come first: it is then above chance by the repeats. ``candidates``: those of the users, which a
     protocol may keep out of the negatives.
     """
-    avoided = no_negatives(sequences, protocol, candidates or {})
+    avoided = protocols.no_negatives(sequences, protocol, candidates or {})
     seed_U = torch.randint(2**62, (len(sequences),), generator=generator).tolist()
 
     def score(user_B: Tensor) -> Tensor:
         score_BI = torch.zeros(len(user_B), num_items, dtype=torch.float64)
         for row, user in enumerate(user_B.tolist()):
-            pool_P = negative_pool(avoided[user], num_items)
+            pool_P = protocols.negative_pool(avoided[user], num_items)
             num = draws.num_rounds * draws.num_negatives * (len(sequences[user]) - 2)
             own = torch.Generator().manual_seed(seed_U[user])
-            score_BI[row] = -torch.bincount(draw_negatives(pool_P, num, own), minlength=num_items).to(score_BI)
+            score_BI[row] = -torch.bincount(protocols.draw_negatives(pool_P, num, own), minlength=num_items).to(
+                score_BI
+            )
             if draws.random_ties:
                 score_BI[row] += torch.rand(num_items, generator=own, dtype=torch.float64)
         return score_BI
@@ -71,10 +61,10 @@ def memoriser_scores(
 
 
 def memoriser(
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     num_items: int,
     split: str,
-    protocol: Protocol = STRICT,
+    protocol: protocols.Protocol = protocols.STRICT,
     *,
     generator: torch.Generator,
     draws: Draws = Draws(),
@@ -86,25 +76,25 @@ def memoriser(
     `memoriser_scores`.
     """
     score = memoriser_scores(sequences, num_items, protocol, generator, draws, candidates)
-    return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates)
+    return protocols.rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates)
 
 
 def memoriser_positions(
-    sequences: Sequences,
+    sequences: protocols.Sequences,
     num_items: int,
     splits: Sequence[str],
-    protocol: Protocol = STRICT,
+    protocol: protocols.Protocol = protocols.STRICT,
     *,
     generator: torch.Generator,
     batch_size: int = 64,
 ) -> dict[str, Tensor]:
     """Split -> what :func:`memoriser` gives with a generator of this state; every user is drawn once."""
-    check_sequences(sequences, num_items)
+    protocols.check_sequences(sequences, num_items)
     score = memoriser_scores(sequences, num_items, protocol, generator)
     found: dict[str, list[Tensor]] = {split: [] for split in splits}
     for user_B in torch.arange(len(sequences)).split(batch_size):
         score_BI, batch = score(user_B), [sequences[user] for user in user_B.tolist()]
         for split, parts in found.items():
-            seen = [history(sequence, split) for sequence in batch] if protocol.drop_seen else None
-            parts.append(catalogue_positions(score_BI, held_out(batch, split), seen))
+            seen = [protocols.history(sequence, split) for sequence in batch] if protocol.drop_seen else None
+            parts.append(catalogue_positions(score_BI, protocols.held_out(batch, split), seen))
     return {split: torch.cat(parts) for split, parts in found.items()}

@@ -25,32 +25,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedecider.federation import secure_sum
 from fedecider.federation.channel import AggregationBackend, Sent
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
-from fedecider.federation.secure_sum import (
-    PUBLIC_BYTES,
-    SEALED_BYTES,
-    SHARE_BYTES,
-    THRESHOLD,
-    Bits,
-    Member,
-    PublicKeys,
-    Rules,
-    Secrets,
-    Sends,
-    announce,
-    check_survivors,
-    encode,
-    join,
-    masked,
-    receive,
-    recovered,
-    reveal,
-    rules_for,
-    seeded,
-    share,
-    unmask,
-)
+from fedecider.federation.secure_sum import masked
 from fedecider.federation.wire import Traffic, dense, download_of, measure, take_row, upload_of
 
 KEYS, SHARES, UNMASKING = "secure:keys", "secure:shares", "secure:unmasking"
@@ -60,22 +38,22 @@ KEYS, SHARES, UNMASKING = "secure:keys", "secure:shares", "secure:unmasking"
 class Simulated(NamedTuple):
     """A sum whose clients have exchanged keys and shares."""
 
-    rules: Rules
-    keys: Mapping[int, PublicKeys]
-    members: Mapping[int, Member]
+    rules: secure_sum.Rules
+    keys: Mapping[int, secure_sum.PublicKeys]
+    members: Mapping[int, secure_sum.Member]
 
-    def send(self, client: int, value_L: Tensor, part: int = 0, sends: Sends | None = None) -> Tensor:
+    def send(self, client: int, value_L: Tensor, part: int = 0, sends: secure_sum.Sends | None = None) -> Tensor:
         """What ``client`` sends for ``value_L``."""
         return masked(self.rules, self.members[client], self.keys, value_L, part, sends)
 
-    def secrets(self, survivors: Sequence[int]) -> Secrets:
+    def secrets(self, survivors: Sequence[int]) -> secure_sum.Secrets:
         """What the server puts together of the answers of all ``survivors``."""
-        answers = [reveal(self.rules, self.members[client], survivors)[0] for client in survivors]
-        return recovered(self.rules, self.keys, survivors, answers)
+        answers = [secure_sum.reveal(self.rules, self.members[client], survivors)[0] for client in survivors]
+        return secure_sum.recovered(self.rules, self.keys, survivors, answers)
 
-    def open(self, total_L: Tensor, survivors: Sequence[int], sends: Sends | None = None) -> Tensor:
+    def open(self, total_L: Tensor, survivors: Sequence[int], sends: secure_sum.Sends | None = None) -> Tensor:
         """The exact sum of the values of ``survivors``, from that of what they sent, in one part."""
-        return unmask(self.rules, self.keys, self.secrets(survivors), total_L, sends=sends)
+        return secure_sum.unmask(self.rules, self.keys, self.secrets(survivors), total_L, sends=sends)
 
     def open_uploads(self, uploads: Iterable[Upload], name: str) -> Tensor:
         """The exact sum over the clients whose masked tensor ``name`` (C, ...) arrives, int64 (...)."""
@@ -85,7 +63,7 @@ class Simulated(NamedTuple):
             survivors += upload.clients.tolist()
             part = upload.tensors[name].sum(0, dtype=upload.tensors[name].dtype)  # wraps: that is the modulus
             total = part if total is None else total + part
-        check_survivors(self.rules, survivors)
+        secure_sum.check_survivors(self.rules, survivors)
         assert total is not None
         return self.open(total.reshape(-1).cpu(), survivors).view(total.shape)
 
@@ -99,14 +77,16 @@ class Simulated(NamedTuple):
         return {name: torch.tensor([one[name] for one in sizes]) for name in (KEYS, SHARES, UNMASKING)}
 
 
-def protocol_bytes(rules: Rules, client: int, delivers: bool = True) -> tuple[dict[str, int], dict[str, int]]:
+def protocol_bytes(
+    rules: secure_sum.Rules, client: int, delivers: bool = True
+) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes down and up of a client's keys, shares and unmasking; who does not deliver is not asked to unmask."""
     others = len(rules.neighbours[client])
-    down = {KEYS: PUBLIC_BYTES * others, SHARES: SEALED_BYTES * others}
-    up = {KEYS: PUBLIC_BYTES, SHARES: SEALED_BYTES * others}
+    down = {KEYS: secure_sum.PUBLIC_BYTES * others, SHARES: secure_sum.SEALED_BYTES * others}
+    up = {KEYS: secure_sum.PUBLIC_BYTES, SHARES: secure_sum.SEALED_BYTES * others}
     if delivers:
         down[UNMASKING] = -(-len(rules.cohort) // 8)  # a bit for every client: whether it delivered
-        up[UNMASKING] = SHARE_BYTES * (1 + others)
+        up[UNMASKING] = secure_sum.SHARE_BYTES * (1 + others)
     return down, up
 
 
@@ -116,22 +96,24 @@ def simulated(
     seed: int,
     purpose: str,
     round: int,
-    threshold: float = THRESHOLD,
+    threshold: float = secure_sum.THRESHOLD,
     num_neighbours: int | None = None,
-    bits: Bits = 64,
+    bits: secure_sum.Bits = 64,
 ) -> Simulated:
     """A sum after steps 1 and 2, in which everybody in ``cohort`` took part."""
-    rules = rules_for(cohort, seed, purpose, round, threshold=threshold, num_neighbours=num_neighbours, bits=bits)
-    sources = {client: seeded(seed, "secure", purpose, round, client) for client in rules.cohort}
-    members = {client: join(client, source) for client, source in sources.items()}
-    keys = {client: announce(member) for client, member in members.items()}
+    rules = secure_sum.rules_for(
+        cohort, seed, purpose, round, threshold=threshold, num_neighbours=num_neighbours, bits=bits
+    )
+    sources = {client: secure_sum.seeded(seed, "secure", purpose, round, client) for client in rules.cohort}
+    members = {client: secure_sum.join(client, source) for client, source in sources.items()}
+    keys = {client: secure_sum.announce(member) for client, member in members.items()}
     arrived: dict[int, dict[int, bytes]] = {client: {} for client in members}
     for client, member in members.items():
         near = {other: keys[other] for other in rules.neighbours[client]}
-        sealed, members[client] = share(rules, member, near, sources[client])
+        sealed, members[client] = secure_sum.share(rules, member, near, sources[client])
         for receiver, message in sealed.items():
             arrived[receiver][client] = message
-    members = {client: receive(rules, member, keys, arrived[client]) for client, member in members.items()}
+    members = {client: secure_sum.receive(rules, member, keys, arrived[client]) for client, member in members.items()}
     return Simulated(rules, keys, members)
 
 
@@ -147,7 +129,7 @@ class SecureSums(NamedTuple):
     """How the uploads of a run are summed."""
 
     seed: int
-    threshold: float = THRESHOLD
+    threshold: float = secure_sum.THRESHOLD
     num_neighbours: int | None = None
     own_rows: Tree = {}  # noqa: RUF012 (never written to)
     """Tensor name -> (K, n) bool, the rows that each client sends; all parties know them. Of its upload's rows
@@ -200,7 +182,7 @@ def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Aggrega
     def read(round: int, cohort: Sequence[int], server: Tree, uploads: Iterator[Upload]) -> Iterator[Upload]:
         total, survivors = _added(uploads)
         parties = sums.parties(round, cohort)
-        check_survivors(parties.rules, survivors)
+        secure_sum.check_survivors(parties.rules, survivors)
         sum_L = parties.open(flat(total), survivors, sends(sums.own_rows, total))
         yield mean_upload(unflat(sum_L, total), server, survivors)
 
@@ -240,7 +222,7 @@ def fixed_point(one: Upload, num_clients: int) -> Tree:
                 f"got {float(value.abs().max()):.3g} in {name} times the client weight, expected below {largest:.3g}: "
                 "clip uploads, or leave the client out"
             )
-    return {name: encode(value, FRACTION_BITS) for name, value in found.items()}
+    return {name: secure_sum.encode(value, FRACTION_BITS) for name, value in found.items()}
 
 
 def flat(numbers: Tree) -> Tensor:
@@ -255,7 +237,7 @@ def unflat(flat_L: Tensor, like: Tree) -> Tree:
     return {name: part.view(like[name].shape) for name, part in zip(names, parts, strict=True)}
 
 
-def sends(own_rows: Tree, like: Tree) -> Sends | None:
+def sends(own_rows: Tree, like: Tree) -> secure_sum.Sends | None:
     """client -> (L,) bool, which numbers it sends; None where everybody sends all of them."""
     if not any(name in own_rows for name in like):
         return None
@@ -297,7 +279,9 @@ def masked_like(like: Tree, own_rows: Tree) -> Tree:
     return {name: torch.zeros((), dtype=torch.int64).expand(shape) for name, shape in shapes.items()}
 
 
-def with_protocol(rules: Rules, one: Traffic, client: int, delivers: bool, kept_back: bool = False) -> Traffic:
+def with_protocol(
+    rules: secure_sum.Rules, one: Traffic, client: int, delivers: bool, kept_back: bool = False
+) -> Traffic:
     """Bytes of a client with the protocol's own messages; who keeps its upload back sends nothing else."""
     down, up = protocol_bytes(rules, client, delivers)
     if kept_back:

@@ -16,15 +16,7 @@ from torch import Tensor
 
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
-from fedecider.methods.client_models import (
-    ClientModels,
-    MakesModel,
-    TrainClient,
-    Update,
-    client_positions,
-    client_updates,
-    own_state,
-)
+from fedecider.methods import client_models
 from fedecider.methods.config import Weighting
 from fedecider.methods.local_training import ProximalTerm, train_locally
 from fedecider.models.adapters import Shapes, factor_scalars, with_prefix, without_prefix
@@ -32,12 +24,12 @@ from fedecider.models.client_model import ClientModel
 
 
 def averaged(
-    models: ClientModels,
+    models: client_models.ClientModels,
     name: str,
     variants: tuple[str, ...],
-    train: TrainClient,
+    train: client_models.TrainClient,
     weighting: Weighting,
-    client_model: MakesModel | None = None,
+    client_model: client_models.MakesModel | None = None,
 ) -> FederatedMethod:
     """``theta <- sum_i p_i theta_i`` over A and B separately, ``theta_i`` what ``train`` sends for client i.
 
@@ -57,11 +49,11 @@ def averaged(
 
     return FederatedMethod(
         name,
-        lambda: (start, own_state(models, start)),
+        lambda: (start, client_models.own_state(models, start)),
         broadcast,
-        client_updates(models, train, weighting),
+        client_models.client_updates(models, train, weighting),
         server_aggregate,
-        client_positions(client_model or partial(global_or_own, models, None)),
+        client_models.client_positions(client_model or partial(global_or_own, models, None)),
         variants,
         upload_like=lambda round, server: server,
         takes_mean=True,
@@ -70,15 +62,21 @@ def averaged(
 
 
 def global_or_own(
-    models: ClientModels, config: Any, variant: str, download: Download, own: Tree, client: int
+    models: client_models.ClientModels, config: Any, variant: str, download: Download, own: Tree, client: int
 ) -> ClientModel:
     """The client's model with the adapters of the download for ``global``, with what it keeps for other variants."""
     return models.model(client, download.shared if variant == "global" else without_prefix(own, "own"))
 
 
 def train_from_global(
-    models: ClientModels, round: int, download: Download, own: Tree, client: int, *, proximal_strength: float = 0.0
-) -> Update:
+    models: client_models.ClientModels,
+    round: int,
+    download: Download,
+    own: Tree,
+    client: int,
+    *,
+    proximal_strength: float = 0.0,
+) -> client_models.Update:
     """FedAvg's ``TrainClient``: train from the downloaded adapters and keep a copy of a result that is finite.
 
     ``proximal_strength`` draws the training back to the downloaded adapters.

@@ -10,21 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedecider.bounds import (
-    Float,
-    Int,
-    NotNegative,
-    OneOrMore,
-    Positive,
-    PositiveOrInfinite,
-    ShareAbove0,
-    ShareBelow1,
-    dataclass,
-)
+from fedecider import bounds
 from idgen.config import TrainConfig
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class UserPrivacy:
     """Training that hides each single user of a client (`fedecider.methods.local_training`).
 
@@ -35,8 +25,8 @@ class UserPrivacy:
             none.
     """
 
-    clip: PositiveOrInfinite | None = None
-    noise_scale: NotNegative = 0.0
+    clip: bounds.PositiveOrInfinite | None = None
+    noise_scale: bounds.NotNegative = 0.0
 
     def __post_init__(self) -> None:
         if self.noise_scale > 0.0 and (self.clip is None or self.clip == math.inf):
@@ -51,7 +41,7 @@ class UserPrivacy:
         return self.clip is not None
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class LocalTraining(TrainConfig):
     """Local training, alike for every method, whose AdamW starts anew in every round.
 
@@ -69,10 +59,10 @@ class LocalTraining(TrainConfig):
         user_privacy: Bounded gradients and noise that hide each single user of a client.
     """
 
-    local_epochs: OneOrMore = 5
+    local_epochs: bounds.OneOrMore = 5
     schedule: Literal["constant", "cosine"] = "constant"
-    lr_decay_per_round: ShareAbove0 = 1.0
-    output_lr_multiplier: Positive = 1.0
+    lr_decay_per_round: bounds.ShareAbove0 = 1.0
+    output_lr_multiplier: bounds.Positive = 1.0
     user_privacy: UserPrivacy = field(default_factory=UserPrivacy)
 
     @property
@@ -92,7 +82,7 @@ AUTO = "auto"
 """``alpha_init`` by which weights start from the directions, on the scale of the client's own update."""
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class FedeciderConfig:
     """Settings of FeDecider and of its ablations.
 
@@ -108,7 +98,7 @@ class FedeciderConfig:
     """
 
     alpha_init: float | Literal["auto"] = "auto"
-    alpha_learning_rate: Positive = 1e-3
+    alpha_learning_rate: bounds.Positive = 1e-3
     alpha_per: Literal["client", "module"] = "client"
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
 
@@ -126,12 +116,12 @@ class FedeciderConfig:
         return self.ablation != "wo_per"
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class LocalConfig:
     """Local training has no settings of its own."""
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class WeightingConfig:
     """Settings of methods whose server takes a mean: FedAvg, PFedAvg, FFA-LoRA, RoLoRA and FLoRA.
 
@@ -142,7 +132,7 @@ class WeightingConfig:
     weighting: Weighting = "uniform"
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class DittoConfig:
     """Settings of Ditto.
 
@@ -152,7 +142,7 @@ class DittoConfig:
         weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
-    personal_pull: Annotated[Float, Field(ge=0)] = 1.0
+    personal_pull: Annotated[bounds.Float, Field(ge=0)] = 1.0
     weighting: Weighting = "uniform"
 
 
@@ -160,7 +150,7 @@ SIMPLEX = ((0.5, 0.5), (1.0, 0.5), (0.5, 1.0))
 """First three points of the search; scipy's own lie 5 % apart, which a short search cannot leave."""
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class FdloraConfig:
     """Settings of FDLoRA.
 
@@ -174,16 +164,16 @@ class FdloraConfig:
         weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
-    sync_every: OneOrMore = 5
-    outer_learning_rate: Positive = 0.7
-    outer_momentum: ShareBelow1 = 0.9
-    l1_weight: NotNegative = 0.05
-    num_search_prompts: OneOrMore = 64
-    num_evaluations: Annotated[Int, Field(ge=len(SIMPLEX))] = 30
+    sync_every: bounds.OneOrMore = 5
+    outer_learning_rate: bounds.Positive = 0.7
+    outer_momentum: bounds.ShareBelow1 = 0.9
+    l1_weight: bounds.NotNegative = 0.05
+    num_search_prompts: bounds.OneOrMore = 64
+    num_evaluations: Annotated[bounds.Int, Field(ge=len(SIMPLEX))] = 30
     weighting: Weighting = "uniform"
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class FedproxConfig:
     """Settings of FedProx.
 
@@ -192,11 +182,11 @@ class FedproxConfig:
         weighting: How clients weigh in the mean: uniform alike, examples by their training samples.
     """
 
-    mu: Annotated[Float, Field(ge=0)] = 0.01
+    mu: Annotated[bounds.Float, Field(ge=0)] = 0.01
     weighting: Weighting = "uniform"
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class FellrecConfig:
     """Settings of FellRec.
 
@@ -208,13 +198,13 @@ class FellrecConfig:
             1 + 1 / beta (epoch + 1 / beta, epochs from 0); the same at beta 1.
     """
 
-    a: Annotated[Float, Field(ge=0)] = 0.7
-    beta: Positive = 1.0
-    temperature: Positive = 0.05
+    a: Annotated[bounds.Float, Field(ge=0)] = 0.7
+    beta: bounds.Positive = 1.0
+    temperature: bounds.Positive = 0.05
     exponent: Literal["paper", "code"] = "paper"
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class LoraSimConfig:
     """Settings of LoRA-Sim.
 
@@ -225,10 +215,10 @@ class LoraSimConfig:
     """
 
     similarity: Literal["shifted", "softmax"] = "shifted"
-    temperature: Positive = 0.1
+    temperature: bounds.Positive = 0.1
 
 
-@dataclass(frozen=True)
+@bounds.dataclass(frozen=True)
 class CentralisedConfig:
     """Centralised training has no settings of its own."""
 

@@ -29,16 +29,8 @@ from fedecider.methods.client_models import ClientModels, Update, client_positio
 from fedecider.methods.config import AUTO, FedeciderConfig
 from fedecider.methods.entries import FusionWeights, Method
 from fedecider.methods.local_training import train_locally
-from fedecider.models.adapters import (
-    Adapters,
-    Shapes,
-    factor_scalars,
-    fusion,
-    module_names,
-    stack_trees,
-    with_prefix,
-    without_prefix,
-)
+from fedecider.models import adapters
+from fedecider.models.adapters import fusion
 from fedecider.models.client_model import ClientModel
 from fedecider.models.directions import (
     EPSILON,
@@ -79,7 +71,7 @@ def fedecider(models: ClientModels, config: FedeciderConfig) -> FederatedMethod:
     - a client's first training is plain LoRA also where it comes in a later round; until then it has the student.
     """
     num_clients, start = models.num_clients, models.start
-    num_modules = len(module_names(start))
+    num_modules = len(adapters.module_names(start))
 
     def init() -> tuple[Tree, Tree]:
         alpha_KK = initial_alpha(config, num_clients)
@@ -88,9 +80,9 @@ def fedecider(models: ClientModels, config: FedeciderConfig) -> FederatedMethod:
             "met": torch.zeros(num_clients, dtype=torch.bool),
             "norm": torch.zeros(num_clients, num_modules),
         }
-        whole_K = stack_trees([_whole(models, config, start)] * num_clients)
-        local.update({**own_state(models, start), **with_prefix(whole_K, "whole")})
-        return stack_trees([start] * num_clients), local
+        whole_K = adapters.stack_trees([_whole(models, config, start)] * num_clients)
+        local.update({**own_state(models, start), **adapters.with_prefix(whole_K, "whole")})
+        return adapters.stack_trees([start] * num_clients), local
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download(take_row(server, 0) if round == 1 else server)
@@ -142,22 +134,24 @@ def client_model(
     the peers and the weights in one.
     """
     if variant == "pre_upload":
-        whole = without_prefix(own, "whole")
+        whole = adapters.without_prefix(own, "whole")
         return models.model(client, of_factors(whole, next(iter(models.shapes.values())).rank))
     own = _started(config, download.shared, own, client)
     return models.model(client, _fused(config, download.shared, own, client))
 
 
-def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
+def scalars(shapes: adapters.Shapes, peers: Sequence[adapters.Shapes], round: int) -> tuple[int, int]:
     """P up; down the common start in round 1 and K directions later.
 
     Of a direction travels what its client and the receiver both have rows of.
     """
-    num_scalars = sum(factor_scalars(shapes).values())
-    return num_scalars if round == 1 else sum(sum(factor_scalars(peer).values()) for peer in peers), num_scalars
+    num_scalars = sum(adapters.factor_scalars(shapes).values())
+    return num_scalars if round == 1 else sum(
+        sum(adapters.factor_scalars(peer).values()) for peer in peers
+    ), num_scalars
 
 
-def _fused(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Adapters:
+def _fused(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> adapters.Adapters:
     """Client ``client``'s fusion of what the server sent."""
     if config.alpha_init == AUTO and config.normalises:
         directions = _scaled(directions, own["norm"])
@@ -167,7 +161,7 @@ def _fused(config: FedeciderConfig, directions: Tree, own: Tree, client: int) ->
 def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
     """Unit directions as large as the own pair in every module; in one it has not trained, as its geometric mean."""
     size_M = torch.where(norm_M < EPSILON, geometric_mean_norm(norm_M), norm_M) if norm_M.any() else norm_M
-    root_M = dict(zip(module_names(directions), size_M.sqrt().tolist(), strict=True))
+    root_M = dict(zip(adapters.module_names(directions), size_M.sqrt().tolist(), strict=True))
     return {key: root_M[key.rpartition(".")[0]] * tensor for key, tensor in directions.items()}
 
 
@@ -180,7 +174,7 @@ def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) 
     it has trained. Along the own update the fusion is then as large as that: directions that have nothing in common
     leave the own update alone, K equal ones get 1 / K each, their mean.
     """
-    norm_M, names, num_clients = own["norm"], module_names(directions), own["alpha"].shape[-1]
+    norm_M, names, num_clients = own["norm"], adapters.module_names(directions), own["alpha"].shape[-1]
     if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not norm_M.any():
         return own
     others = [other for other in range(num_clients) if other != client]
@@ -211,23 +205,23 @@ def _update(
 ) -> Update:
     given = own
     if round == 1:
-        begun = Adapters(directions)
+        begun = adapters.Adapters(directions)
     elif config.alpha_init == AUTO and not own["norm"].any():
-        begun = Adapters(without_prefix(own, "own"))
+        begun = adapters.Adapters(adapters.without_prefix(own, "own"))
     else:
         own = _started(config, directions, own, client)
         begun = _fused(config, directions, own, client)
     trained = train_locally(models, client, round, begun, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.finite:
         return trained.pair, given, {**trained.log, **_weight_log(given["alpha"])}
-    stacked, peers = stack_trees([trained.pair]), trained.adapters.peers
+    stacked, peers = adapters.stack_trees([trained.pair]), trained.adapters.peers
     norm_M = update_norms(stacked)[0]
     new_own = {
         "alpha": own["alpha"] if peers is None else peers.alpha,
         "met": own["met"],
         "norm": norm_M.float(),
-        **with_prefix(trained.pair, "own"),
-        **with_prefix(_whole(models, config, trained.adapters.factors()), "whole"),
+        **adapters.with_prefix(trained.pair, "own"),
+        **adapters.with_prefix(_whole(models, config, trained.adapters.factors()), "whole"),
     }
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
     log = {**trained.log, **_weight_log(new_own["alpha"]), "cosine": cosine_K, **_norm_log(norm_M)}

@@ -24,16 +24,7 @@ from fedecider.methods.config import WeightingConfig
 from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.methods.rows import TABLE
-from fedecider.models.adapters import (
-    Adapters,
-    AdapterShape,
-    Shapes,
-    factor_scalars,
-    only,
-    stack_trees,
-    with_prefix,
-    without_prefix,
-)
+from fedecider.models import adapters
 from fedecider.models.client_model import ClientModel
 from fedecider.models.directions import above, add_product
 from fedecider.models.tied_table import HEAD
@@ -64,7 +55,10 @@ def flora(models: ClientModels, config: WeightingConfig) -> FederatedMethod:
             for name in stacked
             for factor in ("lora_a", "lora_b")
         }
-        local = {**own_state(models, start), **with_prefix(stack_trees([nothing] * num_clients), "merged")}
+        local = {
+            **own_state(models, start),
+            **adapters.with_prefix(adapters.stack_trees([nothing] * num_clients), "merged"),
+        }
         return {**nothing, **stacks, LAST_ROUND: torch.zeros(num_clients, dtype=torch.int64)}, local
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
@@ -73,7 +67,7 @@ def flora(models: ClientModels, config: WeightingConfig) -> FederatedMethod:
         heard_K = server[LAST_ROUND] == round - 1
         marks: Tree = {}
         if bool(heard_K[clients].all()):
-            shared = only(server, "lora_a") | only(server, "lora_b")
+            shared = adapters.only(server, "lora_a") | adapters.only(server, "lora_b")
             if not heard_K.all():
                 marks = {key: heard_K.expand(len(clients), -1) for key in shared}
         else:
@@ -85,12 +79,12 @@ def flora(models: ClientModels, config: WeightingConfig) -> FederatedMethod:
 
     def train(round: int, download: Download, own: Tree, client: int) -> Update:
         if round == 1:
-            merged, begun = without_prefix(own, "merged"), Adapters(download.shared)
+            merged, begun = adapters.without_prefix(own, "merged"), adapters.Adapters(download.shared)
         else:
             merged = _merged(download, own)
             begun = above(start, merged)
         trained = train_locally(models, client, round, begun)
-        after = {**with_prefix(trained.pair, "own"), **with_prefix(merged, "merged")}
+        after = {**adapters.with_prefix(trained.pair, "own"), **adapters.with_prefix(merged, "merged")}
         return trained.pair, after if trained.finite else own, trained.log
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
@@ -139,16 +133,16 @@ def client_model(
 ) -> ClientModel:
     """The client's model with what all have merged, or as it was before its upload."""
     if variant == "local":
-        return models.model(client, above(without_prefix(own, "own"), without_prefix(own, "merged")))
+        return models.model(client, above(adapters.without_prefix(own, "own"), adapters.without_prefix(own, "merged")))
     return models.model(client, above(models.start, _merged(download, own)))
 
 
-def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, int]:
+def scalars(shapes: adapters.Shapes, peers: Sequence[adapters.Shapes], round: int) -> tuple[int, int]:
     """P up; down the common start in round 1, later the smaller form of every layer, where all took part before.
 
     Of a table travel the rows that the receiver has, of a stack those that the factors' client has too.
     """
-    num_scalars = sum(factor_scalars(shapes).values())
+    num_scalars = sum(adapters.factor_scalars(shapes).values())
     if round == 1:
         return num_scalars, num_scalars
     down = 0
@@ -160,7 +154,7 @@ def scalars(shapes: Shapes, peers: Sequence[Shapes], round: int) -> tuple[int, i
     return down, num_scalars
 
 
-def is_dense(name: str, shape: AdapterShape, num_clients: int) -> bool:
+def is_dense(name: str, shape: adapters.AdapterShape, num_clients: int) -> bool:
     """Whether ``O I <= K R (O + I)``; of the output, of which any number of rows may travel, whether ``I <= K R``."""
     sides = shape.in_features, shape.out_features
     side = sides[0] if name == HEAD else sides[0] * sides[1] / sum(sides)
@@ -173,7 +167,7 @@ def _update(name: str) -> str:
 
 def _merged(download: Download, own: Tree) -> Tree:
     """All that is merged after a download: what came whole, or what the client has and the stack."""
-    merged, shared = without_prefix(own, "merged"), download.shared
+    merged, shared = adapters.without_prefix(own, "merged"), download.shared
     for key in merged:
         name = key.removesuffix(".update")
         if key in shared:

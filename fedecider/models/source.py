@@ -14,17 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedecider.models import folders
 from fedecider.models.counts import popularity_probs
-from fedecider.models.folders import (
-    ADVICE,
-    INFERENCE_FILE,
-    MANIFEST_FILE,
-    InferenceConfig,
-    inference_config_of_run,
-    read_inference_config,
-    read_llm_run,
-    verify_manifest,
-)
 from fedecider.models.histories import Answer, Scored, check_k, recommendations
 from fedecider.models.hybrid import Hybrid, load_hybrid
 from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, WEIGHTS_FILE, read_item_ids
@@ -32,7 +23,7 @@ from fedecider.models.versions import in_force
 from fedecider.running.run_folder import RunFolder, read_object
 
 BACKBONE_FOLDER = "backbone"
-ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, INFERENCE_FILE)
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, folders.INFERENCE_FILE)
 READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
 """What is fetched from the hub: no code and no pickle."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -50,7 +41,7 @@ class Place(NamedTuple):
     backbone: Path
     hybrid: Path | None
     """The folder of the private part of the client's hybrid; None where there is none."""
-    inference: InferenceConfig
+    inference: folders.InferenceConfig
 
 
 class Source(NamedTuple):
@@ -94,9 +85,11 @@ class Source(NamedTuple):
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
             hybrid = _hybrid(self.run.private / domain)
-            place = Place(domain, adapter, self.run.backbone, hybrid, inference_config_of_run(self.run, adapter))
+            place = Place(
+                domain, adapter, self.run.backbone, hybrid, folders.inference_config_of_run(self.run, adapter)
+            )
         else:
-            inference, backbone, root = read_inference_config(adapter), _backbone(adapter), _root(adapter)
+            inference, backbone, root = folders.read_inference_config(adapter), _backbone(adapter), _root(adapter)
             hybrid = None if root == adapter else _hybrid(RunFolder(root).private / domain)
             place = Place(domain, adapter, backbone, hybrid, inference)
         verify_place(place, self.run)
@@ -134,17 +127,17 @@ def verify_place(place: Place, run: RunFolder | None) -> None:
     """
     adapter, root = place.adapter, _root(place.adapter)
     if run is not None:
-        verify_manifest(run.root, [run.backbone, adapter])
-    elif (root / MANIFEST_FILE).is_file():
+        folders.verify_manifest(run.root, [run.backbone, adapter])
+    elif (root / folders.MANIFEST_FILE).is_file():
         parts = [adapter] if root != adapter else [adapter / name for name in ADAPTER_FILES]
         parts += [place.backbone] if place.backbone.is_relative_to(root) else []
         parts += [place.hybrid] if place.hybrid is not None and root == adapter else []
-        verify_manifest(root, parts, ANEW if root == adapter else ADVICE)
+        folders.verify_manifest(root, parts, ANEW if root == adapter else folders.ADVICE)
 
 
 def _of_folder(folder: Path, name: str) -> Source:
     if RunFolder(folder).record.is_file():
-        read_llm_run(folder)
+        folders.read_llm_run(folder)
         folder = in_force(folder)
         if not (found := _adapters(folder)):
             raise ValueError(
@@ -157,7 +150,7 @@ def _of_folder(folder: Path, name: str) -> Source:
         if run.root != folder and run.record.is_file():
             run = RunFolder(in_force(run.root))
             return Source(name, {folder.name: run.adapters / folder.name}, run)
-        return Source(name, {read_inference_config(folder).domain: folder}, None)
+        return Source(name, {folders.read_inference_config(folder).domain: folder}, None)
     if found := _adapters(folder):
         return Source(name, found, None)
     raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
@@ -175,7 +168,7 @@ def _root(adapter: Path) -> Path:
     An adapter that lies elsewhere, or has checksums of its own, stands for itself.
     """
     run = RunFolder(adapter.parent.parent)
-    return run.root if adapter.parent == run.adapters and not (adapter / MANIFEST_FILE).is_file() else adapter
+    return run.root if adapter.parent == run.adapters and not (adapter / folders.MANIFEST_FILE).is_file() else adapter
 
 
 def _from_hub(name: str, revision: str | None) -> Path:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from fedecider.cli.main import main
-from fedecider.cross_silo.auto import DataFacts, Machine, choose, chosen_settings
+from fedecider.cross_silo.auto import DataFacts, Machine, choose, chosen_settings, facts_of
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
@@ -76,12 +76,23 @@ def test_clients_with_different_catalogues_set_weights_of_their_own():
     assert "fedecider" not in found  # as it is by default
 
 
+def test_a_client_alone_trains_alone():
+    assert choose(DEPARTMENTS._replace(names=("movies",), num_catalogues=1), CPU).settings["method"] == "local"
+
+
 def test_many_events_a_user_let_layers_be_tried():
     for facts in (COMPANIES, DEPARTMENTS):
         choice = choose(facts._replace(events_per_user=100.0, num_events=450_000), CPU)
         assert "attention" in choice.settings["hyperparameter_candidates"][0]["lora_targets"]
         assert "100 events a user" in reason(choice, "lora_targets")
     assert choose(COMPANIES._replace(events_per_user=100.0), CPU).settings["num_rounds"] == 20
+
+
+def test_tiny_data_without_common_items_share_layers():
+    found = choose(DEPARTMENTS._replace(num_events=3_500), CPU).settings
+    assert (found["lora_targets"], found["pretrain"]["backbone"]["d_model"]) == ("attention,feed_forward", 48)
+    assert "text_encoder" not in found["pretrain"]
+    assert choose(COMPANIES._replace(num_events=3_500), CPU).settings["lora_targets"] == "table"
 
 
 def test_the_width_is_what_the_texts_span():
@@ -95,6 +106,12 @@ def test_the_width_is_what_the_texts_span():
     assert (asked["backbone"]["d_model"], asked["text_encoder"]) == (128, "tfidf")
     few = choose(COMPANIES._replace(num_texts=300), CPU)
     assert "give titles" in reason(few, "pretrain.backbone.d_model")
+
+
+def test_public_users_are_named():
+    assert "300 public users" in reason(
+        choose(COMPANIES._replace(num_public=300), CPU), "pretrain.samples.synthetic_share"
+    )
 
 
 def test_a_gpu_gets_a_deeper_model_and_half_precision():
@@ -131,10 +148,31 @@ def test_what_is_chosen_is_a_configuration(facts, tmp_path):
     assert settings.run.num_rounds == choose(facts, CPU).settings["num_rounds"]
 
 
+def test_the_estimate_grows_with_the_work():
+    base = choose(COMPANIES, CPU)
+    assert base.seconds.low < base.seconds.expected < base.seconds.high
+    larger = (
+        choose(COMPANIES, CPU, {"num_rounds": 40}),
+        choose(COMPANIES._replace(num_events=90_000, num_users=11_000), CPU),
+        choose(COMPANIES._replace(num_items=40_000, num_all_items=40_000), CPU),
+        choose(COMPANIES, CPU._replace(flops=1e9)),
+    )
+    assert all(one.seconds.expected > base.seconds.expected for one in larger)
+    assert larger[2].gigabytes > base.gigabytes
+
+
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save_domains(sample_domains(["crime", "comics"]), Path("data"))
+
+
+def test_facts_of_the_sample():
+    facts = facts_of(sample_domains(["crime", "comics"]))
+    assert (facts.names, facts.num_catalogues, facts.num_users, facts.num_public) == (("crime", "comics"), 2, 480, 320)
+    assert (facts.num_events, facts.num_items, facts.num_all_items) == (1163 + 1186, 299, 598)
+    assert not facts.is_shared
+    assert facts.spread == 1186 / 1163
 
 
 def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, capsys):
@@ -146,6 +184,17 @@ def test_over_an_hour_is_refused_until_it_is_allowed(prepared, monkeypatch, caps
     assert said[-1].startswith("estimate: ")
     assert main(["federate", "--data", "data"]) == 2
     assert "expected at most an hour" in capsys.readouterr().err
+
+
+def test_an_output_that_holds_a_run_is_refused_before_anything_is_measured(prepared, monkeypatch, capsys):
+    monkeypatch.setattr("fedecider.cross_silo.auto.load_domains", None)
+    Path("there").mkdir()
+    Path("there/run.json").write_text("{}")
+    assert main(["federate", "--data", "data", "--output", "there"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: there holds a run already. Choose another --output")
+    assert printed.out == ""
+    assert chosen_settings({"data": "data", "output": "there", "resume": "true"}) == {}
 
 
 def test_nothing_is_chosen_where_somebody_chose(prepared):

@@ -69,6 +69,14 @@ def test_silos_are_a_partition_of_the_clients_with_one_catalogue(skew):
 
 
 @pytest.mark.parametrize("skew", [None, 0.3])
+def test_who_is_where_follows_seed_and_data_alone(skew):
+    silos = share_out(DOMAINS, 3, skew, 0)
+    other_order = share_out(dict(reversed(DOMAINS.items())), 3, skew, 0)
+    assert {name: silo.clients for name, silo in silos.items()} == {n: silo.clients for n, silo in other_order.items()}
+    assert numbers(share_out(DOMAINS, 3, skew, 1), "shop") != numbers(silos, "shop")
+
+
+@pytest.mark.parametrize("skew", [None, 0.3])
 def test_a_user_of_two_domains_is_in_one_company(skew):
     silos = share_out(DOMAINS, 3, skew, 0)
     shop, attic = numbers(silos, "shop"), numbers(silos, "attic")

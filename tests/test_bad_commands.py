@@ -200,7 +200,7 @@ LINE = {
         "output_lr_multiplier",
     ),
     "layers of another kind": ("federate", ("--config", "tiny.yaml", "--lora_targets", "wi_0"), "wi_0"),
-    "tracker without package": ("federate", ("--config", "tiny.yaml", "--tracker", "clearml"), "pip install clearml"),
+    "tracker without package": ("federate", ("--config", "tiny.yaml", "--tracker", "clearml"), "clearml"),
     "tracker of the extra": ("federate", ("--tracker", "tensorboard,wandb"), "pip install 'fedecider[track]'"),
     "unknown tracker": ("federate", ("--tracker", "excel"), "tensorboard"),
     "a list as method": ("compare", ("--rows", "{a: {method: [1]}}", "--seeds", "1"), "method [1]"),
@@ -266,7 +266,7 @@ def test_an_output_may_be_new_or_an_empty_folder_but_not_read_only(tmp_path):
 
 
 def test_a_quantised_run_without_bitsandbytes_is_told_before_the_stages(inside, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("idgen.precision.find_spec", lambda package: None)
+    monkeypatch.setattr("idgen.quantize.find_spec", lambda package: None)
     cache, run = tmp_path / "cache", tmp_path / "run"
     words = ("--config", "tiny.yaml", "--cache", str(cache), "--output", str(run), "--quantize", "nf4")
     assert "pip install '.[gpu]'" in refused(capsys, "bitsandbytes is not installed", "federate", *words)

@@ -96,9 +96,9 @@ def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, mon
     trained: list[tuple[str, ...]] = []
     train = hyperparameter_selection.train_locally
 
-    def counted(recommender, client, round):
-        trained.append(tuple(recommender.names))
-        return train(recommender, client, round)
+    def counted(models, *args, **options):
+        trained.append(tuple(models.names))
+        return train(models, *args, **options)
 
     monkeypatch.setattr(hyperparameter_selection, "train_locally", counted)
     local = run("wrecks", "local", "--method", "local", others=[LAYERS])
@@ -201,5 +201,5 @@ def test_a_search_tries_what_a_run_would_take(run):
     ]
     assert tune(words) == 0
     lines = [json.loads(line) for line in Path("runs/search/journal.jsonl").read_text().splitlines()]
-    (score,) = [line["value"] for line in lines if "user_attrs" in line]
+    (score,) = [value for line in lines for value in line.get("values") or ()]
     assert score == read_json(taken / "metrics.json")["best_valid_ndcg@10"]

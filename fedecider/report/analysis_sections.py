@@ -55,7 +55,7 @@ def fusion_section(weights: Mapping[str, Any] | None, best_round: int) -> list[S
         "other one. Round 1 trains no weights and shows where they start. The slider moves to another round. The "
         "weight of a direction of zeros, which adds nothing, is shown as 0."
     )
-    alpha_RKK = torch.tensor(_gaps(weights["alpha"]), dtype=torch.float64)
+    alpha_RKK = torch.as_tensor(_gaps(weights["alpha"]), dtype=torch.float64)
     names, tables = weights["domains"], []
     if "shares" in weights:  # runs of before have none
         rows = [

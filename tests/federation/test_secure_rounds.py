@@ -151,17 +151,17 @@ def test_bytes_are_eight_a_number_and_the_messages_of_the_protocol():
 def test_silos_sum_every_row_over_those_who_send_it():
     recommender = catalogue_recommender()
     plain, _ = run(build("fedavg", catalogue_recommender()), 4, 1)
-    secure, records = secured("fedavg", 1, recommender=recommender, clients=4, own_rows=recommender.own_rows)
+    secure, records = secured("fedavg", 1, recommender=recommender, clients=4, own_rows=recommender.rows.own)
     close(secure.server, plain.server, RESOLUTION + 1e-7)
     late = Fault(3, "late")
     plan = faulty_channel([late])
     plain, _ = run(build("fedavg", catalogue_recommender()), 4, 1, channel=plan)
     secure, _ = secured(
-        "fedavg", 1, late, recommender=catalogue_recommender(), clients=4, own_rows=recommender.own_rows
+        "fedavg", 1, late, recommender=catalogue_recommender(), clients=4, own_rows=recommender.rows.own
     )
     close(secure.server, plain.server, RESOLUTION + 1e-7)
     table = "lm_head.lora_b"
-    rows = {client: int(mark.sum()) for client, mark in enumerate(recommender.own_rows[table])}
+    rows = {client: int(mark.sum()) for client, mark in enumerate(recommender.rows.own[table])}
     for group in records[0]["traffic"]:
         for client in group["clients"]:
             assert group["up"][table] == 8 * 2 * rows[client]  # rank 2; rows of the others do not travel

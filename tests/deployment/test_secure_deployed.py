@@ -180,7 +180,7 @@ def test_sites_that_sell_parts_of_a_catalogue_keep_their_own_rows(tmp_path, monk
         home = {TABLE: own_KV & (own_KV.sum(0) == 1)}
         return recommender._replace(rows=recommender.rows._replace(home=home, hidden=True))
 
-    sums = SUMS._replace(own_rows=travelling_rows(made().rows, True).told)
+    sums = SUMS._replace(own_rows=travelling_rows(made().rows, True).in_messages)
     expected, records_expected = simulated("fedavg", 2, recommender=made(), sums=sums)
     seen = []
 

@@ -8,7 +8,8 @@ part), because neither needs a download. Every timing first asserts that what is
 leaves a row that says so, the others still run, and the exit code is 1. Quality is measured by
 ``benchmarks/public_bar.py --budget gpu --cells 1``, which adds a cell, sized for ten minutes at most, to its page.
 
-Needs torch, transformers, peft, accelerate, tokenizers, scipy and pytest; pydantic, docstring_parser and plotly for the run only.
+Needs torch, transformers, peft, accelerate, tokenizers, scipy and pytest; for the run also pydantic, docstring_parser
+and plotly.
 Shapes: U users, I items, K beams.
 """
 

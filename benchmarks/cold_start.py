@@ -31,9 +31,10 @@ from provenance import heading, write_lines
 from torch import Tensor
 
 from fedecider.baselines.counts import text_neighbour_scores, train_counts
+from fedecider.cross_silo.base_stages import Beginning, begin
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.item_ids import client_tasks
-from fedecider.cross_silo.prepare import Beginning, Settings, begin
+from fedecider.cross_silo.prepare import Settings
 from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import chosen_encoder, load_encoder
 from fedecider.data.store import load_domains

@@ -37,7 +37,7 @@ from fedecider.evaluation.protocols import STRICT
 from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.rows import write_rows
-from fedecider.report.analyses import total_bytes
+from fedecider.report.costs import total_bytes
 from fedecider.running.command import run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "embedding_fr"))

@@ -21,16 +21,17 @@ from typing import Any, get_args, get_type_hints
 import provenance
 import torch
 
+from fedecider.cross_silo.base_stages import begin, pretrain_stage
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
-from fedecider.cross_silo.prepare import Stage, begin, load_data, pretrain_stage
+from fedecider.cross_silo.prepare import Stage, load_data
 from fedecider.cross_silo.settings import PretrainConfig, Settings
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import stream
 from fedecider.running.command import run
-from fedecider.running.run_folder import content_key
+from fedecider.running.plain import content_key
 from idgen.backbone import load_backbone
 from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.tokenizer import load_tokenizer

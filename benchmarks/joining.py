@@ -39,12 +39,14 @@ import torch
 from safetensors.torch import load_file
 
 import fedecider
+from fedecider.cross_silo.base_stages import distill_stage, pretrain_stage
 from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.ended import Ended
 from fedecider.cross_silo.ended import ended as ended_run
-from fedecider.cross_silo.entries import Fitting, ItemTexts, System, item_texts_of
+from fedecider.cross_silo.entries import ItemTexts, item_texts_of
 from fedecider.cross_silo.exchange import added_by
 from fedecider.cross_silo.federate import check_federation, prepare_rounds, shared_out
+from fedecider.cross_silo.hybrids import Fitting, System
 from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
 from fedecider.cross_silo.joining import (
     as_trained,
@@ -56,11 +58,12 @@ from fedecider.cross_silo.joining import (
     overlap_data,
     system_of,
 )
-from fedecider.cross_silo.prepare import BaseArtifacts, chosen_scale, distill_stage, pretrain_stage
+from fedecider.cross_silo.prepare import BaseArtifacts
+from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events
-from fedecider.data.encoders import unit_vectors
+from fedecider.data.near_texts import unit_vectors
 from fedecider.data.silos import share_by, share_out
 from fedecider.data.store import load_domains
 from fedecider.engine.run import train
@@ -78,7 +81,7 @@ from fedecider.report.joining import of_one_item, unlike_ones
 from fedecider.running.command import run
 from fedecider.running.launch import start
 from fedecider.running.options import read_words
-from fedecider.running.run_folder import Stage
+from fedecider.running.stages import Stage
 from fedecider.testing.faults import Fault, faulty_runs
 from idgen.item_ids import ItemIds
 from idgen.synthetic import nearest_items

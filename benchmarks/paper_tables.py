@@ -45,7 +45,7 @@ from fedecider.federation.record import read_json
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.running.command import run
-from fedecider.running.run_folder import content_key
+from fedecider.running.plain import content_key
 
 PAGE = Path(__file__).with_name("results") / "paper_tables.md"
 PROTOCOL = "paper"

@@ -40,13 +40,14 @@ from torch import Tensor
 import fedecider
 from fedecider.baselines.counts import TEXT_AND_COUNTS, heuristic_positions, text_votes
 from fedecider.bounds import Diverged
+from fedecider.cross_silo.base_stages import distill_stage, pretrain_stage
 from fedecider.cross_silo.command_line import make_settings, recorded_settings
 from fedecider.cross_silo.item_ids import load_ids
-from fedecider.cross_silo.prepare import distill_stage, load_data, pretrain_stage
+from fedecider.cross_silo.prepare import load_data
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, Events
-from fedecider.data.encoders import nearest_texts, unit_vectors
+from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains
 from fedecider.engine.command_line import data_options

@@ -24,7 +24,8 @@ from torch import Tensor
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.entries import STUDENT, TEACHER, zero_shot
 from fedecider.cross_silo.federate import prepare_rounds
-from fedecider.cross_silo.prepare import build_base_artifacts, chosen_scale, make_recommender, reported_model
+from fedecider.cross_silo.prepare import build_base_artifacts, make_recommender
+from fedecider.cross_silo.reported import chosen_scale, reported_model
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.run import train
 from fedecider.evaluation.metrics import mean_metrics, user_metrics

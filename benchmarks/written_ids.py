@@ -24,9 +24,9 @@ import torch
 from public_bar import BUDGETS, T5, companies, shown, task_of
 
 import fedecider
+from fedecider.cross_silo.base_stages import begin, distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.item_ids import load_ids
-from fedecider.cross_silo.prepare import begin, distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.data.store import load_domains

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedecider.data.encoders import load_encoder
 from fedecider.data.interactions import Interactions
 from fedecider.data.store import file_sha256
-from fedecider.running.run_folder import content_key
+from fedecider.running.plain import content_key
 
 
 def item_attributes(data: Interactions, config: Any) -> Tensor:

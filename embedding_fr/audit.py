@@ -21,18 +21,9 @@ from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedease import parties
 from embedding_fr.setup import EmbeddingSettings, Setup, hashes_of, set_up, train
-from fedecider.audit.attacks import (
-    ATTACKS,
-    AuditConfig,
-    AuditRow,
-    Outcome,
-    Scored,
-    auc,
-    chosen_on_others,
-    epsilon_of,
-    finished,
-    move_scores,
-)
+from fedecider.audit.attacks import AuditConfig, AuditRow, Outcome, epsilon_of, finished
+from fedecider.audit.item_attack import ATTACKS, move_scores
+from fedecider.audit.separation import Scored, auc, chosen_on_others
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.engine.result import damage_is_bad_input
 from fedecider.evaluation.protocols import train_part
@@ -42,7 +33,7 @@ from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import dense, download_to
-from fedecider.report.analyses import mean_bytes
+from fedecider.report.costs import mean_bytes
 from fedecider.running.launch import Launch
 
 TOLERANCE = 0.01

@@ -11,8 +11,9 @@ from embedding_fr.methods import METHODS as EMBEDDING_METHODS
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings
 from fedecider.data.interactions import InteractionsConfig
 from fedecider.federation.config import DevicePrivacyConfig
+from fedecider.running.damage import damage_names
 from fedecider.running.options import Schema, field_names, from_plain, merged, nested, read_words
-from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_run
+from fedecider.running.run_folder import RunFolder, check_output, read_run
 
 COMMON = (
     "method",

@@ -38,10 +38,11 @@ from fedecider.federation.record import write_json, write_text
 from fedecider.federation.rounds import RoundSettings
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.report.analyses import median_seconds, total_bytes
+from fedecider.report.costs import median_seconds, total_bytes
 from fedecider.report.tables import ResultTable, markdown_table, result_rows, rows_data, variant_labels
+from fedecider.running.damage import read_object
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder, read_object
+from fedecider.running.run_folder import RunFolder
 from fedecider.running.settings_files import load_yaml
 
 INTERACTIONS_FILE = "interactions.json"

@@ -33,10 +33,11 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import chance_hit, get_protocol, rank_held_out
 from fedecider.federation.callbacks import Round, RoundCallback
 from fedecider.federation.config import DevicePrivacyConfig
-from fedecider.report.analyses import median_seconds, participations, total_bytes
+from fedecider.report.costs import median_seconds, participations, total_bytes
 from fedecider.report.tables import CANARY, COMPARED
 from fedecider.running.options import from_plain
-from fedecider.running.run_folder import as_plain, check_output
+from fedecider.running.plain import as_plain
+from fedecider.running.run_folder import check_output
 from fedecider.running.settings_files import load_yaml
 from fedecider.search_space import Setting
 

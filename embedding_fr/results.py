@@ -25,7 +25,7 @@ from fedecider.federation.privacy import privacy_report
 from fedecider.federation.record import capped_clients, non_finite_uploads, read_records, sum_notes, upload_notes
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.report import analyses
+from fedecider.report import analyses, costs
 from fedecider.report.tables import CANARY, COMPARED, comparisons_data, result_rows, rows_data, variant_labels
 from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, read_run
@@ -93,8 +93,8 @@ def evaluate(
         "activity": analyses.activity_table({name: interactions}, per_client)["domains"][name],
         "popularity": analyses.popularity_table({name: interactions}, per_client, ("shares",))["shares"][name],
         "valid": rows_data(rows["valid"], name),
-        "round_seconds": analyses.median_seconds(records),
-        "bytes": analyses.total_bytes(records),
+        "round_seconds": costs.median_seconds(records),
+        "bytes": costs.total_bytes(records),
         "non_finite_uploads": non_finite_uploads(records),
         "capped_clients": capped_clients(records),
         "comparisons": comparisons_data(tests),
@@ -178,7 +178,7 @@ def order_warning(method: str, interactions: Interactions) -> list[str]:
 def _notes(settings: EmbeddingSettings, interactions: Interactions, result: RunResult, selected_by: str) -> list[str]:
     """What must be said under the table; ``selected_by``: the variant by which rounds are chosen."""
     metrics, run = result.metrics, settings.run
-    time, size, clients = metrics["round_seconds"], metrics["bytes"], analyses.participations(result.rounds)
+    time, size, clients = metrics["round_seconds"], metrics["bytes"], costs.participations(result.rounds)
     federation = [] if run.federation else ["federation is off: every client trained alone"]
     if metrics["num_eval_users"] < metrics["num_users"]:
         federation.append(f"rounds are chosen by {metrics['num_eval_users']:,} users, drawn once; the test takes all")

@@ -18,7 +18,8 @@ from fedecider.data.readers.reading import to_stderr
 from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import RunFolder, as_plain
+from fedecider.running.plain import as_plain
+from fedecider.running.run_folder import RunFolder
 
 
 def data_options(data: Any, cache: Path) -> dict[str, Any]:

@@ -37,7 +37,8 @@ from fedecider.federation.secure_rounds import SecureSums, securely_summed_round
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
 from fedecider.running.machine import available_bytes
-from fedecider.running.run_folder import RunFolder, as_plain
+from fedecider.running.plain import as_plain
+from fedecider.running.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 from fedecider.engine.result import RunResult
 from fedecider.engine.track import track_of_config
 from fedecider.models.versions import in_force
-from fedecider.running.run_folder import RunFolder, read_object
+from fedecider.running.damage import read_object
+from fedecider.running.run_folder import RunFolder
 
 REPORTED = ("hit@10", "ndcg@10")
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from slow import slow
 from test_silos_run import CPU, DECODER, REPOSITORY, SENTENCES, WHOLE, main, rows
 
-from fedecider.cross_silo import item_ids, prepare
+from fedecider.cross_silo import base_stages, item_ids
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.domain import NO_EVENTS
@@ -42,7 +42,7 @@ def test_parts_that_are_the_whole_start_as_silos_do(settings, tmp_path):
     config, silos = RunConfig(cache=str(tmp_path), pretrain=settings), share_out(SHOP, 2, None, 0)
     parts = {name: dataclasses.replace(one, card={}) for name, one in silos.items()}
     parts["crime.2"] = dataclasses.replace(parts["crime.2"], public=NO_EVENTS)
-    one, other = (prepare.begin(config, found, CPU) for found in (silos, parts))
+    one, other = (base_stages.begin(config, found, CPU) for found in (silos, parts))
     assert other.ids.keys() == {*silos, "crime"}
     assert one.tokenizer.get_vocab() == other.tokenizer.get_vocab()
     assert all(torch.equal(vector_ID, other.vectors[name]) for name, vector_ID in one.vectors.items())
@@ -61,14 +61,14 @@ def test_parts_that_are_the_whole_start_as_silos_do(settings, tmp_path):
 @pytest.mark.parametrize("settings", EQUAL, ids=["decoder", "sentences", "semantic"])
 def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settings, tmp_path):
     config = RunConfig(cache=str(tmp_path), pretrain=settings)
-    stage = prepare.pretrain_stage(config, CUT, CPU, quiet=True)
+    stage = base_stages.pretrain_stage(config, CUT, CPU, quiet=True)
     ids = load_ids(stage.folder, CUT, settings)
     by_key = {name: dict(zip(one.item_keys, ids[name].items.texts, strict=True)) for name, one in CUT.items()}
     assert 10 < len(COMMON) < len(FIRST.item_keys)
     assert all(by_key["crime.1"][key] == by_key["crime.2"][key] for key in COMMON)
     together = by_key["crime.1"] | by_key["crime.2"]
     assert len(set(together.values())) == len(together) == len(SHOP["crime"].item_keys)
-    made = prepare.begin(config, CUT, CPU)
+    made = base_stages.begin(config, CUT, CPU)
     tasks = item_ids.client_tasks(CUT, ids, made.tokenizer, settings)
     for task, (name, one) in zip(tasks, CUT.items(), strict=True):
         assert len(task.trie) == len(one.item_keys)
@@ -76,7 +76,7 @@ def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settin
         if settings is DECODER:
             assert len(task.neighbours.item_IK) == len(one.item_keys)
     if settings is DECODER:
-        student = prepare.distill_stage(config, stage, CUT, CPU, quiet=True)
+        student = base_stages.distill_stage(config, stage, CUT, CPU, quiet=True)
         assert (student.folder / "backbone").is_dir()
         of_union = load_file(stage.folder / item_ids.ITEM_VECTORS)["crime"]
         assert len(of_union) == len(SECOND.catalogue.keys)

@@ -14,7 +14,7 @@ from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import macro_mean, mean_metrics
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol
 from fedecider.evaluation.statistics import compare_table, paired_permutation_test
-from fedecider.models.histories import Items
+from fedecider.models.item_search import Items
 from fedecider.models.recommender import Recommender
 from fedecider.report.conclusion import Evidence, conclusion
 from fedecider.running.command import run
@@ -182,7 +182,7 @@ def test_ruined_models_of_the_test_bench_are_never_in_front():
 
 
 def test_a_cache_that_is_a_file_is_told_before_any_work(tmp_path):
-    from fedecider.running.run_folder import cached_stage
+    from fedecider.running.stages import cached_stage
 
     (tmp_path / "cache").write_text("")
     with pytest.raises(ValueError, match="is no folder"):

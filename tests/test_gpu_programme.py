@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from slow import slow
 
+from fedecider.cross_silo.base_stages import distill_stage, pretrain_stage
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
-from fedecider.cross_silo.prepare import distill_stage, pretrain_stage
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.metrics import metrics_per_client

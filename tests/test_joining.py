@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "methods"))
 from toy_recommender import NAMES, toy_recommender, with_clients
 
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.entries import Fitting, System
+from fedecider.cross_silo.hybrids import Fitting, System
 from fedecider.cross_silo.joining import (
     as_trained,
     check_common,
@@ -31,7 +31,7 @@ from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.models.fused_linear import fused_layers
-from fedecider.report.analyses import cost_of_joining
+from fedecider.report.costs import cost_of_joining
 from fedecider.report.joining import joining_sentences, odd_sentences, of_one_item, unlike_ones
 
 COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")

@@ -10,7 +10,7 @@ import fedecider
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import save_domain
-from fedecider.running.run_folder import Stage
+from fedecider.running.stages import Stage
 
 TINY = {
     "num_rounds": 1,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from embedding_fr import setup
+from fedecider.cross_silo.base_stages import pretrain_stage
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.hyperparameter_selection import check_limits
-from fedecider.cross_silo.prepare import pretrain_stage
+from fedecider.cross_silo.feasibility import check_limits
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains

@@ -27,7 +27,7 @@ from fedecider.evaluation.protocols import rank_held_out
 from fedecider.evaluation.statistics import Interval
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import CANARY, ResultRow
-from fedecider.running.run_folder import Stage
+from fedecider.running.stages import Stage
 
 NAMES = ("crime", "comics")
 

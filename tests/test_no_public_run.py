@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from fedecider.cli.main import main as command
-from fedecider.cross_silo import prepare
+from fedecider.cross_silo import base_stages
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.domain import NO_EVENTS
 from fedecider.data.sample import sample_domains
@@ -47,7 +47,7 @@ def without_public(names=("crime", "comics")):
 @pytest.mark.parametrize("settings", [DECODER, SENTENCES], ids=["decoder", "sentences"])
 def test_an_epoch_is_one_synthetic_history_for_each_item(settings, tmp_path):
     domains = without_public()
-    made = prepare.begin(RunConfig(cache=str(tmp_path), pretrain=settings), domains, CPU)
+    made = base_stages.begin(RunConfig(cache=str(tmp_path), pretrain=settings), domains, CPU)
     num_items = sum(len(domain.item_keys) for domain in domains.values())
     assert num_samples(made.tasks) == num_items
     batches = list(train_batches(made.tasks, 64, torch.Generator().manual_seed(1)))
@@ -69,10 +69,10 @@ def test_what_leaves_nothing_to_learn_from_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"got no public user in crime, comics, expected some, .*synthetic_share above 0"
     ):
-        prepare.begin(RunConfig(cache=str(tmp_path), pretrain=none), domains, CPU)
+        base_stages.begin(RunConfig(cache=str(tmp_path), pretrain=none), domains, CPU)
     turns = dataclasses.replace(SENTENCES, ids="generator", alternating_phases=1)
     with pytest.raises(ValueError, match=r"expected some with alternating_phases 1"):
-        prepare.begin(RunConfig(cache=str(tmp_path), pretrain=turns), domains, CPU)
+        base_stages.begin(RunConfig(cache=str(tmp_path), pretrain=turns), domains, CPU)
 
 
 @pytest.mark.whole

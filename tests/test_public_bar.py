@@ -7,8 +7,8 @@ import public_bar
 import pytest
 import torch
 
+from fedecider.cross_silo.base_stages import begin
 from fedecider.cross_silo.command_line import make_settings
-from fedecider.cross_silo.prepare import begin
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domain
 from fedecider.evaluation.protocols import NUM_HELD_OUT, get_protocol

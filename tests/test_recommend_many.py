@@ -10,7 +10,8 @@ import pytest
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.models import loaded
-from fedecider.models.histories import Items, allowed_items
+from fedecider.models.allowed_items import allowed_items
+from fedecider.models.item_search import Items
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import NO_HISTORY_HYBRID
 

@@ -17,7 +17,7 @@ from slow import slow
 from fedecider.api import load
 from fedecider.baselines.counts import popularity
 from fedecider.cli.main import main as command
-from fedecider.cross_silo import item_ids, joining, prepare
+from fedecider.cross_silo import base_stages, item_ids, joining, prepare
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.prepare import load_data
@@ -117,7 +117,7 @@ def test_silos_start_as_their_domain_does(settings, tmp_path):
     """One tokenizer, one ID an item, one set of vectors, and public users that count once: nothing tells of silos."""
     config = RunConfig(cache=str(tmp_path), pretrain=settings)
     domains = {name: WHOLE[name] for name in ("crime", "comics")}
-    whole, silos = (prepare.begin(config, found, CPU) for found in (domains, SILOS))
+    whole, silos = (base_stages.begin(config, found, CPU) for found in (domains, SILOS))
     assert silos.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
     assert silos.vectors.keys() == whole.vectors.keys() == ({"crime", "comics"} if settings is DECODER else set())
     assert all(torch.equal(vector_ID, silos.vectors[name]) for name, vector_ID in whole.vectors.items())
@@ -149,8 +149,8 @@ def prompts_by_user(task, domain) -> dict[str, tuple]:
 
 def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, monkeypatch):
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
-    stage = prepare.pretrain_stage(config, SILOS, CPU, quiet=True)
-    assert prepare.pretrain_stage(config, SILOS, CPU).reused
+    stage = base_stages.pretrain_stage(config, SILOS, CPU, quiet=True)
+    assert base_stages.pretrain_stage(config, SILOS, CPU).reused
     sizes: list[int] = []
     monkeypatch.setattr(
         "fedecider.cross_silo.item_ids.nearest_items", lambda vector_ID: sizes.append(len(vector_ID)) or near(vector_ID)
@@ -169,7 +169,7 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
     assert [name for name, found in of_one.items() if found.neighbours is not None] == ["comics", "comics.2"]
     assert all(one.neighbours is None for one in load_ids(stage.folder, SILOS, DECODER, synthetic_of=()).values())
     assert sizes == [len(WHOLE["comics"].item_keys)]
-    student = prepare.distill_stage(config, stage, SILOS, CPU, quiet=True)
+    student = base_stages.distill_stage(config, stage, SILOS, CPU, quiet=True)
     report = json.loads((student.folder / "report.json").read_text())
     assert list(report["metrics"]["student"]) == list(SILOS)
 
@@ -177,7 +177,7 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
 def stage_1(config: RunConfig, cache: Path) -> dict[str, bytes]:
     """Weights, vectors and IDs that stage 1 leaves, built anew."""
     config = dataclasses.replace(config, cache=str(cache))
-    stage = prepare.pretrain_stage(config, load_data(config), CPU, quiet=True)
+    stage = base_stages.pretrain_stage(config, load_data(config), CPU, quiet=True)
     assert not stage.reused
     names = (
         "backbone/model.safetensors",
@@ -272,7 +272,7 @@ def test_rows_of_the_own_catalogue_are_all_that_travels(folder):
 def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     """Prompts of real tasks, with every token that they hold; else a change would be lost on its way."""
     config = RunConfig(cache=str(tmp_path), pretrain=DECODER)
-    made = prepare.begin(config, SILOS, CPU)
+    made = base_stages.begin(config, SILOS, CPU)
     tasks = item_ids.client_tasks(SILOS, made.ids, made.tokenizer, DECODER)
     training = LocalTraining(local_epochs=2, batch_size=16, learning_rate=0.01)
     model = attach_lora(made.model, LoraSettings(4, ("table", "attention")))

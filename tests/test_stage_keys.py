@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedecider.cross_silo import prepare
-from fedecider.cross_silo.prepare import distill_stage, pretrain_stage
+from fedecider.cross_silo.base_stages import distill_stage, pretrain_stage
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
-from fedecider.running.run_folder import Stage
+from fedecider.running.stages import Stage
 
 DOMAINS = sample_domains(["crime", "comics"], 0)
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import torch
 
 from distill.train import DistillConfig
 from fedecider.cross_silo import prepare
-from fedecider.cross_silo.prepare import distill_stage, kept_step, pretrain_stage
+from fedecider.cross_silo.base_stages import distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.federation.checksums import SUMS_FILE

@@ -3,7 +3,8 @@ from dataclasses import dataclass
 import pytest
 
 from fedecider.federation.checksums import SUMS_FILE
-from fedecider.running.run_folder import begun_folder, cached_stage, content_key
+from fedecider.running.plain import content_key
+from fedecider.running.stages import begun_folder, cached_stage
 
 
 @dataclass(frozen=True)

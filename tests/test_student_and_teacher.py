@@ -12,7 +12,7 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.entries import STUDENT, TEACHER, zero_shot
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.sample import sample_domains
-from fedecider.running.run_folder import Stage
+from fedecider.running.stages import Stage
 from fedecider.testing.llm_contract import tiny_t5
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fedecider.models.histories import Items
+from fedecider.models.item_search import Items
 
 TITLES = [
     "Burning Moon Investigations, Book 1: The Frozen Alibi",

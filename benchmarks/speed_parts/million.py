@@ -164,7 +164,7 @@ def rules(folder: Path, size: int) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     from fedecider.baselines.counts import DECAYED, TEXT_AND_COUNTS, heuristic_positions, text_votes
-    from fedecider.data.encoders import nearest_texts, unit_vectors
+    from fedecider.data.near_texts import nearest_texts, unit_vectors
     from fedecider.evaluation.metrics import mean_metrics
     from fedecider.evaluation.protocols import NUM_HELD_OUT
 

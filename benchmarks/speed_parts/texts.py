@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, heuristic_positions, text_votes
-from fedecider.cross_silo.entries import HYBRID_ROW, client_counts, hybrid_contexts
-from fedecider.data.encoders import nearest_texts, unit_vectors
+from fedecider.cross_silo.hybrids import HYBRID_ROW, client_counts, hybrid_contexts
+from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT

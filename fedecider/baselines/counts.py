@@ -19,7 +19,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.data.encoders import NearTexts, nearest_texts, unit_vectors
+from fedecider.data.near_texts import NearTexts, nearest_texts, unit_vectors
 from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
 
@@ -178,7 +178,7 @@ def text_neighbour_scores(
     """s(b | h) = sum_k max(0, cos(e_{h_k}, e_b))^3 / (k + 1), h_0 the newest item, e centred over the catalogue.
 
     ``vector_ID``: one vector per item text, of any length. Texts that are far from an item's own have one value for it,
-    their mean (`fedecider.data.encoders.nearest_texts`), and what all items have is left out. A near text counts much
+    their mean (`fedecider.data.near_texts.nearest_texts`), and what all items have is left out. A near text counts much
     more than two half-near ones.
     Source: nearest neighbours in text space, as in content-based recommendation; the exponent and the decay are ours,
     chosen on the validation items of three Amazon domains (movies, CDs, video games).

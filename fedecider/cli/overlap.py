@@ -22,9 +22,10 @@ from fedecider.data.overlap import (
 from fedecider.data.store import load_domains
 from fedecider.federation.record import write_json
 from fedecider.running.command import run
+from fedecider.running.damage import read_object
 from fedecider.running.options import parse, with_leading
 from fedecider.running.progress import console, log_line
-from fedecider.running.run_folder import check_output, read_object
+from fedecider.running.run_folder import check_output
 
 DESCRIPTION = (
     "Say what companies have in common before they join, without showing a key. Each writes its item keys and texts "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from fedecider.cross_silo.base_stages import pretrain_stage
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.prepare import load_data, pretrain_stage
+from fedecider.cross_silo.prepare import load_data
 from fedecider.running.command import run
 from fedecider.running.launch import start
 from fedecider.running.progress import console

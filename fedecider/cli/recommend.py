@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedecider.bounds import dataclass
-from fedecider.models.histories import Answer, check_k
+from fedecider.models.answers import Answer, check_k
 from fedecider.models.source import popular_items
 from fedecider.running.command import run
 from fedecider.running.machine import checked_device

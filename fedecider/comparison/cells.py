@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedecider.federation.record import read_json, write_json
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import cached_stage
+from fedecider.running.stages import cached_stage
 
 
 class KeptCell(NamedTuple):

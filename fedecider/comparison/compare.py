@@ -27,7 +27,7 @@ from fedecider.engine.track import Track
 from fedecider.evaluation.statistics import Comparison as PairedTest
 from fedecider.evaluation.statistics import Persons, compare_table, shared_persons
 from fedecider.federation.streams import stream
-from fedecider.report.analyses import mean_bytes, near_round
+from fedecider.report.costs import mean_bytes, near_round
 from fedecider.report.tables import CANARY, COMPARED, ResultRow, result_rows, shown_domains
 from fedecider.running.progress import log_line
 from fedecider.search_space import Setting

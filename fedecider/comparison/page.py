@@ -31,7 +31,7 @@ from fedecider.report.tables import (
     rows_data,
     shown_domains,
 )
-from fedecider.running.run_folder import as_plain
+from fedecider.running.plain import as_plain
 
 SETTING_HEADER = ("row", "method", "kind", "protocols", "setting", "tried on validation (ndcg@10, seed 0)")
 COST_HEADER = ("up, KB", "down, KB", "best round", "last round", "first within 1 % of the best")

@@ -19,9 +19,10 @@ from fedecider.federation.callbacks import Checkpoints, RoundCallback, recording
 from fedecider.federation.record import CannotResume, Recorder, write_text
 from fedecider.report.tables import markdown_grid
 from fedecider.running.launch import Launch
+from fedecider.running.plain import as_plain
 from fedecider.running.progress import log_line, round_progress
 from fedecider.running.rounds import checked_run, opened_together
-from fedecider.running.run_folder import as_plain, default_name, fingerprint
+from fedecider.running.run_folder import default_name, fingerprint
 from fedecider.search_space import Setting, Space
 
 NOT_KEPT = ("output", "resume", "tracker")

@@ -18,22 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.audit.attacks import (
-    STATISTICS,
-    AuditConfig,
-    AuditRow,
-    Outcome,
-    Questions,
-    Scored,
-    auc,
-    chosen_on_others,
-    epsilon_of,
-    finished,
-    interval_over_users,
-    questions_about,
-    true_positives,
-    user_scores,
-)
+from fedecider.audit.attacks import AuditConfig, AuditRow, Outcome, epsilon_of, finished
+from fedecider.audit.membership import STATISTICS, Questions, questions_about, user_scores
+from fedecider.audit.separation import Scored, auc, chosen_on_others, interval_over_users, true_positives
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.prepare import (
     build_base_artifacts,
@@ -59,7 +46,7 @@ from fedecider.models.adapters import module_names, stack_trees
 from fedecider.models.client_model import ClientModel
 from fedecider.models.directions import normalise, update_norms
 from fedecider.models.export import load_adapter
-from fedecider.report.analyses import mean_bytes
+from fedecider.report.costs import mean_bytes
 from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, fingerprint
 from idgen.backbone import load_backbone

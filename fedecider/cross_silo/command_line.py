@@ -176,7 +176,8 @@ def recorded_settings(run: Path, data: str = "") -> Settings:
     from fedecider.cross_silo.hyperparameter_selection import as_taken
     from fedecider.cross_silo.joining import as_trained
     from fedecider.models.folders import read_llm_run
-    from fedecider.running.run_folder import RunFolder, damage_names
+    from fedecider.running.damage import damage_names
+    from fedecider.running.run_folder import RunFolder
 
     path, record = RunFolder(run).record, read_llm_run(run)
     config = record["config"]

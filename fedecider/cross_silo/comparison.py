@@ -31,14 +31,9 @@ from fedecider.comparison import compare
 from fedecider.comparison.search import ONE_SETTING, search_of, setting_text
 from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.command_line import make_settings
-from fedecider.cross_silo.entries import (
-    HYBRID_ROW,
-    OWN_HYBRID_ROW,
-    STUDENT,
-    TEACHER,
-    with_hybrid,
-)
+from fedecider.cross_silo.entries import STUDENT, TEACHER
 from fedecider.cross_silo.federate import beside_data, file_settings
+from fedecider.cross_silo.hybrids import HYBRID_ROW, OWN_HYBRID_ROW, with_hybrid
 from fedecider.cross_silo.page import example_sections
 from fedecider.cross_silo.prepare import Settings, load_data
 from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT, own_baseline, sasrec
@@ -54,7 +49,7 @@ from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import colours_of
 from fedecider.report.page import Section
 from fedecider.report.tables import CANARY, variant_of
-from fedecider.running import run_folder
+from fedecider.running import damage, plain, run_folder
 from fedecider.running.progress import log_line
 from fedecider.running.settings_files import PACKAGE, load_config, write_settings
 from fedecider.search_space import Setting
@@ -273,13 +268,13 @@ def _build_stages(config: CompareConfig, runs: Sequence[Run]) -> None:
     Raises:
         ValueError: none could be built, such as where the folder of a pretrained model is missing.
     """
-    stages = {}
+    first_runs = {}
     for one in runs:
         run = one.settings.run
-        stages[run.seed, run_folder.content_key([run.pretrain, run.distill])] = one
+        first_runs[run.seed, plain.content_key([run.pretrain, run.distill])] = one
     with ThreadPoolExecutor(config.num_jobs) as pool:
-        problems = list(pool.map(partial(_call, "distill"), stages.values()))
-    for (seed, _), problem in zip(stages, problems, strict=True):
+        problems = list(pool.map(partial(_call, "distill"), first_runs.values()))
+    for (seed, _), problem in zip(first_runs, problems, strict=True):
         log_line(f"shared stages, seed {seed}: {f'failed: {problem}' if problem else 'done'}")
     if problems and all(problems):
         raise ValueError(f"got no shared stages, expected those of a seed at least: {problems[0]}")
@@ -333,7 +328,7 @@ def cell_of(label: str, method: str, root: Path) -> compare.Cell:
         ValueError: a file is damaged.
     """
     result = RunResult.read(root)
-    with run_folder.damage_names(run_folder.RunFolder(root).metrics):
+    with damage.damage_names(run_folder.RunFolder(root).metrics):
         hybrids = {with_hybrid(method, one): with_hybrid(label, one) for one in (HYBRID_ROW, OWN_HYBRID_ROW)}
         rows = {result.reported: label, **{name: one for name, one in hybrids.items() if name in result.test}}
         means = result.valid_means("ndcg@10")
@@ -379,7 +374,7 @@ def _examples(config: CompareConfig, table: compare.Table, best: str | None) -> 
     chosen = next((row.entry.label for row in table.rows if best in row.labels), next(iter(files)))
     other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
     return example_sections(
-        {label: run_folder.read_object(files[label]) for label in (chosen, *other) if files[label].is_file()}
+        {label: damage.read_object(files[label]) for label in (chosen, *other) if files[label].is_file()}
     )
 
 

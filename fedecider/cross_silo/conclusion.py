@@ -6,12 +6,13 @@ from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from fedecider.baselines.counts import UNTRAINED
-from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, LOCAL, OWN_HYBRID_ROW, STUDENT, with_hybrid
+from fedecider.cross_silo.entries import STUDENT
+from fedecider.cross_silo.hybrids import HYBRID_ROW, KEPT, LOCAL, OWN_HYBRID_ROW, with_hybrid
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.report.analyses import cost_of_joining
 from fedecider.report.conclusion import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion
+from fedecider.report.costs import cost_of_joining
 from fedecider.report.joining import joining_sentences, without_sentences
 from fedecider.report.page import Conclusion
 from fedecider.report.tables import CANARY

@@ -23,15 +23,9 @@ from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.state import RunState, load_state
 from fedecider.methods.beside import PREFIX
 from fedecider.running.launch import Launch
+from fedecider.running.plain import as_plain
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import (
-    RunFolder,
-    as_plain,
-    changed_settings,
-    fingerprint,
-    read_run,
-    refuse_site,
-)
+from fedecider.running.run_folder import RunFolder, changed_settings, fingerprint, read_run, refuse_site
 
 SAME = (
     "method",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from fedecider.cross_silo.entries import ModelOf, Positions, System
+from fedecider.cross_silo.entries import ModelOf, Positions
+from fedecider.cross_silo.hybrids import System
 from fedecider.cross_silo.joining import AloneOf, Keeps
-from fedecider.cross_silo.prepare import BaseArtifacts, Scales, reported_model
+from fedecider.cross_silo.prepare import BaseArtifacts
+from fedecider.cross_silo.reported import Scales, reported_model
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.result import RunResult
 from fedecider.engine.run import Rounds
@@ -38,7 +40,7 @@ class Ended(NamedTuple):
     variant: Callable[[str, str], Positions]
     """variant, split -> positions; with several processes all of them ask."""
     others: Mapping[str, Counts] | None = None
-    """See `fedecider.cross_silo.entries.client_counts`."""
+    """See `fedecider.cross_silo.hybrids.client_counts`."""
 
 
 class Outcome(NamedTuple):

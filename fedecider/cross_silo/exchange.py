@@ -17,7 +17,7 @@ from fedecider.methods.entries import FusionWeights
 from fedecider.methods.rows import common_rows, travelling_rows
 from fedecider.models.adapters import num_scalars
 from fedecider.models.directions import EPSILON
-from fedecider.report.analyses import WAYS, message_bytes, total_bytes
+from fedecider.report.costs import WAYS, message_bytes, total_bytes
 
 Records = Sequence[Mapping[str, Any]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecider.cross_silo.ended import Ended, Outcome
-from fedecider.cross_silo.entries import KEPT, save_hybrids
+from fedecider.cross_silo.hybrids import KEPT, save_hybrids
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain

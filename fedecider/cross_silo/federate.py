@@ -15,8 +15,9 @@ from fedecider.comparison.tune import Tunable
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.continued import continued, going_on
 from fedecider.cross_silo.ended import ended
-from fedecider.cross_silo.entries import reserved_labels
-from fedecider.cross_silo.hyperparameter_selection import check_limits, check_uploads, keep, select
+from fedecider.cross_silo.feasibility import check_limits, check_uploads
+from fedecider.cross_silo.hybrids import reserved_labels
+from fedecider.cross_silo.hyperparameter_selection import keep, select
 from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
 from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, load_data, make_recommender
 from fedecider.cross_silo.privacy import check_privacy, check_shared_noise, privacy_data
@@ -41,8 +42,9 @@ from fedecider.methods.entries import RATES, TRAINING_SPACE
 from fedecider.methods.rows import Rows, summed_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
+from fedecider.running.plain import as_plain, content_key
 from fedecider.running.progress import log_line, stage
-from fedecider.running.run_folder import PLACES, RunFolder, as_plain, content_key
+from fedecider.running.run_folder import PLACES, RunFolder
 
 
 def load(settings: Settings, launch: Launch) -> Experiment:

@@ -18,23 +18,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedecider.cross_silo.prepare import BaseArtifacts, calibration, make_recommender
+from fedecider.cross_silo.prepare import BaseArtifacts, make_recommender
 from fedecider.cross_silo.settings import RunConfig, Settings
-from fedecider.data.domain import Domain
-from fedecider.evaluation.metrics import CUTOFFS, user_metrics
-from fedecider.evaluation.protocols import train_part
+from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.statistics import clearly_best
-from fedecider.federation.cohort import cohort_size
 from fedecider.federation.record import plain, read_json, write_json
 from fedecider.methods import METHODS
 from fedecider.methods.centralised import pooled_models
 from fedecider.methods.config import LocalTraining
 from fedecider.methods.local_training import train_locally
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import Launch
 from fedecider.running.options import from_plain
+from fedecider.running.plain import as_plain
 from fedecider.running.progress import log_line, progress
-from fedecider.running.run_folder import RunFolder, as_plain, cached_stage, damage_names, read_object
-from idgen.backbone import known_width
+from fedecider.running.run_folder import RunFolder
+from fedecider.running.stages import cached_stage
 
 METRIC = "ndcg@10"
 ROUNDS = 2
@@ -196,67 +195,3 @@ def _inputs(
         "samples": as_plain(run.pretrain.samples),
         "device": launch.device.type,
     }
-
-
-# Settings that would fill the machine or cannot be run, told before a run of the cross-silo track writes anything.
-
-
-def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
-    """``ValueError`` as `check_sizes`, and for clients with nothing to train on, or with nobody to fit the weights of a
-    hybrid on."""
-    check_sizes(settings, domains)
-    for name, domain in domains.items():
-        if not any(len(train_part(sequence)) > 1 for sequence in domain.clients.sequences):
-            raise ValueError(
-                f"got no user of {name} with two training events, expected one at least: there is nothing to train on. "
-                "Prepare the data with a larger min_length"
-            )
-        if settings.run.hybrid.kind != "none":
-            try:
-                calibration(domain, settings.run.seed)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
-
-
-def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:
-    """``ValueError`` for more beams than items or too few for the metrics, and adapters of a larger rank than the
-    layers they adapt. No user is looked at."""
-    if not settings.run.pretrain.has_one_token_ids:
-        _check_beams(settings.ranking.num_beams, max(len(domain.item_keys) for domain in domains.values()))
-    width = known_width(settings.run.pretrain.backbone)
-    if width is not None and settings.run.lora_rank > width:
-        raise ValueError(
-            f"got lora_rank {settings.run.lora_rank}, expected at most {width}, the width of the backbone: a layer has "
-            "no larger rank"
-        )
-
-
-def check_uploads(settings: Settings, num_clients: int) -> None:
-    """``ValueError`` for settings that the method's server, or a cohort of this size, cannot do."""
-    run, method = settings.run, METHODS[settings.run.method]
-    mean = "secure_sum" if run.secure_sum else f"robust_mean {run.robust_mean}" if run.robust_mean != "mean" else ""
-    if mean and not method.takes_mean:
-        raise ValueError(
-            f"got {mean} with {run.method}, whose server takes no mean over clients, expected a method that averages, "
-            "or secure_sum false and robust_mean mean"
-        )
-    size = cohort_size(num_clients, run.participation)
-    if run.secure_sum and size < 2:
-        raise ValueError(
-            f"got secure_sum with a cohort of {size} of {num_clients} clients, expected two or more: a sum of one "
-            "hides nothing. Raise participation, or set secure_sum false"
-        )
-    if method.pooled and run.participation < 1.0:
-        raise ValueError(
-            f"got participation {run.participation} with {run.method}, expected 1: it trains on everybody's data in "
-            "every round"
-        )
-
-
-def _check_beams(num_beams: int, num_items: int) -> None:
-    """``num_items``: of the largest catalogue."""
-    if num_beams > num_items:
-        raise ValueError(f"got num_beams {num_beams}, expected at most {num_items}, the items of the largest catalogue")
-    least = min(max(CUTOFFS), num_items)
-    if num_beams < least:
-        raise ValueError(f"got num_beams {num_beams}, expected at least {least}: hit@{max(CUTOFFS)} is reported")

@@ -17,8 +17,8 @@ from fedecider.data.domain import Domain
 from fedecider.data.sellers import by_catalogue
 from fedecider.federation.record import write_json
 from fedecider.models.item_texts import rows_of
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import progress
-from fedecider.running.run_folder import damage_names, read_object
 from idgen.id_generator import IDGenerator, make_item_ids
 from idgen.item_ids import ItemIds, phrase_item_ids
 from idgen.semantic_ids import semantic_item_ids

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedecider.cross_silo.entries import KEPT, LOCAL, Fitting, ModelOf, Positions, System, every_hybrid
+from fedecider.cross_silo.entries import ModelOf, Positions
+from fedecider.cross_silo.hybrids import KEPT, LOCAL, Fitting, System, every_hybrid
 from fedecider.cross_silo.hyperparameter_selection import choices as selectable
-from fedecider.cross_silo.prepare import chosen_scale
+from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, Events, clients_of
 from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence, unlike_keys

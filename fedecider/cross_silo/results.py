@@ -10,11 +10,14 @@ from typing import Any
 from fedecider.baselines.counts import UNTRAINED
 from fedecider.baselines.own import own_baselines
 from fedecider.cross_silo import entries as of_entries
+from fedecider.cross_silo import examples, hybrids
+from fedecider.cross_silo.base_stages import kept_step
 from fedecider.cross_silo.conclusion import joining_lines, run_conclusion, sources_of, subject_of, without_exchange
 from fedecider.cross_silo.ended import Ended, Outcome
-from fedecider.cross_silo.entries import KEPT, LOCAL, TEACHER, Fitting, Positions, System, every_hybrid, with_hybrid
+from fedecider.cross_silo.entries import TEACHER, Positions
 from fedecider.cross_silo.exchange import added_by, communication, fusion_weights
 from fedecider.cross_silo.export import export
+from fedecider.cross_silo.hybrids import KEPT, LOCAL, Fitting, System, every_hybrid, with_hybrid
 from fedecider.cross_silo.hyperparameter_selection import selection_text
 from fedecider.cross_silo.joining import (
     Keeps,
@@ -25,8 +28,8 @@ from fedecider.cross_silo.joining import (
     may_choose,
 )
 from fedecider.cross_silo.page import run_page
-from fedecider.cross_silo.prepare import Scales, chosen_scale, kept_step
 from fedecider.cross_silo.privacy import privacy_data, privacy_notes
+from fedecider.cross_silo.reported import Scales, chosen_scale
 from fedecider.data.encoders import encoder_label
 from fedecider.engine.finish import finish, per_user_records
 from fedecider.engine.result import RunResult
@@ -39,9 +42,10 @@ from fedecider.methods import METHODS
 from fedecider.models.client_model import ClientModel
 from fedecider.report import tables
 from fedecider.report.tables import CANARY, COMPARED, ResultRow, ResultTable, rows_data
+from fedecider.running.damage import read_object
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line, progress
-from fedecider.running.run_folder import RunFolder, read_object, read_run
+from fedecider.running.run_folder import RunFolder, read_run
 from idgen.item_scores import ranks_all
 
 SPLITS = ("test", "valid")
@@ -125,7 +129,7 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
     if settings.run.share_grid != [1.0]:
         metrics["update_scales"] = dict(scales)
     if kept.hybrids is not None:
-        metrics["hybrid"] = of_entries.hybrids_data(kept.hybrids)
+        metrics["hybrid"] = hybrids.hybrids_data(kept.hybrids)
     if run.alone is not None:
         events = checked_events(domains, {name: texts[name].unit_ID for name in domains})
         subject = with_hybrid(run.method.name) if mixes else metrics["reported"]
@@ -146,7 +150,7 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
         communication=traffic,
         fusion_weights=fusion_weights(run, added, known.rounds) if fuses and known.rounds else {},
         cards={name: domain.card for name, domain in run.artifacts.everyone.items()},
-        examples={name: of_entries.decode_examples(kept.model_of(name), domain) for name, domain in domains.items()},
+        examples={name: examples.decode_examples(kept.model_of(name), domain) for name, domain in domains.items()},
     )
     return Outcome(result, kept, keeps, scales, added)
 

@@ -20,7 +20,7 @@ from fedecider.data.sellers import once_each
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
 from fedecider.models.item_texts import encoded_texts, encoder_digest
-from fedecider.running.run_folder import as_plain
+from fedecider.running.plain import as_plain
 from fedecider.search_space import Setting
 from idgen.text_vectors import item_vectors
 

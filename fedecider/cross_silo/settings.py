@@ -270,7 +270,7 @@ class Settings(NamedTuple):
     def as_record(self) -> dict[str, Any]:
         """By block, and ``package`` where an installed package brings the method."""
         from fedecider.methods import METHODS
-        from fedecider.running.run_folder import as_plain
+        from fedecider.running.plain import as_plain
 
         blocks = {name: as_plain(value) for name, value in self._asdict().items()}
         return {**blocks, **METHODS.as_record(self.run.method)}

@@ -14,16 +14,12 @@ from typing import Any
 from fedecider.audit.attacks import finished
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.ended import ended
-from fedecider.cross_silo.entries import Fitting, Positions, item_texts_of, with_hybrid
+from fedecider.cross_silo.entries import Positions, item_texts_of
 from fedecider.cross_silo.federate import prepare_rounds
+from fedecider.cross_silo.hybrids import Fitting, with_hybrid
 from fedecider.cross_silo.joining import system_of
-from fedecider.cross_silo.prepare import (
-    BaseArtifacts,
-    build_base_artifacts,
-    check_same_student,
-    chosen_scale,
-    data_of_run,
-)
+from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, check_same_student, data_of_run
+from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.result import RunResult
 from fedecider.engine.run import train

@@ -31,10 +31,11 @@ from fedecider.deployment.run import WIRE_FILE
 from fedecider.engine.command_line import read_command
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.report.joining import joining_of_sites, joining_sentences
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import start as launched
 from fedecider.running.options import HELP_ALL
 from fedecider.running.progress import console, log_line
-from fedecider.running.run_folder import RunFolder, check_output, damage_names, read_object, read_run
+from fedecider.running.run_folder import RunFolder, check_output, read_run
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
 PORTS = (8002, 8003)

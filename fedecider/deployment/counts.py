@@ -26,7 +26,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.cross_silo.entries import catalogue_groups, own_counts
+from fedecider.cross_silo.hybrids import catalogue_groups, own_counts
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Channel, Message, pack, unpack
@@ -36,7 +36,7 @@ from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
 from fedecider.models import counts
 from fedecider.models.hybrid import HybridConfig
-from fedecider.running.run_folder import read_object
+from fedecider.running.damage import read_object
 
 KEYS, SHARES, PART, UNMASK, SUM = "count_keys", "count_shares", "counts", "count_unmask", "count_sum"
 COUNT_KINDS = (KEYS, SHARES, PART, UNMASK, SUM)

@@ -13,18 +13,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedecider.cross_silo import prepare
+from fedecider.cross_silo import base_stages, prepare, reported
 from fedecider.cross_silo.command_line import settings_from_plain
 from fedecider.cross_silo.conclusion import joining_lines
 from fedecider.cross_silo.ended import Ended
-from fedecider.cross_silo.entries import KEPT, Positions
-from fedecider.cross_silo.hyperparameter_selection import check_sizes, check_uploads
+from fedecider.cross_silo.entries import Positions
+from fedecider.cross_silo.feasibility import check_sizes, check_uploads
+from fedecider.cross_silo.hybrids import KEPT
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
 from fedecider.cross_silo.privacy import check_privacy, privacy_data
 from fedecider.cross_silo.results import evaluate, variant_entries, write_outcome
 from fedecider.data.domain import Domain
-from fedecider.data.encoders import chosen_encoder, unit_vectors
+from fedecider.data.encoders import chosen_encoder
+from fedecider.data.near_texts import unit_vectors
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
@@ -52,7 +54,8 @@ from fedecider.models.versions import drop_versions
 from fedecider.report.joining import difference_row, odd_sentences
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import SITE, SITE_LOGS, RunFolder, only_stage, provenance, recorded
+from fedecider.running.run_folder import SITE, SITE_LOGS, RunFolder, provenance, recorded
+from fedecider.running.stages import only_stage
 
 _TELLING = ("report.json", "inputs.json", SUMS_FILE)
 
@@ -109,7 +112,7 @@ def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared
     def build(folder: Path, device: torch.device, quiet: bool) -> Mapping[str, Any]:
         save_domains(known, folder / "public")
         run = _placed(settings, folder).run
-        prepare.distill_stage(run, prepare.pretrain_stage(run, known, device, quiet), known, device, quiet)
+        base_stages.distill_stage(run, base_stages.pretrain_stage(run, known, device, quiet), known, device, quiet)
         encoded_texts(known, run.pretrain.text_encoder, run.cache)
         cache = folder / "cache"  # of the stages all but reports, which tell seconds, and places
         files = sorted(path for path in cache.rglob("*") if path.is_file() and path.name not in _TELLING)
@@ -284,7 +287,7 @@ class _End(NamedTuple):
         block, own = Block(torch.tensor([self.client]), None), take_row(state.best_local, 0)
 
         def joined(name: str) -> ClientModel:
-            return prepare.model_from(settings, method, models, received(download, 0), own, self.client)
+            return reported.model_from(settings, method, models, received(download, 0), own, self.client)
 
         def alone(name: str) -> tuple[ClientModel, float]:
             last = take_row(state.local, 0)

@@ -27,10 +27,12 @@ from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.record import write_json
 from fedecider.federation.state import RunState
+from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import Launch
 from fedecider.running.options import from_plain
+from fedecider.running.plain import content_key
 from fedecider.running.progress import log_line
-from fedecider.running.run_folder import check_output, content_key, damage_names, identity, read_object, recorded
+from fedecider.running.run_folder import check_output, identity, recorded
 from fedecider.running.settings_files import load_yaml
 
 FORMAT = 2

@@ -19,7 +19,8 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.federation.callbacks import Checkpoints
 from fedecider.federation.record import Recorder, read_records, write_json
 from fedecider.running.launch import Launch
-from fedecider.running.run_folder import as_plain, opened_run, provenance, read_run
+from fedecider.running.plain import as_plain
+from fedecider.running.run_folder import opened_run, provenance, read_run
 
 WIRE_FILE = "wire.json"
 

@@ -32,7 +32,8 @@ from fedecider.federation.rounds import Pack
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, download_at, joined
-from fedecider.running.run_folder import SITE_LOGS, read_object
+from fedecider.running.damage import read_object
+from fedecider.running.run_folder import SITE_LOGS
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import UserPositions, read_per_user
 from fedecider.federation.record import read_records
-from fedecider.running import run_folder
+from fedecider.running import damage, run_folder
 
 CARDS_FILE, EXAMPLES_FILE = "data_cards.json", "examples.json"
 
@@ -69,7 +69,7 @@ class RunResult:
             )
         metrics = run_folder.read_metrics(folder)
         is_site = run_folder.SITE in record and not folder.rounds.is_file()
-        with run_folder.damage_names(logged := folder.root / run_folder.SITE_LOGS if is_site else folder.rounds):
+        with damage.damage_names(logged := folder.root / run_folder.SITE_LOGS if is_site else folder.rounds):
             logs = read_records(logged)
         further = {
             "communication": folder.communication,
@@ -79,7 +79,7 @@ class RunResult:
             "audit": folder.audit,
             "selection": folder.selection,
         }
-        found = {name: run_folder.read_object(path) for name, path in further.items() if path.is_file()}
+        found = {name: damage.read_object(path) for name, path in further.items() if path.is_file()}
         return cls(record, metrics, [] if is_site else logs, logs, lambda: read_per_user(folder.per_user), **found)
 
     @property

@@ -22,8 +22,9 @@ from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.state import RunState
 from fedecider.running import rounds as around
 from fedecider.running.launch import Launch, start
+from fedecider.running.plain import content_key
 from fedecider.running.progress import quiet, round_progress, stage, timed_run, write_seconds
-from fedecider.running.run_folder import RunFolder, content_key, fingerprint, forget_unstarted
+from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
 from fedecider.running.settings_files import write_settings
 
 

@@ -44,16 +44,18 @@ from fedecider.federation.rounds import Clients, RoundSettings, evaluate_variant
 from fedecider.federation.state import RunState
 from fedecider.id_based import METHODS
 from fedecider.id_based.clients import IdClients, id_clients
-from fedecider.report.analyses import median_seconds, participations, total_bytes
+from fedecider.report.costs import median_seconds, participations, total_bytes
 from fedecider.report.tables import (
     result_rows,
     rows_data,
     shown_domains,
     variant_labels,
 )
+from fedecider.running.damage import damage_names
 from fedecider.running.launch import Launch
 from fedecider.running.options import Schema, field_names, from_plain, merged, nested
-from fedecider.running.run_folder import RunFolder, as_plain, check_output, damage_names, read_run
+from fedecider.running.plain import as_plain
+from fedecider.running.run_folder import RunFolder, check_output, read_run
 from fedecider.search_space import Setting
 
 

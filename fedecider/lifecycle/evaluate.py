@@ -10,14 +10,15 @@ from typing import Literal, NamedTuple
 import torch
 
 from fedecider.bounds import NotNegative, dataclass
+from fedecider.cross_silo.base_stages import pretrain_stage
 from fedecider.cross_silo.continued import stage_run
-from fedecider.cross_silo.entries import HYBRID_ROW, KEPT, with_hybrid
+from fedecider.cross_silo.hybrids import HYBRID_ROW, KEPT, with_hybrid
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
-from fedecider.cross_silo.prepare import data_of_run, load_data, pretrain_stage
+from fedecider.cross_silo.prepare import data_of_run, load_data
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import clients_of
-from fedecider.data.encoders import nearest_texts
-from fedecider.engine.result import RunResult, damage_is_bad_input
+from fedecider.data.near_texts import nearest_texts
+from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.models.client_model import Base, ClientModel, Mixtures, client_of
@@ -26,7 +27,9 @@ from fedecider.models.folders import read_llm_run, verify_manifest
 from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
-from fedecider.running.run_folder import SITE, RunFolder, only_stage
+from fedecider.running.damage import damage_names
+from fedecider.running.run_folder import SITE, RunFolder
+from fedecider.running.stages import only_stage
 from idgen.backbone import load_backbone
 from idgen.ranking import RankingContext
 from idgen.tasks import Split
@@ -119,7 +122,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
 
 def _recorded(result: RunResult, run: Path, domain: str, row: str) -> dict[str, float]:
     """Test metrics of a row, or where it is empty of the model that was handed over."""
-    with damage_is_bad_input(run):
+    with damage_names(RunFolder(run).metrics):
         rows = result.figures[domain]["test"]
         values = rows[row] if row else rows.get(KEPT, rows[result.reported])
         metrics = {metric: float(value["mean"]) for metric, value in values.items()}

@@ -16,7 +16,8 @@ from fedecider.models.hybrid import SETTINGS_FILE
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.models.versions import add_version, changing, folder_of, home_of, in_force, read_versions
-from fedecider.running.run_folder import RunFolder, read_object, read_run
+from fedecider.running.damage import read_object
+from fedecider.running.run_folder import RunFolder, read_run
 
 TELLING = ("examples.json", "report.html", "per_user.parquet")
 """Files of a run that may name a customer."""

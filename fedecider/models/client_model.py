@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.data.encoders import NearTexts
+from fedecider.data.near_texts import NearTexts
 from fedecider.evaluation.metrics import NOT_RANKED, catalogue_positions
 from fedecider.federation.processes import Processes
 from fedecider.federation.streams import stream

@@ -24,7 +24,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.data.encoders import NearTexts
+from fedecider.data.near_texts import NearTexts
 from fedecider.evaluation.protocols import NUM_HELD_OUT, history, target, train_part
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.secure_rounds import protocol_bytes, simulated

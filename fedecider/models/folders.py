@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 from fedecider.data.store import file_sha256
 from fedecider.federation.record import read_json, write_json
+from fedecider.running.damage import damage_names, damaged, read_object
 from fedecider.running.options import from_plain
-from fedecider.running.run_folder import RunFolder, as_plain, damage_names, damaged, read_object, read_run
+from fedecider.running.plain import as_plain
+from fedecider.running.run_folder import RunFolder, read_run
 from idgen.config import Quantize, SampleConfig
 from idgen.ranking_config import RankingConfig
 

@@ -31,14 +31,14 @@ import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from fedecider.data.encoders import NearTexts, nearest_texts
+from fedecider.data.near_texts import NearTexts, nearest_texts
 from fedecider.evaluation.metrics import NOT_RANKED, user_metrics
 from fedecider.evaluation.statistics import clearly_best
 from fedecider.federation.record import plain, write_json
 from fedecider.models import counts as experts
 from fedecider.models.config import HybridConfig
 from fedecider.models.counts import Contexts, Counts
-from fedecider.running.run_folder import check_tensors, damage_names, read_object
+from fedecider.running.damage import check_tensors, damage_names, read_object
 
 # Settings of the private part of the hybrid.
 

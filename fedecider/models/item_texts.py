@@ -22,8 +22,10 @@ from torch import Tensor
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import chosen_encoder, encoder_label, is_fitted, load_encoder
 from fedecider.data.sellers import by_catalogue
+from fedecider.running.damage import check_tensors, damage_names
+from fedecider.running.plain import content_key
 from fedecider.running.progress import progress, stage
-from fedecider.running.run_folder import cached_stage, check_tensors, content_key, damage_names, file_digest
+from fedecider.running.stages import cached_stage, file_digest
 from idgen.semantic_ids import Codebook
 from idgen.text_vectors import TextProjection
 

@@ -20,7 +20,8 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
-from fedecider.running.run_folder import RunFolder, check_output, damaged, read_run
+from fedecider.running.damage import damaged
+from fedecider.running.run_folder import RunFolder, check_output, read_run
 
 HISTORIES_FILE = "histories.parquet"
 """In a company's private folder, where an update left them."""

@@ -14,15 +14,16 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.data.encoders import NearTexts
+from fedecider.data.near_texts import NearTexts
+from fedecider.models.answers import Scored
 from fedecider.models.client_model import model_scores
 from fedecider.models.counts import new_contexts
 from fedecider.models.export import load_adapter
-from fedecider.models.histories import Items, Scored
 from fedecider.models.hybrid import Histories, Hybrid, ModelScores, load_hybrid, rank
+from fedecider.models.item_search import Items
 from fedecider.models.item_table import ITEM_FILE, ItemTable
 from fedecider.models.source import Place, Source
-from fedecider.running.run_folder import damage_names
+from fedecider.running.damage import damage_names
 from idgen.decode import constrained_beam_search, stable_topk
 from idgen.item_ids import ItemIds
 from idgen.ranking import RankingContext

@@ -17,7 +17,8 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from fedecider.data.encoders import load_encoder, unit_vectors
+from fedecider.data.encoders import load_encoder
+from fedecider.data.near_texts import unit_vectors
 from fedecider.models.hybrid import Hybrid, with_items
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import CODEBOOK_FILE, PROJECTION_FILE, encoder_digest, load_codebook, load_projection

@@ -16,23 +16,12 @@ from typing import Any, NamedTuple, overload
 import torch
 from peft import PeftModel
 
-from fedecider.data.encoders import NearTexts, nearest_texts
-from fedecider.models.histories import (
-    Allowed,
-    Answer,
-    History,
-    HistoryItem,
-    Items,
-    Resolved,
-    Scored,
-    allowed_items,
-    as_histories,
-    check_k,
-    exact_history,
-    recommendations,
-    resolve_history,
-)
+from fedecider.data.near_texts import NearTexts, nearest_texts
+from fedecider.models.allowed_items import Allowed, allowed_items
+from fedecider.models.answers import Answer, HistoryItem, Scored, check_k, recommendations
+from fedecider.models.histories import History, as_histories, exact_history, resolve_history
 from fedecider.models.hybrid import Hybrid
+from fedecider.models.item_search import Items, Resolved
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import (
     Loaded,

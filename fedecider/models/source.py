@@ -15,12 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedecider.models import folders
+from fedecider.models.answers import Answer, Scored, check_k, recommendations
 from fedecider.models.counts import popularity_probs
-from fedecider.models.histories import Answer, Scored, check_k, recommendations
 from fedecider.models.hybrid import Hybrid, load_hybrid
 from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, WEIGHTS_FILE, read_item_ids
 from fedecider.models.versions import in_force
-from fedecider.running.run_folder import RunFolder, read_object
+from fedecider.running.damage import read_object
+from fedecider.running.run_folder import RunFolder
 
 BACKBONE_FOLDER = "backbone"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, folders.INFERENCE_FILE)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.federation.record import read_object, write_json, write_text
-from fedecider.running.run_folder import RunFolder, damage_names, locked
+from fedecider.running.damage import damage_names
+from fedecider.running.run_folder import RunFolder, locked
 
 FOLDER, CURRENT, RECORD = "versions", "current", "version.json"
 SCRATCH = ".*.tmp"

@@ -22,7 +22,7 @@ NAMED = 6
 
 
 def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None = None) -> list[str]:
-    """From ``joining`` of ``metrics.json`` and `fedecider.report.analyses.cost_of_joining`; nothing where it is empty.
+    """From ``joining`` of ``metrics.json`` and `fedecider.report.costs.cost_of_joining`; nothing where it is empty.
 
     Raises:
         KeyError: it lacks something.

@@ -1,198 +1,24 @@
-"""The folder of a run, its record, and the stages that runs share."""
+"""The folder of one run: its name, what is written into it, and everything needed to repeat it."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import importlib.metadata
-import json
 import math
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
 
-from fedecider.federation import record
-from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
 from fedecider.federation.record import write_json
-
-# Files that a run, a stage or an export wrote and that were damaged since: one line that names the file.
-
-
-def read_object(path: Path, fields: Mapping[str, type] = {}) -> dict[str, Any]:
-    """:func:`fedecider.federation.record.read_object` of a file that must be there.
-
-    Raises:
-        ValueError: it is missing, no JSON object, or lacks one of ``fields``.
-    """
-    try:
-        return record.read_object(path, fields)
-    except OSError as error:
-        raise damaged(path, error) from error
-
-
-@contextmanager
-def damage_names(path: Path) -> Iterator[None]:
-    """Turn what missing, wrong-typed or surplus values of ``path`` lead to into a ``ValueError`` that names it."""
-    try:
-        yield
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError, OverflowError) as error:
-        raise damaged(path, error) from error
-
-
-def check_tensors(path: Path) -> None:
-    """Refuse a safetensors file whose header cannot be read or whose end is missing; tensors are not read.
-
-    Raises:
-        ValueError: the message names the file.
-    """
-    try:
-        with safe_open(path, "pt"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise damaged(path, error) from error
-
-
-def damaged(path: Path, reason: Exception | str) -> ValueError:
-    """The error that says so; not raised."""
-    if isinstance(reason, KeyError):
-        reason = f"no {reason}"
-    return ValueError(
-        f"got a damaged or missing {path} ({reason}), expected it as it was written. Copy it again, or make it anew"
-    )
-
-
-# Stages of the pipeline, cached by the content of their inputs: settings, data and models, but not our code.
-
-FORMAT = 2
-"""Raise it when the same settings begin to give another result, so that older stages are not reused."""
-
-
-class Stage(NamedTuple):
-    """A finished stage: its folder, and whether it was found instead of built."""
-
-    folder: Path
-    reused: bool
-
-
-def content_key(inputs: Any) -> str:
-    """16 hex digits that depend on every value in ``inputs`` (dataclasses, dicts, lists, scalars)."""
-    text = json.dumps(as_plain(inputs), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def as_plain(value: Any) -> Any:
-    """Configs as nested dicts, ready for JSON."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): as_plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_plain(entry) for entry in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable[[Path], None]) -> Stage:
-    """``cache/<name>-<key>``, built by ``build(folder)`` unless it is there already.
-
-    ``build`` fills a scratch folder that is renamed when it returns, so a killed build leaves nothing that could be
-    mistaken for a result. ``inputs.json`` in the folder says what the key stands for. A folder without it, or without
-    checksums, was made by nobody or by an older version and is replaced. Every reuse compares the SHA-256 sums of all
-    files: one to three seconds per gigabyte, so less than one for a t5-small.
-
-    Raises:
-        ValueError: a file of the stage is not the one that was written.
-    """
-    folder = cache / f"{name}-{_key(inputs)}"
-    if _is_complete(folder):
-        _check(folder)
-        return Stage(folder, True)
-    check_output(cache)
-    scratch = cache / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
-    scratch.mkdir(parents=True)
-    try:
-        build(scratch)
-        noted = as_plain({"format": FORMAT, **inputs})
-        (scratch / "inputs.json").write_text(json.dumps(noted, indent=1, default=str) + "\n")
-        write_sums(scratch)
-        _put(scratch, folder)
-        shutil.rmtree(begun_folder(cache, name, inputs), ignore_errors=True)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return Stage(folder, False)
-
-
-def only_stage(cache: Path, name: str) -> Stage:
-    """The one stage ``name`` in the cache of a project: its key may name folders that this machine does not have.
-
-    Raises:
-        ValueError: there is none, or there are several.
-    """
-    found = sorted(cache.glob(f"{name}-*"))
-    if len(found) != 1:
-        raise ValueError(f"got {len(found)} stages {name} in {cache}, expected one: copy the project anew")
-    return Stage(found[0], True)
-
-
-def begun_folder(cache: Path, name: str, inputs: dict[str, Any]) -> Path:
-    """Where a build of `cached_stage` may leave what the next build of the same stage goes on with after a kill.
-
-    Whoever writes into it makes it. It is removed when the stage is there.
-    """
-    return cache / f".{name}-{_key(inputs)}.begun"
-
-
-def _key(inputs: dict[str, Any]) -> str:
-    return content_key({"format": FORMAT, **inputs})
-
-
-def _is_complete(folder: Path) -> bool:
-    return (folder / "inputs.json").is_file() and (folder / SUMS_FILE).is_file()
-
-
-def _check(folder: Path) -> None:
-    try:
-        check_sums(folder)
-    except ValueError as error:
-        raise ValueError(f"{error}. Remove the folder {folder}, and the stage is built again") from error
-
-
-def _put(scratch: Path, folder: Path) -> None:
-    """Give ``scratch`` its name, unless another run was faster; what is incomplete makes room."""
-    try:
-        os.replace(scratch, folder)
-    except OSError:
-        if _is_complete(folder):
-            _check(folder)
-            return
-        doomed = scratch.with_suffix(".old")
-        os.replace(folder, doomed)
-        os.replace(scratch, folder)
-        shutil.rmtree(doomed)
-
-
-def file_digest(folder: Path) -> str:
-    """Digest over names and bytes of every file below ``folder`` (a model given as a local path)."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(str(path.relative_to(folder)).encode())
-        with path.open("rb") as file:
-            for chunk in iter(lambda: file.read(1 << 20), b""):
-                digest.update(chunk)
-    return digest.hexdigest()[:16]
-
-
-# The folder of one run: its name, what is written into it, and everything needed to repeat it.
+from fedecider.running.damage import damage_names, read_object
+from fedecider.running.plain import as_plain, content_key
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
 

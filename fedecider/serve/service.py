@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from fedecider.models.histories import Answer, Match
+from fedecider.models.answers import Answer
+from fedecider.models.item_search import Match
 from fedecider.serve.batching import Batcher, BatchLimits
 from fedecider.serve.config import Limits
 from fedecider.serve.metrics import Metrics

@@ -22,7 +22,7 @@ from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.registry import RESERVED
 from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of
 from fedecider.running.options import from_plain
-from fedecider.running.run_folder import as_plain
+from fedecider.running.plain import as_plain
 from fedecider.search_space import OneOf, Range, Real, Setting, Whole
 from fedecider.testing.bench import Bench, alike, differing, global_generators, require, require_same, updated
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedecider.audit.attacks import Scored, auc, questions_about, user_scores
+from fedecider.audit.membership import questions_about, user_scores
+from fedecider.audit.separation import Scored, auc
 
 
 def test_questions_are_of_the_train_part_only():

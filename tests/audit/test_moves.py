@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedecider.audit.attacks import ATTACKS, Scored, against_mean, along_main_direction, auc, move_scores
+from fedecider.audit.item_attack import ATTACKS, against_mean, along_main_direction, move_scores
+from fedecider.audit.separation import Scored, auc
 
 NUM_CLIENTS, NUM_ITEMS, SIZE = 12, 120, 6
 

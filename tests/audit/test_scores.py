@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedecider.audit.attacks import Scored, auc, chosen_on_others, interval_over_users, true_positives
+from fedecider.audit.separation import Scored, auc, chosen_on_others, interval_over_users, true_positives
 from fedecider.federation.streams import stream
 
 

@@ -159,7 +159,7 @@ def test_latin_1_is_read_when_it_is_named():
 
 
 def test_upper_and_lower_case_tell_titles_apart():
-    from fedecider.models.histories import Items
+    from fedecider.models.item_search import Items
 
     domain = from_events(CASES / "case_events.csv", CASES / "case_items.csv")["shop"]
     items = Items(domain.item_keys, domain.titles)

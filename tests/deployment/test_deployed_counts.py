@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hybrid"))
 from hybrid_toys import NUM_ITEMS
 from test_sources import SHOPS, same, shop
 
-from fedecider.cross_silo.entries import client_counts, own_counts
+from fedecider.cross_silo.hybrids import client_counts, own_counts
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.data.sellers import with_shared_catalogues

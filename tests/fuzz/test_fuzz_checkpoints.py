@@ -14,7 +14,7 @@ from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.models.folders import verify_manifest, write_manifest
 from fedecider.models.new_items import read_new_items
-from fedecider.running.run_folder import as_plain
+from fedecider.running.plain import as_plain
 
 TREE = {"x.lora_a": torch.arange(6.0).view(2, 3), "flags": torch.ones(3, dtype=torch.bool)}
 FILES = ["state.json", "server.safetensors", "local.safetensors", "SHA256SUMS"]

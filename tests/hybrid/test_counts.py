@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecider.baselines.counts import cooccurrence_matrix, train_counts
-from fedecider.data.encoders import nearest_texts, unit_vectors
+from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream

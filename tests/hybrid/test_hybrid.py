@@ -12,7 +12,7 @@ from hybrid_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
 from safetensors.numpy import load_file, save_file
 from scipy.optimize import minimize
 
-from fedecider.data.encoders import nearest_texts, unit_vectors
+from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.protocols import rank_held_out, train_part
 from fedecider.federation.streams import stream

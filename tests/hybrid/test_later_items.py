@@ -5,7 +5,7 @@ import pytest
 import torch
 from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
 
-from fedecider.data.encoders import nearest_texts, unit_vectors
+from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts

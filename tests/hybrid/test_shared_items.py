@@ -3,7 +3,7 @@
 import numpy as np
 import scipy
 
-from fedecider.cross_silo.entries import catalogue_groups, client_counts, own_counts
+from fedecider.cross_silo.hybrids import catalogue_groups, client_counts, own_counts
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.sellers import with_shared_catalogues

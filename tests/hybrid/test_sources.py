@@ -9,8 +9,7 @@ import pytest
 import torch
 from hybrid_toys import NUM_ITEMS, sequences
 
-from fedecider.cross_silo import entries as hybrids
-from fedecider.cross_silo import prepare
+from fedecider.cross_silo import hybrids, prepare
 from fedecider.cross_silo.prepare import calibration
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events

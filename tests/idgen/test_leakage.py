@@ -18,7 +18,7 @@ from tiny_causal import byte_level_tokenizer, save_decoder
 from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain
 
-from fedecider.cross_silo import item_ids, prepare
+from fedecider.cross_silo import base_stages, item_ids
 from fedecider.cross_silo.item_ids import assign_ids
 from fedecider.cross_silo.prepare import load_data
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
@@ -108,7 +108,7 @@ class Made:
 
 def made(domains, generator) -> Made:
     """For a T5."""
-    tokenizer = prepare._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
+    tokenizer = base_stages._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
     ids = assign_ids(SENTENCES, domains, tokenizer, generator, {}, {}, True)
     return Made(domains, SENTENCES, tokenizer, ids)
 
@@ -183,7 +183,7 @@ def begun(domains, case, folder) -> tuple[Made, dict[str, torch.Tensor]]:
         backbone=BackboneConfig(d_model=16, num_layers=1, **source),
     )
     run = RunConfig(domains=",".join(domains), cache=str(folder / "cache"), pretrain=config)
-    start = prepare.begin(run, domains, torch.device("cpu"))
+    start = base_stages.begin(run, domains, torch.device("cpu"))
     return Made(domains, config, start.tokenizer, start.ids), start.model.state_dict()
 
 
@@ -246,7 +246,7 @@ def test_a_catalogue_returns_its_own_items_only():
         "corner": make_domain("corner", num_items=14, lengths=(5, 3, 8), seed=1),
     }
     check_public_disjoint(domains)
-    tokenizer = prepare._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
+    tokenizer = base_stages._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
     ids = assign_ids(SENTENCES, domains, tokenizer, None, {}, {}, True)
     tasks = item_ids.client_tasks(domains, ids, tokenizer, SENTENCES)
     texts = [set(task.item_ids.texts) for task in tasks]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedecider.cross_silo.entries import decode_examples, example_users
+from fedecider.cross_silo.examples import decode_examples, example_users
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy_recommender import run, toy_recommender, with_clients
 
-from fedecider.cross_silo.prepare import chosen_scale, reported_model
+from fedecider.cross_silo.reported import chosen_scale, reported_model
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import METHODS
 from fedecider.models.fused_linear import fused_layers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedecider.report.analyses import mean_bytes, median_seconds, message_bytes, near_round, participations, total_bytes
+from fedecider.report.costs import mean_bytes, median_seconds, message_bytes, near_round, participations, total_bytes
 
 SMALL = {"clients": [0, 2, 3], "down": {"a": 10, "b": 5}, "up": {"a": 7}, "header_down": 2, "header_up": 1}
 LARGE = {"clients": [1], "down": {"a": 100}, "up": {}, "header_down": 3, "header_up": 4}

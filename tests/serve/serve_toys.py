@@ -9,7 +9,7 @@ from typing import NamedTuple
 import uvicorn
 from fastapi.testclient import TestClient
 
-from fedecider.models.histories import Items
+from fedecider.models.item_search import Items
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits
 from fedecider.serve.metrics import Metrics

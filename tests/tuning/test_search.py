@@ -18,7 +18,7 @@ from fedecider.methods import METHODS as LLM
 from fedecider.methods import RATES, TRAINING_SPACE
 from fedecider.methods.config import LocalTraining
 from fedecider.running.options import from_plain
-from fedecider.running.run_folder import as_plain
+from fedecider.running.plain import as_plain
 from fedecider.search_space import OneOf, Real, Whole
 
 pytestmark = pytest.mark.whole

@@ -164,7 +164,7 @@ def test_a_script_tells_it_before_the_work(case, script, inside, capsys, monkeyp
 
 def test_a_context_without_room_for_the_longest_id_is_told_before_the_training(inside, capsys, monkeypatch):
     config_says(max_position_embeddings=97)(inside / "decoder")
-    monkeypatch.setattr("fedecider.cross_silo.prepare.train_backbone", lambda *_: pytest.fail("training has begun"))
+    monkeypatch.setattr("fedecider.cross_silo.base_stages.train_backbone", lambda *_: pytest.fail("training has begun"))
     error = refused(capsys, "pretrain")
     assert "got max_source_tokens 96" in error
     assert "reads 97 tokens" in error

@@ -160,7 +160,7 @@ def test_silos_are_another_stage_than_their_domain_and_read_it_back(tmp_path, mo
     assert one.items == other.items
     assert one.neighbours is other.neighbours
     assert sizes == [len(WHOLE[name].item_keys) for name in ("crime", "comics")], "once per catalogue"
-    vectors = load_file(stage.folder / prepare.ITEM_VECTORS)
+    vectors = load_file(stage.folder / item_ids.ITEM_VECTORS)
     for name, domain in SILOS.items():
         for found, expected in zip(ids[name].neighbours, near(vectors[domain.catalogue.name]), strict=True):
             assert (found == expected).all()

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from fedecider.cross_silo import prepare
+from fedecider.cross_silo import base_stages
 from fedecider.cross_silo.base_stages import distill_stage, pretrain_stage
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 def config(tmp_path, monkeypatch):
     """Settings whose stages write one file."""
     for name in ("_pretrain", "_distill"):
-        monkeypatch.setattr(prepare, name, lambda *given: (given[-3] / "model.txt").write_text("weights"))
+        monkeypatch.setattr(base_stages, name, lambda *given: (given[-3] / "model.txt").write_text("weights"))
     return RunConfig(domains="crime,comics", cache=str(tmp_path))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from distill.train import DistillConfig
-from fedecider.cross_silo import prepare
+from fedecider.cross_silo import base_stages
 from fedecider.cross_silo.base_stages import distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.sample import sample_domains
@@ -52,7 +52,7 @@ def build(tmp_path, monkeypatch):
 
             yield report
 
-        monkeypatch.setattr(prepare, "progress", reports)
+        monkeypatch.setattr(base_stages, "progress", reports)
         config = RunConfig(
             domains="crime,comics",
             cache=str(tmp_path / cache),

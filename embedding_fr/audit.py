@@ -21,13 +21,12 @@ from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
 from embedding_fr.methods.fedease import parties
 from embedding_fr.setup import EmbeddingSettings, Setup, hashes_of, set_up, train
-from fedecider.audit.attacks import AuditConfig, AuditRow, Outcome, epsilon_of, finished
+from fedecider.audit.attacks import AuditConfig, AuditRow, Outcome, epsilon_of, finished, utility_of
 from fedecider.audit.item_attack import ATTACKS, move_scores
 from fedecider.audit.separation import Scored, auc, chosen_on_others
 from fedecider.data.interactions import Interactions, load_interactions
-from fedecider.engine.result import damage_is_bad_input
 from fedecider.evaluation.protocols import train_part
-from fedecider.evaluation.statistics import Interval, bootstrap_interval
+from fedecider.evaluation.statistics import bootstrap_interval
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
@@ -82,14 +81,11 @@ def audit_embedding(config: AuditConfig, launch: Launch) -> Outcome:
     clients = audited_clients(config, interactions.num_users)
     num_rounds = min(config.num_rounds, len(records))
     seen = watch_rounds(settings, setup, clients, num_rounds, records[:num_rounds])
-    with damage_is_bad_input(root):
-        best = result.test[result.reported]["ndcg@10"]
-        utility = Interval(*(float(best[name]) for name in Interval._fields))
     return Outcome(
         run=root.resolve().name,
         method=settings.run.method,
         about="items",
-        utility=utility,
+        utility=utility_of(result, root),
         epsilon=epsilon_of(result.metrics),
         bytes_up=mean_bytes(records[0], "up"),
         rows=item_rows(config, interactions, seen, num_rounds),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from fedecider.bounds import OneOrMore, Seed, ZeroOrMore, dataclass
-from fedecider.engine.result import RunResult
+from fedecider.engine.result import RunResult, damage_is_bad_input
 from fedecider.evaluation.statistics import Interval
 from fedecider.federation.record import write_json
 from fedecider.report.page import PageTable, Section
@@ -78,6 +78,13 @@ class Outcome(NamedTuple):
     """Of a client in a round, mean."""
     rows: Sequence[AuditRow]
     notes: Sequence[str]
+
+
+def utility_of(result: RunResult, root: Path) -> Interval:
+    """Test ndcg@10 of the reported entry of the run in ``root``, with its interval."""
+    with damage_is_bad_input(root):
+        best = result.test[result.reported]["ndcg@10"]
+        return Interval(*(float(best[name]) for name in Interval._fields))
 
 
 def finished(root: Path) -> tuple[RunFolder, RunResult]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.audit.attacks import AuditConfig, AuditRow, Outcome, epsilon_of, finished
+from fedecider.audit.attacks import AuditConfig, AuditRow, Outcome, epsilon_of, finished, utility_of
 from fedecider.audit.membership import STATISTICS, Questions, questions_about, user_scores
 from fedecider.audit.separation import Scored, auc, chosen_on_others, interval_over_users, true_positives
 from fedecider.cross_silo.command_line import recorded_settings
@@ -32,8 +32,6 @@ from fedecider.cross_silo.prepare import (
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.store import CARD_FILE, load_domains
-from fedecider.engine.result import damage_is_bad_input
-from fedecider.evaluation.statistics import Interval
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, Tree, Upload
 from fedecider.federation.privacy import protector
@@ -260,14 +258,11 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
     asked = {name: ask(config, models, groups[name], number) for number, name in enumerate(groups)}
     sent = send_once(settings, models, state)
     views = views_of(folder, settings, models, sent)
-    with damage_is_bad_input(root):
-        best = result.test[result.reported]["ndcg@10"]
-        utility = Interval(*(float(best[name]) for name in Interval._fields))
     return Outcome(
         run=root.resolve().name,
         method=settings.run.method,
         about="users",
-        utility=utility,
+        utility=utility_of(result, root),
         epsilon=epsilon_of(result.metrics),
         bytes_up=mean_bytes(result.rounds[-1], "up"),
         rows=[view_row(config, asked, view) for view in views],

@@ -158,11 +158,11 @@ def test_a_sum_of_one_is_refused():
         others.securely_summed([COUNTS], seed=3)
 
 
-USERS_ARRAYS = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=9), min_size=2, max_size=7)
+SEQUENCES_OF_USERS = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=9), min_size=2, max_size=7)
 
 
 @settings(deadline=None, max_examples=60)
-@given(USERS_ARRAYS, st.integers(1, 5), st.booleans())
+@given(SEQUENCES_OF_USERS, st.integers(1, 5), st.booleans())
 def test_windows_are_those_of_a_loop(users, longest, hold_out):
     events = event_table(users, hold_out)
     costs = np.arange(len(events.item_E)) % 3 + 1
@@ -178,7 +178,7 @@ def test_windows_are_those_of_a_loop(users, longest, hold_out):
 
 
 @settings(deadline=None, max_examples=60)
-@given(USERS_ARRAYS)
+@given(SEQUENCES_OF_USERS)
 def test_contexts_are_those_of_a_loop(users):
     found = training_contexts(users, stream(0, "toy"), 10**6)
     parts = [list(train_part(user)) for user in users]
@@ -189,7 +189,7 @@ def test_contexts_are_those_of_a_loop(users):
 
 
 @settings(deadline=None, max_examples=60)
-@given(USERS_ARRAYS)
+@given(SEQUENCES_OF_USERS)
 def test_users_who_fit_the_weights_have_two_different_events(users):
     good = [place for place, user in enumerate(users) if len(set(train_part(user))) > 1]
     if len(good) < 2:
@@ -200,7 +200,7 @@ def test_users_who_fit_the_weights_have_two_different_events(users):
 
 
 @settings(deadline=None, max_examples=60)
-@given(USERS_ARRAYS, st.integers(1, 6))
+@given(SEQUENCES_OF_USERS, st.integers(1, 6))
 def test_counts_are_those_of_a_loop(users, at_once):
     pair_II, event_I = np.zeros((5, 5), np.int64), np.zeros(5, np.int64)
     for user in users:

@@ -430,7 +430,7 @@ def test_the_model_alone_ranks_its_beams_and_nothing_else():
     assert [sorted(row) for row in item_BM.tolist()] == [sorted(row) for row in beam_BK.tolist()]
 
 
-HISTORIES_CANDIDATES = [[1, 2], [3, 4, 5, 3]]
+TWO_HISTORIES = [[1, 2], [3, 4, 5, 3]]
 
 
 def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
@@ -457,10 +457,10 @@ def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
     monkeypatch.setattr(asking, "encode_histories", first_items)
     task, cpu = SimpleNamespace(trie=Catalogue()), torch.device("cpu")
     beams = asking.model_scores(None, task, RankingContext(RankingConfig(num_beams=4), device=cpu)).beams
-    found = beams([*HISTORIES_CANDIDATES, [6, 7]], 2)
+    found = beams([*TWO_HISTORIES, [6, 7]], 2)
     assert searched == [([1, 6], 4), ([3], 5)]
     assert found.tolist() == [[0, 1, 2, 3, -1], [0, 1, 2, 3, 4], [0, 1, 2, 3, -1]]
     searched.clear()
-    assert beams(HISTORIES_CANDIDATES, 0).shape == (2, 4)
-    assert beams(HISTORIES_CANDIDATES, 100).shape == (2, NUM_ITEMS)
+    assert beams(TWO_HISTORIES, 0).shape == (2, 4)
+    assert beams(TWO_HISTORIES, 100).shape == (2, NUM_ITEMS)
     assert [num_beams for _, num_beams in searched] == [4, NUM_ITEMS]

@@ -94,7 +94,7 @@ def test_raw_pairs_are_bounded_by_their_peers_and_directions_need_it_not(ablatio
 
 
 @pytest.fixture
-def frozen_of_fedecider_start(monkeypatch):
+def unlearned(monkeypatch):
     """Fusion weights that do not learn, as those of wo_per."""
     monkeypatch.setattr("fedecider.methods.fedecider.fusion", _without_learning)
 
@@ -103,7 +103,7 @@ def _without_learning(*given, **options):
     return fusion(*given, **{**options, "learns": False})
 
 
-def build_of_fedecider_start(recommender=None, **settings):
+def build_for(recommender=None, **settings):
     return fedecider(recommender or toy_recommender(), FedeciderConfig(alpha_learning_rate=0.02, **settings))
 
 
@@ -144,7 +144,7 @@ def test_the_start_by_hand():
 def test_who_s_first_upload_is_lost_starts_when_the_server_has_its_direction():
     lost = faulty_channel([Fault(1, "late", 1, 1)])
     for rounds, met in ((2, [True, False, True]), (3, [True, True, True])):
-        state, records = run(build_of_fedecider_start(), 3, rounds, channel=lost)
+        state, records = run(build_for(), 3, rounds, channel=lost)
         assert [one["client"] for one in records[0]["refused_uploads"]] == [1]
         assert state.local["met"].tolist() == met
 
@@ -195,8 +195,8 @@ def test_round_two_trains_from_there_and_the_own_part_goes_on_as_it_was():
             assert (before[name] - own_part).norm() < 0.9 * before[name].norm()
 
 
-def test_alone_it_is_local_training(frozen_of_fedecider_start):
-    state, _ = run(build_of_fedecider_start(toy_recommender(["crime"])), 1, 3)
+def test_alone_it_is_local_training(unlearned):
+    state, _ = run(build_for(toy_recommender(["crime"])), 1, 3)
     alone, _ = run(local(toy_recommender(["crime"]), LocalConfig()), 1, 3)
     for key, tensor in without_prefix(alone.local, "own").items():
         torch.testing.assert_close(state.local[f"own.{key}"], tensor, rtol=1e-2, atol=1e-4)
@@ -204,7 +204,7 @@ def test_alone_it_is_local_training(frozen_of_fedecider_start):
 
 def test_who_comes_later_starts_with_plain_training():
     recommender, other = toy_recommender(), toy_recommender()
-    method = build_of_fedecider_start(recommender)
+    method = build_for(recommender)
     before, _ = run(method, 2, 1)  # clients 0 and 1; client 2 has not been there
     assert before.local["alpha"][2].tolist() == [0.0, 0.0, 1.0]
     download, own = method.broadcast(2, before.server, torch.tensor([2])), {k: v[2:] for k, v in before.local.items()}
@@ -221,12 +221,12 @@ def test_who_comes_later_starts_with_plain_training():
 
 
 def test_a_refused_first_update_is_followed_by_another_first_one():
-    broken = build_of_fedecider_start(toy_recommender(learning_rate=1e38))
+    broken = build_for(toy_recommender(learning_rate=1e38))
     server, local_rows = broken.init()
     own = {key: tensor[1:2] for key, tensor in local_rows.items()}
     _, new_own, logs = broken.client_update(1, broken.broadcast(1, server, torch.tensor([1])), own, blocks(3)[1])
     assert logs[0]["finite"] is False
     assert same(new_own, own)
-    method = build_of_fedecider_start()
+    method = build_for()
     _, new_own, logs = method.client_update(2, method.broadcast(2, server, torch.tensor([1])), new_own, blocks(3)[1])
     torch.testing.assert_close(new_own["norm"][0], torch.tensor(logs[0]["norms"]))

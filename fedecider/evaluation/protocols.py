@@ -58,6 +58,25 @@ def target(sequence: Sequence[Value], split: str) -> Value:
 
 
 Sequences = Sequence[Sequence[int]]
+
+
+def train_parts(sequences: Sequences) -> SequenceArray:
+    """`train_part` of every user: all baskets but the last two (all events, where they are in no baskets)."""
+    return SequenceArray.of(sequences).without_last(NUM_HELD_OUT)
+
+
+def histories(sequences: Sequences, split: str) -> SequenceArray:
+    """`history` of every user: what lies before the held-out basket of ``split``."""
+    check_split(split)
+    return SequenceArray.of(sequences).without_last(1 + NUM_AFTER[split])
+
+
+def targets(sequences: Sequences, split: str) -> SequenceArray:
+    """The items of the held-out basket of every user, each once; one item where events are in no baskets."""
+    check_split(split)
+    return SequenceArray.of(sequences).basket(NUM_AFTER[split])
+
+
 ScoreUsers = Callable[[Tensor], Tensor]
 """User numbers (B,) int64 -> scores of the whole catalogue (B, I)."""
 

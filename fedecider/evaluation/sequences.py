@@ -28,13 +28,21 @@ class SequenceArray(Sequence[list[int]]):
         value_E: (E,) whole numbers, all rows one after the other; may be a file mapped into memory.
         fine_E: (E,) int64 the same numbers in a finer unit, such as microseconds of times in seconds, where they are
             known: goes with ``value_E`` into parts of it, and is no part of what is equal, kept or hashed.
+        basket_E: (E,) whole numbers, alike for the events of one basket and rising from basket to basket of a row; goes
+            with ``value_E`` into parts of it. None: every event is a basket of its own.
     """
 
-    __slots__ = ("fine_E", "start_U", "value_E")
+    __slots__ = ("basket_E", "fine_E", "start_U", "value_E")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, start_U: np.ndarray, value_E: np.ndarray, fine_E: np.ndarray | None = None) -> None:
-        self.start_U, self.value_E, self.fine_E = start_U, value_E, fine_E
+    def __init__(
+        self,
+        start_U: np.ndarray,
+        value_E: np.ndarray,
+        fine_E: np.ndarray | None = None,
+        basket_E: np.ndarray | None = None,
+    ) -> None:
+        self.start_U, self.value_E, self.fine_E, self.basket_E = start_U, value_E, fine_E, basket_E
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> SequenceArray:
@@ -46,11 +54,11 @@ class SequenceArray(Sequence[list[int]]):
         return cls(start_U, np.fromiter(chain.from_iterable(rows), np.int64, int(start_U[-1])))
 
     @classmethod
-    def of_lengths(cls, length_U: np.ndarray, value_E: np.ndarray) -> SequenceArray:
+    def of_lengths(cls, length_U: np.ndarray, value_E: np.ndarray, basket_E: np.ndarray | None = None) -> SequenceArray:
         """Rows of these lengths, which ``value_E`` has one after the other."""
         start_U = np.zeros(len(length_U) + 1, np.int64)
         np.cumsum(length_U, out=start_U[1:])
-        return cls(start_U, value_E)
+        return cls(start_U, value_E, basket_E=basket_E)
 
     def __len__(self) -> int:
         return len(self.start_U) - 1
@@ -65,7 +73,9 @@ class SequenceArray(Sequence[list[int]]):
             if step != 1:
                 return self.take(np.arange(first, last, step))
             start_U = self.start_U[first : max(first, last) + 1]
-            return SequenceArray(start_U - start_U[0], self.value_E[start_U[0] : start_U[-1]])
+            part = slice(start_U[0], start_U[-1])
+            basket_E = None if self.basket_E is None else self.basket_E[part]
+            return SequenceArray(start_U - start_U[0], self.value_E[part], basket_E=basket_E)
         row = range(len(self))[place]
         found: list[int] = self.value_E[self.start_U[row] : self.start_U[row + 1]].tolist()
         return found
@@ -79,7 +89,10 @@ class SequenceArray(Sequence[list[int]]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SequenceArray):
-            return np.array_equal(self.start_U, other.start_U) and np.array_equal(self.value_E, other.value_E)
+            if (self.basket_E is None) != (other.basket_E is None):
+                return False
+            same = np.array_equal(self.start_U, other.start_U) and np.array_equal(self.value_E, other.value_E)
+            return same and (self.basket_E is None or np.array_equal(self.is_new_basket_E, other.is_new_basket_E))
         if isinstance(other, list | tuple):
             return len(self) == len(other) and all(a == list(b) for a, b in zip(self, other, strict=True))
         return NotImplemented
@@ -99,7 +112,7 @@ class SequenceArray(Sequence[list[int]]):
 
     def of_type(self, dtype: Any) -> SequenceArray:
         """The same numbers in an array of this type."""
-        return SequenceArray(self.start_U, self.value_E.astype(dtype, copy=False))
+        return SequenceArray(self.start_U, self.value_E.astype(dtype, copy=False), basket_E=self.basket_E)
 
     def take(self, row_N: Any) -> SequenceArray:
         """The chosen rows in this order: their numbers, or (U,) bool."""
@@ -107,9 +120,45 @@ class SequenceArray(Sequence[list[int]]):
         row_N = np.flatnonzero(row_N) if row_N.dtype == bool else row_N.astype(np.int64)
         return self._cut(self.start_U[row_N], self.length_U[row_N])
 
+    @property
+    def is_new_basket_E(self) -> np.ndarray:
+        """(E,) bool: the first event of its basket."""
+        if self.basket_E is None:
+            return np.ones(len(self.value_E), bool)
+        new_E = np.ones(len(self.value_E), bool)
+        new_E[1:] = self.basket_E[1:] != self.basket_E[:-1]
+        new_E[self.start_U[:-1][self.length_U > 0]] = True
+        return new_E
+
+    @property
+    def num_after_E(self) -> np.ndarray:
+        """(E,) int64: baskets of its row behind that of the event, 0 in the last one."""
+        if self.basket_E is None:
+            return np.repeat(self.start_U[1:], self.length_U) - 1 - np.arange(len(self.value_E))
+        number_E = np.cumsum(self.is_new_basket_E)
+        last_U = number_E[np.maximum(self.start_U[1:] - 1, 0)] if len(number_E) else number_E
+        return np.repeat(last_U, self.length_U) - number_E
+
+    @property
+    def num_baskets_U(self) -> np.ndarray:
+        """(U,) int64 baskets of each row."""
+        return np.bincount(self.row_E[self.is_new_basket_E], minlength=len(self))
+
     def without_last(self, num: int) -> SequenceArray:
-        """All rows without their last ``num`` numbers; of one that has no more than that nothing is left."""
-        return self._cut(self.start_U[:-1], np.maximum(self.length_U - num, 0))
+        """All rows without their last ``num`` baskets; of one that has no more than that nothing is left."""
+        if self.basket_E is None:
+            return self._cut(self.start_U[:-1], np.maximum(self.length_U - num, 0))
+        length_U = np.bincount(self.row_E[self.num_after_E >= num], minlength=len(self))
+        return self._cut(self.start_U[:-1], length_U)
+
+    def basket(self, num_after: int = 0) -> SequenceArray:
+        """The basket of each row behind which ``num_after`` others stand, each item once; empty where there is none."""
+        is_there_E = self.num_after_E == num_after
+        part = SequenceArray.of_lengths(
+            np.bincount(self.row_E[is_there_E], minlength=len(self)), self.value_E[is_there_E]
+        )
+        first_E = part.is_first_E
+        return SequenceArray.of_lengths(np.bincount(part.row_E[first_E], minlength=len(self)), part.value_E[first_E])
 
     def newest(self, num: int) -> SequenceArray:
         """The last ``num`` numbers of each row, or what there is."""
@@ -171,5 +220,5 @@ class SequenceArray(Sequence[list[int]]):
         cut = SequenceArray.of_lengths(length_N, self.value_E)
         place_E = np.repeat(first_N - cut.start_U[:-1], length_N)
         place_E += np.arange(len(place_E))
-        fine_E = None if self.fine_E is None else self.fine_E[place_E]
-        return SequenceArray(cut.start_U, self.value_E[place_E], fine_E)
+        fine_E, basket_E = (None if part_E is None else part_E[place_E] for part_E in (self.fine_E, self.basket_E))
+        return SequenceArray(cut.start_U, self.value_E[place_E], fine_E, basket_E)

@@ -35,7 +35,8 @@ class ImportConfig:
         time: The column of times, if its name is not usual; without one, rows are oldest first.
         rating: The column of ratings, which min_rating looks at.
         quantity: The column of quantities, if its name is not usual; rows of 0 or less are returns, no events.
-        order: The column of order numbers, where an export has customer and time on an order's first line alone.
+        order: The column of order numbers: a customer's events of one number are one basket, and lines of an order
+            without customer and time have those of the line before; if empty, events of one time are one basket.
         texts: The columns of texts, title=label,brand=maker, if their names are not usual.
         public: The customers whose events everybody may see: a share, a column that says true, or a file of keys; if
             empty, nobody.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedecider.cross_silo.base_stages import pretrain_stage
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.prepare import load_data
+from fedecider.cross_silo.prepare import decided
 from fedecider.running.command import run
 from fedecider.running.launch import start
 from fedecider.running.progress import console
@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = parse_settings(sys.argv[1:] if argv is None else argv, DESCRIPTION)
         with start(settings.run.num_threads) as launch:
             with launch.accelerator.main_process_first():
-                stage = pretrain_stage(settings.run, load_data(settings.run), launch.device, quiet=not launch.is_main)
+                config, domains, _ = decided(settings.run)
+                stage = pretrain_stage(config, domains, launch.device, quiet=not launch.is_main)
             if launch.is_main:
                 console.print(f"{'reused' if stage.reused else 'built'} {stage.folder}", highlight=False)
 

@@ -31,6 +31,7 @@ from fedecider.cross_silo.prepare import (
 )
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, clients_of
+from fedecider.data.protocol import under
 from fedecider.data.store import CARD_FILE, load_domains
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, Tree, Upload
@@ -285,7 +286,7 @@ def members_and_others(
     sequences = domain.clients.sequences
     kept = set(calibration(domain, run.seed)) if run.hybrid.kind != "none" else set()
     members = [sequence for user, sequence in enumerate(sequences) if user not in kept]
-    others = [sequence for one in away_from_run(run.data, domain, domains) for sequence in one]
+    others = [sequence for one in away_from_run(run.data, run.protocol, domain, domains) for sequence in one]
     others = others or [sequences[user] for user in sorted(kept)]
     if not others:
         raise ValueError(
@@ -296,13 +297,13 @@ def members_and_others(
     return _drawn(config, members, f"{name} in"), _drawn(config, others, f"{name} out")
 
 
-def away_from_run(data: str, domain: Domain, domains: Mapping[str, Domain]) -> list[Sequence[list[int]]]:
+def away_from_run(data: str, protocol: str, domain: Domain, domains: Mapping[str, Domain]) -> list[Sequence[list[int]]]:
     """Client sequences of the silos of the catalogue of ``domain`` beside the run's own ``domains``."""
     name = domain.catalogue.name
     prepared = sorted(path.parent.name for path in Path(data).glob(f"{name}.*/{CARD_FILE}")) if data else []
     away = [silo for silo in prepared if silo not in domains]
     own = [other.name for other in domains.values() if other.catalogue is domain.catalogue]
-    silos = load_domains(data, [*own, *away]) if away else {}
+    silos = under(protocol, load_domains(data, [*own, *away]))[0] if away else {}
     return [silos[silo].clients.sequences for silo in away if silos[silo].items is silos[domain.name].items]
 
 

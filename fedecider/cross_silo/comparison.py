@@ -35,7 +35,7 @@ from fedecider.cross_silo.entries import STUDENT, TEACHER
 from fedecider.cross_silo.federate import beside_data, file_settings
 from fedecider.cross_silo.hybrids import HYBRID_ROW, OWN_HYBRID_ROW, with_hybrid
 from fedecider.cross_silo.page import example_sections
-from fedecider.cross_silo.prepare import Settings, load_data
+from fedecider.cross_silo.prepare import Settings, decided
 from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT, own_baseline, sasrec
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import encoder_label, load_encoder
@@ -192,7 +192,10 @@ def plan(config: CompareConfig) -> compare.Plan:
     run_folder.check_output(Path(config.output))
     parsed = {label: _parsed(config, label) for label in config.rows}
     first = next(iter(parsed.values()))
-    data = load_data(first.run)
+    shared, data, why = decided(first.run)
+    first = first._replace(run=shared)
+    for line in why:
+        log_line(line)
     hashes = {name: domain.content_hash() for name, domain in data.items()}
     ahead: list[Run] = []
     entries = []
@@ -202,7 +205,7 @@ def plan(config: CompareConfig) -> compare.Plan:
         hybrids = [one for row in (HYBRID_ROW, OWN_HYBRID_ROW) if (one := with_hybrid(label, row)) in config.against]
         if hybrids and settings.run.hybrid.kind == "none":
             raise ValueError(f"got {hybrids[0]!r} in against, but {label} is run with hybrid.kind none")
-        run_of = partial(_run_of, config, label, hashes)
+        run_of = partial(_run_of, config, label, shared.protocol, hashes)
         search, budget = ONE_SETTING, 1
         if set(config.rows[label]) <= {"method"}:
             method = METHODS[settings.run.method]
@@ -255,9 +258,11 @@ def _parsed(config: CompareConfig, label: str, setting: Setting | None = None) -
         raise ValueError(f"the row {label} cannot be run: {error}") from error
 
 
-def _run_of(config: CompareConfig, label: str, hashes: Mapping[str, str], setting: Setting, seed: int) -> Run:
+def _run_of(
+    config: CompareConfig, label: str, protocol: str, hashes: Mapping[str, str], setting: Setting, seed: int
+) -> Run:
     parsed = _parsed(config, label, setting)
-    settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed))
+    settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed, protocol=protocol))
     key = run_folder.fingerprint({"config": settings.as_record(), "data": {**hashes, **beside_data(settings.run)}})
     return Run(settings, run_folder.RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}"))
 

@@ -6,7 +6,7 @@ run does not have are left out, with a word: they have no ID. The validation and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedecider.cross_silo.command_line import recorded_settings
-from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, data_of_run, load_data
+from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, data_of_run
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain, clients_of
+from fedecider.data.protocol import under
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.state import RunState, load_state
@@ -50,10 +51,10 @@ def stage_run(run: RunConfig) -> RunConfig:
 
 
 def continued(
-    settings: Settings,
+    settings: Settings, now: Mapping[str, Domain]
 ) -> tuple[dict[str, Domain], Callable[[RunConfig, Launch], BaseArtifacts], RunState]:
-    """What the run in ``settings.run.start_from`` gives a new one: the new data on its catalogues, its stages, and its
-    state after the last round.
+    """What the run in ``settings.run.start_from`` gives a new one: the data ``now`` on its catalogues, its stages, and
+    its state after the last round.
 
     Raises:
         ValueError: that run has other settings, clients or a catalogue that has nothing in common, its data or its last
@@ -73,13 +74,16 @@ def continued(
         raise ValueError(
             f"got start_from {root} with noise, expected none: the epsilon of both runs together would not be said"
         )
-    before, now = data_of_run(earlier.run, record, root), load_data(settings.run)
+    before = data_of_run(earlier.run, record, root)
     if list(before) != list(now):
         raise ValueError(f"got the domains {list(now)}, expected those of {root}: {list(before)}")
     state = load_state(RunFolder(root).checkpoints, fingerprint(record))
     if state is None:
         raise ValueError(f"got {root} without its last checkpoint, expected it in checkpoints/: adapters start from it")
     domains = {name: on_catalogue(one, before[name]) for name, one in now.items()}
+    domains, lost = under(settings.run.protocol, domains)  # who has lost a basket may have too few now
+    for line in lost:
+        log_line(line)
 
     def artifacts(run: RunConfig, launch: Launch) -> BaseArtifacts:
         found = build_base_artifacts(replace(stage_run(earlier.run), cache=run.cache), launch)

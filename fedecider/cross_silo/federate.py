@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedecider.cross_silo.feasibility import check_limits, check_uploads
 from fedecider.cross_silo.hybrids import reserved_labels
 from fedecider.cross_silo.hyperparameter_selection import keep, select
 from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
-from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, load_data, make_recommender
+from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, decided, make_recommender
 from fedecider.cross_silo.privacy import check_privacy, check_shared_noise, privacy_data
 from fedecider.cross_silo.results import write_results
 from fedecider.cross_silo.settings import RunConfig, Settings
@@ -49,13 +49,17 @@ from fedecider.running.run_folder import PLACES, RunFolder
 
 def load(settings: Settings, launch: Launch) -> Experiment:
     """The data of a run, and everything checked that can be before the stages are built."""
+    run, domains, why = decided(settings.run)
+    settings = settings._replace(run=run)
+    for line in why if launch.is_main else []:
+        log_line(line)
     if not settings.run.start_from:
-        return experiment_on(load_data(settings.run), build_base_artifacts, settings)
+        return experiment_on(domains, build_base_artifacts, settings, why=why)
     with launch.accelerator.main_process_first():
-        domains, artifacts, state = continued(settings)
+        domains, artifacts, state = continued(settings, domains)
         data = kept_data(domains, Path(settings.run.cache))
     settings = settings._replace(run=replace(settings.run, data=str(data)))
-    experiment = experiment_on(domains, artifacts, settings, state)
+    experiment = experiment_on(domains, artifacts, settings, state, why)
     key = content_key({"state": state.records, "round": state.best_round})
     return experiment._replace(hashes={**experiment.hashes, "start": key})
 
@@ -65,13 +69,15 @@ def experiment_on(
     artifacts: Callable[[RunConfig, Launch], BaseArtifacts],
     settings: Settings,
     state: RunState | None = None,
+    why: Sequence[str] = (),
 ) -> Experiment:
-    """A run on these data; ``artifacts`` gives the stages that it shares with others, ``state`` a start."""
+    """A run on these data; ``artifacts`` gives the stages that it shares with others, ``state`` a start, ``why`` its
+    protocol was taken."""
     hashes = check_federation(settings, domains)
     check_own(clients_of(domains), reserved_labels(settings.run.method))
     names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
     prepare = partial(_prepare, settings, artifacts, overlap, state)
-    return Experiment(settings, hashes, names, prepare, {"overlap": overlap})
+    return Experiment(settings, hashes, names, prepare, {"overlap": overlap, "why_protocol": list(why)})
 
 
 def tunable(settings: Settings, launch: Launch) -> Tunable:
@@ -82,10 +88,12 @@ def tunable(settings: Settings, launch: Launch) -> Tunable:
         built.extend([] if built else [build_base_artifacts(run, launch)])
         return built[0]
 
-    domains, entry = load_data(settings.run), METHODS[settings.run.method]
+    run, domains, _ = decided(settings.run)
+    entry = METHODS[run.method]
 
     def experiment(tried: Settings) -> Experiment:
-        joined = tried._replace(run=replace(tried.run, local_row="off"))  # what is tuned is the method
+        own = replace(tried.run, local_row="off", protocol=run.protocol)
+        joined = tried._replace(run=own)  # what is tuned is the method
         return experiment_on(domains, artifacts, joined)
 
     space, grid = {**TRAINING_SPACE, **entry.space}, (*entry.grid, *RATES)

@@ -73,7 +73,8 @@ def report(config: ReportConfig) -> Path:
 def _data_of(config: ReportConfig, result: RunResult) -> dict[str, Domain]:
     run = result.settings["run"]
     pool, place = run.get("public_domains", ""), config.data or run["data"]  # older runs do not name a pool
-    data = RunConfig(domains=run["domains"], public_domains=pool, data=place, seed=int(run["seed"]))
+    names = {"domains": run["domains"], "public_domains": pool, "protocol": run["protocol"]}
+    data = RunConfig(**names, data=place, seed=int(run["seed"]))
     return clients_of(data_of_run(data, result.record, config.run))
 
 
@@ -239,7 +240,7 @@ def _run(result: RunResult) -> list[Section]:
         ("LoRA rank", str(run["lora_rank"])),
         ("seed", str(run["seed"])),
         ("decoding", "every item is scored, as its ID is one token" if beams is None else f"{beams} beams"),
-        ("protocol", result.protocol),
+        ("protocol", "; ".join(result.record.get("why_protocol") or [result.protocol])),
     ]
     return [Section("What was run", tables=[PageTable(("setting", "value"), rows)])]
 

@@ -23,6 +23,7 @@ from fedecider.cross_silo.settings import RunConfig, Settings
 from fedecider.data.card import describe, make_card
 from fedecider.data.domain import NO_EVENTS, Domain, check_public_disjoint, clients_of
 from fedecider.data.encoders import load_encoder
+from fedecider.data.protocol import chosen_protocol, under
 from fedecider.data.sample import sample_domains
 from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
@@ -58,6 +59,26 @@ class BaseArtifacts(NamedTuple):
 
 
 def load_data(config: RunConfig) -> dict[str, Domain]:
+    """The data of a run as its protocol reads them; see `read_data`."""
+    return decided(config)[1]
+
+
+def decided(config: RunConfig) -> tuple[RunConfig, dict[str, Domain], list[str]]:
+    """The settings with the protocol that suits the data, the data as it reads them, and the reason and what it leaves
+    out, in lines."""
+    domains = read_data(config)
+    name, lines = chosen_for(config, domains)
+    read, lost = under(name, domains)
+    return replace(config, protocol=name), read, [*lines, *lost]
+
+
+def chosen_for(config: RunConfig, domains: Mapping[str, Domain]) -> tuple[str, list[str]]:
+    """`chosen_protocol` of a run with these settings."""
+    obstacle = "" if config.hybrid.kind == "none" else "a hybrid knows no items that were seen before"
+    return chosen_protocol(config.protocol, domains, obstacle)
+
+
+def read_data(config: RunConfig) -> dict[str, Domain]:
     """Prepared domains, or those of the embedded sample: the clients', in client order, then those of a foreign pool.
 
     A foreign pool (``public_domains``) comes without client users, and the clients' domains beside it without public
@@ -128,7 +149,7 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
         ValueError: settings that could not be used afterwards, told before anything is built; or a damaged stage.
     """
     check_quantize(config.quantize)
-    domains = load_data(config)
+    config, domains, _ = decided(config)
     check_targets(config)
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now

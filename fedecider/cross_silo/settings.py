@@ -148,7 +148,9 @@ class RunConfig:
             the test costs twice.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
             numbers.
-        protocol: The evaluation protocol: how recommendations are counted.
+        protocol: The evaluation protocol: how recommendations are counted. strict holds out a customer's last event and
+            drops what the customer had; next_basket holds out the last basket and drops nothing; auto takes next_basket
+            where events have order numbers or customers buy again.
         start_from: The finished run with whose adapters, stages and settings the rounds start; if empty, anew.
         resume: If true, the stopped run in output goes on.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
@@ -179,7 +181,7 @@ class RunConfig:
     local_row: Literal["choose", "show", "off"] = "choose"
     teacher_row: bool = True
     num_threads: Threads = 0
-    protocol: str = "strict"
+    protocol: str = "auto"
     start_from: str = ""
     resume: bool = False
     tracker: str = ""
@@ -189,7 +191,7 @@ class RunConfig:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
-        from fedecider.evaluation.protocols import get_protocol  # torch, which --help does without
+        from fedecider.evaluation.protocols import AUTO, get_protocol  # torch, which --help does without
         from fedecider.federation.aggregate import check_one_mean
 
         if not self.domain_names or len(set(self.domain_names)) != len(self.domain_names):
@@ -201,12 +203,12 @@ class RunConfig:
                 "once"
             )
         _ = self.all_lora_settings, self.share_grid  # checks them
-        if get_protocol(self.protocol).num_sampled is not None:
+        if self.protocol != AUTO and get_protocol(self.protocol).num_sampled is not None:
             raise ValueError(
-                f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected strict or "
-                "strict/keep_seen"
+                f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected auto, strict, "
+                "strict/keep_seen or next_basket"
             )
-        if self.hybrid.kind != "none" and not get_protocol(self.protocol).drop_seen:
+        if self.protocol != AUTO and self.hybrid.kind != "none" and not get_protocol(self.protocol).drop_seen:
             raise ValueError(
                 f"got hybrid.kind {self.hybrid.kind} with protocol {self.protocol}, expected strict: a hybrid knows no "
                 "probability of items that were seen before"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedecider.data.domain import UNKNOWN_TIME, Domain, Events
-from fedecider.evaluation.protocols import NUM_HELD_OUT, is_repeat
+from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, is_repeat
 from fedecider.evaluation.sequences import SequenceArray
 
 
@@ -34,6 +34,7 @@ def make_card(
     catalogue_records: Mapping[str, int] | None = None,
     dropped: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    by_order: bool | None = None,
 ) -> dict[str, Any]:
     """Counts, lengths, ties, repeats and provenance of one domain, ready for JSON."""
     is_used_I = np.zeros(len(domain.item_keys), bool)
@@ -51,6 +52,8 @@ def make_card(
         "public": describe(domain.public),
         "split": "leave-last-out: the last event is the test item, the last but one the validation item",
     }
+    if by_order is not None and any("baskets" in card[group] for group in ("clients", "public")):
+        card["baskets"] = "by order number" if by_order else "by time"
     if raw is not None:
         card["raw"] = raw._asdict()
     if dropped is not None:
@@ -64,7 +67,8 @@ def make_card(
 
 def describe(events: Events) -> dict[str, Any]:
     """Counts, lengths, ties in time and repeats of one group of users; shares are None where nothing can be said."""
-    sequences = events.arrays().sequences
+    in_baskets = events.arrays().sequences
+    sequences = in_baskets.with_baskets(None)
     lengths = np.sort(sequences.length_U).tolist()
     if not lengths:
         return {"users": 0, "events": 0, "timestamps": "none", "tied_last_two_share": None}
@@ -81,8 +85,27 @@ def describe(events: Events) -> dict[str, Any]:
         },
         "repeated_event_share": repeated / sum(lengths),
         "repeated_test_item_share": repeated_test / len(lengths),
+        **({} if in_baskets.basket_E is None else {"baskets": _describe_baskets(in_baskets)}),
         **_describe_time(events),
     }
+
+
+def _describe_baskets(sequences: SequenceArray) -> dict[str, Any]:
+    num_baskets_U = sequences.num_baskets_U
+    count = int(num_baskets_U.sum())
+    few = int((num_baskets_U < MIN_EVENTS).sum())
+    return {"count": count, "mean_events": len(sequences.value_E) / count, "users_with_too_few": few}
+
+
+def baskets_in_words(domain: Domain) -> list[str]:
+    """The baskets of a domain's clients in a line; none where every event is a basket of its own."""
+    of_clients = domain.card["clients"].get("baskets")
+    if not of_clients:
+        return []
+    few = of_clients["users_with_too_few"]
+    counts = f"{of_clients['count']:,} baskets {domain.card['baskets']}, {of_clients['mean_events']:.1f} events in each"
+    too_few = f"; {few:,} of the customers have fewer than {MIN_EVENTS}, whom the protocol next_basket leaves out"
+    return [f"{counts}{too_few if few else ''}"]
 
 
 def overlaps(domains: Mapping[str, Domain]) -> dict[str, dict[str, dict[str, int]]]:

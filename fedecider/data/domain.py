@@ -49,10 +49,10 @@ class Events(NamedTuple):
         """The events of the items with a new number, -1 being none, of users who keep enough to be split."""
         users, items, times = self.arrays()
         is_kept_E = number_I[items.value_E] >= 0
-        length_U = np.bincount(items.row_E[is_kept_E], minlength=len(users))
-        kept = SequenceArray.of_lengths(length_U, number_I[items.value_E[is_kept_E]])
-        kept_times = None if times is None else SequenceArray.of_lengths(length_U, times.value_E[is_kept_E])
-        return Events(users, kept, kept_times).take(np.flatnonzero(length_U >= MIN_EVENTS))
+        kept = items.keep(is_kept_E)
+        kept = SequenceArray(kept.start_U, number_I[kept.value_E], basket_E=kept.basket_E)
+        kept_times = None if times is None else times.keep(is_kept_E)
+        return Events(users, kept, kept_times).take(np.flatnonzero(kept.length_U >= MIN_EVENTS))
 
 
 class EventArrays(NamedTuple):
@@ -149,6 +149,7 @@ class Domain:
         parts: list[Any] = [self.name, self.item_keys, self.titles, self.item_texts]
         for events in (self.clients, self.public):
             parts += [events.users, events.sequences, events.timestamps or None]
+            parts += [baskets] if (baskets := events.arrays().sequences.baskets) else []
         if self.catalogue.name != self.name:
             parts.append(self.catalogue.name)
         update_json(digest, parts)

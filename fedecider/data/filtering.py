@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedecider.data.baskets import by_time
 from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, EventArrays, Events
 from fedecider.data.dropped import Size
 from fedecider.data.readers.reading import RawEvents, finer_than_seconds
@@ -28,6 +29,8 @@ class Sequences(NamedTuple):
     time_E: np.ndarray
     fine_E: np.ndarray | None = None
     """Microseconds since 1970, where the source tells more than seconds."""
+    basket_E: np.ndarray | None = None
+    """Alike for the events of one basket, where order numbers tell; None: times do."""
 
     def used_items(self) -> list[str]:
         """Sorted keys of the items that are left."""
@@ -72,13 +75,23 @@ def compress(events: RawEvents, kept_E: np.ndarray) -> RawEvents:
         item_E=events.item_E[kept_E],
         time_E=events.time_E[kept_E],
         order_E=None if events.order_E is None else events.order_E[kept_E],
+        basket_E=None if events.basket_E is None else events.basket_E[kept_E],
     )
 
 
 def order_events(events: RawEvents) -> Sequences:
-    """Events by user and within a user by the source's order or time, ties in file order."""
-    order_E = events.time_E if events.order_E is None else events.order_E
-    rows = np.lexsort((order_E, events.user_E))  # stable
+    """Events by user and within a user by the source's order or time, ties in file order.
+
+    A basket stands together, where its first event does.
+    """
+    order_E, basket_E = events.time_E if events.order_E is None else events.order_E, events.basket_E
+    keys: tuple[np.ndarray, ...] = (order_E, events.user_E)
+    if basket_E is not None:
+        _, place_E = np.unique(basket_E, return_inverse=True)
+        first_B = np.full(int(place_E.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first_B, place_E, order_E)
+        keys = (order_E, basket_E, first_B[place_E], events.user_E)
+    rows = np.lexsort(keys)  # stable
     count_U = np.bincount(events.user_E, minlength=len(events.users))
     return Sequences(
         users=events.users,
@@ -87,6 +100,7 @@ def order_events(events: RawEvents) -> Sequences:
         item_E=events.item_E[rows],
         time_E=events.time_E[rows],
         fine_E=order_E[rows] if finer_than_seconds(events) else None,
+        basket_E=None if basket_E is None else basket_E[rows],
     )
 
 
@@ -120,6 +134,7 @@ def take(sequences: Sequences, kept_E: np.ndarray) -> Sequences:
         item_E=sequences.item_E[kept_E],
         time_E=sequences.time_E[kept_E],
         fine_E=None if sequences.fine_E is None else sequences.fine_E[kept_E],
+        basket_E=None if sequences.basket_E is None else sequences.basket_E[kept_E],
     )
 
 
@@ -136,9 +151,10 @@ def chosen_events(sequences: Sequences, chosen_U: np.ndarray, max_length: int | 
     places = np.flatnonzero(chosen_U)
     if not len(places):
         return NO_EVENTS.arrays()
-    columns = ((sequences.item_E, None), (sequences.time_E, sequences.fine_E))
+    columns = ((sequences.item_E, None, sequences.basket_E), (sequences.time_E, sequences.fine_E))
     parts = [SequenceArray(sequences.start_U, *column).take(places) for column in columns]
     items, times = parts if max_length is None else [part.newest(max_length) for part in parts]
+    items = items.with_baskets(by_time(times) if items.basket_E is None else items.basket_E)
     known = bool((times.value_E != UNKNOWN_TIME).any())
     return EventArrays([sequences.users[place] for place in places.tolist()], items, times if known else None)
 
@@ -147,7 +163,8 @@ def numbered(events: EventArrays, number_I: np.ndarray) -> Events:
     """The same events with the catalogue's numbers of items in the place of those that :class:`Sequences` has."""
     if not events.users:
         return NO_EVENTS
-    items = SequenceArray(events.sequences.start_U, number_I[events.sequences.value_E])
+    rows = events.sequences
+    items = SequenceArray(rows.start_U, number_I[rows.value_E], basket_E=rows.basket_E)
     return Events(events.users, items, events.timestamps)
 
 

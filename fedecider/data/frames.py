@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedecider.data.baskets import with_orders
 from fedecider.data.consent import Consent
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
@@ -92,8 +93,9 @@ class TableOptions:
     quantity: str | None = None
     """The column of quantities: rows of 0 or less are returns, no events. "": none."""
     order: str | None = None
-    """The column of order numbers, for exports that write the customer and the time on the first line of an order
-    alone: blank ones on its further lines are those of the line before. None: nothing is carried on."""
+    """The column of order numbers: a customer's events of one number are one basket. Where an export writes customer
+    and time on the first line of an order alone, blank ones on its further lines are those of the line before. None: a
+    customer's events of one time are one basket."""
     time_format: str | None = None
     """What times mean: ``s``, ``ms``, ``us`` or ``ns`` since 1970, or a format of `datetime.strptime`, such as
     ``%d/%m/%Y %H:%M``."""
@@ -164,7 +166,11 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     givens = [_with_columns(one, columns, notes) for one in sources.events]
     things = _item_tables(sources, givens, asked, notes)
     tables = event_tables(givens, settings.get("min_rating"), consents, reading)
-    raw = {one: table.build() for one, table in tables.items()}
+    raw = {}
+    for name, table in tables.items():
+        raw[name], odd = with_orders(table.build(), asked.order or "")
+        report.odd += odd
+    notes += report.odd
     report.add_events(raw)
     consent = _consent(asked, consents, raw, sources, settings.get("seed", 0), notes)
     pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}

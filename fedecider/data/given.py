@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -322,18 +323,19 @@ def event_tables(
     """
     tables: dict[str, EventTable] = {}
     reading = reading or Reading()
-    options, with_order = ReadOptions(min_rating), any("time" in given.columns for given in givens)
+    options = ReadOptions(min_rating)
+    empty = partial(EventTable, *(any(one in given.columns for given in givens) for one in ("time", "order")))
     for given in givens:
         read, before = 0, sum(table.num_events for table in tables.values())
         for batch in _checked_batches(given, reading):
             if "time" in given.columns and given.clock is None and batch.num_rows:
                 given = given._replace(clock=_guessed_clock(batch, given, reading))
             first, read = read, read + batch.num_rows
-            if consents is None and _add_columns(batch, given, tables, with_order):
+            if consents is None and _add_columns(batch, given, tables, empty):
                 continue
             for number, row in enumerate(_rows_of(batch, given), first + 1):
                 try:
-                    _add_row(row, given, number, tables, with_order, consents, options)
+                    _add_row(row, given, number, tables, empty, consents, options)
                 except BadValue as error:
                     reading.add_bad(given.what, error.kind, str(error))
         reading.num_rows[given.what] += read
@@ -351,7 +353,7 @@ def _add_row(
     given: Given,
     number: int,
     tables: dict[str, EventTable],
-    with_order: bool,
+    empty: Callable[[], EventTable],
     consents: Consents | None,
     options: ReadOptions,
 ) -> None:
@@ -362,15 +364,16 @@ def _add_row(
     is_low = "rating" in row and not keep_rating(_number(row["rating"], "rating", given, number), options)
     is_return = "quantity" in row and _number(row["quantity"], "quantity", given, number) <= 0
     time = _time(row["time"], given, number) if "time" in row and not (is_low or is_return) else ()
-    table = tables.setdefault(of, EventTable(with_order))
+    order = "" if _is_nothing(row.get("order")) else _key(row["order"], "order", given, number)
+    table = tables.setdefault(of, empty())
     if company:
-        user = f"{company}:{user}"
+        user, order = f"{company}:{user}", order and f"{company}:{order}"
     if consents is not None:
         consents.add(user, row["consents"], given, number)
     if is_low or is_return:
         table.skip(BELOW_RATING if is_low else RETURNS)
     else:
-        table.add(user, item, *time)
+        table.add(user, item, *(time or (UNKNOWN_TIME, 0)), order)
 
 
 def _guessed_clock(batch: pa.RecordBatch, given: Given, reading: Reading) -> Clock:
@@ -385,7 +388,9 @@ def _guessed_clock(batch: pa.RecordBatch, given: Given, reading: Reading) -> Clo
     return clock
 
 
-def _add_columns(batch: pa.RecordBatch, given: Given, tables: dict[str, EventTable], with_order: bool) -> bool:
+def _add_columns(
+    batch: pa.RecordBatch, given: Given, tables: dict[str, EventTable], empty: Callable[[], EventTable]
+) -> bool:
     """Add the events of a batch at once; False, and nothing added, where it takes more than plain keys and times."""
     if not batch.num_rows or set(given.columns) - {"user", "item", "time"}:
         return False
@@ -400,7 +405,7 @@ def _add_columns(batch: pa.RecordBatch, given: Given, tables: dict[str, EventTab
     if given.company:
         users = [f"{given.company}:{user}" for user in users]
     time_N = micro_N // MICROSECONDS if has_times else np.full(batch.num_rows, UNKNOWN_TIME)
-    table = tables.setdefault(given.domain, EventTable(with_order))
+    table = tables.setdefault(given.domain, empty())
     table.add_all(users, user_N, items, item_N, time_N, micro_N)
     return True
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import takewhile
 
+from fedecider.data.card import baskets_in_words
 from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.dropped import Dropped
 from fedecider.data.given import Reading
@@ -27,6 +28,8 @@ class ImportReport:
     """Filled while tables are read and prepared; ``str(report)`` tells what is known so far."""
 
     reading: Reading = field(default_factory=Reading)
+    odd: list[str] = field(default_factory=list)
+    """What is odd about order numbers; stands first."""
     read: list[str] = field(default_factory=list)
     """What the tables hold."""
     left: list[str] = field(default_factory=list)
@@ -87,12 +90,13 @@ class ImportReport:
         for name, domain in domains.items():
             size = domain.size()
             self.left.append(f"{name}: came in: {size}, {len(domain.public.users):,} of the users are public")
+            self.left += [f"{name}: {line}" for line in baskets_in_words(domain)]
 
     def lines(self) -> list[str]:
         """The report; a loss of over a tenth comes first."""
-        first, lost = [], self.lost_share
+        first, lost = list(self.odd), self.lost_share
         if lost is not None and lost > MUCH:
-            first = [f"WARNING: {lost:.0%} of the {self.num_rows:,} rows of events did not come in"]
+            first += [f"WARNING: {lost:.0%} of the {self.num_rows:,} rows of events did not come in"]
         rows = [f"{what}: {count:,} rows" for what, count in self.reading.num_rows.items()]
         for what, counts in self.reading.bad.items():
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in counts.most_common())

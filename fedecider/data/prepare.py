@@ -223,7 +223,8 @@ def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: reading.
         raise ValueError(f"domain {name!r}: no events in {raw.places(0, 1)} ({raw.dropped()}). Check --min_rating.")
     # Once before sorting, which keeps the memory for sorting small, and again after each later loss of events.
     events = filtering.compress(raw.events, k_core(raw.events.user_E, raw.events.item_E, min_user, min_item))
-    raw = raw._replace(events=raw.events._replace(users=[], user_E=_NONE, item_E=_NONE, time_E=_NONE, order_E=None))
+    empty = raw.events._replace(users=[], user_E=_NONE, item_E=_NONE, time_E=_NONE, order_E=None, basket_E=None)
+    raw = raw._replace(events=empty)
     sequences = filtering.order_events(events)
     del events
     steps = [(CORE, sequences.size())]
@@ -395,7 +396,8 @@ def _build_domain(
         one.dropped.step(TOO_LONG, size, domain.size())
     counts = {"repeated_same": one.records.num_same, "repeated_different": one.records.num_different}
     settings, dropped = _settings(config), one.dropped.plain()
-    domain.card.update(make_card(domain, one.raw, catalogue_records=counts, dropped=dropped, settings=settings))
+    by_order = one.sequences.basket_E is not None
+    domain.card.update(make_card(domain, one.raw, counts, dropped, settings, by_order))
     return domain
 
 

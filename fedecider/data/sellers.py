@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from fedecider.data.baskets import by_time
 from fedecider.data.catalogue import Catalogue, union
 from fedecider.data.domain import NO_EVENTS, UNKNOWN_TIME, Domain, Events
 from fedecider.evaluation.sequences import SequenceArray
@@ -132,12 +133,16 @@ def _public_of(members: Sequence[Domain]) -> Events:
     groups = [domain.public.arrays() for domain in members]
     users = [user for group in groups for user in group.users]
     items = [
-        SequenceArray(group.sequences.start_U, domain.catalogue_number_I[group.sequences.value_E])
-        for domain, group in zip(members, groups, strict=True)
+        SequenceArray(rows.start_U, domain.catalogue_number_I[rows.value_E], basket_E=rows.basket_E)
+        for domain, rows in zip(members, (group.sequences for group in groups), strict=True)
     ]
+    with_baskets = any(one.basket_E is not None for one in items)
     if len(set(users)) == len(users):
         lengths, numbers = ([getattr(one, name) for one in items] for name in ("length_U", "value_E"))
         every = SequenceArray.of_lengths(np.concatenate(lengths), np.concatenate(numbers))
+        if with_baskets:
+            basket_E = [np.arange(len(one.value_E)) if one.basket_E is None else one.basket_E for one in items]
+            every = every.with_baskets(np.concatenate(basket_E))
         return Events(users, every, None).take(sorted(range(len(users)), key=users.__getitem__))
     histories: dict[str, list[list[tuple[int, int]]]] = {}
     for group, of_group in zip(groups, items, strict=True):
@@ -145,7 +150,11 @@ def _public_of(members: Sequence[Domain]) -> Events:
         for user, item_H, time_H in zip(group.users, of_group, group.timestamps or unknown, strict=True):
             histories.setdefault(user, []).append(list(zip(time_H, item_H, strict=True)))
     names = sorted(histories)
-    return Events(names, [[item for _, item in _together(histories[user])] for user in names], None)
+    rows = [_together(histories[user]) for user in names]
+    sequences = SequenceArray.of([[item for _, item in row] for row in rows])
+    if with_baskets:  # one person's orders at two companies at one time are one basket
+        sequences = sequences.with_baskets(by_time(SequenceArray.of([[time for time, _ in row] for row in rows])))
+    return Events(names, sequences, None)
 
 
 def _together(histories: Sequence[list[tuple[int, int]]]) -> list[tuple[int, int]]:

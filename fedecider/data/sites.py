@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedecider.data import filtering
+from fedecider.data.baskets import with_orders
 from fedecider.data.card import RawSummary, make_card
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
@@ -48,6 +49,8 @@ class SiteTables:
     """The column of items' keys, in both tables."""
     time: str | None = None
     """The column of times. None: rows of events are oldest first."""
+    order: str | None = None
+    """The column of order numbers, by which events are in baskets. None: events of one time are one basket."""
     min_length: int = MIN_EVENTS
     """Users with fewer events are left out."""
     max_length: int | None = None
@@ -71,8 +74,8 @@ class SiteTables:
 
     def events(self, table: Any) -> Given:
         """A table of events with its columns."""
-        times = {"time": self.time} if self.time else {}
-        return Given("events", table, {"user": self.user, "item": self.item, **times})
+        others = {what: column for what, column in (("time", self.time), ("order", self.order)) if column}
+        return Given("events", table, {"user": self.user, "item": self.item, **others})
 
 
 OF_ITEMS = ("texts", "missing_text")
@@ -116,15 +119,15 @@ def publish(
         )
     keys = sorted(text_of.keys() - set(without))
     dropped.add(NO_TEXT, items=len(without))
-    public, raw = NO_EVENTS, NOTHING_READ
+    public, raw, odd = NO_EVENTS, NOTHING_READ, list[str]()
     if events is not None:
-        public, raw = _users_of(events, keys, frozenset(), asked, dropped)
+        public, raw, odd = _users_of(events, keys, frozenset(), asked, dropped)
         if not public.users:
             raise ValueError(f"got no public user ({dropped}), expected some, or no events where nobody is public")
     titles = [display_title(fields[key]) for key in keys]
     whole = Domain(name, Catalogue(name, keys, titles, [text_of[key] for key in keys]), NO_EVENTS, public, {})
     settings = {**asked.card, "missing_text": asked.missing_text}
-    whole.card.update(make_card(whole, raw, dropped=dropped.plain(), settings=settings))
+    whole.card.update(make_card(whole, raw, None, dropped.plain(), settings, bool(asked.order)) | {"notes": odd})
     names = [f"{name}.{company}" for company in companies]
     domains = {one: replace(whole, name=one, card={**whole.card, "name": one}) for one in names}
     if output is not None:
@@ -151,14 +154,14 @@ def own_users(events: Any, public: str | Path, client: str, output: str | Path |
     check_folder(output)
     asked, dropped = _site_tables(options, frozenset(OF_ITEMS)), Dropped()
     shared = load_domains(public, [client])[client]
-    clients, raw = _users_of(events, shared.item_keys, frozenset(shared.public.users), asked, dropped)
+    clients, raw, odd = _users_of(events, shared.item_keys, frozenset(shared.public.users), asked, dropped)
     if len(clients.users) < 2:
         raise ValueError(
             f"got {len(clients.users)} users of {client} ({dropped}), expected at least 2 with {asked.min_length} "
             "events of items that the catalogue has: are keys written as they are there?"
         )
     domain = replace(shared, clients=clients, card={})
-    domain.card.update(make_card(domain, raw, dropped=dropped.plain(), settings=asked.card))
+    domain.card.update(make_card(domain, raw, None, dropped.plain(), asked.card, bool(asked.order)) | {"notes": odd})
     if output is not None:
         save_domains({client: domain}, output)
     return domain
@@ -191,12 +194,14 @@ def _check_names(name: str, companies: Sequence[str]) -> None:
 
 def _users_of(
     events: Any, keys: Sequence[str], public: Collection[str], asked: SiteTables, dropped: Dropped
-) -> tuple[Events, RawSummary]:
-    """The users of a table who are not ``public``, by key, with the items ``keys``; what is left out is counted in
-    ``dropped``."""
+) -> tuple[Events, RawSummary, list[str]]:
+    """The users of a table who are not ``public``, by key, with the items ``keys``, and what is odd about its orders;
+    what is left out is counted in ``dropped``."""
     given = asked.events(events)
     (table,) = event_tables([given], None).values()
-    raw, number_of = table.build(), {key: number for number, key in enumerate(keys)}
+    raw, odd = with_orders(table.build(), asked.order or "")
+    number_of = {key: number for number, key in enumerate(keys)}
+    dropped.include(raw.dropped)
     known_I = np.array([key in number_of for key in raw.items], dtype=bool)
     kept = filtering.order_events(filtering.compress(raw, known_I[raw.item_E]))
     size = dropped.step(UNKNOWN_ITEMS, raw.size(), kept.size())
@@ -218,4 +223,4 @@ def _users_of(
         bad_lines={"count": 0, "examples": []},
         exact_duplicate_events=filtering.count_exact_duplicates(kept),
     )
-    return users, summary
+    return users, summary, odd

@@ -195,6 +195,8 @@ def _events_table(name: str, events: Events) -> Any:
 
     users, sequences, times = events.arrays()
     lists = {"items": (sequences, pa.int32()), "timestamps": (times, pa.int64())}
+    if baskets := sequences.baskets:
+        lists["baskets"] = (baskets, pa.int32())
     return pa.table(
         {
             "domain": pa.array([name] * len(users), pa.string()),
@@ -254,8 +256,8 @@ def _read_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _read_table(path: Path, columns: Sequence[str]) -> Any:
-    """Named columns of a Parquet file; ``ValueError`` when it is none or lacks one."""
+def _read_table(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Any:
+    """Named columns of a Parquet file; ``ValueError`` when it is none or lacks one that is not ``optional``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -269,9 +271,10 @@ def _read_table(path: Path, columns: Sequence[str]) -> Any:
     missing = [name for name in columns if name not in table.column_names]
     if missing:
         raise ValueError(f"{path} has columns {table.column_names} but not {missing}. Prepare this domain again.")
-    for name in columns:
+    wanted = [*columns, *(name for name in optional if name in table.column_names)]
+    for name in wanted:
         _check_column(path, name, table.column(name))
-    return table.select(list(columns))
+    return table.select(wanted)
 
 
 def _check_size(path: Path, metadata: Any) -> None:
@@ -287,7 +290,7 @@ def _check_column(path: Path, name: str, column: Any) -> None:
     """Refuse other types than those that were written, and values that are missing but in a column of times."""
     import pyarrow as pa
 
-    wanted = "lists of whole numbers" if name in ("items", "timestamps") else "texts"
+    wanted = "lists of whole numbers" if name in ("items", "timestamps", "baskets") else "texts"
     if name == "timestamps" and column.null_count == len(column):
         return
     if wanted == "texts":
@@ -303,11 +306,17 @@ def _check_column(path: Path, name: str, column: Any) -> None:
 
 def _read_events(path: Path) -> Events:
     """The events of a table as arrays over Arrow's memory: no list of numbers is made."""
-    table = _read_table(path, ("user", "items", "timestamps"))
+    table = _read_table(path, ("user", "items", "timestamps"), ("baskets",))
     times = table.column("timestamps")
     known = len(times) > 0 and not times.null_count
     users = table.column("user").to_pylist()
-    return Events(users, _numbers(table.column("items")), _numbers(times) if known else None)
+    sequences = _numbers(table.column("items"))
+    if "baskets" in table.column_names:
+        baskets = _numbers(table.column("baskets"))
+        if not np.array_equal(baskets.start_U, sequences.start_U):
+            raise ValueError(f"{path} has other numbers of baskets than of items. Prepare this domain again.")
+        sequences = SequenceArray(sequences.start_U, sequences.value_E, basket_E=baskets.value_E)
+    return Events(users, sequences, _numbers(times) if known else None)
 
 
 def _write_numbers(events: Events, path: Path) -> None:
@@ -318,6 +327,8 @@ def _write_numbers(events: Events, path: Path) -> None:
     arrays = {"starts": sequences.start_U, "items": sequences.value_E}
     if times is not None:
         arrays["timestamps"] = times.value_E.astype(np.int64, copy=False)
+    if baskets := sequences.baskets:
+        arrays["baskets"] = baskets.value_E
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
 
 
@@ -330,16 +341,17 @@ def _map_events(path: Path) -> Events:
         with safe_open(beside, "pt") as file:
             arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118  # no mapping
         start_U, item_E = arrays["starts"], arrays["items"]
-        times = arrays.get("timestamps")
+        times, basket_E = arrays.get("timestamps"), arrays.get("baskets")
         types = [array.dtype for array in arrays.values()]
         good = all(array.ndim == 1 for array in arrays.values()) and set(map(str, types)) <= {"int32", "int64"}
         good = good and len(start_U) == len(users) + 1 and start_U[0] == 0 and start_U[-1] == len(item_E)
-        good = good and bool((np.diff(start_U) >= 0).all()) and (times is None or len(times) == len(item_E))
+        beside_items = [array for array in (times, basket_E) if array is not None]
+        good = good and bool((np.diff(start_U) >= 0).all()) and all(len(one) == len(item_E) for one in beside_items)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{beside} cannot be read ({error}). Prepare this domain again.") from error
     if not good:
         raise ValueError(f"{beside} has not the events of {len(users)} users, expected these. Prepare it again.")
-    sequences = SequenceArray(start_U, item_E)
+    sequences = SequenceArray(start_U, item_E, basket_E=basket_E)
     return Events(users, sequences, None if times is None else SequenceArray(start_U, times))
 
 
@@ -379,7 +391,8 @@ configs:
 
 Prepared by FeDecider for sequential recommendation. `items`: domain, item number, key, title and item text.
 `clients` and `public`: one user a row, item numbers oldest first, timestamps in Unix seconds (-1: not known, null: no
-times in this group). The last item of a user is the test item, the last but one the validation item.
+times in this group), and where events come in baskets the basket of each, counted from 0. The last item of a user is
+the test item, the last but one the validation item; with protocol next_basket the items of the last two baskets are.
 The terms of the raw data apply to this copy as well.
 {silo}
 ```python

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from fedecider.bounds import Diverged
-from fedecider.data.card import summary
+from fedecider.data.card import baskets_in_words, summary
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
 from fedecider.data.sites import own_users
@@ -271,13 +271,14 @@ def _add_events(parser: ArgumentParser, whose: str, required: bool = True) -> No
     parser.add_argument("--user", default="user", help="column of users' keys")
     parser.add_argument("--item", default="item", help="column of items' keys")
     parser.add_argument("--time", default="", help="column of times; without it rows are in order, oldest first")
+    parser.add_argument("--order", default="", help="column of order numbers; else events of one time are a basket")
     parser.add_argument("--min_length", type=int, default=MIN_EVENTS, help="users with fewer events are left out")
     parser.add_argument("--max_length", type=int, default=None, help="so many newest events of a user are kept; all")
 
 
 def _columns(own: Any) -> dict[str, Any]:
     same = {name: getattr(own, name) for name in ("user", "item", "min_length", "max_length")}
-    return {**same, "time": own.time or None}
+    return {**same, "time": own.time or None, "order": own.order or None}
 
 
 def _texts(words: str) -> dict[str, str] | None:
@@ -292,4 +293,6 @@ def _log(domains: dict[str, Domain], output: str) -> None:
     log_line(summary(domains))
     first = next(iter(domains.values()))
     log_line(f"{first.catalogue.name}: {Dropped(first.card['dropped'])}")
+    for line in (*first.card["notes"], *baskets_in_words(first)):
+        log_line(line)
     log_line(f"written to {output}")

@@ -24,9 +24,10 @@ from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
 from fedecider.cross_silo.privacy import check_privacy, privacy_data
 from fedecider.cross_silo.results import evaluate, variant_entries, write_outcome
-from fedecider.data.domain import Domain
+from fedecider.data.domain import NO_EVENTS, Domain
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.near_texts import unit_vectors
+from fedecider.data.protocol import under
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
@@ -35,6 +36,7 @@ from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site, one_client
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import NEXT_BASKET
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.checksums import SUMS_FILE, file_sha256
 from fedecider.federation.method import Block, Download, FederatedMethod
@@ -87,7 +89,7 @@ def simulated(settings: prepare.Settings, sites: str = "") -> Shared:
     """A project, and the domains of all sites."""
     _check_sites(sites)
     check_deployable(settings)
-    domains = prepare.load_data(settings.run)
+    domains = prepare.read_data(settings.run)
 
     def write_own(name: str, folder: Path) -> None:
         save_domains({name: domains[name]}, folder)
@@ -103,6 +105,8 @@ def _check_sites(sites: str) -> None:
 def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared:
     """The same with and without client users in ``domains``."""
     known = {name: prepare.without_users(domain) for name, domain in domains.items()}
+    settings, why = _decided(settings, known)
+    read, lost = under(settings.run.protocol, known)
     prepare.check_targets(settings.run)
     check_sizes(settings, known)
     check_uploads(settings, len(known))
@@ -112,7 +116,7 @@ def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared
     def build(folder: Path, device: torch.device, quiet: bool) -> Mapping[str, Any]:
         save_domains(known, folder / "public")
         run = _placed(settings, folder).run
-        base_stages.distill_stage(run, base_stages.pretrain_stage(run, known, device, quiet), known, device, quiet)
+        base_stages.distill_stage(run, base_stages.pretrain_stage(run, read, device, quiet), read, device, quiet)
         encoded_texts(known, run.pretrain.text_encoder, run.cache)
         cache = folder / "cache"  # of the stages all but reports, which tell seconds, and places
         files = sorted(path for path in cache.rglob("*") if path.is_file() and path.name not in _TELLING)
@@ -122,8 +126,21 @@ def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared
         }
 
     hosts = {name: [client] for client, name in enumerate(known)}
-    notes = [*overlap["sentences"], *what_sites_learn(known, settings.run.hybrid)]
+    notes = [*why, *lost, *overlap["sentences"], *what_sites_learn(known, settings.run.hybrid)]
     return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
+
+
+def _decided(settings: prepare.Settings, known: Mapping[str, Domain]) -> tuple[prepare.Settings, list[str]]:
+    """Settings with a protocol that all sites have from the start: what is public of the data decides, and why."""
+    public = {
+        name: replace(domain, clients=domain.public, public=NO_EVENTS)
+        for name, domain in known.items()
+        if len(domain.public.users) > 1
+    }
+    protocol, why = prepare.chosen_for(settings.run, public)
+    if why and not public:
+        why = [f"protocol {protocol}: nobody is public; where customers buy again, give --protocol {NEXT_BASKET.name}"]
+    return settings._replace(run=replace(settings.run, protocol=protocol)), why
 
 
 def _placed(settings: prepare.Settings, root: Path) -> prepare.Settings:
@@ -161,7 +178,7 @@ def check_deployable(settings: prepare.Settings) -> None:
 def party(project: Project, own: Mapping[str, Domain], device: torch.device) -> Party:
     """A server (``own`` empty) or the site whose domain is in ``own`` (`own_domain`)."""
     settings = project.settings
-    known = load_domains(settings.run.data, project.names)
+    known = under(settings.run.protocol, load_domains(settings.run.data, project.names))[0]
     everyone = known | {name: with_clients(known[name], domain) for name, domain in own.items()}
     pretrained, distilled = (only_stage(project.root / "cache", name) for name in ("pretrain", "distill"))
     ids = load_ids(pretrained.folder, known, settings.run.pretrain, synthetic_of=own)
@@ -191,7 +208,10 @@ def own_domain(project: Project, data: str, name: str) -> Domain:
             f"got another catalogue or other public users of {name} than the project has, expected the same: prepare "
             f"the site's data with the items and public users in {folder}"
         )
-    return domain
+    read, lost = under(project.settings.run.protocol, {name: domain})
+    for line in lost:
+        log_line(line)
+    return read[name]
 
 
 def server(project: Project, output: Path, device: torch.device) -> Plan:

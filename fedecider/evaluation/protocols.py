@@ -1,8 +1,9 @@
 """Evaluation protocols: the leave-last-out split, candidates, training negatives, and the reported round.
 
-The last event is the test item, the last but one the validation item: this file is the only home of that rule.
+The last event is the test item, the last but one the validation item: this file is the only home of that rule. Where
+customers buy again, or several items at a time, ``next_basket`` holds out their last baskets and drops no candidate.
 
-The name of the protocol is part of every number. ``strict`` is the default. ``paper`` exists to reproduce published
+The name of the protocol is part of every number. ``paper`` exists to reproduce published
 tables of the cross-device track only: its training negatives avoid the held-out items, so that the held-out item is the
 one untrained item that is never a negative, and remembering the negatives is enough to find it. ``isolated99`` is the
 same but for that: none of the 99 other candidates is a negative either, so remembering finds nothing.
@@ -97,11 +98,17 @@ class Protocol:
     """Which round is reported; with "last" the best validation round is reported beside it. Public codes report the
     round that is best on test items, which no protocol here does."""
     leaks: bool = False
+    baskets: bool = False
+    """Events of one order or time are held out together; else every event is a basket of its own."""
 
 
+AUTO = "auto"
+"""In the place of a protocol: the data decide, before the first round."""
 STRICT = Protocol("strict", "train")
+NEXT_BASKET = Protocol("next_basket", "train", drop_seen=False, baskets=True)
 PROTOCOLS = {
     "strict": STRICT,
+    "next_basket": NEXT_BASKET,
     "strict/keep_seen": Protocol("strict/keep_seen", "train", drop_seen=False),
     "strict/sampled99": Protocol("strict/sampled99", "train", num_sampled=99),
     "isolated99": Protocol("isolated99", "candidates", num_sampled=99, selection="last"),

@@ -114,6 +114,35 @@ class SequenceArray(Sequence[list[int]]):
         """The same numbers in an array of this type."""
         return SequenceArray(self.start_U, self.value_E.astype(dtype, copy=False), basket_E=self.basket_E)
 
+    def with_baskets(self, basket_E: np.ndarray | None) -> SequenceArray:
+        """The same numbers in these baskets; in none, where each of them would be a basket of its own."""
+        found = SequenceArray(self.start_U, self.value_E, self.fine_E, basket_E)
+        numbers = None if found.is_new_basket_E.all() else found.baskets
+        return SequenceArray(self.start_U, self.value_E, self.fine_E, None if numbers is None else numbers.value_E)
+
+    @property
+    def baskets(self) -> SequenceArray | None:
+        """The basket of every number, counted 0, 1, ... in each row, as int32; None where there are none."""
+        if self.basket_E is None:
+            return None
+        number_E = np.cumsum(self.is_new_basket_E)
+        first_U = number_E[np.minimum(self.start_U[:-1], max(len(number_E) - 1, 0))] if len(number_E) else number_E
+        return SequenceArray(self.start_U, (number_E - np.repeat(first_U, self.length_U)).astype(np.int32))
+
+    @property
+    def is_first_in_basket_E(self) -> np.ndarray:
+        """(E,) bool: the first time that its basket has this number."""
+        if self.basket_E is None:
+            return np.ones(len(self.value_E), bool)
+        start_N = np.append(np.flatnonzero(self.is_new_basket_E), len(self.value_E))
+        return SequenceArray(start_N, self.value_E).is_first_E
+
+    def keep(self, kept_E: np.ndarray) -> SequenceArray:
+        """The rows with some of their numbers, (E,) bool."""
+        length_U = np.bincount(self.row_E[kept_E], minlength=len(self))
+        basket_E = None if self.basket_E is None else self.basket_E[kept_E]
+        return SequenceArray.of_lengths(length_U, self.value_E[kept_E], basket_E)
+
     def take(self, row_N: Any) -> SequenceArray:
         """The chosen rows in this order: their numbers, or (U,) bool."""
         row_N = np.asarray(row_N)
@@ -148,17 +177,13 @@ class SequenceArray(Sequence[list[int]]):
         """All rows without their last ``num`` baskets; of one that has no more than that nothing is left."""
         if self.basket_E is None:
             return self._cut(self.start_U[:-1], np.maximum(self.length_U - num, 0))
-        length_U = np.bincount(self.row_E[self.num_after_E >= num], minlength=len(self))
-        return self._cut(self.start_U[:-1], length_U)
+        return self.keep(self.num_after_E >= num)
 
     def basket(self, num_after: int = 0) -> SequenceArray:
         """The basket of each row behind which ``num_after`` others stand, each item once; empty where there is none."""
-        is_there_E = self.num_after_E == num_after
-        part = SequenceArray.of_lengths(
-            np.bincount(self.row_E[is_there_E], minlength=len(self)), self.value_E[is_there_E]
-        )
-        first_E = part.is_first_E
-        return SequenceArray.of_lengths(np.bincount(part.row_E[first_E], minlength=len(self)), part.value_E[first_E])
+        found = self.keep(self.num_after_E == num_after)
+        found = found.keep(found.is_first_E)
+        return SequenceArray(found.start_U, found.value_E)
 
     def newest(self, num: int) -> SequenceArray:
         """The last ``num`` numbers of each row, or what there is."""

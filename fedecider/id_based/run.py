@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from fedecider.comparison.compare import Cell, Course, Entry, Shared, TrackRows,
 from fedecider.comparison.search import search_of
 from fedecider.comparison.tune import Tunable
 from fedecider.data.domain import Domain, clients_of
+from fedecider.data.protocol import chosen_protocol, under
 from fedecider.data.sellers import once_each
 from fedecider.data.store import load_domains
 from fedecider.engine.finish import finish, per_user_records
@@ -27,7 +27,7 @@ from fedecider.engine.page import Parts, ReportConfig, write_run_page
 from fedecider.engine.result import RunResult
 from fedecider.engine.run import Experiment, Rounds, train
 from fedecider.evaluation.metrics import metrics_per_client
-from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.protocols import AUTO, get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.callbacks import recording
 from fedecider.federation.channel import Channel
@@ -55,6 +55,7 @@ from fedecider.running.damage import damage_names
 from fedecider.running.launch import Launch
 from fedecider.running.options import Schema, field_names, from_plain, merged, nested
 from fedecider.running.plain import as_plain
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_output, read_run
 from fedecider.search_space import Setting
 
@@ -73,7 +74,8 @@ class IdRunConfig:
         num_rounds: The number of rounds of local training and exchange.
         patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
-        protocol: The evaluation protocol: strict, or strict/keep_seen.
+        protocol: The evaluation protocol: strict, or strict/keep_seen; auto is strict, with a warning where customers
+            buy again.
         num_threads: The number of CPU threads; 0 leaves the choice to torch.
         resume: If true, the stopped run in output goes on.
     """
@@ -86,15 +88,18 @@ class IdRunConfig:
     num_rounds: OneOrMore = 30
     patience: ZeroOrMore = 0
     participation: ShareAbove0 = 1.0
-    protocol: str = "strict"
+    protocol: str = "auto"
     num_threads: Threads = 0
     resume: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"got method {self.method!r}, expected one of {', '.join(METHODS)}")
-        if get_protocol(self.protocol).num_sampled is not None:
-            raise ValueError(f"got protocol {self.protocol!r}, expected one of whole catalogues, such as strict")
+        if self.protocol != AUTO and (get_protocol(self.protocol).num_sampled or get_protocol(self.protocol).baskets):
+            raise ValueError(
+                f"got protocol {self.protocol!r} for {self.method}, expected one of whole catalogues and single "
+                "events, such as strict"
+            )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
 
@@ -193,16 +198,22 @@ def load(settings: IdSettings, launch: Launch) -> Experiment:
     Raises:
         ValueError: a setting or the data cannot be, or several processes were started.
     """
-    return experiment_on(_domains(settings, launch), settings)
+    settings, domains = _decided(settings, launch)
+    return experiment_on(domains, settings)
 
 
-def _domains(settings: IdSettings, launch: Launch) -> dict[str, Domain]:
+def _decided(settings: IdSettings, launch: Launch) -> tuple[IdSettings, dict[str, Domain]]:
+    """Settings with the protocol of these data, and the data."""
     run = settings.run
     if launch.processes.count > 1:
         raise ValueError(f"got {launch.processes.count} processes for {run.method}, expected one: its models are small")
     if not run.data:
         raise ValueError(f"got {run.method} without data, expected a folder of prepared domains: --data data/NAME")
-    return load_domains(run.data, run.domain_names)
+    domains = load_domains(run.data, run.domain_names)
+    protocol, why = chosen_protocol(run.protocol, domains, f"{run.method} knows no baskets")
+    for line in why:
+        log_line(line)
+    return settings._replace(run=replace(run, protocol=protocol)), under(protocol, domains)[0]
 
 
 def experiment_on(domains: Mapping[str, Domain], settings: IdSettings) -> Experiment:
@@ -229,7 +240,12 @@ def experiment_on(domains: Mapping[str, Domain], settings: IdSettings) -> Experi
 def tunable(settings: IdSettings, launch: Launch) -> Tunable:
     """Trials are runs on the same data."""
     entry = METHODS[settings.run.method]
-    return Tunable(entry.space, entry.grid, partial(experiment_on, _domains(settings, launch)), file_settings)
+    settings, domains = _decided(settings, launch)
+
+    def experiment(tried: IdSettings) -> Experiment:
+        return experiment_on(domains, tried._replace(run=replace(tried.run, protocol=settings.run.protocol)))
+
+    return Tunable(entry.space, entry.grid, experiment, file_settings)
 
 
 def file_settings(settings: IdSettings) -> dict[str, Any]:

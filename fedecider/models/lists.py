@@ -10,13 +10,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedecider.data.baskets import with_orders
 from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.filtering import compress, order_events
 from fedecider.data.frames import events_file
 from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns
+from fedecider.data.protocol import under
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
+from fedecider.evaluation.protocols import STRICT
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
@@ -131,15 +134,17 @@ def counted_histories(folder: RunFolder, company: str, data: str = "") -> Histor
 
 def _domain(folder: RunFolder | None, run: str, company: str, data: str) -> Domain:
     """The prepared domain in ``data``, or in the run's data."""
+    protocol = read_run(folder.root).get("protocol", STRICT.name) if folder else STRICT.name
     if data:
-        return load_domains(data, [company])[company]
+        return under(protocol, load_domains(data, [company]))[0][company]
     if folder is None:
         raise ValueError(f"got {run}, which knows no customers, expected where they are: --data or --events")
     config = read_run(folder.root)["config"]["run"]
     where, seed = str(config.get("data") or ""), int(config.get("seed", 0))
     if where and not Path(where).is_dir():
         raise ValueError(f"got the run's data {where}, which is no folder from here, expected it: name it with --data")
-    return (load_domains(where, [company]) if where else sample_domains([company], seed))[company]
+    domains = load_domains(where, [company]) if where else sample_domains([company], seed)
+    return under(protocol, domains)[0][company]
 
 
 def _histories(domain: Domain, company: str) -> Histories:
@@ -154,7 +159,7 @@ def _histories(domain: Domain, company: str) -> Histories:
 def build_events(given: Given) -> RawEvents:
     """The events of a table, with its times where there are some; rows of quantity 0 or less are returns."""
     (table,) = event_tables([given], None).values()
-    return table.build()
+    return with_orders(table.build(), given.columns.get("order", ""))[0]
 
 
 def refuse_others(given: Given, company: str) -> None:

@@ -394,6 +394,10 @@ class RawEvents(NamedTuple):
     """(E,) int64 order within a user where the source gives one; None: ordered by time, ties in file order."""
     dropped: Dropped
     """What the reader could read and left out on purpose."""
+    basket_E: np.ndarray | None = None
+    """(E,) int64, alike for the events of one basket, where order numbers tell; None: times do."""
+    orders: Sequence[str] = ()
+    """The order numbers, while ``basket_E`` points into them, -1 for none: until `with_orders`."""
 
     def size(self) -> Size:
         """Users, items and events as read."""
@@ -438,13 +442,15 @@ class RawDomain(NamedTuple):
 class EventTable:
     """Grows by one event at a time; 16 bytes an event (24 with an order) plus one key per user and item."""
 
-    def __init__(self, with_order: bool = False) -> None:
+    def __init__(self, with_order: bool = False, with_baskets: bool = False) -> None:
         self._users: dict[str, int] = {}
         self._items: dict[str, int] = {}
         self._user = array("i")
         self._item = array("i")
         self._time = array("q")
         self._order = array("q") if with_order else None
+        self._orders: dict[str, int] = {"": -1}
+        self._basket = array("q") if with_baskets else None
         self.dropped = Dropped()
 
     @property
@@ -452,14 +458,16 @@ class EventTable:
         """Events that were added."""
         return len(self._user)
 
-    def add(self, user: str, item: str, time: int = UNKNOWN_TIME, order: int = 0) -> None:
-        """Append one event."""
+    def add(self, user: str, item: str, time: int = UNKNOWN_TIME, order: int = 0, basket: str = "") -> None:
+        """Append one event; ``order`` puts those of a user in order, ``basket`` is its order number."""
         users, items = self._users, self._items
         self._user.append(users.setdefault(user, len(users)))
         self._item.append(items.setdefault(item, len(items)))
         self._time.append(time)
         if self._order is not None:
             self._order.append(order)
+        if self._basket is not None:
+            self._basket.append(self._orders.setdefault(basket, len(self._orders) - 1))
 
     def add_all(
         self,
@@ -494,6 +502,8 @@ class EventTable:
             time_E=np.frombuffer(self._time, dtype=np.int64) if self._time else np.zeros(0, np.int64),
             order_E=None if self._order is None else np.asarray(self._order, dtype=np.int64),
             dropped=self.dropped,
+            basket_E=None if self._basket is None else np.asarray(self._basket, dtype=np.int64),
+            orders=list(self._orders)[1:],
         )
 
 

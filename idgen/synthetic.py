@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from fedecider.data.near_texts import nearest_of
+
 
 class Neighbours(NamedTuple):
     """The items whose texts stand nearest to each item's, itself not among them."""
@@ -19,10 +21,6 @@ class Neighbours(NamedTuple):
     item_IK: np.ndarray
     share_IK: np.ndarray
     """Running sums of the probabilities, 1 in the last column."""
-
-
-MAX_COSINES = 2**26
-"""Cosines of items that exist at a time: 256 MiB."""
 
 
 def nearest_items(vector_ID: Tensor, count: int = 20, temperature: float = 0.1) -> Neighbours:
@@ -33,11 +31,11 @@ def nearest_items(vector_ID: Tensor, count: int = 20, temperature: float = 0.1) 
     """
     if len(vector_ID) < 2:
         raise ValueError(f"got a catalogue of {len(vector_ID)} item, expected two or more: none has a neighbour")
-    unit_ID, nearest = normalize(vector_ID.float(), dim=1), []
-    for number_B in torch.arange(len(unit_ID)).split(max(1, MAX_COSINES // len(unit_ID))):
-        cosine_BI = (unit_ID[number_B] @ unit_ID.T).scatter_(1, number_B[:, None], -torch.inf)
-        nearest.append(cosine_BI.topk(min(count, len(vector_ID) - 1), dim=1))
-    cosine_IK, item_IK = (torch.cat(parts) for parts in zip(*nearest, strict=True))
+    unit_ID = normalize(vector_ID.float(), dim=1)
+    near = nearest_of(unit_ID.numpy(), count + 1)
+    cosine_IN = near.cosine_KN.masked_fill(near.item_KN == torch.arange(len(unit_ID))[:, None], -torch.inf)
+    cosine_IK, place_IK = cosine_IN.topk(cosine_IN.shape[1] - 1, dim=1)
+    item_IK = near.item_KN.gather(1, place_IK)
     share_IK = torch.softmax(cosine_IK.double() / temperature, 1).cumsum(1)
     share_IK[:, -1] = 1.0
     return Neighbours(item_IK.numpy(), share_IK.numpy())

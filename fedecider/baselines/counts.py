@@ -24,6 +24,9 @@ from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
 
 MAX_PAIRS = 4_000_000
+FARTHEST = 50
+"""Events between which a pair still counts: one farther apart weighs less than a fiftieth of direct successors, and a
+year of shopping has a thousand times as many of those."""
 
 
 def train_counts(sequences: protocols.Sequences, num_items: int, extra: protocols.Sequences = ()) -> Tensor:
@@ -43,8 +46,8 @@ def cooccurrence_matrix(
 ) -> scipy.sparse.csr_array:
     """Sparse (I, I): entry (a, b) sums 1 / distance over the places where b stands up to ``window`` events after a.
 
-    ``window=1, directed=True`` counts direct successors (a first-order Markov chain); ``window=None`` takes the
-    whole sequence; ``directed=False`` adds the transpose. Train parts of ``sequences`` and all of ``extra``.
+    ``window=1, directed=True`` counts direct successors (a first-order Markov chain); ``window=None`` goes as far as
+    `FARTHEST`; ``directed=False`` adds the transpose. Train parts of ``sequences`` and all of ``extra``.
     """
     parts = _train_parts(sequences, extra)
     item_E = np.fromiter((item for part in parts for item in part), dtype=np.int64)
@@ -52,7 +55,7 @@ def cooccurrence_matrix(
     longest = max((len(part) for part in parts), default=1)
     total = scipy.sparse.csr_array((num_items, num_items))
     pairs: list[np.ndarray] = []
-    for distance in range(1, min(longest - 1, window or longest) + 1):
+    for distance in range(1, min(longest - 1, window or FARTHEST) + 1):
         same = owner_E[:-distance] == owner_E[distance:]
         first, second = item_E[:-distance][same], item_E[distance:][same]
         pairs.append(np.stack([first, second, np.full(len(first), 1.0 / distance)]))

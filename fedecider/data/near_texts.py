@@ -40,39 +40,74 @@ class NearTexts(NamedTuple):
     far_sixth_I: np.ndarray
 
 
+class Nearest(NamedTuple):
+    """The N items nearest to each of K items."""
+
+    item_KN: torch.Tensor
+    """Rising."""
+    cosine_KN: torch.Tensor
+    far_K2: torch.Tensor
+    """Means of max(0, cos)^3 and max(0, cos)^6 over all items but those of ``item_KN`` above 0, float64."""
+
+
+def nearest_of(
+    unit_ID: np.ndarray, num_nearest: int, item_K: np.ndarray | None = None, device: torch.device | str = "cpu"
+) -> Nearest:
+    """The ``num_nearest`` items with the largest cosines to each of the items ``item_K`` (None: all), themselves among
+    them.
+
+    Cost: one product of the different vectors with each other, in blocks. Items of one vector, of which a shop with few
+    words has many, are compared together; where not all of them are near enough, those with the lowest numbers are.
+    """
+    number_of: dict[bytes, int] = {}
+    text_I = np.array([number_of.setdefault(row.tobytes(), len(number_of)) for row in unit_ID])
+    first_T = np.unique(text_I, return_index=True)[1]
+    unit_TD = torch.from_numpy(unit_ID[first_T]).to(device)
+    by_text_I, count_T = (
+        torch.from_numpy(one).to(device) for one in (text_I.argsort(kind="stable"), np.bincount(text_I))
+    )
+    start_T, num_texts, num_items = count_T.cumsum(0) - count_T, len(first_T), len(unit_ID)
+    wanted_R, row_K = np.unique(text_I if item_K is None else text_I[item_K], return_inverse=True)
+    parts: list[Nearest] = []
+    for text_B in torch.from_numpy(wanted_R).split(max(1, MAX_COSINES // num_texts)):
+        cosine_BT = unit_TD[text_B.to(device)] @ unit_TD.T
+        top_BN, place_BN = cosine_BT.topk(min(num_nearest, num_texts), dim=1)
+        count_BN = count_T[place_BN]
+        kept_BN = (num_nearest - (count_BN.cumsum(1) - count_BN)).clamp(min=0).minimum(count_BN)
+        kept_E = kept_BN.flatten()
+        number_E = torch.arange(int(kept_E.sum()), device=device) - (kept_E.cumsum(0) - kept_E).repeat_interleave(
+            kept_E
+        )
+        item_E = by_text_I[start_T[place_BN].flatten().repeat_interleave(kept_E) + number_E]
+        item_BN, order_BN = item_E.view(len(text_B), -1).sort(1)
+        value_BN = top_BN.flatten().repeat_interleave(kept_E).view_as(item_BN).gather(1, order_BN)
+        far_BT = count_T.float().repeat(len(text_B), 1).scatter_(1, place_BN, (count_BN - kept_BN).float())
+        cube_BT = cosine_BT.clamp_(min=0.0) * cosine_BT * cosine_BT
+        sums = ((cube_BT * far_BT).sum(1).double(), (cube_BT.square_() * far_BT).sum(1).double())
+        num_far_B = (num_items - (value_BN > 0.0).sum(1)).double()
+        parts.append(Nearest(item_BN.cpu(), value_BN.cpu(), torch.stack([one / num_far_B for one in sums], 1).cpu()))
+    return Nearest(*(torch.cat(of_parts)[row_K] for of_parts in zip(*parts, strict=True)))
+
+
 def nearest_texts(
     unit_ID: np.ndarray,
     item_K: np.ndarray | None = None,
     num_nearest: int | None = None,
     device: torch.device | str = "cpu",
 ) -> NearTexts:
-    """Each item with the ``num_nearest`` items whose texts are nearest, as far as their cosine is above 0.
+    """Each item with the items whose texts are nearest (`nearest_of`), as far as their cosine is above 0.
 
     ``num_nearest``: without it as many as `MAX_NEAREST` leaves each item, and `MIN_NEAREST` at least.
-    ``item_K``: the items whose rows are filled, all without it. Cost: one product of the vectors with each other, in
-    blocks.
+    ``item_K``: the items whose rows are filled, all without it.
     """
     num_items = len(unit_ID)
     num_nearest = max(MIN_NEAREST, MAX_NEAREST // max(1, num_items)) if num_nearest is None else num_nearest
     item_K = np.arange(num_items) if item_K is None else np.unique(item_K)
-    unit_ID_there = torch.from_numpy(unit_ID).to(device)
-    values, items, means = [], [], []
-    for item_T in torch.from_numpy(item_K).split(max(1, MAX_COSINES // max(1, num_items))):
-        cosine_TI = unit_ID_there[item_T.to(device)] @ unit_ID_there.T
-        top_TN, place_TN = cosine_TI.topk(min(num_nearest, num_items), dim=1, sorted=False)
-        place_TN, order_TN = place_TN.sort(1)
-        items.append(place_TN.cpu())
-        values.append(top_TN.gather(1, order_TN).cpu())
-        if num_nearest < num_items:
-            far_TI = cosine_TI.clamp_(min=0.0).scatter_(1, place_TN, 0.0)
-            num_far_T = (num_items - (values[-1] > 0.0).sum(1)).double()
-            cube_TI = far_TI * far_TI * far_TI
-            sums = (cube_TI.sum(1), cube_TI.square_().sum(1))
-            means.append(torch.stack([of_T.double().cpu() / num_far_T for of_T in sums]))
+    near = nearest_of(unit_ID, num_nearest, item_K, device)
     far_2I = np.zeros((2, num_items))
-    if means:
-        far_2I[:, item_K] = torch.cat(means, 1).numpy()
-    value_KN, item_KN = torch.cat(values).double().numpy(), torch.cat(items).numpy()
+    if num_nearest < num_items:
+        far_2I[:, item_K] = near.far_K2.numpy().T
+    value_KN, item_KN = near.cosine_KN.double().numpy(), near.item_KN.numpy()
     kept_KN = value_KN > 0.0
     start_I1 = np.zeros(num_items + 1, np.int64)
     start_I1[item_K + 1] = kept_KN.sum(1)

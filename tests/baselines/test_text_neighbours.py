@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedecider.baselines.counts import cooccurrence_scores, text_and_count_scores, text_neighbour_scores
+from fedecider.data.near_texts import nearest_texts
 from fedecider.evaluation.protocols import rank_held_out
 
 USER = torch.tensor([0])
@@ -59,3 +60,16 @@ def test_counts_and_text_add_up():
     both = text_and_count_scores(vector_ID, sequences, "test", extra, text_weight=0.3)(USER)
     assert torch.allclose(both, counts + 0.3 * text, atol=1e-12)
     assert not torch.allclose(both, counts)
+
+
+@pytest.mark.parametrize("num_nearest", [2, 4, 9])
+def test_items_of_one_text_count_each(num_nearest):
+    unit_ID = on_circle(0, 50, 80).float()[[0, 1, 0, 2, 0, 1]].numpy()
+    near = nearest_texts(unit_ID, num_nearest=num_nearest)
+    for item, cosine_I in enumerate(unit_ID @ unit_ID.T):
+        cube_I = cosine_I.clip(min=0).astype(float) ** 3
+        order_I = (-cosine_I.round(5)).argsort(kind="stable")
+        row_I = near.cube_II.toarray()[item] + near.far_cube_I[item]
+        expected = cube_I.copy()
+        expected[order_I[num_nearest:]] = cube_I[order_I[num_nearest:]].mean() if num_nearest < 6 else 0.0
+        assert row_I == pytest.approx(expected, abs=1e-6)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecider.baselines.counts import (
+    FARTHEST,
     cooccurrence_matrix,
     cooccurrence_scores,
     popularity,
@@ -53,6 +54,14 @@ def test_direct_successors_by_hand():
     assert both[1, 2] == both[2, 1] == 2.0
     assert both[0, 2] == both[2, 0] == 1.5  # 0 1 2 at 1/2, and 2 0 at 1
     assert (both == both.T).all()
+
+
+def test_pairs_far_apart_do_not_count():
+    sequences = [[*range(60), 0, 1]]
+    matrix = cooccurrence_matrix(sequences, 60, window=None).toarray()
+    assert matrix[3, 3 + FARTHEST] == 1 / FARTHEST
+    assert matrix[3, 3 + FARTHEST + 1 :].sum() == 0
+    assert cooccurrence_matrix(sequences, 60, window=55).toarray()[3, 3 + 55] == 1 / 55
 
 
 @given(events, events, st.sampled_from([None, 1, 2, 3]), st.booleans())

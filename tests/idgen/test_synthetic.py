@@ -37,3 +37,11 @@ def test_random_items_come_in_with_their_share():
     drawn = draw_synthetic(neighbours, 20_000, np.random.default_rng(1), random_share=0.4)
     items = [item == int(neighbours.item_IK[row[-1], 0]) for row in drawn for item in row[:-1]]
     assert np.mean(items) == pytest.approx(0.6 + 0.4 / 5, abs=0.01)
+
+
+def test_items_of_one_text_are_neighbours_and_no_item_is_its_own():
+    vector_ID = VECTORS[[0, 2, 0, 1, 0]]  # items 0, 2 and 4 have one text, item 3 a near one
+    found = nearest_items(vector_ID, count=3, temperature=0.5)
+    assert [set(row) for row in found.item_IK.tolist()] == [{2, 4, 3}, {3, 0, 2}, {0, 4, 3}, {0, 2, 4}, {0, 2, 3}]
+    assert found.item_IK[0, -1] == 3
+    assert found.share_IK[3].tolist() == pytest.approx([1 / 3, 2 / 3, 1.0])

@@ -12,10 +12,9 @@ from typing import Any
 from fedecider.engine.result import RunResult
 from fedecider.engine.track import track_of_config
 from fedecider.models.versions import in_force
+from fedecider.report.tables import compared
 from fedecider.running.damage import read_object
 from fedecider.running.run_folder import RunFolder
-
-REPORTED = ("hit@10", "ndcg@10")
 
 
 class Result:
@@ -78,7 +77,9 @@ class Result:
         """A frame of test means, a row an entry, the mean over clients where there are several."""
         import pandas as pd  # --help does without
 
-        means = {entry: {name: values[name]["mean"] for name in REPORTED} for entry, values in self.run.test.items()}
+        means = {
+            entry: {name: values[name]["mean"] for name in compared(values)} for entry, values in self.run.test.items()
+        }
         return pd.DataFrame.from_dict(means, orient="index").rename_axis(index="entry", columns="metric")
 
     @cached_property

@@ -28,7 +28,7 @@ from fedecider.evaluation.statistics import Comparison as PairedTest
 from fedecider.evaluation.statistics import Persons, compare_table, shared_persons
 from fedecider.federation.streams import stream
 from fedecider.report.costs import mean_bytes, near_round
-from fedecider.report.tables import CANARY, COMPARED, ResultRow, result_rows, shown_domains
+from fedecider.report.tables import BASKETS_COMPARED, CANARY, COMPARED, ResultRow, result_rows, shown_domains
 from fedecider.running.progress import log_line
 from fedecider.search_space import Setting
 
@@ -384,8 +384,10 @@ def _tests(
     if not pairs:
         return []
     draws = stream(0, "comparisons")
+    is_of_baskets = any(one.ndim == 3 for per_client in tested.values() for one in per_client.values())
+    metrics = BASKETS_COMPARED if is_of_baskets else COMPARED
     return compare_table(
-        tested, draws, COMPARED, pairs, plan.permutations, persons=persons, each_domain=plan.each_client
+        tested, draws, metrics, pairs, plan.permutations, persons=persons, each_domain=plan.each_client
     )
 
 

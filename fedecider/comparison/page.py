@@ -20,8 +20,8 @@ from fedecider.report.figures import convergence_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
-    METRICS,
     ResultRow,
+    compared,
     comparisons_csv,
     comparisons_data,
     csv_text,
@@ -166,13 +166,14 @@ def _canary_alarms(table: Table, name: str) -> list[str]:
 
 def _better_on_test(table: Table, results: Results, chosen: str, scope: str) -> list[str]:
     choices = [row for row in results.rows if results.kinds[row.label] in _words(table).choices]
-    means = {row.label: row.values[scope]["hit@10"].mean for row in choices}
+    lead = compared(choices[0].metrics)[0]
+    means = {row.label: row.values[scope][lead].mean for row in choices}
     best = max(means, key=lambda label: means[label])
     if best == chosen:
         return []
     return [
         f"{chosen} was chosen on validation items; on test items {best} has more: {100 * means[best]:.1f} against "
-        f"{100 * means[chosen]:.1f} of 100 users ({MEAN if scope == MACRO else scope})."
+        f"{100 * means[chosen]:.1f} of 100 ({MEAN if scope == MACRO else scope})."
     ]
 
 
@@ -205,14 +206,15 @@ def _result_section(table: Table, protocol: str, marks: bool) -> Section:
     results, ranked = table.results[protocol], table.plan.against is None
     bold, digits = (_winners(table, protocol), 4) if marks else (set(), 3)  # Markdown goes into papers
     further = list(dict.fromkeys(name for columns in results.further.values() for name in columns))
-    header = ["row", "kind", *METRICS, *(["against the best"] if ranked else []), *further]
+    metrics = results.rows[0].metrics
+    header = ["row", "kind", *metrics, *(["against the best"] if ranked else []), *further]
     tables = []
     *domains, whole = shown_domains(results.rows)
     for scope in (whole, *domains):  # the mean first: it is what most readers came for
         cells = []
         for row in results.rows:
             shown = [
-                interval_text(row.values[scope][name], digits, (scope, name, row.label) in bold) for name in METRICS
+                interval_text(row.values[scope][name], digits, (scope, name, row.label) in bold) for name in metrics
             ]
             verdicts = [_against_best(results, row.label, scope)] if ranked else []
             others = [number_text(results.further.get(row.label, {}).get(name), digits) for name in further]
@@ -220,10 +222,10 @@ def _result_section(table: Table, protocol: str, marks: bool) -> Section:
         tables.append(PageTable(header, cells, MEAN if scope == MACRO else scope))
     if results.variants:
         cells = [
-            [row.label, *(interval_text(row.values[whole][name], digits) for name in METRICS)]
+            [row.label, *(interval_text(row.values[whole][name], digits) for name in metrics)]
             for row in results.variants
         ]
-        tables.append(PageTable(["row", *METRICS], cells, "Models that are not reported"))
+        tables.append(PageTable(["row", *metrics], cells, "Models that are not reported"))
     tested = [one for one in results.tests if one.domain == whole]
     for real, caption in ((True, "More than chance"), (False, "Not distinguishable from chance")):
         cells = [_difference_cells(one) for one in tested if one.distinguishable() == real]

@@ -13,7 +13,7 @@ from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.record import write_text
-from fedecider.report.tables import COMPARED, ResultRow, ResultTable, caption, shown_domains
+from fedecider.report.tables import ResultRow, ResultTable, caption, compared, shown_domains
 from fedecider.running.run_folder import RunFolder, check_output
 
 
@@ -76,8 +76,8 @@ def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
     first = runs[base][0]
     for label, of_label in runs.items():
         for folder, run in zip(labels[label], of_label, strict=True):
-            compared = zip(("protocol", "data", "users"), _on_what(run), _on_what(first), strict=True)
-            if other := [name for name, own, expected in compared if own != expected]:
+            alike = zip(("protocol", "data", "users"), _on_what(run), _on_what(first), strict=True)
+            if other := [name for name, own, expected in alike if own != expected]:
                 raise ValueError(
                     f"got other {other[0]} in {folder} ({label}) than in {labels[base][0]}, expected the same in all "
                     "runs that are compared"
@@ -88,7 +88,8 @@ def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
     results = collect(plan, rows).results[first.protocol]
     scope = shown_domains(results.rows)[-1]
     corrected = {(one.second, one.metric): one.p_holm for one in results.tests}
-    holm = {name: [corrected.get((label, name), math.nan) for label in labels] for name in COMPARED}
+    tested = compared(results.rows[0].metrics)
+    holm = {name: [corrected.get((label, name), math.nan) for label in labels] for name in tested}
     notes = [f"p: paired permutation test over users against {base}, Holm over the table"] if results.tests else []
     notes += ["who is a user of several clients counts once"] if shared_persons(first.users) else []
     table = pd.DataFrame([_values(row, scope, plan.seeds) for row in results.rows], index=[*labels])
@@ -129,5 +130,5 @@ def _row_of(label: str, runs: Sequence[RunResult]) -> Row:
 
 
 def _values(row: ResultRow, scope: str, seeds: int) -> dict[str, float]:
-    named = {name: zip(("", "_low", "_high"), row.values[scope][name], strict=True) for name in COMPARED}
+    named = {name: zip(("", "_low", "_high"), row.values[scope][name], strict=True) for name in compared(row.metrics)}
     return {"seeds": seeds, **{f"{name}{part}": value for name, of in named.items() for part, value in of}}

@@ -15,7 +15,7 @@ from fedecider.report.conclusion import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidenc
 from fedecider.report.costs import cost_of_joining
 from fedecider.report.joining import joining_sentences, without_sentences
 from fedecider.report.page import Conclusion
-from fedecider.report.tables import CANARY
+from fedecider.report.tables import CANARY, compared
 from fedecider.running.run_folder import SITE
 
 
@@ -56,7 +56,7 @@ def run_evidence(result: RunResult) -> Evidence:
         without_exchange=without_exchange(result.test) if result.method != LOCAL else {},
         before_rounds={STUDENT: BEFORE_ROUNDS},
         domains=tests if len(tests) > 1 else {},
-        valid=result.valid_means("hit@10"),
+        valid=result.valid_means(compared(result.test[subject])[0]),
         num_clients=len(tests),
         chance=fmean(domain["chance_hit@10"] for domain in result.metrics["domains"].values()),
         planted=not result.settings["run"]["data"]

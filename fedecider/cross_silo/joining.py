@@ -24,14 +24,14 @@ from fedecider.data.sellers import once_each
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, shared_persons
+from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, of_one_run, shared_persons
 from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods import METHODS
 from fedecider.methods.config import LocalConfig
 from fedecider.models.client_model import ClientModel, mean_of
-from fedecider.report.tables import COMPARED, comparisons_data
+from fedecider.report.tables import compared_by, comparisons_data
 
 Keeps = Literal["joined", "half", "local"]
 """What a client goes on with: the model of the rounds, the mean of both updates, or the one it trained alone."""
@@ -264,7 +264,8 @@ def joining_data(
     """
     of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
     pairs = [(label, alone) for label in of_row if label != alone]
-    tests = compare_table(of_row, stream(0, "joining"), COMPARED, pairs, persons=shared_persons(users))
+    draws, metrics = stream(0, "joining"), compared_by(of_row)
+    tests = compare_table(of_one_run(of_row), draws, metrics, pairs, persons=shared_persons(users))
     return {
         "joined": joined,
         "alone": alone,

@@ -23,7 +23,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.models.folders import read_llm_run
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import expert_heat_map
-from fedecider.report.joining import joining_rows, without_rows
+from fedecider.report.joining import joining_rows, without_rows, words_of
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import number_text
 
@@ -73,7 +73,7 @@ def report(config: ReportConfig) -> Path:
 def _data_of(config: ReportConfig, result: RunResult) -> dict[str, Domain]:
     run = result.settings["run"]
     pool, place = run.get("public_domains", ""), config.data or run["data"]  # older runs do not name a pool
-    names = {"domains": run["domains"], "public_domains": pool, "protocol": run["protocol"]}
+    names = {"domains": run["domains"], "public_domains": pool, "protocol": run.get("protocol", "auto")}
     data = RunConfig(**names, data=place, seed=int(run["seed"]))
     return clients_of(data_of_run(data, result.record, config.run))
 
@@ -113,14 +113,12 @@ def joining_section(result: RunResult) -> list[Section]:
     if joining:
         header = ("client", "customers", "alone", "joined", "difference", "Holm p", "keeps")
         scopes = {client: splits["test"] for client, splits in result.figures.items()}
-        caption = "Of 100 customers, those who find their next purchase among the ten recommended (hit@10)"
+        unit, what = words_of(joining["tests"])
+        caption = f"Of 100 {unit}, those who {what} (hit@10; of baskets recall@10)"
         tables.append(PageTable(header, joining_rows(joining, scopes), caption))
     if without := result.metrics.get("without"):
         names = [*result.clients, MACRO]
-        caption = (
-            "Who gains from whom: of 100 customers so many more find their next purchase when the company of the line "
-            "is left out; * beyond chance"
-        )
+        caption = "Who gains from whom: so many more of 100 when the company of the line is left out; * beyond chance"
         tables.append(PageTable(("without", *names), without_rows(without, names), caption))
     if pairs := overlap.get("pairs"):
         columns = ("client", "other", "common items", "of all items", "of its sales", "of the other's sales")

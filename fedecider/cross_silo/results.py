@@ -35,13 +35,13 @@ from fedecider.engine.finish import finish, per_user_records
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
-from fedecider.evaluation.statistics import Comparison, compare_table, shared_persons
+from fedecider.evaluation.statistics import Comparison, compare_table, of_one_run, shared_persons
 from fedecider.federation.record import capped_clients, non_finite_uploads, read_records, sum_notes, upload_notes
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.models.client_model import ClientModel
 from fedecider.report import tables
-from fedecider.report.tables import CANARY, COMPARED, ResultRow, ResultTable, rows_data
+from fedecider.report.tables import CANARY, ResultRow, ResultTable, rows_data
 from fedecider.running.damage import read_object
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line, progress
@@ -208,8 +208,10 @@ def _facts(run: Ended, known: RunResult) -> dict[str, Any]:
 def _figures(run: Ended, models: Entries, rules: Entries) -> dict[str, Any]:
     """Of every client and of their mean, on both splits, with paired tests on the test items."""
     protocol, users = get_protocol(run.settings.run.protocol), _users(run)
-    rows = tables.result_rows(models["test"], rules["test"], shared_persons(users))
-    valid_rows = tables.result_rows(models["valid"], rules["valid"])
+    rows, valid_rows = (
+        tables.result_rows(of_one_run(models[split]), of_one_run(rules[split]), persons)
+        for split, persons in (("test", shared_persons(users)), ("valid", None))
+    )
     found = {
         name: {
             "num_users": len(domain.clients.sequences),
@@ -241,7 +243,8 @@ def paired_tests(
     beside = (*UNTRAINED, *own_baselines(), *sources_of(method, reported), *without_exchange(positions))
     pairs = [(subject, label) for label in dict.fromkeys(beside) if label in positions and label != subject]
     persons = shared_persons(users)
-    return compare_table(positions, stream(0, "comparisons"), COMPARED, pairs, persons=persons, each_domain=False)
+    of_run, metrics = of_one_run(positions), tables.compared_by(positions)
+    return compare_table(of_run, stream(0, "comparisons"), metrics, pairs, persons=persons, each_domain=False)
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:

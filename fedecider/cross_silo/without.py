@@ -23,12 +23,12 @@ from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.result import RunResult
 from fedecider.engine.run import train
-from fedecider.evaluation.statistics import compare_table, shared_persons
+from fedecider.evaluation.statistics import compare_table, of_one_run, shared_persons
 from fedecider.federation.record import write_json
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.models.client_model import ClientModel
-from fedecider.report.tables import COMPARED, comparisons_data
+from fedecider.report.tables import compared_by, comparisons_data
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import locked
@@ -105,10 +105,11 @@ def _compared(
     others = {company: domain for company, domain in artifacts.domains.items() if company != name}
     without = joint_positions(settings, artifacts._replace(domains=others), launch)
     users = {company: domain.clients.users for company, domain in others.items()}
+    positions = {WITHOUT: without, label: {company: result.positions[label][company] for company in others}}
     tests = compare_table(
-        {WITHOUT: without, label: {company: result.positions[label][company] for company in others}},
+        of_one_run(positions),
         stream(0, "without", name),
-        COMPARED,
+        compared_by(positions),
         [(WITHOUT, label)],
         persons=shared_persons(users),
     )

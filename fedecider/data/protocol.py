@@ -9,6 +9,7 @@ import numpy as np
 
 from fedecider.data.domain import Domain, Events, clients_of
 from fedecider.evaluation.protocols import AUTO, MIN_EVENTS, NEXT_BASKET, STRICT, get_protocol, histories, targets
+from fedecider.evaluation.sequences import SequenceArray
 
 MANY_REPEATS = 0.05
 """Share of held-out items bought before from which on customers buy again. Amazon's reviews have up to .03, where a
@@ -54,7 +55,7 @@ def under(name: str, domains: Mapping[str, Domain]) -> tuple[dict[str, Domain], 
     """The domains as the protocol ``name`` reads them, and what that leaves out, in lines.
 
     With baskets an item counts once in each, and users with fewer than `MIN_EVENTS` are left out, in training too;
-    without, every event is a basket of its own.
+    events of which nothing is known are baskets of one. Without, there are none.
 
     Raises:
         ValueError: fewer than two client users of a domain are left.
@@ -83,10 +84,12 @@ def under(name: str, domains: Mapping[str, Domain]) -> tuple[dict[str, Domain], 
 def _read(events: Events, baskets: bool) -> tuple[Events, list[str]]:
     """One group of users; itself where there is nothing to change."""
     users, rows, times = events.arrays()
-    if rows.basket_E is None:
+    if not users or (rows.basket_E is None and not baskets):
         return events, []
     if not baskets:
         return Events(users, rows.with_baskets(None), times), []
+    if rows.basket_E is None:
+        rows = SequenceArray(rows.start_U, rows.value_E, basket_E=np.arange(len(rows.value_E), dtype=np.int32))
     first_E, lines = rows.is_first_in_basket_E, []
     if not first_E.all():
         lines.append(f"{int((~first_E).sum()):,} events repeat an item of their basket and count once")

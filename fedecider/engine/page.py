@@ -18,11 +18,12 @@ from fedecider.report.figures import colours_of, validation_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
     CANARY,
-    METRICS,
+    compared,
     comparisons_csv,
     csv_text,
     interval_text,
     number_text,
+    shown_metrics,
     variant_labels,
 )
 from fedecider.running.run_folder import PLACES, RunFolder
@@ -133,10 +134,12 @@ def canary_score(result: RunResult) -> float | None:
 
 def _results(result: RunResult, notes: Sequence[str]) -> Section:
     metrics, figures = result.metrics, result.figures
+    first = next(iter(result.test.values()))
+    shown, lead = shown_metrics(first), compared(first)[0]
     ordered = {name: figures[name]["test"] for name in sorted(figures, key=lambda name: name != MACRO)}
     titles = {name: f"{MACRO} (mean over domains)" if name == MACRO else name for name in ordered}
     tables = [
-        PageTable(("entry", *METRICS), [_result_row(*entry) for entry in of_client.items()], titles[name])
+        PageTable(("entry", *shown), [_result_row(*entry, shown) for entry in of_client.items()], titles[name])
         for name, of_client in ordered.items()
     ]
     chances = {name: of_client["chance_hit@10"] for name, of_client in metrics.get("domains", {}).items()}
@@ -148,7 +151,7 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
         "Bars: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
         "it must stay near chance. Files to download have the numbers unrounded.",
         *(
-            [f"Expected hit@10 of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]
+            [f"Expected {lead} of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]
             if chances
             else []
         ),
@@ -160,9 +163,9 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
     return Section("Results", paragraphs, tables, downloads=saved)
 
 
-def _result_row(label: str, values: Mapping[str, Mapping[str, float]]) -> list[str]:
+def _result_row(label: str, values: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -> list[str]:
     name = f"{label} (canary)" if label == CANARY else label
-    return [name, *(interval_text(values[metric], 3) for metric in METRICS)]
+    return [name, *(interval_text(values[metric], 3) for metric in metrics)]
 
 
 def _validated(result: RunResult) -> list[Mapping[str, Any]]:

@@ -42,13 +42,14 @@ def memoriser_scores(
     protocol may keep out of the negatives.
     """
     avoided = protocols.no_negatives(sequences, protocol, candidates or {})
+    num_trained_U = protocols.train_parts(sequences).length_U.tolist()
     seed_U = torch.randint(2**62, (len(sequences),), generator=generator).tolist()
 
     def score(user_B: Tensor) -> Tensor:
         score_BI = torch.zeros(len(user_B), num_items, dtype=torch.float64)
         for row, user in enumerate(user_B.tolist()):
             pool_P = protocols.negative_pool(avoided[user], num_items)
-            num = draws.num_rounds * draws.num_negatives * (len(sequences[user]) - 2)
+            num = draws.num_rounds * draws.num_negatives * num_trained_U[user]
             own = torch.Generator().manual_seed(seed_U[user])
             score_BI[row] = -torch.bincount(protocols.draw_negatives(pool_P, num, own), minlength=num_items).to(
                 score_BI
@@ -92,9 +93,11 @@ def memoriser_positions(
     protocols.check_sequences(sequences, num_items)
     score = memoriser_scores(sequences, num_items, protocol, generator)
     found: dict[str, list[Tensor]] = {split: [] for split in splits}
+    target_U = {split: protocols.held_out(sequences, split) for split in splits}
+    seen_U = {split: protocols.histories(sequences, split) for split in splits}
     for user_B in torch.arange(len(sequences)).split(batch_size):
-        score_BI, batch = score(user_B), [sequences[user] for user in user_B.tolist()]
+        score_BI = score(user_B)
         for split, parts in found.items():
-            seen = [protocols.history(sequence, split) for sequence in batch] if protocol.drop_seen else None
-            parts.append(catalogue_positions(score_BI, protocols.held_out(batch, split), seen))
+            seen = list(seen_U[split].take(user_B)) if protocol.drop_seen else None
+            parts.append(catalogue_positions(score_BI, target_U[split][user_B], seen))
     return {split: torch.cat(parts) for split, parts in found.items()}

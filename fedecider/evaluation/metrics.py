@@ -1,15 +1,17 @@
 """Positions of held-out items -> metrics per user -> means.
 
-A method hands over one thing only: the 0-based place of each user's held-out item. Everything else is computed here.
+A method hands over one thing only: the 0-based place of each user's held-out item, or of each item of the held-out
+basket. Everything else is computed here.
 
-Shape legend: B users of a batch, U users, I columns of a score matrix (items or sampled candidates), G groups, S scores
-that are stored, N seen items of all users.
+Shape legend: B users of a batch, U users, T items of the largest held-out basket, P held-out items of all users,
+I columns of a score matrix (items or sampled candidates), G groups, S scores that are stored, N seen items of all
+users.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +21,10 @@ from torch import Tensor
 
 NOT_RANKED = 2**31 - 1
 """Position of a held-out item that was not returned, or that was no candidate."""
+NO_ITEM = -1
+"""In the place of an item behind the last one of a basket; its position is NaN."""
+PAIRS_AT_ONCE = 256
+"""Held-out items whose users' scores are compared together."""
 
 CUTOFFS = (5, 10, 20)
 MACRO = "macro"
@@ -28,13 +34,19 @@ Ties = Literal["expected", "best", "worst"]
 
 
 def user_metrics(position_U: Tensor, cutoffs: Sequence[int] = CUTOFFS) -> dict[str, Tensor]:
-    """hit@k, ndcg@k and mrr@k of each user: float64 (U,), keys ``"hit@5"`` and so on.
+    """hit@k, ndcg@k and mrr@k of each user: float64 (U,), keys ``"hit@5"`` and so on; of baskets recall@k too.
 
-    With one held-out item per user: hit@k = [position < k], ndcg@k = hit@k / log2(position + 2),
-    mrr@k = hit@k / (position + 1). Positions may be half places (see :func:`positions_from_scores`).
-    Raises ``ValueError`` for NaN or negative positions. Differs from the papers: nothing.
+    With one held-out item per user, positions (U,): hit@k = [position < k], ndcg@k = hit@k / log2(position + 2),
+    mrr@k = hit@k / (position + 1). Of baskets, positions (U, T) with NaN behind the last item of a user with n items:
+    recall@k = found / n, with ``found`` the items at positions below k; hit@k = [found > 0]; ndcg@k = sum of
+    1 / log2(position + 2) over the found ones, over the same sum of the best min(n, k) places; mrr@k = 1 / (place of
+    the first found one + 1). So Hu et al. (TIFU-KNN, SIGIR 2020) and Li et al. (A Next Basket Recommendation Reality
+    Check, TOIS 2023). Positions may be half places (see :func:`positions_from_scores`).
+    Raises ``ValueError`` for NaN or negative positions, and a basket without items. Differs from the papers: nothing.
     """
     place_U = torch.as_tensor(position_U).to(torch.float64)
+    if place_U.ndim == 2:
+        return _basket_metrics(place_U, cutoffs)
     if bool((~(place_U >= 0)).any()):  # written so that NaN is caught too
         raise ValueError(
             f"got positions {place_U[~(place_U >= 0)][:5].tolist()}, expected numbers from 0 up; use NOT_RANKED"
@@ -50,15 +62,47 @@ def user_metrics(position_U: Tensor, cutoffs: Sequence[int] = CUTOFFS) -> dict[s
     return metrics
 
 
+def _basket_metrics(place_UT: Tensor, cutoffs: Sequence[int]) -> dict[str, Tensor]:
+    is_item_UT = ~place_UT.isnan()
+    size_U = is_item_UT.sum(1)
+    if bool((place_UT < 0).any()) or bool((size_U == 0).any()):
+        raise ValueError(
+            f"got {int((size_U == 0).sum())} baskets without items and {int((place_UT < 0).sum())} positions below 0, "
+            "expected an item at least and numbers from 0 up; use NOT_RANKED"
+        )
+    gain_UT, reciprocal_UT = 1.0 / torch.log2(place_UT + 2.0), 1.0 / (place_UT + 1.0)
+    best_K = (1.0 / torch.log2(torch.arange(max(cutoffs, default=0), dtype=torch.float64) + 2.0)).cumsum(0)
+    metrics: dict[str, Tensor] = {}
+    for k in cutoffs:
+        is_found_UT = place_UT < k  # NaN is not
+        metrics[f"hit@{k}"] = is_found_UT.any(1).to(torch.float64)
+        metrics[f"ndcg@{k}"] = torch.where(is_found_UT, gain_UT, 0.0).sum(1) / best_K[size_U.clamp(max=k) - 1]
+        metrics[f"mrr@{k}"] = torch.where(is_found_UT, reciprocal_UT, 0.0).amax(1)
+        metrics[f"recall@{k}"] = is_found_UT.sum(1) / size_U.to(torch.float64)
+    return metrics
+
+
+def part_of(position_UT: Tensor, is_kept_UT: Tensor) -> Tensor:
+    """Positions of a part of the held-out items, such as repeats, for the users who have some: (U', T)."""
+    kept_UT = torch.where(is_kept_UT, position_UT, math.nan)
+    return kept_UT[~kept_UT.isnan().all(1)]
+
+
+def not_ranked(target_U: Tensor) -> Tensor:
+    """`NOT_RANKED` for every held-out item, float64: (U,), or (U, T) with NaN where there is none."""
+    found_U = torch.full(target_U.shape, float(NOT_RANKED), dtype=torch.float64)
+    return found_U if target_U.ndim == 1 else found_U.masked_fill_(target_U.cpu() == NO_ITEM, math.nan)
+
+
 def mean_metrics(position_U: Tensor, cutoffs: Sequence[int] = CUTOFFS) -> dict[str, float]:
     """Mean over users of :func:`user_metrics`; users without a ranked item count as zero.
 
     Sums exactly (``math.fsum``), so neither the order of users nor sharding changes the last bit.
     Raises ``ValueError`` when there is no user.
     """
-    if torch.as_tensor(position_U).dim() != 1:
+    if torch.as_tensor(position_U).dim() not in (1, 2):
         shape = tuple(torch.as_tensor(position_U).shape)
-        raise ValueError(f"got positions of the shape {shape}, expected one for each user, (U,)")
+        raise ValueError(f"got positions of the shape {shape}, expected one for each user, (U,), or baskets, (U, T)")
     if torch.as_tensor(position_U).numel() == 0:
         raise ValueError("got no user, expected at least one position: check that the domain has clients")
     return {
@@ -77,8 +121,9 @@ def metrics_over_clients(positions: Sequence[Tensor]) -> list[dict[str, float]]:
 
 
 def ranked_share(position_U: Tensor) -> float:
-    """Share of users whose held-out item came back at all (what a beam search leaves out is missing here)."""
-    return float((torch.as_tensor(position_U) < NOT_RANKED).double().mean())
+    """Share of held-out items that came back at all (what a beam search leaves out is missing here)."""
+    place_P = torch.as_tensor(position_U).to(torch.float64)
+    return float((place_P[~place_P.isnan()] < NOT_RANKED).double().mean())
 
 
 def macro_mean(domain_metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -101,14 +146,24 @@ def positions_from_scores(
 ) -> Tensor:
     """0-based place of column ``target_B`` when the candidates of each row are sorted by descending score.
 
-    ``score_BI`` any float dtype, ``target_B`` int64 column numbers, ``candidate_BI`` bool (None: every column). Returns
-    float64 (B,): with ``ties="expected"`` the mean place over all orders of tied candidates, hence half places.
+    ``score_BI`` any float dtype, ``target_B`` int64 column numbers, ``candidate_BI`` bool (None: every column). Of
+    baskets, ``target_B`` (B, T) with `NO_ITEM` behind a row's last one gives places (B, T) in the whole list, NaN
+    behind the last one: an item of a basket stands behind a better one of the same basket. Returns float64 (B,): with
+    ``ties="expected"`` the mean place over all orders of tied candidates, hence half places.
     ``"best"`` and ``"worst"`` are bounds for what public code does with ties: the order there follows from how the
     candidate list was put together. A target that is no candidate gets ``NOT_RANKED``.
     Raises ``ValueError`` for NaN among the candidates (a NaN must never turn into a good place), wrong shapes, and
     targets out of range.
     """
     target_B = torch.as_tensor(target_B)
+    if target_B.ndim == 2 and score_BI.ndim == 2 and len(target_B) == len(score_BI):
+        target_B = target_B.to(score_BI.device)
+        return _of_baskets(
+            target_B,
+            lambda row_P, item_P: positions_from_scores(
+                score_BI[row_P], item_P, None if candidate_BI is None else candidate_BI[row_P], ties
+            ),
+        )
     if score_BI.ndim != 2 or target_B.shape != score_BI.shape[:1]:
         raise ValueError(
             f"got scores {tuple(score_BI.shape)} and targets {tuple(target_B.shape)}, expected (B, I) and (B,)"
@@ -147,6 +202,11 @@ def catalogue_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Seque
         ValueError: a score is not a number.
     """
     seen = [()] * len(target_B) if seen is None else seen
+    if target_B.ndim == 2:
+        return _of_baskets(
+            target_B,
+            lambda row_P, item_P: catalogue_positions(score_BI[row_P], item_P, [seen[row] for row in row_P.tolist()]),
+        )
     row_N = torch.repeat_interleave(torch.tensor([len(set(items)) for items in seen]))
     item_N = torch.tensor([item for items in seen for item in set(items)], dtype=torch.long)
     place_N = (row_N * score_BI.shape[1] + item_N).to(score_BI.device)
@@ -163,6 +223,15 @@ def catalogue_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Seque
     position_B = (above_B.double() + 0.5 * (equal_B.double() - 1.0)).cpu()
     is_seen_B = torch.tensor([target in items for target, items in zip(target_B.tolist(), seen, strict=True)])
     return position_B.masked_fill_(is_seen_B, float(NOT_RANKED))
+
+
+def _of_baskets(target_BT: Tensor, positions: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """(B, T) places: those that ``positions`` gives for rows and items (P,), some hundred at a time."""
+    found_BT = not_ranked(target_BT)
+    for pair_P2 in (target_BT != NO_ITEM).nonzero().split(PAIRS_AT_ONCE):
+        row_P, place_P = pair_P2.T
+        found_BT[row_P.cpu(), place_P.cpu()] = positions(row_P, target_BT[row_P, place_P]).cpu()
+    return found_BT
 
 
 class SparseScores(NamedTuple):
@@ -187,9 +256,17 @@ def sparse_positions(score: SparseScores, target_B: np.ndarray, row_N: np.ndarra
 
     ``row_N``, ``item_N``: items that are no candidates of their row; a pair may come twice. Above a target are the
     stored items with a larger score, and of the others as many as in the sorted ``other_I`` less those that are stored
-    or no candidates.
+    or no candidates. ``target_B`` may be baskets, (B, T) with `NO_ITEM` behind the last item of a row.
     """
     value_BI, other_I = score
+    if target_B.ndim == 2:
+        seen = scipy.sparse.csr_array((np.ones(len(row_N)), (row_N, item_N)), value_BI.shape)
+
+        def of_pairs(row_P: Tensor, item_P: Tensor) -> Tensor:
+            part = SparseScores(scipy.sparse.csr_array(value_BI[row_P.numpy()]), other_I)
+            return sparse_positions(part, item_P.numpy(), *seen[row_P.numpy()].nonzero())
+
+        return _of_baskets(torch.from_numpy(target_B), of_pairs)
     num_rows, num_items = value_BI.shape
     row_S = np.repeat(np.arange(num_rows), np.diff(value_BI.indptr))
     item_S, value_S = value_BI.indices, value_BI.data

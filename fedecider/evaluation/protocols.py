@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.metrics import NOT_RANKED, positions_from_scores
+from fedecider.evaluation.metrics import NO_ITEM, NOT_RANKED, positions_from_scores
 from fedecider.evaluation.sequences import SequenceArray
 
 Value = TypeVar("Value")
@@ -135,14 +135,16 @@ def stamp(protocol: Protocol, canary: float | None = None) -> str:
 
 
 def check_sequences(sequences: Sequences, num_items: int) -> None:
-    """``ValueError`` unless every user has at least ``MIN_EVENTS`` events, numbered 0 to ``num_items - 1``."""
+    """``ValueError`` unless every user has ``MIN_EVENTS`` events, or baskets, and items are numbered below
+    ``num_items``."""
     rows = SequenceArray.of(sequences)
-    short_U = rows.length_U < MIN_EVENTS
+    short_U = rows.num_baskets_U < MIN_EVENTS
     if short_U.any():
         user = int(short_U.argmax())
+        what = "events" if rows.basket_E is None else "baskets"
         raise ValueError(
-            f"got {rows.length_U[user]} events for user {user}, expected at least {MIN_EVENTS} (train, valid, test): "
-            "drop such users when the data are prepared"
+            f"got {rows.num_baskets_U[user]} {what} for user {user}, expected at least {MIN_EVENTS} (train, valid, "
+            "test): drop such users when the data are prepared"
         )
     if len(rows) and (rows.value_E.min() < 0 or rows.value_E.max() >= num_items):
         event = int(((rows.value_E < 0) | (rows.value_E >= num_items)).argmax())
@@ -153,13 +155,27 @@ def check_sequences(sequences: Sequences, num_items: int) -> None:
 
 
 def held_out(sequences: Sequences, split: str) -> Tensor:
-    """Held-out items, int64 (U,): the last event for test, the last but one for valid."""
+    """Held-out items, int64 (U,): the last event for test, the last but one for valid.
+
+    Of sequences with baskets the items of that basket, each once, (U, T) with `NO_ITEM` behind the last one.
+    """
     check_split(split)
-    return torch.from_numpy(SequenceArray.of(sequences).last(NUM_AFTER[split]).astype(np.int64))
+    rows = SequenceArray.of(sequences)
+    if rows.basket_E is None:
+        return torch.from_numpy(rows.last(NUM_AFTER[split]).astype(np.int64))
+    return torch.from_numpy(_padded(targets(rows, split)))
+
+
+def _padded(rows: SequenceArray) -> np.ndarray:
+    """Rows as an int64 matrix, `NO_ITEM` behind the last one of each."""
+    value_UT = np.full((len(rows), int(rows.length_U.max(initial=1))), NO_ITEM, np.int64)
+    value_UT[rows.row_E, np.arange(len(rows.value_E)) - np.repeat(rows.start_U[:-1], rows.length_U)] = rows.value_E
+    return value_UT
 
 
 def is_repeat(sequences: Sequences, split: str) -> Tensor:
-    """True for users who already had their held-out item, bool (U,).
+    """True for users who already had their held-out item, bool (U,); of baskets item by item, (U, T), False behind the
+    last one.
 
     Under ``drop_seen`` such an item is no candidate: no list without seen items can hold it, so its position is
     ``NOT_RANKED`` for every method alike. Report the share beside the table.
@@ -167,6 +183,11 @@ def is_repeat(sequences: Sequences, split: str) -> Tensor:
     check_split(split)
     rows = SequenceArray.of(sequences)
     before = rows.without_last(1 + NUM_AFTER[split])
+    if rows.basket_E is not None:
+        target_UT = held_out(rows, split).numpy()
+        width = int(max(rows.value_E.max(initial=0), target_UT.max(initial=0))) + 1
+        pairs = before.row_E * width + before.value_E
+        return torch.from_numpy(np.isin(np.arange(len(rows))[:, None] * width + target_UT, pairs) & (target_UT >= 0))
     same_E = before.value_E == np.repeat(rows.last(NUM_AFTER[split]), before.length_U)
     return torch.from_numpy(np.bincount(before.row_E[same_E], minlength=len(rows)) > 0)
 
@@ -217,7 +238,7 @@ def no_negatives(sequences: Sequences, protocol: Protocol, candidates: Mapping[s
     ``strict``: the TRAIN items only, because the sampler must not know what is held out. ``paper``: the items of all
     splits. ``isolated99``: these and the user's ``candidates`` (of :func:`sampled_candidates`) of both splits.
     """
-    avoided = [set(s if protocol.negatives_avoid != "train" else train_part(s)) for s in sequences]
+    avoided = [set(row) for row in (train_parts(sequences) if protocol.negatives_avoid == "train" else sequences)]
     if protocol.negatives_avoid == "candidates":
         for candidate_UK in candidates.values():
             for avoid, candidate_K in zip(avoided, candidate_UK.tolist(), strict=True):
@@ -271,6 +292,7 @@ def rank_held_out(
             f"got no candidates, expected those of sampled_candidates(...) for the protocol {protocol.name}"
         )
     users = torch.arange(len(rows)) if users is None else users
+    target_U = held_out(rows, split)
     parts = []
     for user_B in users.split(USERS_AT_ONCE):
         batch = rows.take(user_B)
@@ -279,8 +301,7 @@ def rank_held_out(
             raise ValueError(f"got scores {tuple(score_BI.shape)}, expected {(len(batch), num_items)}")
         if protocol.num_sampled is None:
             mask_BI = candidate_mask(batch, num_items, split, protocol.drop_seen).to(score_BI.device)
-            target_B = held_out(batch, split).to(score_BI.device)
-            parts.append(positions_from_scores(score_BI, target_B, mask_BI).cpu())
+            parts.append(positions_from_scores(score_BI, target_U[user_B].to(score_BI.device), mask_BI).cpu())
             continue
         assert candidates is not None
         candidate_BK = candidates[split][user_B].to(score_BI.device)
@@ -289,11 +310,14 @@ def rank_held_out(
         if protocol.drop_seen:
             position_B[is_repeat(batch, split)] = NOT_RANKED
         parts.append(position_B)
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64)
+    return torch.cat(parts) if parts else torch.empty(target_U[:0].shape, dtype=torch.float64)
 
 
 def chance_hit(sequences: Sequences, num_items: int, split: str, protocol: Protocol, k: int = 10) -> float:
-    """Expected hit@k of uniformly random scores: mean over users of min(1, k / candidates); 0 for a dropped repeat."""
+    """Expected hit@k of uniformly random scores: mean over users of min(1, k / candidates); 0 for a dropped repeat.
+
+    Of baskets it is the expected recall@k, whatever their sizes.
+    """
     if protocol.num_sampled is not None:
         count_U = torch.full((len(sequences),), 1.0 + protocol.num_sampled, dtype=torch.float64)
     else:

@@ -290,9 +290,9 @@ def compare_table(
 ) -> list[Comparison]:
     """All paired comparisons of one table, Holm-corrected together.
 
-    ``positions``: method -> domain -> (S, U) or (U,), users in the same order for every method. ``pairs``: which
-    methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for the macro mean;
-    without ``each_domain`` for the macro mean alone where there are several.
+    ``positions``: method -> domain -> (S, U) or (U,), of baskets (S, U, T), users in the same order for every method.
+    ``pairs``: which methods to compare (None: all pairs). Each metric is compared in each domain and, with several, for
+    the macro mean; without ``each_domain`` for the macro mean alone where there are several.
     There are 10,000 permutations, or 400 per test, so that Holm's correction leaves something to find. All comparisons
     of the same domains and shapes are resampled and permuted alike, since the draws are most of the time: each gets the
     interval and the p-value that it would get alone from ``generator`` as it is given.
@@ -395,7 +395,7 @@ def _intervals_alike(
         drawn = bootstrap_alike(per_person, generator, num_resamples, seed_count_RS)
         for of_row, mean_RM in zip(resampled, drawn, strict=True):
             of_row[MACRO] = mean_RM
-    names = list(user_metrics(torch.zeros(1), cutoffs))
+    names = list(_metrics(next(iter(rows[0].values())), cutoffs))
     found = []
     for of_row, drawn_of in zip(values, resampled, strict=True):
         means = {domain: value_MSU.mean((1, 2)) for domain, value_MSU in of_row.items()}
@@ -410,7 +410,23 @@ def _intervals_alike(
 
 
 def _metrics_MSU(position: Tensor, cutoffs: Sequence[int]) -> Tensor:
-    return torch.stack(list(user_metrics(_as_SU(position), cutoffs).values()))
+    return torch.stack(list(_metrics(position, cutoffs).values()))
+
+
+def of_one_run(positions: Mapping[str, PerDomain]) -> dict[str, dict[str, Tensor]]:
+    """Positions of one run, label -> domain -> (U,) or baskets (U, T), as tables take them: baskets are (1, U, T)."""
+    return {
+        label: {domain: one if one.ndim == 1 else one[None] for domain, one in per_domain.items()}
+        for label, per_domain in positions.items()
+    }
+
+
+def _metrics(position: Tensor, cutoffs: Sequence[int]) -> dict[str, Tensor]:
+    """Metric -> (S, U), of positions (U,), (S, U), or of baskets (S, U, T)."""
+    place = torch.as_tensor(position).to(torch.float64)
+    place = place if place.ndim == 3 else _as_SU(place)
+    found = user_metrics(place.flatten(0, 1), cutoffs)
+    return {name: value.view(place.shape[:2]) for name, value in found.items()}
 
 
 def _as_SU(values: Tensor) -> Tensor:
@@ -506,12 +522,12 @@ def _effect_size(difference: PerDomain) -> float:
 
 
 def _metric_values(per_domain: PerDomain, metrics: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    odd = [name for name in metrics if not re.fullmatch(r"(hit|ndcg|mrr)@[1-9][0-9]*", str(name))]
+    odd = [name for name in metrics if not re.fullmatch(r"(hit|ndcg|mrr|recall)@[1-9][0-9]*", str(name))]
     if odd or not metrics:
-        raise ValueError(f"got metrics {odd or list(metrics)}, expected hit@k, ndcg@k or mrr@k")
+        raise ValueError(f"got metrics {odd or list(metrics)}, expected hit@k, ndcg@k or mrr@k, of baskets recall@k")
     cutoffs = sorted({int(name.partition("@")[2]) for name in metrics})
-    values = {domain: user_metrics(_as_SU(position), cutoffs) for domain, position in per_domain.items()}
+    values = {domain: _metrics(position, cutoffs) for domain, position in per_domain.items()}
     unknown = [name for name in metrics if any(name not in v for v in values.values())]
     if unknown:
-        raise ValueError(f"got metrics {unknown}, expected hit@k, ndcg@k or mrr@k")
+        raise ValueError(f"got metrics {unknown}, expected hit@k, ndcg@k or mrr@k, of baskets recall@k")
     return {name: {domain: v[name] for domain, v in values.items()} for name in metrics}

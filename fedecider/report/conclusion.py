@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from fedecider.evaluation.protocols import MUCH_BY_CHANCE, get_protocol
 from fedecider.report.figures import client_bars, colours_of
 from fedecider.report.page import Conclusion, PageTable
-from fedecider.report.tables import COMPARED
+from fedecider.report.tables import compared
 
 Values = Mapping[str, Mapping[str, Any]]
 """Metric -> ``mean``, ``low``, ``high``."""
@@ -27,6 +27,11 @@ WITHOUT_EXCHANGE, BEFORE_ROUNDS = "the same training without any exchange", "the
 """Words for rows of ``Evidence.without_exchange`` and ``before_rounds``."""
 FEW_SEEDS = 3
 """With fewer nothing is said of how much runs differ (docs/evaluation.md, rule 2)."""
+UNITS = {
+    "hit@10": ("users", "users, those whose next item is among the first ten recommended"),
+    "recall@10": ("items", "items of the next baskets, those among the first ten recommended"),
+}
+"""Of what a hundred is spoken of, and what counts, by the metric."""
 DRAWN = 12
 """Clients whose bars still fit a phone side by side."""
 
@@ -53,14 +58,24 @@ class Evidence(NamedTuple):
     domains: Mapping[str, Mapping[str, Values]] = {}
     """Domain -> test values of every row, where there are several domains."""
     valid: Mapping[str, float] = {}
-    """Validation hit@10 of rows, the same mean."""
+    """Validation hit@10 (of baskets recall@10) of rows, the same mean."""
     num_seeds: int = 1
     num_clients: int = 2
     chance: float | None = None
-    """Test hit@10 of random scores."""
+    """The same of random scores on test items."""
     planted: bool = False
     alarms: Sequence[str] = ()
     """Other sentences that a reader must know before believing the numbers, such as a canary above chance."""
+
+    @property
+    def metrics(self) -> tuple[str, str]:
+        """What rows are compared by; the first one is what they are told by."""
+        return compared(self.rows[self.subject])
+
+    @property
+    def lead(self) -> str:
+        """The first of `metrics`."""
+        return self.metrics[0]
 
 
 def conclusion(evidence: Evidence, about: Sequence[str] = ()) -> Conclusion:
@@ -88,15 +103,16 @@ def _table(evidence: Evidence) -> PageTable:
     beside: Mapping[Side, str] = {"above": "fewer", "below": "more", "level": "may be chance", "overlap": "not tested"}
     rows = []
     for label, what in _told(evidence).items():
-        hit, ndcg = (evidence.rows[label][metric] for metric in COMPARED)
-        found = side(evidence, evidence.subject, label, "hit@10")
+        hit, ndcg = (evidence.rows[label][metric] for metric in evidence.metrics)
+        found = side(evidence, evidence.subject, label, evidence.lead)
         than = "" if label == evidence.subject else beside.get(found, "-")
         rows.append([label, _interval(hit, 100.0, 1), than, _interval(ndcg, 1.0, 3), what])
+    unit, what = UNITS[evidence.lead]
     caption = (
-        "Of 100 users, those whose next item is among the first ten recommended (hit@10). ndcg@10 counts later places "
-        f"less. Bars are 95 % intervals; the third column compares with {evidence.subject}."
+        f"Of 100 {what} ({evidence.lead}). ndcg@10 counts later places less. Bars are 95 % intervals; the third column "
+        f"compares with {evidence.subject}."
     )
-    return PageTable(("row", "of 100 users", "compared", "ndcg@10", "what it is"), rows, caption)
+    return PageTable(("row", f"of 100 {unit}", "compared", "ndcg@10", "what it is"), rows, caption)
 
 
 def _interval(value: Mapping[str, Any], scale: float, digits: int) -> str:
@@ -113,9 +129,9 @@ def _figure(evidence: Evidence) -> go.Figure:
     shown = evidence.domains if len(evidence.domains) <= DRAWN else {}
     parts = {"mean" if evidence.domains else "all users": evidence.rows, **shown}
     values = {
-        label: {name: _of_all(rows.get(label, {}).get("hit@10")) for name, rows in parts.items()} for label in kept
+        label: {name: _of_all(rows.get(label, {}).get(evidence.lead)) for name, rows in parts.items()} for label in kept
     }
-    title = "Of 100 users, those whose next item is among the first ten recommended"
+    title = f"Of 100 {UNITS[evidence.lead][1]}"
     return client_bars(values, title, colours_of(list(evidence.rows)))
 
 
@@ -140,15 +156,17 @@ def side(evidence: Evidence, first: str, second: str, metric: str) -> Side:
     return "below" if one["high"] < other["low"] else "overlap"
 
 
-def best_of(evidence: Evidence, metric: str = "hit@10") -> str | None:
-    """The simple rule with the highest test ``metric``: the hardest one to beat, whichever that is."""
+def best_of(evidence: Evidence, metric: str = "") -> str | None:
+    """The simple rule with the highest test ``metric`` (empty: the one they are told by): the hardest one to beat,
+    whichever that is."""
+    metric = metric or evidence.lead
     found = {label: evidence.rows[label][metric]["mean"] for label in evidence.simple if label in evidence.rows}
     return max((label for label in found if _finite(found[label])), key=lambda label: found[label], default=None)
 
 
 def _answer(evidence: Evidence, held: bool) -> str:
     best, harm = best_of(evidence), _harm(evidence)
-    mean = evidence.rows[evidence.subject]["hit@10"]["mean"]
+    mean = evidence.rows[evidence.subject][evidence.lead]["mean"]
     if get_protocol(evidence.protocol).leaks:
         return f"Cannot be said: the protocol {evidence.protocol} leaks the held-out item, so no number here counts."
     if not _finite(mean):
@@ -179,7 +197,7 @@ def _answer(evidence: Evidence, held: bool) -> str:
 
 def _sides(evidence: Evidence) -> dict[str, tuple[str, Side]]:
     """Metric -> the rule that is best in it, and the subject's side of that one."""
-    best = {metric: best_of(evidence, metric) for metric in COMPARED}
+    best = {metric: best_of(evidence, metric) for metric in evidence.metrics}
     return {
         metric: (label, side(evidence, evidence.subject, label, metric))
         for metric, label in best.items()
@@ -201,7 +219,7 @@ def _kinds(evidence: Evidence, label: str) -> set[Side]:
     """Sides of ``label`` on which the subject lies, over the metrics; empty where there is no such row."""
     if label not in evidence.rows or label == evidence.subject:
         return set()
-    return {side(evidence, evidence.subject, label, metric) for metric in COMPARED}
+    return {side(evidence, evidence.subject, label, metric) for metric in evidence.metrics}
 
 
 def _named(sides: Mapping[str, tuple[str, Side]], wanted: Side) -> str:
@@ -212,20 +230,22 @@ def _named(sides: Mapping[str, tuple[str, Side]], wanted: Side) -> str:
 
 
 def _sentences(evidence: Evidence) -> list[str]:
-    subject, best = evidence.subject, best_of(evidence)
-    value = evidence.rows[subject]["hit@10"]
+    subject, best, lead = evidence.subject, best_of(evidence), evidence.lead
+    value = evidence.rows[subject][lead]
     if not _finite(value["mean"]):
-        return [f"{subject} has no hit@10: the number is missing or not finite. See the warnings and rounds.jsonl."]
+        return [f"{subject} has no {lead}: the number is missing or not finite. See the warnings and rounds.jsonl."]
     where = ", mean over domains" if evidence.domains else ""
-    first = f"{subject} ranks the item that a user took next into the first ten for {_of_100(value)} users{where}"
-    others = [f"the best simple rule ({best}) for {_of_100(evidence.rows[best]['hit@10'])}"] if best else []
-    others += [] if evidence.chance is None else [f"guessing for {100 * evidence.chance:.1f}"]
-    sentences = ["; ".join([first, *others]) + " (hit@10, with 95 % intervals)."]
+    first, of = f"{subject} ranks the item that a user took next into the first ten for {_of_100(value)} users", "for "
+    if get_protocol(evidence.protocol).baskets:
+        first, of = f"{subject} finds {_of_100(value)} items of the next basket by the first ten recommended", ""
+    others = [f"the best simple rule ({best}) {of}{_of_100(evidence.rows[best][lead])}"] if best else []
+    others += [] if evidence.chance is None else [f"guessing {of}{100 * evidence.chance:.1f}"]
+    sentences = ["; ".join([first + where, *others]) + f" ({lead}, with 95 % intervals)."]
     if best is not None:
-        sentences += [_difference(evidence, subject, best, "hit@10")]
+        sentences += [_difference(evidence, subject, best, lead)]
         sides = _sides(evidence)
         other, by_place = sides.get("ndcg@10", ("", "unknown"))
-        if by_place not in ("unknown", sides["hit@10"][1]):
+        if by_place not in ("unknown", sides[lead][1]):
             one, two = (evidence.rows[label]["ndcg@10"]["mean"] for label in (subject, other))
             numbers = f"({one:.3f} against {two:.3f} of {other})"
             sentences.append(f"By ndcg@10, which looks at the place too, it is {_WORDS[by_place]} {numbers}.")
@@ -252,17 +272,18 @@ def _difference(evidence: Evidence, first: str, second: str, metric: str) -> str
         return f"No paired test of these two was made; their 95 % intervals {words.get(found, 'do not overlap')}."
     sign = 1.0 if test["first"] == first else -1.0
     mean, *ends = (sign * 100 * test["difference"][name] for name in ("mean", "low", "high"))
-    size = f"The difference of {mean:+.1f} of 100 users [{min(ends):+.1f}, {max(ends):+.1f}]"
+    size = f"The difference of {mean:+.1f} of 100 {UNITS[metric][0]} [{min(ends):+.1f}, {max(ends):+.1f}]"
     what = "is not distinguishable from chance" if found == "level" else "is more than chance"
     return f"{size} {what} (paired permutation test, Holm p = {test['p_holm']:.2g})."
 
 
 def _beside(evidence: Evidence, label: str, what: str) -> str:
-    value, found = evidence.rows[label]["hit@10"]["mean"], side(evidence, evidence.subject, label, "hit@10")
+    value = evidence.rows[label][evidence.lead]["mean"]
+    found = side(evidence, evidence.subject, label, evidence.lead)
     words = {"above": "less", "below": "more", "level": "not distinguishable", "overlap": "intervals overlap"}
     if not _finite(value) or found not in words:
         return f"{what}, not a number"
-    test = _test(evidence, evidence.subject, label, "hit@10")
+    test = _test(evidence, evidence.subject, label, evidence.lead)
     p_value = f", p = {test['p_holm']:.2g}" if test is not None else ""
     return f"{what}, {100 * value:.1f} ({words[found]}{p_value})"
 
@@ -280,10 +301,10 @@ def _reservations(evidence: Evidence) -> list[str]:
         )
     if evidence.chance is not None and evidence.chance >= MUCH_BY_CHANCE:
         found.append(
-            f"So few items are left to rank that guessing finds {100 * evidence.chance:.1f} of 100: hit@10 says "
-            f"{'nothing' if evidence.chance >= 1.0 else 'little'} here."
+            f"So few items are left to rank that guessing finds {100 * evidence.chance:.1f} of 100: "
+            f"{evidence.lead} says {'nothing' if evidence.chance >= 1.0 else 'little'} here."
         )
-    if not protocol.drop_seen:
+    if not protocol.drop_seen and not protocol.baskets:
         found.append("Not the strict protocol: items that a user already had are recommended as well.")
     if evidence.num_seeds == 1:
         found.append(
@@ -304,7 +325,7 @@ def _untested(evidence: Evidence) -> list[str]:
     """Rows that the subject is said to be above or below without a paired test."""
     pairs = [(label, metric) for metric, (label, _) in _sides(evidence).items()]
     must = (*evidence.without_exchange, *evidence.before_rounds)
-    pairs += [(label, metric) for label in must if _kinds(evidence, label) for metric in COMPARED]
+    pairs += [(label, metric) for label in must if _kinds(evidence, label) for metric in evidence.metrics]
     untested: dict[str, list[str]] = {}
     for label, metric in pairs:
         found = side(evidence, evidence.subject, label, metric)
@@ -348,7 +369,7 @@ def _disagreement(evidence: Evidence, subject: str, best: str) -> list[str]:
     if not all(_finite(evidence.valid.get(label)) for label in labels):
         return []
     valid, valid_best = (evidence.valid[label] for label in labels)
-    test, test_best = (evidence.rows[label]["hit@10"]["mean"] for label in labels)
+    test, test_best = (evidence.rows[label][evidence.lead]["mean"] for label in labels)
     if not _finite(test) or (valid - valid_best) * (test - test_best) >= 0:
         return []
     return [
@@ -364,7 +385,7 @@ def _elsewhere(evidence: Evidence, subject: str, best: str) -> list[str]:
         there = evidence._replace(rows=rows)
         other = best_of(there)
         if other is not None and (gap := _gap(there, subject, other)) and (gap > 0) != above:
-            own, rule = (rows[label]["hit@10"]["mean"] for label in (subject, other))
+            own, rule = (rows[label][evidence.lead]["mean"] for label in (subject, other))
             found.append(f"{name} ({100 * own:.1f} against {100 * rule:.1f} of {other})")
     if not found:
         return []
@@ -373,8 +394,8 @@ def _elsewhere(evidence: Evidence, subject: str, best: str) -> list[str]:
 
 
 def _gap(evidence: Evidence, first: str, second: str) -> float:
-    """Difference of the means of hit@10; 0 where one is not a number."""
-    one, other = (evidence.rows[label]["hit@10"]["mean"] for label in (first, second))
+    """Difference of the means that rows are told by; 0 where one is not a number."""
+    one, other = (evidence.rows[label][evidence.lead]["mean"] for label in (first, second))
     return one - other if _finite(one) and _finite(other) else 0.0
 
 

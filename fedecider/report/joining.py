@@ -7,6 +7,7 @@ from typing import Any
 
 from fedecider.evaluation.statistics import holm
 from fedecider.report.conclusion import LEVEL, Values
+from fedecider.report.tables import BASKETS_COMPARED, LEADS
 
 KEPT_WORDS = {
     "joined": "the joint model",
@@ -32,18 +33,19 @@ def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None
     tests = {one["domain"]: one for one in joining["tests"] if _is_of(one, joining["joined"], joining)}
     names = [name for name in joining["clients"] if name in tests]
     listed = "; ".join(f"{name} {_more(tests[name])}" for name in names)
-    what, alone = "find their next purchase among the ten recommended", f"what a client has alone ({joining['alone']}"
+    unit, what = words_of(joining["tests"])
+    alone = f"what a client has alone ({joining['alone']}"
     each = []
     if MACRO not in tests:
         where = "; chance is judged over all tests together)" if len(names) > 1 else ")"
-        first = f"What joining brought: of 100 customers, so many {what} beyond {alone}{where}: {listed}."
+        first = f"What joining brought: of 100 {unit}, so many {what} beyond {alone}{where}: {listed}."
     else:
         whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients)"
-        first = f"What joining brought: of 100 customers {whole} {what} than with {alone}; {where}."
+        first = f"What joining brought: of 100 {unit} {whole} {what} than with {alone}; {where}."
         each = [f"Client by client: {listed}."]
     if len(names) > NAMED:
         better, worse = ([name for name in names if _sign(tests[name]) == sign] for sign in (1, -1))
-        said = f"{_count(better, len(names))} more customers than alone and {_count(worse, len(names))} fewer"
+        said = f"{_count(better, len(names))} more {unit} than alone and {_count(worse, len(names))} fewer"
         each = [f"Beyond chance, {said}."]
     costs = [] if cost is None else _cost_sentences(cost)
     return [first, *each, *_kept_sentences(joining), *costs, *odd_sentences(joining.get("events", {}))]
@@ -91,12 +93,13 @@ def without_sentences(without: Mapping[str, Any]) -> list[str]:
     found = []
     for left_out, tests in _losses(without).items():
         macro = tests.pop(MACRO)
+        unit, what = words_of([macro])
         each = "; ".join(f"{name} {_more(test)}" for name, test in tests.items())
         if len(tests) > NAMED:
             worse, better = ([name for name in tests if _sign(tests[name]) == sign] for sign in (-1, 1))
             each = f"beyond chance {_count(worse, len(tests))} fewer and {_count(better, len(tests))} more"
         found.append(
-            f"Without {left_out}, of 100 customers {_more(macro)} find their next purchase, mean over the others: "
+            f"Without {left_out}, of 100 {unit} {_more(macro)} {what.partition(' among')[0]}, mean over the others: "
             f"{each}."
         )
         if _sign(macro) > 0:
@@ -113,11 +116,11 @@ def without_rows(without: Mapping[str, Any], names: Sequence[str]) -> list[list[
 
 
 def _losses(without: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Company that was left out -> domain -> test of hit@10, with Holm's correction over all of them together."""
+    """Company that was left out -> domain -> test of what is told, with Holm's correction over all of them together."""
     tests = [(left_out, test) for left_out, one in without.items() for test in one["tests"]]
     found: dict[str, dict[str, Any]] = {left_out: {} for left_out in without}
     for left_out, test in zip((one for one, _ in tests), corrected([test for _, test in tests]), strict=True):
-        if test["metric"] == "hit@10":
+        if test["metric"] in LEADS:
             found[left_out][test["domain"]] = test
     return found
 
@@ -164,7 +167,7 @@ def difference_row(joining: Mapping[str, Any], name: str) -> dict[str, dict[str,
 
 
 def joining_rows(joining: Mapping[str, Any], tests: Mapping[str, Mapping[str, Values]]) -> list[list[str]]:
-    """A line for each client, and for their mean where there are several: customers, hit@10 alone and joined of 100,
+    """A line for each client, and for their mean where there are several: customers, alone and joined of 100,
     the difference with its interval and p, what it keeps. ``tests``: client -> test values of every row."""
     found = {one["domain"]: one for one in joining["tests"] if _is_of(one, joining["joined"], joining)}
     rows = []
@@ -172,7 +175,8 @@ def joining_rows(joining: Mapping[str, Any], tests: Mapping[str, Mapping[str, Va
         if name not in found:
             continue
         client, test = joining["clients"].get(name), found[name]
-        alone, joined = (f"{100 * values[joining[row]]['hit@10']['mean']:.1f}" for row in ("alone", "joined"))
+        rows_of = (values[joining[row]] for row in ("alone", "joined"))
+        alone, joined = (f"{100 * one[test['metric']]['mean']:.1f}" for one in rows_of)
         mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
         keeps = KEPT_WORDS[client["keeps"]] if client else ""
         users = f"{client['num_users']:,}" if client else ""
@@ -194,7 +198,7 @@ def _kept_sentences(joining: Mapping[str, Any]) -> list[str]:
     rest = "; the others keep the joint model" if len(others) < len(joining["clients"]) else ""
     return [
         "Kept is another model where validation customers like it clearly better (one-sided paired test at 95 %): "
-        f"{told}{rest}. So of 100 customers {_more(whole)} than alone."
+        f"{told}{rest}. So of 100 {words_of(tests)[0]} {_more(whole)} than alone."
     ]
 
 
@@ -219,7 +223,14 @@ def size_text(num_bytes: float) -> str:
 
 
 def _is_of(test: Mapping[str, Any], label: str, joining: Mapping[str, Any]) -> bool:
-    return (test["metric"], test["first"], test["second"]) == ("hit@10", label, joining["alone"])
+    return test["metric"] in LEADS and (test["first"], test["second"]) == (label, joining["alone"])
+
+
+def words_of(tests: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Of what a hundred is spoken of, and what counts."""
+    if any(one["metric"] == BASKETS_COMPARED[0] for one in tests):
+        return "items of the next baskets", "are found among the ten recommended"
+    return "customers", "find their next purchase among the ten recommended"
 
 
 def _sign(test: Mapping[str, Any]) -> int:

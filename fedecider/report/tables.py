@@ -20,8 +20,29 @@ METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 """What a table shows."""
 COMPARED = ("hit@10", "ndcg@10")
 """What is tested between rows."""
+BASKET_METRICS = ("recall@5", "recall@10", "ndcg@5", "ndcg@10", "hit@10")
+BASKETS_COMPARED = ("recall@10", "ndcg@10")
+"""The same where whole baskets are held out."""
+LEADS = (COMPARED[0], BASKETS_COMPARED[0])
+"""By which results are told: share of users who find their item, or of the items of a basket that are found."""
 CANARY = "memoriser"
 """The baseline that learns nothing, by name."""
+
+
+def shown_metrics(values: Collection[str]) -> tuple[str, ...]:
+    """What a table shows of entries with these metrics."""
+    return BASKET_METRICS if BASKETS_COMPARED[0] in values else METRICS
+
+
+def compared(values: Collection[str]) -> tuple[str, str]:
+    """What is tested between entries with these metrics, and what they are told by first."""
+    return BASKETS_COMPARED if BASKETS_COMPARED[0] in values else COMPARED
+
+
+def compared_by(positions: Mapping[str, PerDomain]) -> tuple[str, str]:
+    """`compared` of positions of one run, label -> domain -> (U,) or baskets (U, T)."""
+    is_of_baskets = any(one.ndim == 2 for per_domain in positions.values() for one in per_domain.values())
+    return BASKETS_COMPARED if is_of_baskets else COMPARED
 
 
 class ResultRow(NamedTuple):
@@ -32,6 +53,11 @@ class ResultRow(NamedTuple):
     kind: str = "method"
     """"method", "baseline" or "canary"; the canary's macro hit@10 enters the stamp of a leaking protocol."""
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What a table shows of it."""
+        return shown_metrics(next(iter(self.values.values())))
+
 
 def result_rows(
     methods: Mapping[str, PerDomain],
@@ -40,7 +66,8 @@ def result_rows(
 ) -> list[ResultRow]:
     """One row for each label with its intervals, baselines last; the memoriser among them is the canary.
 
-    Both map a label to domain -> positions, (S, U) or (U,). Every row is resampled alike, whatever stands beside it.
+    Both map a label to domain -> positions, (S, U) or (U,), of baskets (S, U, T). Every row is resampled alike,
+    whatever stands beside it.
     """
     baselines = baselines or {}
     kinds = {**dict.fromkeys(methods, "method"), **dict.fromkeys(baselines, "baseline")}
@@ -91,9 +118,9 @@ def caption(table: ResultTable) -> list[str]:
     return [stamp(table.protocol, canary[0] if canary else None), interval, *bold, *table.notes]
 
 
-def rich_table(table: ResultTable, metrics: Sequence[str] = COMPARED, title: str | None = None) -> Table:
+def rich_table(table: ResultTable, title: str | None = None) -> Table:
     """The table for a terminal (fits 80 columns): a line a row, the intervals beside the means."""
-    said = caption(table)
+    said, metrics = caption(table), compared(table.rows[0].metrics)
     out = Table(title=title, caption="\n".join(said), caption_justify="left", show_edge=False, pad_edge=False)
     out.add_column("")
     for metric in metrics:
@@ -109,10 +136,11 @@ def rich_table(table: ResultTable, metrics: Sequence[str] = COMPARED, title: str
     return out
 
 
-def markdown_table(table: ResultTable, metrics: Sequence[str] = METRICS, title: str | None = None) -> str:
+def markdown_table(table: ResultTable, title: str | None = None) -> str:
     """The table as Markdown, ending in a line break."""
-    rows = []
-    for domain in shown_domains(table.rows):
+    domains = shown_domains(table.rows)
+    metrics, rows = table.rows[0].metrics, []
+    for domain in domains:
         for row in table.rows:
             label = row.label if row.kind == "method" else f"*{row.label}*"
             values = ((metric, row.values[domain][metric]) for metric in metrics)

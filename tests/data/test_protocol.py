@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedecider.data.domain import Events
 from fedecider.data.frames import from_events
 from fedecider.data.protocol import chosen_protocol, repeated_share, under
 from fedecider.data.sample import sample_domains
@@ -93,8 +92,6 @@ def test_no_event_of_a_held_out_basket_is_in_a_train_part_or_history(users):
     lengths = [sum(map(len, baskets)) for baskets in users]
     basket_E = [number for baskets in users for number, basket in enumerate(baskets) for _ in basket]
     events = SequenceArray.of([list(range(length)) for length in lengths])
-        [list(range(start, start + length)) for start, length in zip([0] * 9, lengths, strict=False)]
-    )
     rows = events.with_baskets(SequenceArray.of([basket_E]).value_E)
     train = train_parts(rows)
     for user, baskets in enumerate(users):
@@ -107,8 +104,10 @@ def test_no_event_of_a_held_out_basket_is_in_a_train_part_or_history(users):
         assert train[user] == list(range(sum(counted[:-2])))
 
 
-def test_events_are_not_read_anew_where_there_are_no_baskets():
+def test_without_baskets_every_event_is_one():
     domain = sample_domains(["crime"])["crime"]
-    assert isinstance(domain.clients, Events)
-    for protocol in ("strict", "next_basket"):
-        assert under(protocol, {"crime": domain})[0]["crime"] is domain
+    assert under("strict", {"crime": domain})[0]["crime"] is domain
+    read, lines = under("next_basket", {"crime": domain})
+    assert (read["crime"].clients.arrays().sequences.num_baskets_U >= 3).all()
+    assert read["crime"].clients.sequences == list(domain.clients.sequences)
+    assert lines == []

@@ -51,9 +51,12 @@ def train_backbone(
 
     def validate() -> Tensor:
         ranking = RankingConfig(eval_batch_size=VALIDATION_BATCH)
-        context = RankingContext(ranking, precision=config.precision, device=execution.device)
-        position_U = torch.cat([rank_task(model, task, "test", user_U, context) for task, user_U in validation])
-        return user_metrics(position_U, (10,))["ndcg@10"]
+        gains = []
+        for task, user_U in validation:
+            drop_seen = SequenceArray.of(task.sequences).basket_E is None  # who buys baskets buys again
+            context = RankingContext(ranking, drop_seen, config.precision, execution.device)
+            gains.append(user_metrics(rank_task(model, task, "test", user_U, context), (10,))["ndcg@10"])
+        return torch.cat(gains)
 
     with row_gradients(model, candidates is not None):
         return train_model(
@@ -98,7 +101,7 @@ def hold_out(tasks: Sequence[Task], config: BackboneTraining, seed: int) -> tupl
     with three events, and as many as can be ranked in `VALIDATION_SHARE` of the time of the training.
     """
     tasks = list(tasks)
-    found = [np.flatnonzero(SequenceArray.of(task.training_sequences).length_U >= MIN_EVENTS) for task in tasks]
+    found = [np.flatnonzero(SequenceArray.of(task.training_sequences).num_baskets_U >= MIN_EVENTS) for task in tasks]
     cost = ONE_TOKEN_COST if all(ranks_all(task.trie) for task in tasks) else BEAM_COST
     affordable = VALIDATION_SHARE * num_steps(tasks, config) * config.batch_size / cost / (NUM_VALIDATIONS + 1)
     count = min(MOST_VALIDATED, sum(map(len, found)) // VALIDATED_OF, int(affordable))

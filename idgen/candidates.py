@@ -14,6 +14,7 @@ from torch import Tensor
 
 from idgen.backbones.family import TokenBatch
 from idgen.events import (
+    EventTable,
     is_target,
 )
 from idgen.samples import _epoch, item_segments
@@ -48,10 +49,20 @@ def candidates_of(tasks: Task | Sequence[Task], token_I: Tensor) -> Candidates |
     _, synthetic_N = _epoch(tasks, parts, events)
     target_N = np.flatnonzero(is_target(events))
     start_N = parts.segments.start_G[item_segments(parts, events, target_N)]
-    num_V = np.bincount(parts.segments.token_F[start_N], minlength=int(token_I[-1]) + 1).astype(float)
+    weight_N = None if events.basket_first_E is None else _times_asked(events, target_N)
+    num_V = np.bincount(parts.segments.token_F[start_N], weight_N, minlength=int(token_I[-1]) + 1).astype(float)
     for task in tasks:
         num_V[task.one_token_catalogue()] += len(synthetic_N) / len(tasks) / len(task.trie)
     return Candidates(token_I, torch.from_numpy(num_V / max(1.0, num_V.sum())).float(), NUM_UNIFORM)
+
+
+def _times_asked(events: EventTable, target_N: np.ndarray) -> np.ndarray:
+    """How often an epoch asks for each event: every item of the basket before asks for one of its basket."""
+    assert events.basket_first_E is not None
+    assert events.basket_end_E is not None
+    first_N = events.basket_first_E[target_N]
+    before_N, size_N = events.basket_first_E[first_N - 1], events.basket_end_E[target_N] - first_N
+    return (first_N - before_N) / size_N
 
 
 def with_candidates(batch: TokenBatch, candidates: Candidates, generator: torch.Generator) -> TokenBatch:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.metrics import NOT_RANKED
+from fedecider.evaluation.metrics import NO_ITEM, NOT_RANKED, not_ranked
 from idgen.backbones.families import family_of, unwrap
 from idgen.backbones.family import evaluating, output_rows
 from idgen.trie import Trie, log_softmax_of_rows
@@ -200,7 +200,8 @@ def stable_topk(score_BM: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[int]] | None = None) -> Tensor:
-    """0-based place of each user's target in the list, `NOT_RANKED` when it is not there, (B,) int64 on the CPU.
+    """0-based place of each user's target in the list, `NOT_RANKED` when it is not there, (B,) int64 on the CPU; of
+    baskets, targets (B, T) with `NO_ITEM` behind the last one, float64 (B, T) with NaN there.
 
     Places are counted after dropping empty entries (-1) and, with ``seen``, the items of the user's history. A target
     that the user had before is dropped like them: no candidate, hence `NOT_RANKED`, as for every baseline.
@@ -210,6 +211,13 @@ def item_positions(item_BK: Tensor, target_B: Tensor, seen: Sequence[Sequence[in
             f"got lists for {len(item_BK)} users, {len(target_B)} targets and "
             f"{'no' if seen is None else len(seen)} histories; expected one of each per user"
         )
+    if target_B.ndim == 2:
+        position_BT = not_ranked(target_B)
+        for place in range(target_B.shape[1]):
+            row_N = (target_B[:, place] != NO_ITEM).nonzero()[:, 0]
+            chosen = None if seen is None else [seen[row] for row in row_N.tolist()]
+            position_BT[row_N, place] = item_positions(item_BK[row_N], target_B[row_N, place], chosen).double()
+        return position_BT
     position_B = torch.full((len(target_B),), NOT_RANKED, dtype=torch.long)
     for user, (items, target) in enumerate(zip(item_BK.tolist(), target_B.tolist(), strict=True)):
         dropped = {-1, *(seen[user] if seen is not None else ())}

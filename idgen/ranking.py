@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fedecider.bounds import Precision
-from fedecider.evaluation.metrics import NOT_RANKED, catalogue_positions
-from fedecider.evaluation.protocols import history
+from fedecider.evaluation.metrics import catalogue_positions, not_ranked
+from fedecider.evaluation.protocols import held_out, histories
+from fedecider.evaluation.sequences import SequenceArray
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_scores import catalogue_rows, catalogue_scores, ranks_all
 from idgen.precision import autocast
@@ -43,16 +44,18 @@ def rank_task(
     context: RankingContext,
     share: tuple[int, int] = (0, 1),
 ) -> Tensor:
-    """(U,) float64 places in the order of ``users`` (default: all); batches come sorted by length and are put back.
+    """(U,) float64 places, of baskets (U, T), in the order of ``users`` (default: all); batches come sorted by length
+    and are put back.
 
     Exact over the whole catalogue where every ID is one token (`ranks_all`), a place in the list of the beams else.
     ``share`` (p, P): every P-th batch from p on alone; users of the others are not ranked.
     """
 
     def seen(user_B: Tensor) -> list[Sequence[int]] | None:
-        return [history(task.sequences[user], split) for user in user_B.tolist()] if context.drop_seen else None
+        return list(histories(rows.take(user_B), split)) if context.drop_seen else None
 
-    position_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
+    rows = SequenceArray.of(task.sequences)
+    position_U = not_ranked(held_out(rows, split))
     if ranks_all(task.trie):
         for block in catalogue_blocks(model, task, split, users, context, share):
             position_U[block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen(block.user_B))

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.protocols import NUM_AFTER, check_split
+from fedecider.evaluation.protocols import check_split, held_out
+from fedecider.evaluation.protocols import histories as known_events
 from fedecider.evaluation.sequences import SequenceArray
 from idgen.backbones.family import TokenBatch, labels_of
 from idgen.config import SampleConfig
@@ -24,6 +25,8 @@ from idgen.events import (
     event_table,
     histories,
     is_target,
+    next_basket,
+    shuffled,
     window_ends,
 )
 from idgen.prompts import load_templates
@@ -101,6 +104,66 @@ def row_labels(batch: TokenBatch, given_B: np.ndarray) -> Tensor:
     return batch["input_ids"].masked_fill(~(behind_BS & (batch["attention_mask"] != 0)), IGNORED_LABEL)
 
 
+class BasketLabels(NamedTuple):
+    """What the places of N rows are asked for, where the items of a basket come in no order."""
+
+    label_NW: np.ndarray
+    """Segments that stand for the row's own as labels; where IDs have several tokens, the same ones."""
+    counts_NW: np.ndarray
+    """Bool: segments that are labels."""
+
+
+def basket_labels(
+    parts: PromptParts,
+    events: EventTable,
+    draw: Draw,
+    segment_NW: np.ndarray,
+    synthetic_N: np.ndarray,
+    rng: np.random.Generator,
+) -> BasketLabels:
+    """Every place is asked for a random item of the basket behind the one that its item is in.
+
+    Where IDs have several tokens, which are read as they are written, the places before a basket begins are asked for
+    its first item alone: it is a random one too. Synthetic histories are asked for what they end with.
+    """
+    assert events.basket_first_E is not None
+    event_NH = np.concatenate([draw.target_N[:, None], draw.history_NH], 1)[:, ::-1]  # oldest first
+    before_NH = np.concatenate([np.full((len(event_NH), 1), -1), event_NH[:, :-1]], 1)
+    is_pair_NH = (event_NH >= 0) & (before_NH >= 0)
+    length_E = parts.segments.length_G[item_segments(parts, events, np.arange(len(events.item_E)))]
+    if length_E.max() + parts.segments.length_G[parts.end_K].max() == 1:
+        label_NH = next_basket(events, before_NH, rng)
+    else:
+        is_new_NH = events.basket_first_E[event_NH] != events.basket_first_E[before_NH]
+        label_NH = np.where(is_new_NH, event_NH, -1)
+    counts_NH = is_pair_NH & (label_NH >= 0)
+    item_NH = parts.first_item_K[events.task_E[label_NH]] + events.item_E[label_NH]
+    words = parts.before_PL.shape[1]
+    items = slice(words, words + 2 * event_NH.shape[1] - 1, 2)
+    label_NW, counts_NW = segment_NW.copy(), np.ones(segment_NW.shape, bool)
+    is_own_NH = synthetic_N[:, None] | ~counts_NH | (segment_NW[:, items] == NOTHING)
+    label_NW[:, items] = np.where(is_own_NH, segment_NW[:, items], item_NH)
+    counts_NW[:, items] = synthetic_N[:, None] | counts_NH
+    counts_NW[:, items.start + 1 : items.stop : 2] = counts_NW[:, items][:, :-1]  # what closes an ID goes with it
+    counts_NW[:, items.stop :] = counts_NW[:, [items.stop - 1]]
+    return BasketLabels(label_NW, counts_NW)
+
+
+def of_baskets(
+    parts: PromptParts, own_BS: Tensor, segment_NW: np.ndarray, labels: BasketLabels, rows: np.ndarray
+) -> Tensor:
+    """`row_labels` of the rows, ``own_BS``, with those of baskets in their place."""
+    length_BW = parts.segments.length_G[segment_NW[rows]]
+    token_BS, _ = join(parts.segments, labels.label_NW[rows], IGNORED_LABEL)
+    counts_BS = np.zeros(token_BS.shape, bool)
+    counts_BS[np.arange(token_BS.shape[1]) < length_BW.sum(1)[:, None]] = np.repeat(
+        labels.counts_NW[rows].ravel(), length_BW.ravel()
+    )
+    return torch.from_numpy(token_BS).masked_fill(
+        (own_BS == IGNORED_LABEL) | ~torch.from_numpy(counts_BS), IGNORED_LABEL
+    )
+
+
 BATCHES_AT_A_TIME = 64
 """Samples are drawn for so many batches at once, then sorted by length into batches with little padding."""
 
@@ -131,6 +194,7 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
     parts, events = merge_tasks(tasks)
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     config = tasks[0].config
+    events = shuffled(events, rng)
     order = np.concatenate(_epoch(tasks, parts, events))
     if len(events.item_E) == 0:  # synthetic histories alone: they stand in the place of an event, whatever it is
         events = event_table([[0]], False)
@@ -150,12 +214,17 @@ def train_batches(tasks: Task | Sequence[Task], batch_size: int, generator: torc
             samples = with_synthetic(samples, [task.neighbours for task in tasks], parts, rng)
         prompts = with_targets(samples) if config.is_row else samples.prompts
         segment_NW = lay_out(parts, prompts)
+        labels = None
+        if config.is_row and events.basket_first_E is not None:
+            labels = basket_labels(parts, events, draw, segment_NW, synthetic_N, rng)
         length_N = num_tokens(parts.segments, segment_NW)
         by_length = np.lexsort((rng.random(len(length_N)), length_N))
         batches = [by_length[at : at + batch_size] for at in range(0, len(by_length), batch_size)]
         for number in rng.permutation(len(batches)):
             rows = batches[number]
             batch = sample_batch(parts, config, segment_NW, samples, prompts.task_B, rows)
+            if labels is not None:
+                batch["row_labels"] = of_baskets(parts, batch["row_labels"], segment_NW, labels, rows)
             yield (
                 batch
                 if nodes is None
@@ -168,7 +237,8 @@ def eval_batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """(user number (B,), input_ids (B, S), attention_mask (B, S), target item (B,)), one prompt per user.
 
-    Template 0; the history is everything before the target ("valid": last but one event, "test": last event).
+    Template 0; the history is everything before the target ("valid": last but one event, "test": last event). Of
+    baskets the targets are all items of it, as `fedecider.evaluation.protocols.held_out` has them.
     ``users``: a selection of users, default all. Users of similar prompt length share a batch, so that users do NOT
     come in order: use the user numbers. Errors: ``ValueError`` for a task without held-out events.
     """
@@ -176,9 +246,10 @@ def eval_batches(
     if not task.hold_out:
         raise ValueError(f"task {task.name!r} was built without held-out events; build it with hold_out=True")
     events = task.train
-    last_U = SequenceArray.of(task.sequences).start_U[1:] - 1
-    chosen = np.arange(len(last_U)) if users is None else np.asarray(users, dtype=np.int64)
-    target_N = last_U[chosen] - NUM_AFTER[split]
+    rows_U = SequenceArray.of(task.sequences)
+    target_U, first_U = held_out(rows_U, split), rows_U.start_U[:-1] + known_events(rows_U, split).length_U
+    chosen = np.arange(len(first_U)) if users is None else np.asarray(users, dtype=np.int64)
+    target_N = first_U[chosen]
     history_NH = histories(events, target_N, task.config.shown_history)
     draw = Draw(target_N, history_NH, np.zeros(len(target_N), np.int64))
     segment_NW = lay_out(task.parts, prompts_of(task.parts, events, draw))
@@ -186,11 +257,8 @@ def eval_batches(
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
         batch = _prompt_batch(task.parts, segment_NW[rows])
-        user_B, target_B = (
-            torch.from_numpy(chosen[rows]),
-            torch.from_numpy(events.item_E[target_N[rows]].astype(np.int64)),
-        )
-        yield user_B, batch["input_ids"], batch["attention_mask"], target_B
+        user_B = torch.from_numpy(chosen[rows])
+        yield user_B, batch["input_ids"], batch["attention_mask"], target_U[user_B]
 
 
 def encode_histories(task: Task, histories: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

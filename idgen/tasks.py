@@ -58,7 +58,8 @@ class Task(NamedTuple):
         events = self.train
         inside_E = np.arange(len(events.item_E)) < events.train_end_E
         length_U = np.bincount(events.user_E[inside_E], minlength=len(self.sequences))
-        return SequenceArray.of_lengths(length_U, events.item_E[inside_E])
+        basket_E = None if events.basket_first_E is None else events.basket_first_E[inside_E]
+        return SequenceArray.of_lengths(length_U, events.item_E[inside_E], basket_E)
 
     def one_token_catalogue(self) -> Tensor:
         """(I,) the tokens of all items, rising, where every ID is one token that nothing closes."""
@@ -83,8 +84,8 @@ def build_task(
 ) -> Task:
     """Tokenise what prompts are made of, once, and lay out the events of the users.
 
-    ``hold_out``: True keeps the last two events of each user for validation and test (clients); False trains on all
-    of them (the public pool). ``neighbours``: needed for ``synthetic_share``.
+    ``hold_out``: True keeps the last two baskets (or events) of each user for validation and test (clients); False
+    trains on all of them (the public pool). ``neighbours``: needed for ``synthetic_share``.
     Errors: ``ValueError`` when IDs and catalogue do not belong together, or the shortest prompt is too long.
     """
     if len(item_ids.token_ids) != len(domain.item_keys):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.protocols import train_part
+from fedecider.evaluation.protocols import train_parts
 
 STATISTICS = ("mean gain over the student", "largest gain over the student", "mean log-probability")
 
@@ -37,7 +37,7 @@ class Questions(NamedTuple):
 def questions_about(sequences: Sequence[Sequence[int]], num_events: int) -> Questions:
     """The ``num_events`` newest events of each user's train part, none of them the first; users without any are left
     out. Members and others are asked alike."""
-    parts = [list(train_part(sequence)) for sequence in sequences]
+    parts = list(train_parts(sequences))
     asked = [part for part in parts if len(part) > 1]
     places = [
         (user, place) for user, part in enumerate(asked) for place in range(max(1, len(part) - num_events), len(part))

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedecider.data.near_texts import NearTexts, nearest_texts, unit_vectors
 from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
+from fedecider.evaluation.sequences import SequenceArray
 
 MAX_PAIRS = 4_000_000
 FARTHEST = 50
@@ -101,7 +102,8 @@ def newest_weights(
     sequences: protocols.Sequences, user_B: Tensor, split: str, num_items: int, num_context: int
 ) -> scipy.sparse.csr_array:
     """1, 1/2, 1/3, ... for the newest ``num_context`` items of each history, (B, I)."""
-    contexts = [list(protocols.history(sequences[user], split))[: -num_context - 1 : -1] for user in user_B.tolist()]
+    rows = protocols.histories(SequenceArray.of(sequences).take(user_B), split)
+    contexts = [context[: -num_context - 1 : -1] for context in rows]
     row_T = np.repeat(np.arange(len(contexts)), [len(context) for context in contexts])
     item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
     weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
@@ -155,7 +157,7 @@ def popularity(
 
 
 def _train_parts(sequences: protocols.Sequences, extra: protocols.Sequences) -> list[list[int]]:
-    return [list(protocols.train_part(sequence)) for sequence in sequences] + [list(sequence) for sequence in extra]
+    return [*protocols.train_parts(sequences), *map(list, extra)]
 
 
 def _summed(pairs: list[np.ndarray], num_items: int) -> scipy.sparse.csr_array:
@@ -231,12 +233,14 @@ def heuristic_positions(
     Scores are those of :func:`popularity_scores`, :func:`cooccurrence_scores` (direct successors of the newest item,
     and the whole context), ``text`` and :func:`text_and_count_scores`; no (U, I) or (B, I) scores are held.
     """
+    sequences = SequenceArray.of(sequences)
     protocols.check_sequences(sequences, num_items)
     count_I = train_counts(sequences, num_items, extra).numpy()
     last = cooccurrence_votes(sequences, num_items, extra)
     decayed = cooccurrence_votes(sequences, num_items, extra, window=None, directed=False)
     found: dict[str, dict[str, list[Tensor]]] = {split: {row: [] for row in UNTRAINED} for split in splits}
     for split in splits:
+        target_U, seen_U = protocols.held_out(sequences, split), protocols.histories(sequences, split)
         for user_B in torch.arange(len(sequences)).split(USERS_AT_ONCE):
             newest_BI = newest_weights(sequences, user_B, split, num_items, 1)
             context_BI = newest_weights(sequences, user_B, split, num_items, NUM_CONTEXT)
@@ -251,11 +255,8 @@ def heuristic_positions(
                     scipy.sparse.csr_array(counted_BI + TEXT_WEIGHT * text_BI), decayed.other_I
                 ),
             }
-            batch = [sequences[user] for user in user_B.tolist()]
-            histories = [protocols.history(sequence, split) if drop_seen else [] for sequence in batch]
-            row_N = np.repeat(np.arange(len(batch)), [len(items) for items in histories])
-            item_N = np.fromiter((item for items in histories for item in items), np.int64)
-            target_B = protocols.held_out(batch, split).numpy()
+            seen = seen_U.take(user_B if drop_seen else user_B[:0])
+            row_N, item_N, target_B = seen.row_E, seen.value_E.astype(np.int64), target_U[user_B].numpy()
             for row, score in scores.items():
                 found[split][row].append(sparse_positions(score, target_B, row_N, item_N))
     return {split: {row: torch.cat(parts) for row, parts in rows.items()} for split, rows in found.items()}

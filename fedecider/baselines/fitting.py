@@ -34,8 +34,8 @@ def distinct_pairs(parts: protocols.Sequences, num_items: int) -> tuple[Tensor, 
 
 
 def train_pairs(sequences: protocols.Sequences, num_items: int) -> tuple[Tensor, Tensor]:
-    """:func:`distinct_pairs` of the train parts, that is of everything but each user's last two events."""
-    return distinct_pairs([protocols.train_part(sequence) for sequence in sequences], num_items)
+    """:func:`distinct_pairs` of the train parts, that is of everything but each user's last two events or baskets."""
+    return distinct_pairs(protocols.train_parts(sequences), num_items)
 
 
 def train_matrix(sequences: protocols.Sequences, num_items: int) -> scipy.sparse.csr_array:

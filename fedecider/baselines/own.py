@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fedecider.data.domain import Domain
-from fedecider.evaluation.protocols import Protocol, history, rank_held_out, train_part
+from fedecider.evaluation.protocols import Protocol, rank_held_out, train_parts
+from fedecider.evaluation.protocols import histories as known_events
 from fedecider.federation.registry import package_of
 
 BASELINES = "fedecider.baselines"
@@ -108,7 +109,7 @@ def own_positions(
 
 def _fitted(label: str, domain: Domain, num_users: int | None = None) -> Score:
     """What the baseline makes of the clients' train parts and the public users, of each the first ``num_users``."""
-    sequences = [train_part(list(one)) for one in domain.clients.sequences[:num_users]]
+    sequences = list(train_parts(domain.clients.sequences[:num_users]))
     sequences += [list(one) for one in domain.public.sequences[:num_users]]
     data = TrainData(domain.name, domain.item_keys, domain.titles, domain.item_texts, sequences)
     found = own_baselines()[label]
@@ -120,7 +121,7 @@ def _fitted(label: str, domain: Domain, num_users: int | None = None) -> Score:
 
 
 def _scores(label: str, score: Score, domain: Domain, split: str, user_B: Tensor) -> Tensor:
-    histories = [list(history(domain.clients.sequences[user], split)) for user in user_B.tolist()]
+    histories = list(known_events(domain.clients.arrays().sequences.take(user_B), split))
     with _blamed(label):
         score_BI = torch.as_tensor(score(histories)).detach().double().cpu()
     expected = (len(histories), len(domain.item_keys))

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from fedecider.baselines.fitting import Valid, fit_epochs
 from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, history, train_part
+from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, histories, train_parts
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.search_space import OneOf, Real, Space, Whole
 
@@ -160,7 +161,7 @@ def training_sequences(
 
     ``ValueError`` when nothing is left or an item is not in the catalogue.
     """
-    parts = [part for part in (*map(train_part, sequences), *extra) if len(part) > 1]
+    parts = [part for part in (*train_parts(sequences), *extra) if len(part) > 1]
     if not parts:
         raise ValueError(
             "got no train part of two events, expected at least one: a user of four events, or a public one of two"
@@ -287,10 +288,10 @@ def scores(model: Sasrec, sequences: Sequences, split: str = "valid") -> ScoreUs
 
     That is the train part, and for ``test`` the validation item as well. A user without history ties all items at 0.
     """
-    device, width = model.item_ID.device, len(model.position_LD)
+    device, width, rows = model.item_ID.device, len(model.position_LD), SequenceArray.of(sequences)
 
     def score(user_B: Tensor) -> Tensor:
-        item_BL, length_B = pack([history(sequences[user], split) for user in user_B.tolist()], width)
+        item_BL, length_B = pack(list(histories(rows.take(user_B), split)), width)
         return model.catalogue(item_BL.to(device), length_B.to(device))
 
     return score

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fedecider.data.domain import Domain
-from fedecider.evaluation.metrics import NOT_RANKED
-from fedecider.evaluation.protocols import history
-from fedecider.evaluation.protocols import target as held_out
+from fedecider.evaluation.metrics import NO_ITEM, NOT_RANKED
+from fedecider.evaluation.protocols import histories
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.models.client_model import ClientModel
 from idgen.decode import constrained_beam_search, item_positions
@@ -29,9 +29,9 @@ def example_users(num_users: int, seed: int, domain: str) -> Tensor:
 def decode_examples(model: ClientModel, domain: Domain) -> list[dict[str, Any]]:
     """Examples of one domain under the client's model, decoded as for the test metrics.
 
-    Each: ``history`` (the newest titles, oldest first), ``num_history``, ``held_out`` (title), ``position`` (0-based;
-    None when it was not returned) and ``recommended`` (the best titles, each with ``held_out``: true for the held-out
-    item). Titles and nothing else: no user key.
+    Each: ``history`` (the newest titles, oldest first), ``num_history``, ``held_out`` (title, or those of a basket),
+    ``position`` (0-based, of the first of them; None when none was returned) and ``recommended`` (the best titles, each
+    with ``held_out``: true for a held-out item). Titles and nothing else: no user key.
     """
     task, (ranking, drop_seen, precision, device) = model.client.task, model.base.context
     users = example_users(len(task.sequences), model.client.seed, task.name)
@@ -46,22 +46,26 @@ def decode_examples(model: ClientModel, domain: Domain) -> list[dict[str, Any]]:
                 task.trie.to(device),
                 num_beams=num_beams,
             )
-        seen = [history(task.sequences[user], "test") for user in user_B.tolist()]
+        seen = list(histories(SequenceArray.of(task.sequences).take(user_B), "test"))
         position_B = item_positions(item_BK.cpu(), target_B.cpu(), seen if drop_seen else None)
-        for user, items, position, past in zip(
-            user_B.tolist(), item_BK.tolist(), position_B.tolist(), seen, strict=True
+        first_B = position_B if position_B.ndim == 1 else position_B.nan_to_num(NOT_RANKED).amin(1).long()
+        targets = target_B.reshape(len(target_B), -1).tolist()
+        for user, items, position, past, held in zip(
+            user_B.tolist(), item_BK.tolist(), first_B.tolist(), seen, targets, strict=True
         ):
             kept = [item for item in items if item >= 0 and not (drop_seen and item in past)]
-            examples[user] = _example(domain, task.sequences[user], kept[:NUM_RECOMMENDED], position)
+            basket = [item for item in held if item != NO_ITEM]
+            examples[user] = _example(domain, past, basket, kept[:NUM_RECOMMENDED], position)
     return [examples[user] for user in users.tolist()]
 
 
-def _example(domain: Domain, sequence: list[int], recommended: list[int], position: int) -> dict[str, Any]:
-    past, target = history(sequence, "test"), held_out(sequence, "test")
+def _example(
+    domain: Domain, past: list[int], basket: list[int], recommended: list[int], position: int
+) -> dict[str, Any]:
     return {
         "history": [domain.titles[item] for item in past[-NUM_TITLES:]],
         "num_history": len(past),
-        "held_out": domain.titles[target],
+        "held_out": ", ".join(domain.titles[item] for item in basket),
         "position": None if position == NOT_RANKED else position,
-        "recommended": [{"title": domain.titles[item], "held_out": item == target} for item in recommended],
+        "recommended": [{"title": domain.titles[item], "held_out": item in basket} for item in recommended],
     }

@@ -14,7 +14,7 @@ import numpy as np
 from fedecider.data.card import make_card
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import tfidf_vectors
-from fedecider.evaluation.protocols import MIN_EVENTS, train_part
+from fedecider.evaluation.protocols import MIN_EVENTS, train_parts
 from fedecider.federation.streams import derive_seed
 
 NUM_CLUSTERS = 8
@@ -122,7 +122,7 @@ def taste_clusters(domain: Domain, seed: int) -> np.ndarray:
     with threadpool_limits(1):  # several threads add up in any order
         vector_ID = tfidf_vectors(domain.item_texts).numpy()
         vector_ID -= vector_ID.mean(0)
-        taste_UD = np.stack([vector_ID[list(train_part(items))].mean(0) for items in domain.clients.sequences])
+        taste_UD = np.stack([vector_ID[items].mean(0) for items in train_parts(domain.clients.sequences)])
         taste_UD /= np.maximum(np.linalg.norm(taste_UD, axis=1, keepdims=True), 1e-12)
         num_clusters = min(NUM_CLUSTERS, len(np.unique(taste_UD, axis=0)))
         random_state = derive_seed(seed, "taste clusters", domain.name) % 2**32

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, permutations
 from typing import Any
 
+import numpy as np
 import scipy
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ from torch import Tensor
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import Encoder
 from fedecider.data.interactions import Interactions
-from fedecider.evaluation.metrics import activity_buckets, popularity_groups, user_metrics
-from fedecider.evaluation.protocols import target, train_part
+from fedecider.evaluation.metrics import NO_ITEM, activity_buckets, popularity_groups, user_metrics
+from fedecider.evaluation.protocols import held_out, train_parts
 from fedecider.evaluation.statistics import bootstrap_intervals
 from fedecider.federation.streams import stream
 from fedecider.report.costs import NEAR, near_round
@@ -47,8 +48,8 @@ RowPositions = Mapping[str, Mapping[str, Tensor]]
 def newest_titles(domain: Domain, num: int = NUM_NEWEST) -> list[str]:
     """One text per client user: the titles of the newest ``num`` TRAIN events, newest first; held-out items never."""
     return [
-        "; ".join(domain.titles[item] for item in reversed(train_part(sequence)[-num:]))
-        for sequence in domain.clients.sequences
+        "; ".join(domain.titles[item] for item in reversed(part[-num:]))
+        for part in train_parts(domain.clients.sequences)
     ]
 
 
@@ -140,7 +141,7 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: RowP
     """
     tables: dict[str, Any] = {}
     for name, domain in domains.items():
-        counts = [len(train_part(sequence)) for sequence in domain.clients.sequences]
+        counts = train_parts(domain.clients.sequences).length_U.tolist()
         num_buckets = min(NUM_BUCKETS, len(counts))
         bucket_U = activity_buckets(counts, domain.clients.users, num_buckets)
         count_U = torch.tensor(counts)
@@ -170,17 +171,17 @@ def popularity_table(
     Differs from the paper: the tie rule is ours, it has none.
     """
     counts = {name: train_counts(domain) for name, domain in domains.items()}
-    targets = {
-        name: torch.tensor([target(sequence, "test") for sequence in domain.clients.sequences])
-        for name, domain in domains.items()
-    }
+    held = {name: held_out(domain.clients.sequences, "test") for name, domain in domains.items()}
+    is_case = {name: target_U != NO_ITEM for name, target_U in held.items()}  # of a basket every item is one
+    targets = {name: target_U[is_case[name]] for name, target_U in held.items()}
+    positions = {label: {name: one[is_case[name]] for name, one in of.items()} for label, of in positions.items()}
     inactive = _inactive(domains, counts, targets)
     result: dict[str, Any] = {**{kind: {} for kind in kinds}, "warnings": []}
     for name, domain in domains.items():
         count_U = counts[name][targets[name]]
+        users = [domain.clients.users[row] for row in is_case[name].nonzero()[:, 0].tolist()]
         cases = [
-            f"{domain.item_keys[item]}\x1f{user}"
-            for item, user in zip(targets[name].tolist(), domain.clients.users, strict=True)
+            f"{domain.item_keys[item]}\x1f{user}" for item, user in zip(targets[name].tolist(), users, strict=True)
         ]
         if len(cases) >= NUM_BUCKETS:
             fifth_U = activity_buckets(count_U, cases, NUM_BUCKETS)
@@ -206,8 +207,8 @@ def popularity_table(
 
 def train_counts(domain: Domain | Interactions) -> Tensor:
     """(I,) int64: how often each item occurs in the train parts of the client users."""
-    events = [item for sequence in domain.clients.sequences for item in train_part(sequence)]
-    return torch.bincount(torch.tensor(events, dtype=torch.int64), minlength=len(domain.item_keys))
+    events = train_parts(domain.clients.sequences).value_E.astype(np.int64)
+    return torch.bincount(torch.from_numpy(events), minlength=len(domain.item_keys))
 
 
 def _inactive(

@@ -22,7 +22,7 @@ from typing import Any
 
 from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
-from fedecider.engine.command_line import CACHE, METHOD, data_options
+from fedecider.engine.command_line import CACHE, METHOD, chosen_settings, data_options
 from fedecider.engine.run import Callback, check_same_run, run_track
 from fedecider.engine.track import Track, track_of, tracks
 from fedecider.result import Result
@@ -31,7 +31,7 @@ from fedecider.running.progress import quiet
 from fedecider.running.run_folder import RunFolder
 from fedecider.running.settings_files import load_config
 
-WATCHED = ("allow_long", "callbacks", "baselines", "progress")
+WATCHED = ("allow_long", "minutes", "callbacks", "baselines", "progress")
 """Arguments of `federate` that are no settings of the run."""
 
 
@@ -43,6 +43,7 @@ def federate(
     output: str | Path | None = None,
     resume: bool = False,
     allow_long: bool = False,
+    minutes: float = 0.0,
     callbacks: Sequence[Callback] = (),
     baselines: Mapping[str, Any] = {},
     progress: bool = True,
@@ -60,6 +61,8 @@ def federate(
         output: The run folder. None: a temporary one, gone with the result; `Result.save` keeps it.
         resume: If true, a run that stopped in ``output`` goes on; where there is none yet, it begins.
         allow_long: If true, what was chosen may take over an hour on this machine; it is refused otherwise.
+        minutes: Where all would take longer on this machine, customers and rounds are drawn so that the run takes so
+            long, and the verdict says so; 0: all are taken.
         callbacks: Called after every round with a `fedecider.engine.run.Round`, in every process; what is true
             ends the run after that round. They are asked in their order.
         baselines: Rows of one's own beside ours, for cross-silo methods: label -> a function of
@@ -79,7 +82,7 @@ def federate(
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
     folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
     try:
-        plan = planned(data, method, config, folder, resume, settings, allow_long)
+        plan = planned(data, method, config, folder, resume, settings, allow_long, minutes)
         with quiet(not progress), lent(baselines), plan as (track, parsed, chosen):
             if baselines and track.name != "llm":
                 raise ValueError(
@@ -103,6 +106,7 @@ def planned(
     resume: bool,
     settings: Mapping[str, Any],
     allow_long: bool = True,
+    minutes: float = 0.0,
 ) -> Iterator[tuple[Track, Any, Mapping[str, Any]]]:
     """Track and settings of the run that `federate` makes of these arguments, and what of them was chosen.
 
@@ -116,7 +120,8 @@ def planned(
             options["resume"] = True
         options |= data_options(track, data, Path(settings.get("cache", CACHE)))
         options |= {name: str(value) if isinstance(value, Path) else value for name, value in nested(settings).items()}
-        chosen = track.part("choose")(options, allow_long) if track.choose and given is None else {}
+        chosen = chosen_settings(track, options, given, allow_long, minutes)
+        options = {name: value for name, value in options.items() if not minutes or name != "num_rounds"}
         yield track, track.part("settings")(options, chosen or given), chosen
 
 

@@ -7,15 +7,16 @@ import pytest
 import yaml
 
 from fedecider.cli.main import main
-from fedecider.cross_silo.auto import DataFacts, Machine, choose, chosen_settings, facts_of
-from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.auto import Machine, choose, chosen_settings
+from fedecider.cross_silo.command_line import make_settings, parse_settings
+from fedecider.cross_silo.estimate import LEAST_ROUNDS, ROOM, DataFacts, draw, estimate, facts_of
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.federation.record import read_json
 
 CPU = Machine(2, 16.0, "", 0.0, "minilm", 0.1, 60e9)
-COMPANIES = DataFacts(("north", "south", "east"), 1, 4500, 34_756, 6.0, 3820, 3820, 3767, 0)
-DEPARTMENTS = DataFacts(("movies", "cds", "games"), 3, 1500, 12_523, 6.0, 2697, 6488, 6235, 0)
+COMPANIES = DataFacts(("north", "south", "east"), 1, (1500,) * 3, 34_756, 6.0, 3820, 3820, 3767, 0)
+DEPARTMENTS = DataFacts(("movies", "cds", "games"), 3, (500,) * 3, 12_523, 6.0, 2697, 6488, 6235, 0)
 QUICK = (
     *("--num_rounds", "1", "--local_epochs", "1", "--num_eval_users", "20", "--pretrain.train.max_steps", "5"),
     *("--pretrain.text_encoder", "tfidf", "--distill.epochs", "1"),
@@ -58,7 +59,7 @@ def test_unequal_companies_weigh_by_examples_unless_noise_hides_how_many(tmp_pat
     words = ("--config", str(path), "--data", "x")
     assert parse_settings(words).method.weighting == "examples"
     assert parse_settings([*words, "--weighting", "uniform"]).method.weighting == "uniform"
-    noised = {"noise_scale": 1.0}
+    noised = {"noise_scale": 1.0, "clip": 1.0}
     for facts, asked in (
         (COMPANIES, {}),
         (DEPARTMENTS._replace(spread=33.0), {}),
@@ -150,15 +151,40 @@ def test_what_is_chosen_is_a_configuration(facts, tmp_path):
 
 def test_the_estimate_grows_with_the_work():
     base = choose(COMPANIES, CPU)
-    assert base.seconds.low < base.seconds.expected < base.seconds.high
+    assert base.estimate.expected > 0
     larger = (
         choose(COMPANIES, CPU, {"num_rounds": 40}),
-        choose(COMPANIES._replace(num_events=90_000, num_users=11_000), CPU),
+        choose(COMPANIES._replace(num_events=90_000, users=(3700,) * 3), CPU),
         choose(COMPANIES._replace(num_items=40_000, num_all_items=40_000), CPU),
         choose(COMPANIES, CPU._replace(flops=1e9)),
     )
-    assert all(one.seconds.expected > base.seconds.expected for one in larger)
-    assert larger[2].gigabytes > base.gigabytes
+    assert all(one.estimate.expected > base.estimate.expected for one in larger)
+    assert larger[2].estimate.gigabytes > base.estimate.gigabytes
+
+
+CHAINS = DataFacts(("a", "b"), 1, (900, 300), 600_000, 330.0, 67_000, 67_000, 17_000, 0)
+
+
+def test_a_sampled_softmax_does_not_count_the_whole_catalogue():
+    small, large = (CHAINS._replace(num_items=items, num_all_items=items) for items in (15_000, 150_000))
+    settings = make_settings({}, choose(CHAINS, CPU).settings)
+    assert estimate(large, settings, 60e9).round < estimate(small, settings, 60e9).round
+
+
+def test_as_many_customers_and_rounds_are_drawn_as_the_time_lets():
+    settings = make_settings({}, choose(CHAINS, CPU).settings)
+    whole = estimate(CHAINS, settings, 60e9)
+    assert draw(CHAINS, settings, 60e9, whole.expected / 60 * ROOM + 0.1) is None
+    for minutes in (20, 60):
+        drawn = draw(CHAINS, settings, 60e9, minutes)
+        share, rounds = drawn.settings["customer_share"], drawn.settings["num_rounds"]
+        assert (share < 1.0 and rounds == LEAST_ROUNDS) or share == 1.0
+        assert minutes / 3 < drawn.estimate.expected * ROOM / 60 <= minutes
+        assert drawn.text.startswith(f"drawn: {CHAINS.drawn(share).num_users:,} of 1,200 customers, {rounds} of 20")
+    assert CHAINS.drawn(0.5).users == (450, 150)
+    assert CHAINS.drawn(0.5).num_events == 300_000
+    with pytest.raises(ValueError, match=r"got minutes 1, expected at least \d+ .*200 customers and 3 rounds"):
+        draw(CHAINS, settings, 60e9, 1)
 
 
 @pytest.fixture
@@ -216,6 +242,43 @@ def test_nothing_is_chosen_where_somebody_chose(prepared):
 def test_tables_that_cannot_be(prepared, capsys, words, expected):
     assert main(["federate", *words]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_minutes_come_first_and_stand_in_the_settings(prepared, monkeypatch, capsys):
+    monkeypatch.setattr("fedecider.cross_silo.auto.this_machine", lambda: CPU._replace(flops=1e9))
+    whole, said = chosen_settings({"data": "data"}, True, log=[].append), []
+    chosen = chosen_settings({"data": "data", "num_rounds": "7"}, minutes=9.5, log=said.append)
+    assert said[0] == chosen["drawn"]
+    assert said[0].startswith("drawn: ")
+    assert "of 7 rounds; the whole run would take about" in said[0]
+    assert chosen["customer_share"] < 1.0
+    by_file = chosen_settings({"data": "data"}, minutes=9.5, config={**whole, "num_rounds": 7}, log=[].append)
+    assert {name: by_file[name] for name in ("drawn", "customer_share", "num_rounds")} == {
+        name: chosen[name] for name in ("drawn", "customer_share", "num_rounds")
+    }
+    for words, expected in (
+        (["--data", "data", "--minutes", "1"], "got minutes 1, expected at least"),
+        (["--minutes", "5"], "got minutes without data of one's own"),
+        (["--method", "fedmf", "--dataset", "ml-100k", "--minutes", "5"], "got minutes with a method of"),
+        (["--data", "data", "--minutes", "5", "--pretrain.backbone.kind", "t5"], "got minutes with pretrain.backbone"),
+        (["--data", "data", "--minutes", "-5"], "got minutes -5"),
+    ):
+        assert main(["federate", *words]) == 2
+        assert expected in capsys.readouterr().err
+
+
+@pytest.mark.whole
+def test_a_run_of_a_few_minutes_is_over_the_customers_that_were_drawn(prepared, monkeypatch, capsys):
+    monkeypatch.setattr("fedecider.cross_silo.auto.this_machine", lambda: CPU._replace(flops=1e9))
+    monkeypatch.setattr("fedecider.data.drawn.LEAST", 30)
+    assert (
+        main(["federate", "--data", "data", *QUICK[2:], "--num_rounds", "9", "--minutes", "4", "--output", "run"]) == 0
+    )
+    first, said = capsys.readouterr().out.splitlines()[0], read_json(Path("run/run.json"))["config"]["run"]
+    assert first == said["drawn"]
+    users = [domain["num_users"] for domain in read_json(Path("run/metrics.json"))["domains"].values()]
+    assert f"drawn: {sum(users)} of 480 customers, {said['num_rounds']} of 9 rounds" in first
+    assert first[1:] in Path("run/report.html").read_text()
 
 
 @pytest.mark.whole

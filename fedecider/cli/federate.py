@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedecider.bounds import dataclass
-from fedecider.engine.command_line import CACHE, RunOptions, data_options, read_command
+from fedecider.bounds import NotNegative, dataclass
+from fedecider.engine.command_line import CACHE, RunOptions, chosen_settings, data_options, read_command
 from fedecider.engine.track import Track, tracks
 from fedecider.running.command import run
 
@@ -24,11 +24,13 @@ class OwnTables:
         events: Tables of events, such as north.csv,south.csv: a company each, in place of data.
         items: The table of item texts; if empty, they are in events.
         yes: If true, what is chosen may take over an hour.
+        minutes: Where all would take longer, customers and rounds are drawn so that the run takes so long; 0 takes all.
     """
 
     events: str = ""
     items: str = ""
     yes: bool = False
+    minutes: NotNegative = 0.0
 
 
 def describe(track: Track) -> str:
@@ -51,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fedecider.engine.run import run_track  # torch, which help does without
 
         options = {**_data_of_tables(asked), **asked.options}
-        chooses = asked.config is None and asked.track.choose
-        chosen = asked.track.part("choose")(options, asked.own.yes) if chooses else {}
+        chosen = chosen_settings(asked.track, options, asked.config, asked.own.yes, asked.own.minutes)
+        options = {name: value for name, value in options.items() if not asked.own.minutes or name != "num_rounds"}
         settings = asked._replace(options=options, config=chosen or asked.config).settings(words)
         run_track(asked.track, settings, chosen=chosen)
 

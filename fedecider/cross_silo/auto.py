@@ -13,15 +13,14 @@ import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
+from fedecider.cross_silo.command_line import make_settings
+from fedecider.cross_silo.estimate import FACTOR, DataFacts, Estimate, draw, estimate, facts_of, time_text
 from fedecider.cross_silo.settings import RunConfig
-from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import chosen_encoder
-from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
 from fedecider.methods.config import LocalTraining
 from fedecider.running.machine import available_bytes
@@ -47,47 +46,8 @@ LONG_S = 3600.0
 UNEQUAL = 4.0
 """Times the events of the smallest client from which the largest one would gain nothing from equal weights; measured
 is 33 times."""
-FACTOR = 2.0
-"""Within which the estimate was in the runs of benchmarks/results/chosen.md."""
 PLACES = ("output", "cache", "resume", "tracker")
 """Options that say where things are, and are no part of a configuration."""
-
-
-class DataFacts(NamedTuple):
-    """What is counted in prepared domains."""
-
-    names: tuple[str, ...]
-    """Of the clients."""
-    num_catalogues: int
-    num_users: int
-    """Of all clients, as are the events."""
-    num_events: int
-    events_per_user: float
-    """The median."""
-    num_items: int
-    """Of the largest catalogue."""
-    num_all_items: int
-    num_texts: int
-    """Different texts of items that have words, of all catalogues."""
-    num_public: int
-    """Users."""
-    has_parts: bool = False
-    """Whether clients of one catalogue sell parts of it."""
-    spread: float = 1.0
-    """Events of the largest client over those of the smallest one."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether any two clients have one catalogue."""
-        return self.num_catalogues < len(self.names)
-
-    @property
-    def is_dense(self) -> bool:
-        return self.events_per_user >= NUM_DENSE
-
-    @property
-    def is_tiny(self) -> bool:
-        return self.num_events < NUM_TINY
 
 
 class Machine(NamedTuple):
@@ -107,14 +67,6 @@ class Machine(NamedTuple):
     """Floating-point operations a second of a product as training has them, on `num_threads` threads."""
 
 
-class Estimate(NamedTuple):
-    """Seconds where nothing else runs."""
-
-    expected: float
-    low: float
-    high: float
-
-
 class Choice(NamedTuple):
     """What is chosen, why, and what it will take."""
 
@@ -122,30 +74,7 @@ class Choice(NamedTuple):
     """As a YAML configuration has them, with what was asked for."""
     reasons: list[str]
     """A line for each choice."""
-    seconds: Estimate
-    gigabytes: float
-
-
-def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
-    """Counts of prepared domains, those of a foreign pool among them."""
-    clients, sellers = clients_of(domains), by_catalogue(domains).values()
-    lengths = [length for domain in clients.values() for length in domain.clients.arrays().sequences.length_U.tolist()]
-    sizes = [domain.clients.num_events for domain in clients.values()]
-    num_items = [len(one.catalogue.keys) for one in sellers]
-    texts = {text for one in sellers for text in one.catalogue.texts if any(map(str.isalpha, text))}
-    return DataFacts(
-        names=tuple(clients),
-        num_catalogues=len({domain.catalogue for domain in clients.values()}),
-        num_users=len(lengths),
-        num_events=sum(lengths),
-        events_per_user=float(median(lengths)) if lengths else 0.0,
-        num_items=max(num_items),
-        num_all_items=sum(num_items),
-        num_texts=len(texts),
-        num_public=len({user for domain in domains.values() for user in domain.public.users}),
-        spread=max(sizes) / min(sizes) if sizes else 1.0,
-        has_parts=any(domain.is_part for domain in clients.values()),
-    )
+    estimate: Estimate
 
 
 def this_machine() -> Machine:
@@ -197,7 +126,7 @@ def choose(facts: DataFacts, machine: Machine, asked: Mapping[str, Any] = {}) ->
         lines.append(f"{name} {_shown(_asked(found, name))}: {'as you ask' if given else reason}")
     if others := [name for name in _told(asked) if name not in reasons]:
         lines.append(f"{', '.join(others)}: as you ask")
-    return Choice(found, lines, *estimate(facts, found, machine))
+    return Choice(found, lines, estimate(facts, make_settings({}, found), machine.flops))
 
 
 def _base(facts: DataFacts) -> tuple[Path, str]:
@@ -208,7 +137,7 @@ def _base(facts: DataFacts) -> tuple[Path, str]:
             "model and in their counts, which are summed masked: each alone brought most of what joining is worth "
             "(benchmarks/results/joining.md)"
         )
-    if facts.is_tiny:
+    if facts.num_events < NUM_TINY:
         return TINY, (
             f"{facts.num_events:,} events are few, so the table of items stays as the texts have it, and the layers "
             "learn (the embedded sample is as small)"
@@ -255,7 +184,7 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
     backbone = pretrain["backbone"]
     # each catalogue is centred on its mean; two heads of even size
     most = max(4, facts.num_texts - facts.num_catalogues) // 4 * 4
-    wanted = backbone["d_model"] if facts.is_tiny and not facts.is_shared else WIDTHS[machine.encoder]
+    wanted = backbone["d_model"] if facts.num_events < NUM_TINY and not facts.is_shared else WIDTHS[machine.encoder]
     width = _asked(asked, "pretrain.backbone.d_model") or min(wanted, most)
     backbone["d_model"] = width
     if "table" in found["lora_targets"]:
@@ -293,7 +222,7 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
     typical = f"{facts.events_per_user:g} events a user (median)"
     if found["lora_targets"] != "table":
         targets = "what clients with different items can share (docs/backbones.md)"
-    elif facts.is_dense:
+    elif facts.events_per_user >= NUM_DENSE:
         targets = (
             f"with {typical} layers may have to learn too, which validation items decide (hyperparameter_candidates; "
         )
@@ -302,7 +231,7 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
         found["hyperparameter_candidates"] = []
         targets = f"with {typical} adapters of the layers were never worth it "
         targets += "(benchmarks/results/joining.md)"
-    if facts.is_shared and not facts.is_dense:
+    if facts.is_shared and not facts.events_per_user >= NUM_DENSE:
         found |= {"num_rounds": 10, "output_lr_multiplier": 60.0, "lr_decay_per_round": 0.9}
         rounds = "steps that start large and shrink need half of twenty, and half of what is sent "
         rounds += "(benchmarks/results/joining.md)"
@@ -358,58 +287,6 @@ def _number(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-# What a run takes: floating-point operations of its parts over what the machine does in a second, with what each part
-# takes beside its products, fitted to runs of ours (benchmarks/results/chosen.md).
-
-ENCODED = 0.45e9
-"""Operations of MiniLM for the text of an item, mostly a title."""
-SHARED, LOCAL, RANKED = 0.85, 2.0, 5.0
-"""Time of stages, rounds and rankings over that of their largest products alone; histories of stages are shorter than
-those of users, and a ranking has little but what lies beside its products."""
-START_S = 15.0
-"""Libraries, data, tables and page."""
-NUM_VARIANTS = 2
-"""How often a user is ranked in the validation of a round."""
-NUM_TEST_ROWS = 8
-"""How often after the last one: rows of the table, shares of the update, both splits, the hybrid."""
-BASE_GB = 1.5
-"""Libraries and MiniLM."""
-SOON = 3
-"""Rounds after which small data were learned (configs/domains.yaml)."""
-
-
-def estimate(facts: DataFacts, settings: Mapping[str, Any], machine: Machine) -> tuple[Estimate, float]:
-    """Seconds and gigabytes of a run with a small decoder.
-
-    A target costs 2 (D I + L (4 D^2 + 3 D F)) operations forward and three times as many in training, where I is V in
-    the stages that all clients share. Of rounds that may end early the mean of all and of the fewest is expected.
-    """
-    pretrain, rounds = settings["pretrain"], settings["num_rounds"]
-    backbone, train, epochs = pretrain["backbone"], pretrain["train"], settings.get("local_epochs", 5)
-    width, layers = int(backbone["d_model"]), int(backbone["num_layers"])
-    one_layer = 4 * width**2 + 3 * width * 4 * width
-    teacher = 2 * (width * facts.num_all_items + layers * one_layer)
-    student = 2 * (width * facts.num_items + (layers + 1) // 2 * one_layer)
-    length = min(facts.events_per_user, 20.0)
-    if patience := settings.get("patience", 0):
-        rounds = (rounds + min(rounds, SOON + patience)) / 2
-
-    share = pretrain["samples"].get("synthetic_share", 0.0)
-    samples = facts.num_public / (1.0 - share) if facts.num_public else facts.num_all_items
-    steps = train.get("max_steps") or train.get("epochs", 1) * samples / train["batch_size"]
-    shared = 3 * teacher * length * (steps * train["batch_size"] + settings["distill"]["epochs"] * samples)
-    encoded = ENCODED * facts.num_all_items if machine.encoder == "minilm" else 0.0
-    targets = max(facts.num_events - 3 * facts.num_users, facts.num_users)
-    blocks = len(settings.get("hyperparameter_candidates", ()))
-    tried = 2 * (1 + blocks) if blocks else 0  # rounds of every client alone
-    local = 3 * student * targets * epochs * (rounds + tried)
-    in_round = min(facts.num_users, settings.get("num_eval_users", 0) * len(facts.names) or facts.num_users)
-    ranked = student * length * (in_round * (rounds + tried) * NUM_VARIANTS + facts.num_users * NUM_TEST_ROWS)
-    expected = START_S + (encoded + SHARED * shared + LOCAL * local + RANKED * ranked) / machine.flops
-    table = 4 * width * facts.num_all_items  # teacher and student, each with gradients and two moments
-    return Estimate(expected, expected / FACTOR, expected * FACTOR), BASE_GB + 8 * table / 1e9
-
-
 def _measured_flops(device: str, threads: int) -> float:
     """Of the fastest of some products of a batch's states and a table, in CPU seconds where it is a CPU's."""
     clock = time.perf_counter if device == "cuda" else time.thread_time
@@ -429,19 +306,28 @@ def _measured_flops(device: str, threads: int) -> float:
 
 
 def chosen_settings(
-    options: Mapping[str, Any], allow_long: bool = False, log: Callable[[str], None] = log_line
+    options: Mapping[str, Any],
+    allow_long: bool = False,
+    log: Callable[[str], None] = log_line,
+    minutes: float = 0.0,
+    config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Settings for the data that ``options`` name, unless they name a backbone of the user's own.
+    """Settings for the data that ``options`` name, unless they name a backbone of the user's own; those of ``config``,
+    where it is given.
 
     Empty where nothing is to be chosen; those of the run that it starts from, where it does. Choices, reasons and the
-    estimate are logged. A run that goes on has what was chosen when it began.
+    estimate are logged. ``minutes``: what would take longer is done with a part of the customers and rounds (`draw`),
+    which is logged first; 0: all are taken. A run that goes on has what was chosen when it began.
 
     Raises:
-        ValueError: the output holds a run, or it would take over an hour on this machine, and ``allow_long`` is false.
+        ValueError: the output holds a run, or it would take over an hour on this machine, and ``allow_long`` is false;
+            ``minutes`` that are too few, or with a run whose time is not known.
     """
     for one in (RunConfig, LocalTraining, RankingConfig):
         options = typed(one, options)
     start, output = options.get("start_from"), options.get("output")
+    if minutes and (start or not options.get("data")):
+        raise ValueError("got minutes without data of one's own, or with start_from, expected --data or --events")
     if not (options.get("data") or start):
         return {}
     if options.get("resume"):
@@ -454,36 +340,44 @@ def chosen_settings(
 
         return settings_of(start)
     asked = {name: value for name, value in options.items() if name not in PLACES}
+    named = merged(dict(config or {}), asked)
     for name in ("pretrain.backbone.name_or_path", "pretrain.backbone.kind"):
-        if _asked(asked, name) not in (None, "decoder"):
-            log(f"nothing is chosen for these data: {name} is {_asked(asked, name)}, the rest as it is by default")
+        given = _asked(named, name) or ("t5" if config is not None and name.endswith("kind") else None)
+        if given not in (None, "decoder"):
+            if minutes:
+                raise ValueError(
+                    f"got minutes with {name} {given}, expected a small decoder from scratch (pretrain.backbone.kind "
+                    "decoder): how long others take is not known"
+                )
+            log(f"nothing is chosen for these data: {name} is {given}, the rest as it is by default")
             return {}
-    names = str(asked.get("domains", "")).split(",") + str(asked.get("public_domains", "")).split(",")
-    wanted = [name.strip() for name in names if name.strip()] if asked.get("domains") else None
-    choice = choose(facts_of(load_domains(str(asked["data"]), wanted)), this_machine(), asked)
+    names = str(named.get("domains", "")).split(",") + str(named.get("public_domains", "")).split(",")
+    wanted = [name.strip() for name in names if name.strip()] if named.get("domains") else None
+    facts, machine = facts_of(load_domains(str(named["data"]), wanted)), this_machine()
+    if config is None:
+        choice = choose(facts, machine, asked)
+    else:
+        choice = Choice(named, [], estimate(facts, make_settings({}, named), machine.flops))
+    drawn = draw(facts, make_settings({}, choice.settings), machine.flops, minutes) if minutes else None
     if os.environ.get("RANK", "0") == "0":
-        for line in choice.reasons:
-            log(f"chosen: {line}")
-        log(in_sentence(choice))
-    if choice.seconds.expected > LONG_S and not allow_long:
+        for line in [*([drawn.text] if drawn else []), *(f"chosen: {line}" for line in choice.reasons)]:
+            log(line)
+        log(in_sentence(drawn.estimate if drawn else choice.estimate))
+    if drawn:
+        return {**choice.settings, **drawn.settings}
+    if choice.estimate.expected > LONG_S and not (allow_long or minutes):
         raise ValueError(
-            f"got data that take about {_time(choice.seconds.expected)} on this machine, expected at most an hour "
-            "unless you say so: --yes true, in Python allow_long=True, or a smaller num_rounds or "
-            "pretrain.backbone.d_model"
+            f"got data that take about {time_text(choice.estimate.expected)} on this machine, expected at most an hour "
+            "unless you say so: --minutes 10 for an answer from a part of the customers, in Python minutes=10; --yes "
+            "true for all, in Python allow_long=True"
         )
     return choice.settings
 
 
-def in_sentence(choice: Choice) -> str:
+def in_sentence(found: Estimate) -> str:
     """The estimate."""
-    low, high = _time(choice.seconds.low), _time(choice.seconds.high)
+    low, high = time_text(found.expected / FACTOR), time_text(found.expected * FACTOR)
     return (
-        f"estimate: {_time(choice.seconds.expected)} ({low} to {high}) where nothing else runs, {choice.gigabytes:.1f} "
+        f"estimate: {time_text(found.expected)} ({low} to {high}) where nothing else runs, {found.gigabytes:.1f} "
         "GB of memory"
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    return f"{seconds / 60:.0f} minutes" if seconds < 90 * 60 else f"{seconds / 3600:.1f} hours"

@@ -44,6 +44,8 @@ OWN_SHOWN = 1
 WITHOUT_A_MEAN = ("robust_mean", "secure_sum", "privacy.noise_on")
 """Options that are refused where the server of the method takes no mean over clients."""
 DEMO = CONFIGS / "demo.yaml"
+DRAWN = ("customer_share", "drawn")
+"""What follows from --minutes."""
 PRECISIONS = ("pretrain.train.precision", "distill.precision")
 """Those of the stages follow ``precision``: no configuration of ours had two formats."""
 
@@ -64,7 +66,7 @@ def schema_of(method: str) -> Schema:
         {"run": RunConfig, "training": LocalTraining, "ranking": RankingConfig, "method": config},
         (*COMMON, *field_names(config)[:OWN_SHOWN]),
         texts={"method": f"The federated method: {', '.join(methods)}."},
-        hidden=(*PRECISIONS, *(() if takes_mean else WITHOUT_A_MEAN)),
+        hidden=(*DRAWN, *PRECISIONS, *(() if takes_mean else WITHOUT_A_MEAN)),
     )
 
 

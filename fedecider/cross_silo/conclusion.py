@@ -26,7 +26,9 @@ def run_conclusion(result: RunResult) -> Conclusion:
     first = [*joining_lines(result), *without_sentences(result.metrics.get("without", {}))]
     if result.method == LOCAL != method:
         first = [*overlap["sentences"], f"So {method} would have changed nothing, and every client was trained alone."]
-    return said._replace(paragraphs=[*first, *said.paragraphs])
+    drawn = result.settings["run"].get("drawn")
+    answer = f"{drawn[0].upper()}{drawn[1:]}. {said.answer}" if drawn else said.answer
+    return said._replace(answer=answer, paragraphs=[*first, *said.paragraphs])
 
 
 def joining_lines(result: RunResult) -> list[str]:

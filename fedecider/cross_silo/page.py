@@ -74,7 +74,7 @@ def _data_of(config: ReportConfig, result: RunResult) -> dict[str, Domain]:
     run = result.settings["run"]
     pool, place = run.get("public_domains", ""), config.data or run["data"]  # older runs do not name a pool
     names = {"domains": run["domains"], "public_domains": pool, "protocol": run.get("protocol", "auto")}
-    data = RunConfig(**names, data=place, seed=int(run["seed"]))
+    data = RunConfig(**names, customer_share=run.get("customer_share", 1.0), data=place, seed=int(run["seed"]))
     return clients_of(data_of_run(data, result.record, config.run))
 
 

@@ -22,6 +22,7 @@ from fedecider.cross_silo.item_ids import (
 from fedecider.cross_silo.settings import RunConfig, Settings
 from fedecider.data.card import describe, make_card
 from fedecider.data.domain import NO_EVENTS, Domain, check_public_disjoint, clients_of
+from fedecider.data.drawn import drawn_customers
 from fedecider.data.encoders import load_encoder
 from fedecider.data.protocol import chosen_protocol, under
 from fedecider.data.sample import sample_domains
@@ -90,7 +91,8 @@ def read_data(config: RunConfig) -> dict[str, Domain]:
     """
 
     def load(names: Sequence[str]) -> dict[str, Domain]:
-        return load_domains(config.data, names) if config.data else sample_domains(names, config.seed)
+        found = load_domains(config.data, names) if config.data else sample_domains(names, config.seed)
+        return drawn_customers(found, config.customer_share, config.seed)
 
     domains = load(config.domain_names)
     empty = [name for name in domains if name not in clients_of(domains)]

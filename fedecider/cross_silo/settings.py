@@ -151,6 +151,9 @@ class RunConfig:
         protocol: The evaluation protocol: how recommendations are counted. strict holds out a customer's last event and
             drops what the customer had; next_basket holds out the last basket and drops nothing; auto takes next_basket
             where events have order numbers or customers buy again.
+        customer_share: The share of every client's customers that take part, drawn by the seed; 100 of each do, if it
+            has them. Figures are over these alone; catalogues and public users stay whole.
+        drawn: What --minutes drew, in words.
         start_from: The finished run with whose adapters, stages and settings the rounds start; if empty, anew.
         resume: If true, the stopped run in output goes on.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
@@ -182,6 +185,8 @@ class RunConfig:
     teacher_row: bool = True
     num_threads: Threads = 0
     protocol: str = "auto"
+    customer_share: ShareAbove0 = 1.0
+    drawn: str = ""
     start_from: str = ""
     resume: bool = False
     tracker: str = ""

@@ -50,6 +50,22 @@ def data_options(track: Track, data: Any, cache: Path) -> dict[str, Any]:
     return {"data": str(kept_data(data, cache)), "domains": ",".join(data)}
 
 
+def chosen_settings(
+    track: Track, options: Mapping[str, Any], config: Mapping[str, Any] | None, allow_long: bool, minutes: float
+) -> dict[str, Any]:
+    """What a track chooses for data where no configuration is named, or for a time; empty where there is no choice.
+
+    Raises:
+        ValueError: data that take too long, or ``minutes`` that are too few or with methods whose time is not known.
+    """
+    if minutes and not track.choose:
+        raise ValueError(f"got minutes with a method of {track.title}, expected one of the cross-silo track")
+    if not track.choose or (config is not None and not minutes):
+        return {}
+    chosen: dict[str, Any] = track.part("choose")(options, allow_long, minutes=minutes, config=config)
+    return chosen
+
+
 def read_command(
     words: Sequence[str], description: str | Callable[[Track], str], own: type | None = None
 ) -> RunOptions:

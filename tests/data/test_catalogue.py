@@ -7,8 +7,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedecider.cross_silo.auto import facts_of
 from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.estimate import facts_of
 from fedecider.cross_silo.hybrids import catalogue_groups
 from fedecider.cross_silo.item_ids import neighbours_of
 from fedecider.cross_silo.joining import overlap_data

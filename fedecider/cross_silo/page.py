@@ -20,6 +20,7 @@ from fedecider.data.domain import Domain, clients_of
 from fedecider.engine.page import Parts, ReportConfig, page_colours, write_run_page
 from fedecider.engine.result import RunResult, damage_is_bad_input
 from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.protocols import get_protocol
 from fedecider.models.folders import read_llm_run
 from fedecider.report.analysis_sections import fusion_section, sections_of
 from fedecider.report.figures import expert_heat_map
@@ -246,6 +247,7 @@ def _run(result: RunResult) -> list[Section]:
 def _data(result: RunResult) -> list[Section]:
     if not result.cards:
         return []
+    what = "basket" if get_protocol(result.protocol).baskets else "event"
     header = (
         "domain",
         "items",
@@ -264,8 +266,8 @@ def _data(result: RunResult) -> list[Section]:
         shares = (_share(clients.get(key)) for key in ("tied_last_two_share", "repeated_test_item_share"))
         rows.append([name, *counts, mean, *shares, f"{card['public']['users']:,}"])
     paragraph = (
-        "Users are the private users of the client; the last event of each is the test item, the last but one the "
-        "validation item. Public users are those of the shared pre-training; none of them is a client."
+        f"Users are the private users of the client; the last {what} of each is the test, the last but one the "
+        "validation. Public users are those of the shared pre-training; none of them is a client."
     )
     return [Section("Data", [paragraph], [PageTable(header, rows)])]
 

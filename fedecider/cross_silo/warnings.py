@@ -20,11 +20,14 @@ def run_warnings(result: RunResult) -> list[str]:
     has_pool = bool(result.settings["run"].get("public_domains"))  # runs before there was the choice have none
     protocol = get_protocol(result.protocol)
     cards = {name: result.cards[name] for name in result.clients if name in result.cards}
+    shares = {name: card["clients"].get("tied_last_two_share") for name, card in cards.items()}
+    why = result.record.get("why_protocol", ())  # the first line says which it is, and stands among the settings
     return [
         *([stamp(protocol, canary_score(result))] if protocol.leaks else []),
+        *(line.removeprefix("warning: ") for line in why if not line.startswith("protocol ")),
         *_clients(result.rounds, result.clients),
-        *_ties({name: card["clients"].get("tied_last_two_share") for name, card in cards.items()}),
-        *(warning for name, card in cards.items() for warning in _data(name, card, has_pool)),
+        *([] if protocol.baskets else _ties(shares)),
+        *(warning for name, card in cards.items() for warning in _data(name, card, has_pool, protocol.drop_seen)),
         *(warning for name, card in cards.items() for warning in _beams(name, card, result)),
         *_origin(result),
     ]
@@ -66,11 +69,11 @@ def _ties(shares: Mapping[str, float | None]) -> list[str]:
     ]
 
 
-def _data(name: str, card: Mapping[str, Any], has_pool: bool) -> list[str]:
+def _data(name: str, card: Mapping[str, Any], has_pool: bool, drop_seen: bool) -> list[str]:
     clients, found = card["clients"], []
     if clients.get("timestamps") == "unknown":
         found.append(f"{name}: no event has a time, so the order of the file decides which item is held out")
-    if clients.get("repeated_test_item_share"):
+    if drop_seen and clients.get("repeated_test_item_share"):
         found.append(
             f"{name}: {clients['repeated_test_item_share']:.1%} of the users had their test item before; where seen "
             "items are dropped, no method can find it"

@@ -97,8 +97,8 @@ class IdRunConfig:
             raise ValueError(f"got method {self.method!r}, expected one of {', '.join(METHODS)}")
         if self.protocol != AUTO and (get_protocol(self.protocol).num_sampled or get_protocol(self.protocol).baskets):
             raise ValueError(
-                f"got protocol {self.protocol!r} for {self.method}, expected one of whole catalogues and single "
-                "events, such as strict"
+                f"got protocol {self.protocol!r}, expected one of whole catalogues and single events, such as strict: "
+                f"{self.method} knows no baskets"
             )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
@@ -279,10 +279,10 @@ def train_rounds(
 def table_row(name: str, shared: Shared) -> Entry:
     """A method as a row beside others over prepared domains, its runs kept in the cache."""
     entry = METHODS[name]
+    run = IdRunConfig(method=name, protocol=shared.protocol, patience=entry.patience)
 
     def cell(setting: Setting, seed: int) -> Cell:
-        run = IdRunConfig(method=name, protocol=shared.protocol, seed=seed, patience=entry.patience)
-        kept = _kept(IdSettings(run, replace(entry.config(), **setting)), shared)
+        kept = _kept(IdSettings(replace(run, seed=seed), replace(entry.config(), **setting)), shared)
 
         def course() -> Course:
             return course_of(read_records(kept.folder / "rounds.jsonl"), kept.info["best_round"])

@@ -7,8 +7,8 @@ beauty and toys (Amazon 2014), amazon_cpu with video_games and office (Amazon 20
 
 Settings: configs/companies.yaml with what SETTINGS says. A company is dealt customers at random; the 300 public users
 of a data set teach one backbone, with seed 0, for all its cells: a seed deals the companies out and trains them. Every
-company is trained alone beside the rounds. Memory is the hybrid: joined and pooled companies add up their counts, alone
-a company has its own. Every customer is tested on the last event, seen items dropped, the whole catalogue ranked.
+company is trained alone beside the rounds. Memory is the ensemble: joined and pooled companies add up their
+counts, alone a company has its own. Every customer is tested on the last event, seen items dropped, the whole catalogue ranked.
 
 A cell is a federation with one seed. One JSON a cell in --work: what is there is not run again. --cells and --minutes
 end after so much. benchmarks/results/joining.md is written after every cell; what stands there under "Older
@@ -43,10 +43,10 @@ from fedecider.cross_silo.base_stages import distill_stage, pretrain_stage
 from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.ended import Ended
 from fedecider.cross_silo.ended import ended as ended_run
+from fedecider.cross_silo.ensembles import Fitting, System
 from fedecider.cross_silo.entries import ItemTexts, item_texts_of
 from fedecider.cross_silo.exchange import added_by
 from fedecider.cross_silo.federate import check_federation, prepare_rounds, shared_out
-from fedecider.cross_silo.hybrids import Fitting, System
 from fedecider.cross_silo.item_ids import ITEM_VECTORS, DomainIds, load_ids
 from fedecider.cross_silo.joining import (
     as_trained,
@@ -107,7 +107,7 @@ COMPANIES, CUSTOMERS = 4, 500
 CPU = torch.device("cpu")
 K = 10
 METRICS = ("hit@10", "ndcg@10")
-HYBRID = " + hybrid"
+ENSEMBLE = " + ensemble"
 ALONE, JOINED, KEPT, POOLED = "alone", "joined", "kept", "pooled"
 
 
@@ -538,7 +538,7 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
     places = {
         f"{row}{after}": {name: capped(position_U) for name, position_U in of["test"].items()}
         for row, system in systems.items()
-        for after, of in (("", system.model), (HYBRID, system.whole))
+        for after, of in (("", system.model), (ENSEMBLE, system.whole))
     }
     return {
         "users": {name: list(domain.clients.users) for name, domain in clients.items()},
@@ -682,7 +682,7 @@ def in_words(cells: Cells, first: str, second: str, others: Cells | None = None,
 
 Found = Mapping[str, Mapping[str, Any]]
 """Key of a cell -> what it found."""
-MEMORIES = {"": "without", HYBRID: "with"}
+MEMORIES = {"": "without", ENSEMBLE: "with"}
 
 
 def of_row(found: Found, cells: Sequence[Cell], row: str, data: str) -> Cells:

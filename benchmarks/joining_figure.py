@@ -18,8 +18,8 @@ PAGE = ROOT / "benchmarks" / "results" / "joining.md"
 FIGURE = ROOT / "docs" / "figures" / "joining.svg"
 BARS = {
     "*text neighbours + counts*, the best rule": ("a rule, no model", "#b8c4c9"),
-    "**alone: own model + own hybrid**": ("alone", "#5f8ea0"),
-    "**joined + hybrid with summed counts**": ("joined", "#00796b"),
+    "**alone: own model + own ensemble**": ("alone", "#5f8ea0"),
+    "**joined + ensemble with summed counts**": ("joined", "#00796b"),
 }
 """First cell of a row of the page -> what the figure calls it, and its colour."""
 GROUPS = {"twelve": "films, CDs, games", "eight": "office, industrial", "four": "games on Steam"}

@@ -1,4 +1,4 @@
-"""Items that come after a federation: what its models, with and without a hybrid, make of their texts.
+"""Items that come after a federation: what its models, with and without an ensemble, make of their texts.
 
     python benchmarks/later_items.py --data <prepared> [--config FILE] [--seeds 0,1,2] [--output FILE] [--set ...]
 
@@ -31,12 +31,12 @@ from fedecider.models.recommender import Recommender
 from fedecider.running.command import run
 
 NUM_BEST = 10
-MODEL, MIXTURE = "model", "model + hybrid"
+MODEL, MIXTURE = "model", "model + ensemble"
 
 
-def places(split: Split, folder: Path, name: str, hybrid: bool) -> dict[str, Tensor]:
+def places(split: Split, folder: Path, name: str, ensemble: bool) -> dict[str, Tensor]:
     """Group of users -> places of their test items in lists of ten, `NOT_RANKED` behind them."""
-    recommender = Recommender.from_pretrained(folder, name, hybrid=hybrid, new_items=split.hidden)
+    recommender = Recommender.from_pretrained(folder, name, ensemble=ensemble, new_items=split.hidden)
     keys, found = list(recommender.items.keys), {}
     for group in GROUPS:
         asked = split.asked[group]
@@ -66,8 +66,8 @@ def rows_of_seed(args: argparse.Namespace, splits: Mapping[str, Split], seed: in
     for group in GROUPS:
         for row, of_domain in baseline_positions(encoded, splits, group).items():
             rows.setdefault(row, {})[group] = of_domain
-    for row, hybrid in ((MODEL, False), (MIXTURE, True)):
-        of_domain = {name: places(split, folder, name, hybrid) for name, split in splits.items()}
+    for row, ensemble in ((MODEL, False), (MIXTURE, True)):
+        of_domain = {name: places(split, folder, name, ensemble) for name, split in splits.items()}
         rows[row] = {group: {name: found[group] for name, found in of_domain.items()} for group in GROUPS}
     return rows
 

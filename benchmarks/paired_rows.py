@@ -1,8 +1,8 @@
 """Rows of finished runs against each other, user by user: macro difference, interval and permutation test with Holm.
 
     python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] [--runs runs/c0+runs/c1[,...] ...] \
-        --rows "fedecider + hybrid" [--against "hybrid without a model,text neighbours"] [--sasrec data/...[,data/...]
-        --tune 3] \ [--output FILE]
+        --rows "fedecider + ensemble" [--against "ensemble without a model,text neighbours"] \
+        [--sasrec data/...[,data/...] --tune 3] [--output FILE]
 
 Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
 compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the test

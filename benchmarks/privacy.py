@@ -57,7 +57,7 @@ Positions = dict[str, Tensor]
 
 def settings_of(row: str, seed: int, args: argparse.Namespace) -> Settings:
     words = ["--config", args.config, "--data", args.data, "--cache", args.cache, "--method", args.method]
-    words += ["--hybrid.kind", "none", "--num_rounds", "4", "--hyperparameter_candidates", "[]", "--seed", str(seed)]
+    words += ["--ensemble.kind", "none", "--num_rounds", "4", "--hyperparameter_candidates", "[]", "--seed", str(seed)]
     words += [*args.set, *ROWS[row]]
     settings = parse_settings(words)
     check_privacy(settings)

@@ -58,8 +58,8 @@ from fedecider.evaluation.statistics import compare_table, holm, verdict
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.models import client_model
+from fedecider.models.ensemble import beside_model_of, load_ensemble
 from fedecider.models.export import load_adapter
-from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.item_texts import encoded_texts
 from fedecider.running.command import run
@@ -104,7 +104,7 @@ class Row(NamedTuple):
     kind: str
     """counts; teacher or student, the backbone before and after its depth is halved; else the method of a run."""
     base: Base | None = None
-    is_hybrid: bool = False
+    is_ensemble: bool = False
 
 
 LARGE_POOL = {"num_rounds": 2, "local_epochs": 2, "hyperparameter_candidates": [], "teacher_row": False}
@@ -112,7 +112,7 @@ DECODER = Base(HERE.parent / "configs" / "domains.yaml", LARGE_POOL)
 IDS_ALONE = DECODER._replace(
     options={
         **LARGE_POOL,
-        "hybrid.kind": "none",
+        "ensemble.kind": "none",
         "pretrain.samples.synthetic_share": 0.0,  # these go along texts
         "pretrain.train.learning_rate": 1e-3,  # the layers have no rule to keep
         "pretrain.train.table_lr_multiplier": 1.0,
@@ -127,7 +127,7 @@ T5 = Base(
 COMPANIES = Base(
     HERE.parent / "configs" / "companies.yaml",
     {
-        "hybrid.kind": "none",
+        "ensemble.kind": "none",
         # what is chosen for such data where nobody chose (fedecider.cross_silo.auto)
         "hyperparameter_candidates": [],
         "num_rounds": 10,
@@ -143,7 +143,7 @@ ROWS: dict[str, Row] = {
     TEXT_AND_COUNTS: Row("counts"),
     "decoder": Row("teacher", DECODER),
     "decoder, half depth": Row("student", DECODER),
-    "decoder, half depth + hybrid": Row("local", DECODER, is_hybrid=True),
+    "decoder, half depth + ensemble": Row("local", DECODER, is_ensemble=True),
     "decoder of IDs alone": Row("teacher", IDS_ALONE),
     "T5, keyword IDs": Row("teacher", T5),
     "T5, keyword IDs, half depth": Row("student", T5),
@@ -153,8 +153,8 @@ ROWS: dict[str, Row] = {
 }
 PAIRS = [
     ("decoder", TEXT_AND_COUNTS),
-    ("decoder, half depth + hybrid", TEXT_AND_COUNTS),
-    ("decoder, half depth + hybrid", "decoder"),
+    ("decoder, half depth + ensemble", TEXT_AND_COUNTS),
+    ("decoder, half depth + ensemble", "decoder"),
     ("decoder", "decoder of IDs alone"),
     ("decoder", "T5, keyword IDs"),
     ("T5, keyword IDs", TEXT_AND_COUNTS),
@@ -387,13 +387,13 @@ def run_places(cell: Cell, clients: Mapping[str, Domain], options: Mapping[str, 
         model = load_adapter(base, adapter).to(cell.device).eval()
         ids = ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
         task = task_of(cell.domain, users.take(own), ids, tokenizer, settings)
-        if cell.row.is_hybrid:
-            hybrid = load_hybrid(folder.private / client, cell.domain.item_keys)
+        if cell.row.is_ensemble:
+            ensemble = load_ensemble(folder.private / client, cell.domain.item_keys)
             context = RankingContext(settings.ranking, True, settings.training.precision, cell.device)
             ranks = client_model.Base(model, tokenizer, context)
             side = client_model.client_of(ranks, task, cell.seed, batch_size=1)
-            asked = {client: (hybrid, {client: beside_model_of(hybrid)})}
-            near = nearest_texts(hybrid.unit_ID, device=cell.device)
+            asked = {client: (ensemble, {client: beside_model_of(ensemble)})}
+            near = nearest_texts(ensemble.unit_ID, device=cell.device)
             _, mixed = client_model.ClientModel(ranks, side, None).mixed("test", asked, near)
             ranked = {"strict": mixed[client][client]}
         else:
@@ -459,7 +459,7 @@ def page(found: Found, datasets: Sequence[str], seeds: int, budget: str) -> list
     lines = ["# The public bar", "", *__doc__.split("\n\n")[4].splitlines(), ""]
     lines += [
         f"Budget `{budget}`. Means over the seeds that are there, N@10 of each behind them. R is the hit rate, N ndcg; "
-        "*kept*: seen items are candidates too. *Clients*: N@10 of the users outside the pool. The hybrid stands "
+        "*kept*: seen items are candidates too. *Clients*: N@10 of the users outside the pool. The ensemble stands "
         "beside the model after two rounds of the clients, and knows no probability of a seen item. Minutes: of the "
         "processor, or of the clock where a GPU did it; what a cell before it has built is not counted again.",
         "",

@@ -56,7 +56,7 @@ def cell(method: str, seed: int, work: Path) -> dict[str, Any]:
 def page(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Tables of all seeds."""
     full = [one["rows"] for one in found["fedecider"]]
-    joined = next(name for name in full[0] if name.startswith("fedecider") and "hybrid" not in name)
+    joined = next(name for name in full[0] if name.startswith("fedecider") and "ensemble" not in name)
     columns: dict[str, list[float]] = {
         "teacher": [_of(rows, "teacher") for rows in full],
         "student": [_of(rows, "student") for rows in full],
@@ -64,7 +64,7 @@ def page(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         "alone": [rows["local"] for rows in full],
         "FedAvg": [_reported(one["rows"], "fedavg") for one in found["fedavg"]],
         "FeDecider": [rows[joined] for rows in full],
-        "FeDecider + hybrid": [_of(rows, "fedecider + hybrid") for rows in full],
+        "FeDecider + ensemble": [_of(rows, "fedecider + ensemble") for rows in full],
     }
     lines = ["| seed | " + " | ".join(columns) + " | CPU s |", "|---" * (len(columns) + 2) + "|"]
     for seed in range(len(full)):
@@ -89,7 +89,7 @@ def _of(rows: dict[str, float], end: str) -> float:
 
 
 def _reported(rows: dict[str, float], method: str) -> float:
-    return next(value for name, value in rows.items() if name.startswith(method) and "hybrid" not in name)
+    return next(value for name, value in rows.items() if name.startswith(method) and "ensemble" not in name)
 
 
 def main() -> None:

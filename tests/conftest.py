@@ -37,15 +37,15 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def decoder_run(tmp_path_factory) -> Path:
-    """The folder of a finished run of a decoder with hybrids; whoever changes something takes a copy."""
-    hybrid = {"kind": "mixture"}
-    return finished(tmp_path_factory.mktemp("decoder"), {**decoder_settings(), "hybrid": hybrid})
+    """The folder of a finished run of a decoder with ensembles; whoever changes something takes a copy."""
+    ensemble = {"kind": "logit"}
+    return finished(tmp_path_factory.mktemp("decoder"), {**decoder_settings(), "ensemble": ensemble})
 
 
 @pytest.fixture(scope="session")
 def two_clients_run(tmp_path_factory) -> Path:
     """The same with two clients."""
-    changed = {"domains": "crime,comics", "hybrid": {"kind": "mixture"}}
+    changed = {"domains": "crime,comics", "ensemble": {"kind": "logit"}}
     return finished(tmp_path_factory.mktemp("two_clients"), {**decoder_settings(), **changed})
 
 

@@ -88,7 +88,7 @@ def test_recommenders_from_the_run_from_a_copy_and_from_what_is_published(result
     folder = result.export(tmp_path / "hub")
     assert not list(folder.rglob("private"))
     plain = fd.Recommender.from_pretrained(folder, "crime")
-    without = result.recommender("crime", hybrid=False).recommend(history, k=3)
+    without = result.recommender("crime", ensemble=False).recommend(history, k=3)
     assert plain.recommend(history, k=3).items == without.items
     with pytest.raises(ValueError, match="not empty"):
         result.save(folder)

@@ -160,14 +160,14 @@ def test_what_cannot_be_audited_is_told(data, ratings, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def playground(tmp_path_factory):
-    """A run of the sample whose hybrid keeps users out of the training, and that trains too long."""
+    """A run of the sample whose ensemble keeps users out of the training, and that trains too long."""
     folder = tmp_path_factory.mktemp("audited")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 30, "num_eval_users": 20, "lora_rank": 24}
     content |= {
         "learning_rate": 0.01,
         "update_scales": "1",
-        "hybrid": {"kind": "mixture"},
+        "ensemble": {"kind": "logit"},
     }
     content["pretrain"]["backbone"] |= {"d_model": 24}
     content["pretrain"]["train"] |= {"epochs": 2}
@@ -205,7 +205,7 @@ def test_a_run_without_checkpoints_or_others_is_told(playground, tmp_path, monke
     assert script("audit", "--run", copy) == 2
     assert "no checkpoint in" in capsys.readouterr().err
     record = json.loads((copy / "run.json").read_text())
-    record["config"]["run"]["hybrid"]["kind"] = "none"
+    record["config"]["run"]["ensemble"]["kind"] = "none"
     (copy / "run.json").write_text(json.dumps(record))
     assert script("audit", "--run", copy) == 2
     assert "got nobody of the catalogue crime" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("baskets")
     data = from_events({name: orders(name) for name in ("north", "south")}, THINGS, order="order")
     settings = decoder_settings()
-    settings |= {"hybrid": {"kind": "none"}, "hyperparameter_candidates": []}
+    settings |= {"ensemble": {"kind": "none"}, "hyperparameter_candidates": []}
     settings = {name: value for name, value in settings.items() if name not in ("domains", "output", "data", "cache")}
     federate(data, config=settings, output=folder / "run", cache=str(folder / "cache"), progress=False)
     return data, folder / "run"

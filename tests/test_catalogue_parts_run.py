@@ -105,7 +105,7 @@ def folder(tmp_path_factory):
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
-    content |= {"lora_targets": "table", "hybrid": {"kind": "mixture"}, "update_scales": "1", "domains": "*"}
+    content |= {"lora_targets": "table", "ensemble": {"kind": "logit"}, "update_scales": "1", "domains": "*"}
     (folder / "toy.yaml").write_text(yaml.safe_dump({**content, "method": "fedavg"}))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

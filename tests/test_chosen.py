@@ -42,7 +42,7 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
         3,
     )
     assert found["hyperparameter_candidates"] == []
-    assert found["hybrid"] == {"kind": "mixture"}
+    assert found["ensemble"] == {"kind": "logit"}
     assert found["domains"] == "north,south,east"
     assert found["pretrain"]["backbone"]["kind"] == "decoder"
     assert "sell the same items" in reason(choice, "method")

@@ -1,4 +1,4 @@
-"""Rows with a hybrid in a comparison: shown, tested and chosen beside the models that they stand on."""
+"""Rows with an ensemble in a comparison: shown, tested and chosen beside the models that they stand on."""
 
 import dataclasses
 import json
@@ -22,26 +22,26 @@ pytestmark = pytest.mark.whole
 
 NUM_USERS = 40
 USERS = [f"u{number}" for number in range(NUM_USERS)]
-BASELINES = ["zero-shot student", "popularity", "hybrid without a model", "memoriser"]
+BASELINES = ["zero-shot student", "popularity", "ensemble without a model", "memoriser"]
 # row -> share of the users whose item stands first
 HITS = {
     "model": 0.3,
     "mixed": 0.6,
-    "hybrid without a model": 0.4,
+    "ensemble without a model": 0.4,
     "zero-shot student": 0.2,
     "popularity": 0.1,
     "memoriser": 0.0,
 }
-OF_SILOS = {"own mixed": 0.5, "own hybrid without a model": 0.35}
+OF_SILOS = {"own mixed": 0.5, "own ensemble without a model": 0.35}
 
 
-def finished(tmp_path, label: str, method: str, seed: int, hybrid: str, bonus: float = 0.0) -> RunFolder:
-    """A run of two domains, written by hand; ``hybrid`` "silos" is that of clients that share a catalogue."""
+def finished(tmp_path, label: str, method: str, seed: int, ensemble: str, bonus: float = 0.0) -> RunFolder:
+    """A run of two domains, written by hand; ``ensemble`` "silos" is that of clients that share a catalogue."""
     folder = RunFolder(tmp_path / f"{label}-{seed}")
     folder.root.mkdir()
-    names = {"model": f"{method} (own)", "mixed": f"{method} + hybrid", "own mixed": f"{method} + own hybrid"}
-    hits = {**HITS, **OF_SILOS} if hybrid == "silos" else HITS
-    shown = [name for name in hits if hybrid != "none" or name not in ("mixed", "hybrid without a model")]
+    names = {"model": f"{method} (own)", "mixed": f"{method} + ensemble", "own mixed": f"{method} + own ensemble"}
+    hits = {**HITS, **OF_SILOS} if ensemble == "silos" else HITS
+    shown = [name for name in hits if ensemble != "none" or name not in ("mixed", "ensemble without a model")]
     shares = {names.get(name, name): hits[name] + bonus * (name in names) for name in shown}
     records = []
     for domain in ("crime", "comics"):
@@ -68,10 +68,10 @@ def finished(tmp_path, label: str, method: str, seed: int, hybrid: str, bonus: f
 
 
 def rows_of(tmp_path, **kinds: tuple[str, str, float]) -> list[Row]:
-    """label -> method, kind of the hybrid, what its models have above ``HITS``."""
+    """label -> method, kind of the ensemble, what its models have above ``HITS``."""
     found = []
-    for label, (method, hybrid, bonus) in kinds.items():
-        folders = [finished(tmp_path, label, method, seed, hybrid, bonus) for seed in range(2)]
+    for label, (method, ensemble, bonus) in kinds.items():
+        folders = [finished(tmp_path, label, method, seed, ensemble, bonus) for seed in range(2)]
         kind = "central" if METHODS[method].pooled else "local" if method == "local" else "federated"
         cells = [cell_of(label, method, folder.root) for folder in folders]
         found.append(Row(Entry(label, method, kind, ["strict"], never), {}, [], cells))
@@ -95,36 +95,36 @@ def table_of(config, rows) -> Table:
 @pytest.fixture
 def config(tmp_path):
     rows = {"ours": {"method": "fedecider"}, "local": {}}
-    against = ["ours + hybrid"]
+    against = ["ours + ensemble"]
     return CompareConfig(rows=rows, seeds=2, baselines=BASELINES, against=against, data=str(tmp_path))
 
 
-def test_a_row_with_a_hybrid_is_shown_tested_and_chosen(tmp_path, config):
+def test_a_row_with_a_ensemble_is_shown_tested_and_chosen(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), local=("local", "mixture", 0.1))
     table = table_of(config, methods)
     found = table.results["strict"]
-    assert [row.label for row in found.rows] == ["ours", "ours + hybrid", "local", "local + hybrid", *BASELINES]
-    assert {row.label: row.kind for row in found.rows}["hybrid without a model"] == "baseline"
+    assert [row.label for row in found.rows] == ["ours", "ours + ensemble", "local", "local + ensemble", *BASELINES]
+    assert {row.label: row.kind for row in found.rows}["ensemble without a model"] == "baseline"
     assert found.variants == []
     means = {row.label: row.values["macro"]["hit@10"].mean for row in found.rows}
     assert means["ours"] == pytest.approx(0.3)
-    assert means["ours + hybrid"] == pytest.approx(0.6)
-    assert means["local + hybrid"] == pytest.approx(0.7)
-    assert means["hybrid without a model"] == pytest.approx(0.4)
-    assert found.valid == pytest.approx({"ours": 0.3, "ours + hybrid": 0.6, "local": 0.4, "local + hybrid": 0.7})
+    assert means["ours + ensemble"] == pytest.approx(0.6)
+    assert means["local + ensemble"] == pytest.approx(0.7)
+    assert means["ensemble without a model"] == pytest.approx(0.4)
+    assert found.valid == pytest.approx({"ours": 0.3, "ours + ensemble": 0.6, "local": 0.4, "local + ensemble": 0.7})
     tested = {(one.first, one.second) for one in found.tests}
-    others = ("ours", "local", "local + hybrid", "zero-shot student", "popularity", "hybrid without a model")
-    assert tested == {("ours + hybrid", other) for other in others}
-    assert set(found.costs) == {"ours", "local"}, "a hybrid costs no round"
+    others = ("ours", "local", "local + ensemble", "zero-shot student", "popularity", "ensemble without a model")
+    assert tested == {("ours + ensemble", other) for other in others}
+    assert set(found.costs) == {"ours", "local"}, "an ensemble costs no round"
 
-    assert chosen_row(table) == ("strict", "local + hybrid")
-    turned = table._replace(results={"strict": found._replace(valid={**found.valid, "ours + hybrid": 0.9})})
-    assert chosen_row(turned) == ("strict", "ours + hybrid")
-    said = evidence(turned, "strict", "ours + hybrid")
+    assert chosen_row(table) == ("strict", "local + ensemble")
+    turned = table._replace(results={"strict": found._replace(valid={**found.valid, "ours + ensemble": 0.9})})
+    assert chosen_row(turned) == ("strict", "ours + ensemble")
+    said = evidence(turned, "strict", "ours + ensemble")
     assert said.beside["ours"] == "the model without its private part"
-    assert said.beside["hybrid without a model"] == "the hybrid without a model"
-    assert list(said.without_exchange) == ["local", "local + hybrid"]
-    assert said.valid["ours + hybrid"] == pytest.approx(0.6)
+    assert said.beside["ensemble without a model"] == "the ensemble without a model"
+    assert list(said.without_exchange) == ["local", "local + ensemble"]
+    assert said.valid["ours + ensemble"] == pytest.approx(0.6)
     assert said.valid["ours"] == pytest.approx(0.3)
 
 
@@ -148,28 +148,32 @@ def test_settings_are_chosen_by_the_model_that_is_reported(tmp_path):
 def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, config):
     methods = rows_of(tmp_path, ours=("fedecider", "silos", 0.0), local=("local", "silos", 0.0))
     config = dataclasses.replace(
-        config, baselines=[*BASELINES, "own hybrid without a model"], against=["ours + own hybrid"]
+        config, baselines=[*BASELINES, "own ensemble without a model"], against=["ours + own ensemble"]
     )
     table = table_of(config, methods)
     found = table.results["strict"]
     means = {row.label: row.values["macro"]["hit@10"].mean for row in found.rows}
-    expected = {"ours": 0.3, "ours + hybrid": 0.6, "ours + own hybrid": 0.5, "own hybrid without a model": 0.35}
+    expected = {"ours": 0.3, "ours + ensemble": 0.6, "ours + own ensemble": 0.5, "own ensemble without a model": 0.35}
     assert {label: means[label] for label in expected} == pytest.approx(expected)
-    assert found.valid["ours + own hybrid"] == pytest.approx(0.5)
-    assert {one.first for one in found.tests} == {"ours + own hybrid"}
-    said = evidence(table, "strict", "ours + hybrid")
-    assert list(said.without_exchange) == ["local", "local + own hybrid"], "a sum of counts is an exchange"
+    assert found.valid["ours + own ensemble"] == pytest.approx(0.5)
+    assert {one.first for one in found.tests} == {"ours + own ensemble"}
+    said = evidence(table, "strict", "ours + ensemble")
+    assert list(said.without_exchange) == ["local", "local + own ensemble"], "a sum of counts is an exchange"
 
 
-def test_a_test_against_a_hybrid_that_no_row_has_is_refused(tmp_path, monkeypatch):
+def test_a_test_against_a_ensemble_that_no_row_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"domains": "crime,comics", "num_rounds": 1}))
-    rows = {"fedavg": {"hybrid.kind": "none"}, "local": {}}
-    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + hybrid"])
-    with pytest.raises(ValueError, match=r"got 'fedavg \+ hybrid' in against, but fedavg is run with hybrid.kind none"):
+    rows = {"fedavg": {"ensemble.kind": "none"}, "local": {}}
+    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + ensemble"])
+    with pytest.raises(
+        ValueError, match=r"got 'fedavg \+ ensemble' in against, but fedavg is run with ensemble.kind none"
+    ):
         plan(config)
-    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + own hybrid"])
-    with pytest.raises(ValueError, match=r"got 'fedavg \+ own hybrid' in against, but fedavg is run with hybrid.kind"):
+    config = CompareConfig(runs="runs.yaml", rows=rows, seeds=1, against=["fedavg + own ensemble"])
+    with pytest.raises(
+        ValueError, match=r"got 'fedavg \+ own ensemble' in against, but fedavg is run with ensemble.kind"
+    ):
         plan(config)
     with pytest.raises(ValueError, match="got against"):
-        CompareConfig(rows=rows, seeds=1, against=["other + hybrid"])
+        CompareConfig(rows=rows, seeds=1, against=["other + ensemble"])

@@ -127,7 +127,7 @@ def test_unknown_keys_and_fp16_are_errors(tmp_path, wrong):
         ("xyzzy: 3", (), "xyzzy", ""),
         ("", ("--domainz", "crime"), "domainz", "domains"),
         ("", ("--pretrain.backbone.d_modell=3",), "pretrain.backbone.d_modell", "pretrain.backbone.d_model"),
-        ("", ("--hybrid", "{knd: none}"), "hybrid.knd", "hybrid.kind"),
+        ("", ("--ensemble", "{knd: none}"), "ensemble.knd", "ensemble.kind"),
     ],
     ids=str,
 )

@@ -36,7 +36,7 @@ def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("decoder")
     content = yaml.safe_load(DEMO.read_text())
     content |= {"num_rounds": 2, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2}
-    content |= {"lora_targets": "attention,feed_forward,table", "hybrid": {"kind": "none"}}
+    content |= {"lora_targets": "attention,feed_forward,table", "ensemble": {"kind": "none"}}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 10}

@@ -25,7 +25,7 @@ def playground(tmp_path_factory):
     folder = tmp_path_factory.mktemp("faults")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"num_rounds": 3, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2}
-    content |= {"hybrid": {"kind": "none"}}
+    content |= {"ensemble": {"kind": "none"}}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 4}

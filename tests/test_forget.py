@@ -12,7 +12,7 @@ from fedecider.evaluation.protocols import train_part
 from fedecider.lifecycle.forget import forget
 from fedecider.lifecycle.update import update
 from fedecider.models.counts import count_events, without
-from fedecider.models.hybrid import load_hybrid
+from fedecider.models.ensemble import load_ensemble
 from fedecider.models.recommender import Recommender
 from fedecider.models.versions import read_versions
 
@@ -30,7 +30,7 @@ def domain():
 
 
 def counts(folder, domain):
-    return load_hybrid(folder / "private" / "crime", domain.item_keys).counts
+    return load_ensemble(folder / "private" / "crime", domain.item_keys).counts
 
 
 def same(first, second):

@@ -1,4 +1,4 @@
-"""Runs with the private part of the hybrid: rows, files, the same numbers again, bad input; IDs of one and of many
+"""Runs with the private part of the ensemble: rows, files, the same numbers again, bad input; IDs of one and of many
 tokens."""
 
 import json
@@ -15,7 +15,7 @@ from test_pipeline import SETTINGS
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import metric_intervals
 from fedecider.federation.streams import stream
-from fedecider.models.hybrid import SETTINGS_FILE, TENSOR_FILE, load_hybrid
+from fedecider.models.ensemble import SETTINGS_FILE, TENSOR_FILE, load_ensemble
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
@@ -32,12 +32,12 @@ def main(script: str, *words: str) -> int:
 
 def t5_settings() -> dict:
     pretrain = {**SETTINGS["pretrain"], "text_encoder": "tfidf"}
-    return {**SETTINGS, **SMALL, "pretrain": pretrain, "hybrid": {"kind": "mixture"}}
+    return {**SETTINGS, **SMALL, "pretrain": pretrain, "ensemble": {"kind": "logit"}}
 
 
 @pytest.fixture(scope="module", params=["decoder", slow("t5")])
 def playground(request, tmp_path_factory):
-    """A folder with small settings and one finished run with hybrids, ``runs/whole``."""
+    """A folder with small settings and one finished run with ensembles, ``runs/whole``."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "t5":
         return finished(folder, t5_settings())
@@ -58,13 +58,13 @@ def test_rows_weights_and_files(playground):
     variants = {(one.variant, one.domain) for one in read_per_user(run / "per_user.parquet")}
     for name, domain in metrics["domains"].items():
         for split in ("valid", "test"):
-            assert {"fedecider + hybrid", "hybrid without a model", metrics["reported"]} <= set(domain[split])
+            assert {"fedecider + ensemble", "ensemble without a model", metrics["reported"]} <= set(domain[split])
         assert (
-            domain["test"]["hybrid without a model"]["ndcg@10"]["mean"]
+            domain["test"]["ensemble without a model"]["ndcg@10"]["mean"]
             > domain["test"]["popularity"]["ndcg@10"]["mean"]
         )
-        assert {("hybrid without a model", name), ("fedecider + hybrid", name)} <= variants
-        weights = metrics["hybrid"][name]["beside_model"]
+        assert {("ensemble without a model", name), ("fedecider + ensemble", name)} <= variants
+        weights = metrics["ensemble"][name]["beside_model"]
         one_token = playground.name.startswith("decoder")
         names = ["counts", "text", "agreement", "model", *["consensus"] * one_token, "uniform"]
         assert weights["experts"] == names
@@ -73,16 +73,16 @@ def test_rows_weights_and_files(playground):
         assert 20 < weights["num_contexts"] <= 2000
         assert sorted(path.name for path in (run / "private" / name).iterdir()) == [SETTINGS_FILE, TENSOR_FILE]
     assert metrics["reported"] == "fedecider (post_broadcast)"
-    assert read(run / "communication.json")["hybrid"] == {}  # every catalogue has one client
+    assert read(run / "communication.json")["ensemble"] == {}  # every catalogue has one client
     assert not any("private" in name for name in read(run / "handover.json"))
     simple = {"popularity", "last-item co-occurrence", "decayed co-occurrence", "text neighbours"}
     simple |= {"text neighbours + counts"}
     tests = metrics["comparisons"]
-    assert {one["first"] for one in tests} == {"fedecider + hybrid"}
+    assert {one["first"] for one in tests} == {"fedecider + ensemble"}
     assert {one["second"] for one in tests} == {
         *simple,
-        "hybrid without a model",
-        "local + hybrid",
+        "ensemble without a model",
+        "local + ensemble",
         metrics["reported"],
         "zero-shot student",
     }
@@ -93,7 +93,7 @@ def test_rows_weights_and_files(playground):
         assert one["difference"]["mean"] == pytest.approx(next(means) - next(means))
         assert 0 < one["p_value"] <= one["p_holm"] <= 1
     page = (run / "report.html").read_text()
-    assert "Would one switch fedecider + hybrid on?" in page
+    assert "Would one switch fedecider + ensemble on?" in page
     assert "Weights of the experts" in page
 
 
@@ -115,11 +115,11 @@ def test_intervals_of_the_mean_over_domains_take_a_reader_of_two_domains_as_one(
 def test_evaluate_confirms_every_row(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     assert main("evaluate", "--run", "runs/whole", "--tolerance", "1e-12") == 0
-    assert capsys.readouterr().out.count("hybrid") >= 6  # two rows of each client
+    assert capsys.readouterr().out.count("ensemble") >= 6  # two rows of each client
     assert main("evaluate", "--run", "runs/whole", "--split", "valid") == 0
 
 
-def test_evaluate_sees_another_hybrid(playground, monkeypatch, capsys):
+def test_evaluate_sees_another_ensemble(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     shutil.copytree("runs/whole", "runs/other")
     path = Path("runs/other/private/crime") / SETTINGS_FILE
@@ -127,14 +127,14 @@ def test_evaluate_sees_another_hybrid(playground, monkeypatch, capsys):
     content["mixtures"]["alone"]["weight_QE"] = [[0.0, 1.0, 0.0, 0.0]] * 3
     path.write_text(json.dumps(content))
     assert main("evaluate", "--run", "runs/other") == 2
-    assert "hybrid.json was changed since it was written" in capsys.readouterr().err
+    assert "ensemble.json was changed since it was written" in capsys.readouterr().err
     del content["checksum"]  # as it was written before there was one
     path.write_text(json.dumps(content))
     assert main("evaluate", "--run", "runs/other") == 2
-    assert "hybrid without a model of crime" in capsys.readouterr().err
+    assert "ensemble without a model of crime" in capsys.readouterr().err
 
 
-def test_recommendations_are_those_of_the_mixture_while_the_hybrid_is_there(playground, monkeypatch, capsys):
+def test_recommendations_are_those_of_the_mixture_while_the_ensemble_is_there(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     loaded = Recommender.from_pretrained("runs/whole", "crime")
     titles = [loaded.items.titles[item] for item in (3, 9)]
@@ -142,7 +142,7 @@ def test_recommendations_are_those_of_the_mixture_while_the_hybrid_is_there(play
     assert len({item.key for item in mixed}) == 6
     assert not {item.title for item in mixed} & set(titles)
     assert [item.score for item in mixed] == sorted((item.score for item in mixed), reverse=True)
-    model = Recommender.from_pretrained("runs/whole", "crime", hybrid=False)
+    model = Recommender.from_pretrained("runs/whole", "crime", ensemble=False)
     alone = model.recommend(titles, k=6)
     assert [item.key for item in alone] != [item.key for item in mixed]
     words = ("--run", "runs/whole", "--domain", "crime", "--history", " | ".join(titles))
@@ -155,12 +155,12 @@ def test_recommendations_are_those_of_the_mixture_while_the_hybrid_is_there(play
 
 
 @pytest.mark.slow
-def test_a_hybrid_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
+def test_a_ensemble_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
     monkeypatch.chdir(playground)
-    words = ("--config", "toy.yaml", "--hybrid.kind", "none", "--output", "runs/plain")
+    words = ("--config", "toy.yaml", "--ensemble.kind", "none", "--output", "runs/plain")
     assert main("federate", *words) == 0
     whole, plain = (read(Path("runs") / name / "metrics.json") for name in ("whole", "plain"))
-    assert "hybrid" not in plain
+    assert "ensemble" not in plain
     assert not Path("runs/plain/private").exists()
     for name, domain in plain["domains"].items():
         for split in ("valid", "test"):
@@ -169,7 +169,7 @@ def test_a_hybrid_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(pl
             assert {row: rows[row] for row in domain[split] if row not in trained} == {
                 row: found for row, found in domain[split].items() if row not in trained
             }
-            assert set(rows) - set(domain[split]) == {"hybrid without a model", "fedecider + hybrid"}
+            assert set(rows) - set(domain[split]) == {"ensemble without a model", "fedecider + ensemble"}
     whole, plain = (read_json_lines(Path("runs") / name / "rounds.jsonl")[0]["clients"] for name in ("whole", "plain"))
     assert all(one["loss"] != other["loss"] for one, other in zip(whole, plain, strict=True))
     assert sum(log["steps"] for log in whole) <= sum(log["steps"] for log in plain)
@@ -177,8 +177,8 @@ def test_a_hybrid_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(pl
 
 BAD_INPUT = {
     "seen items": (("--protocol", "strict/keep_seen"), "expected strict"),
-    "an unknown kind": (("--hybrid.kind", "knn"), "hybrid.kind"),
-    "no sources": (("--hybrid.sources", ""), "expected some of own, public, others"),
+    "an unknown kind": (("--ensemble.kind", "knn"), "ensemble.kind"),
+    "no sources": (("--ensemble.sources", ""), "expected some of own, public, others"),
 }
 
 
@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_and_code_2(playground, case, capsys, monkeypatch)
     assert "Traceback" not in error
 
 
-def test_a_damaged_hybrid_is_told(playground, monkeypatch, capsys):
+def test_a_damaged_ensemble_is_told(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     shutil.copytree("runs/whole", "runs/damaged")
     (Path("runs/damaged/private/crime") / TENSOR_FILE).write_bytes(b"nothing")
@@ -200,4 +200,4 @@ def test_a_damaged_hybrid_is_told(playground, monkeypatch, capsys):
     assert TENSOR_FILE in capsys.readouterr().err
     keys = list(Recommender.from_pretrained("runs/whole", "comics").items.keys)
     with pytest.raises(ValueError, match="another catalogue"):
-        load_hybrid(Path("runs/whole/private/crime"), keys)
+        load_ensemble(Path("runs/whole/private/crime"), keys)

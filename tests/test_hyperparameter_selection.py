@@ -30,7 +30,7 @@ WRECKS = {"lora_targets": "table", "learning_rate": 0.3}
 def folder(tmp_path_factory):
     """Small settings that learn, and others that do not; stages are shared."""
     folder = tmp_path_factory.mktemp("selection")
-    content = {**decoder_settings(), "domains": "crime,comics", "hybrid": {"kind": "none"}, "update_scales": "1"}
+    content = {**decoder_settings(), "domains": "crime,comics", "ensemble": {"kind": "none"}, "update_scales": "1"}
     content |= {"num_eval_users": 0, "teacher_row": False, "local_epochs": 2, **LAYERS}
     for name, settings in (("learns", content), ("wrecks", {**content, **WRECKS})):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(settings))

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "methods"))
 from toy_recommender import NAMES, toy_recommender, with_clients
 
 from fedecider.cross_silo.command_line import parse_settings
-from fedecider.cross_silo.hybrids import Fitting, System
+from fedecider.cross_silo.ensembles import Fitting, System
 from fedecider.cross_silo.joining import (
     as_trained,
     check_common,
@@ -161,7 +161,7 @@ def test_a_client_keeps_what_its_validation_customers_like_best_and_that_model_i
         return positions
 
     models = with_clients(models, positions=positions_of)
-    run = SimpleNamespace(run=SimpleNamespace(hybrid=SimpleNamespace(kind="none")))
+    run = SimpleNamespace(run=SimpleNamespace(ensemble=SimpleNamespace(kind="none")))
     fitting = Fitting(run, None, {})
     joined, local = (
         system_of(fitting, label, lambda name, pair=pair: models.model(NAMES.index(name), pair), NAMES)

@@ -87,8 +87,8 @@ def test_a_cell_is_what_federate_gives(tiny, tmp_path):
     shared = joining.Shared(shop(), first, second, ids, {})
     found = joining.measured(cell, shared, load, tmp_path / "work")
     frame = result.per_user[result.per_user["split"] == "test"]
-    of_run = {joining.JOINED: result.raw["reported"], joining.JOINED + joining.HYBRID: "fedavg + hybrid"}
-    of_run |= {joining.ALONE: "local", joining.ALONE + joining.HYBRID: "local + hybrid"}
+    of_run = {joining.JOINED: result.raw["reported"], joining.JOINED + joining.ENSEMBLE: "fedavg + ensemble"}
+    of_run |= {joining.ALONE: "local", joining.ALONE + joining.ENSEMBLE: "local + ensemble"}
     for row, variant in of_run.items():
         for name in clients:
             expected = frame[(frame["variant"] == variant) & (frame["domain"] == name)]["position"]

@@ -81,7 +81,7 @@ def changes(run, name, num, *words):
 
     def state():
         root = in_force(run)
-        files = [root / "private" / "crime" / file for file in ("hybrid.safetensors", HISTORIES_FILE)]
+        files = [root / "private" / "crime" / file for file in ("ensemble.safetensors", HISTORIES_FILE)]
         files.append(root / "adapters" / "crime" / "adapter_model.safetensors")
         return root.name, [file_sha256(path) if path.is_file() else "" for path in files]
 
@@ -157,7 +157,7 @@ def test_a_run_goes_on_to_the_same_end(two_clients_run, tmp_path, monkeypatch):
     begun = time.monotonic()
     assert ended(started(words)) == 0
     length, draw = time.monotonic() - begun, random.Random("federate")
-    names = ("metrics.json", "adapters/crime/adapter_model.safetensors", "private/crime/hybrid.safetensors")
+    names = ("metrics.json", "adapters/crime/adapter_model.safetensors", "private/crime/ensemble.safetensors")
 
     def state():
         metrics = pd.read_json(tmp_path / "run" / "metrics.json", typ="series").drop("seconds", errors="ignore")

@@ -103,12 +103,12 @@ def test_a_catalogue_of_few_items_takes_as_many_beams_and_none_where_ids_are_one
     events = Events(["a", "b"], [[0, 1, 2, 3], [4, 5, 6, 7]], None)
     keys = [f"i{number:02d}" for number in range(12)]
     domains = {"few": Domain("few", Catalogue("few", keys, keys, keys), events, events._replace(users=["c", "d"]), {})}
-    settings = parse_settings(["--hybrid.kind", "none", *map(str, WORDS)])
+    settings = parse_settings(["--ensemble.kind", "none", *map(str, WORDS)])
     check_limits(with_beams(settings, 12), domains)
     for num_beams, message in ((11, "expected at least 12: hit@20 is reported"), (13, "expected at most 12")):
         with pytest.raises(ValueError, match=f"got num_beams {num_beams}, {message}"):
             check_limits(with_beams(settings, num_beams), domains)
-    one_token = parse_settings(["--config", "configs/demo_causal.yaml", "--hybrid.kind", "none"])
+    one_token = parse_settings(["--config", "configs/demo_causal.yaml", "--ensemble.kind", "none"])
     for num_beams in (1, 20):
         check_limits(with_beams(one_token, num_beams), domains)
 
@@ -129,7 +129,7 @@ def test_a_client_with_nothing_to_train_on_is_told():
     users = Events(["a", "b"], [[0, 1, 2], [3, 4, 5]], None)  # the last two of each are held out
     keys = [f"i{number:02d}" for number in range(30)]
     domain = Domain("brief", Catalogue("brief", keys, keys, keys), users, Events([], [], None), {})
-    settings = parse_settings(["--hybrid.kind", "none"])
+    settings = parse_settings(["--ensemble.kind", "none"])
     with pytest.raises(ValueError, match="got no user of brief with two training events, expected one at least"):
         check_limits(settings, {"brief": domain})
     longer = users._replace(sequences=[[0, 1, 2], [3, 4, 5, 6]])

@@ -78,7 +78,7 @@ def playground(tmp_path_factory):
     (folder / "encoder" / "weights").write_text("first")
     content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 20, "lora_rank": 2}
-    content |= {"lora_targets": "attention,table", "hybrid": {"kind": "mixture"}}
+    content |= {"lora_targets": "attention,table", "ensemble": {"kind": "logit"}}
     content["pretrain"] |= {"text_encoder": "encoder"}
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 10}
@@ -113,10 +113,10 @@ def test_a_frozen_table_is_that_of_the_texts_after_every_stage(there):
 
 
 def test_a_new_item_stands_where_its_text_stands(there):
-    old, titles = Recommender.from_pretrained("run", "crime", hybrid=False), CRIME.titles
+    old, titles = Recommender.from_pretrained("run", "crime", ensemble=False), CRIME.titles
     twin = NewItem("later", "A Later Book", CRIME.item_texts[7].upper().replace(" ", " \n", 1))
     other = NewItem("other", "Another", "title: no word of these books: xylophones")
-    loaded = Recommender.from_pretrained("run", "crime", hybrid=False, new_items=[twin, other])
+    loaded = Recommender.from_pretrained("run", "crime", ensemble=False, new_items=[twin, other])
     number = len(old.items.keys)
     assert list(loaded.items.keys) == [*old.items.keys, "later", "other"]
     assert [loaded.task.item_ids.token_ids[place] for place in (number, number + 1)] == [
@@ -155,12 +155,12 @@ def test_items_may_be_added_later(there):
     assert [match.key for match in rec.items.search("a later", 1)] == ["later"]
 
 
-def test_a_hybrid_stays_beside_the_model_when_items_are_added(there):
+def test_a_ensemble_stays_beside_the_model_when_items_are_added(there):
     rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
     popular = rec.recommend([], k=3)
     later = NewItem("later", "A Later Book", CRIME.item_texts[7])
     rec.add_items([later])
-    assert rec.has_hybrid
+    assert rec.has_ensemble
     answer = rec.recommend([titles[7]], k=len(rec.items.keys))
     assert sum(math.exp(item.score) for item in answer) == pytest.approx(1.0)
     (found,) = (item for item in answer if item.key == "later")
@@ -188,7 +188,7 @@ def test_a_service_takes_items_while_it_runs(there):
 
 def test_similar_items_are_those_with_the_nearest_texts(there, capsys):
     rec = Recommender.from_pretrained("run", "crime")
-    unit_ID = rec._loaded.hybrid.unit_ID
+    unit_ID = rec._loaded.ensemble.unit_ID
     cosine_I = unit_ID @ unit_ID[7]
     expected = [int(item) for item in (-cosine_I).argsort(kind="stable") if item != 7]
     answer = rec.similar(CRIME.titles[7], k=4)
@@ -203,9 +203,9 @@ def test_similar_items_are_those_with_the_nearest_texts(there, capsys):
     assert [one["key"] for one in told["items"]] == [one.key for one in answer]
     with pytest.raises(ValueError, match="leave the item alone"):
         rec.similar(CRIME.item_keys[7], candidates=[CRIME.item_keys[7]])
-    with pytest.raises(ValueError, match="without a hybrid"):
-        Recommender.from_pretrained("run", "crime", hybrid=False).similar(CRIME.item_keys[7])
-    for more, word in ((["--history", "x"], "or a history"), (["--hybrid", "false"], "without a hybrid")):
+    with pytest.raises(ValueError, match="without an ensemble"):
+        Recommender.from_pretrained("run", "crime", ensemble=False).similar(CRIME.item_keys[7])
+    for more, word in ((["--history", "x"], "or a history"), (["--ensemble", "false"], "without an ensemble")):
         assert main("recommend", *words, *more) == 2
         assert word in capsys.readouterr().err
 
@@ -219,7 +219,7 @@ def test_the_command_takes_both_kinds_of_files(there, capsys):
     for name in ("new.csv", "new.jsonl"):
         Path(f"marked-{name}").write_bytes(b"\xef\xbb\xbf" + Path(name).read_bytes())  # as spreadsheets do
     for name in ("new.csv", "new.jsonl", "marked-new.csv", "marked-new.jsonl"):
-        words = ("--run", "run", "--domain", "crime", "--k", "3", "--hybrid", "false", "--new_items", name)
+        words = ("--run", "run", "--domain", "crime", "--k", "3", "--ensemble", "false", "--new_items", name)
         assert main("recommend", *words, "--history", CRIME.titles[7]) == 0
         assert "A Later Book" in capsys.readouterr().out
 
@@ -338,7 +338,7 @@ def test_the_benchmark_of_later_items_asks_what_a_run_hands_over(there, monkeypa
     assert benchmark(monkeypatch, "later_items", *words, "--set", "--seed", "3") == 0
     text = Path("later.md").read_text()
     for label in ("popularity", "text neighbours", "model"):
-        assert text.count(f"| model + hybrid | {label} | hit@10 |") == 2  # hidden items and old ones
+        assert text.count(f"| model + ensemble | {label} | hit@10 |") == 2  # hidden items and old ones
     assert text.count("| popularity | 0.0000 [0.0000, 0.0000] |") == 1
     assert json.loads(Path("work/run-0/run.json").read_text())["config"]["run"]["seed"] == 3
     written = Path("work/run-0/metrics.json").stat().st_mtime_ns
@@ -347,10 +347,10 @@ def test_the_benchmark_of_later_items_asks_what_a_run_hands_over(there, monkeypa
 
 
 def small_run(name, backbone, ids, *words):
-    """A run of two domains in small, with a hybrid and IDs of this kind; returns the folder."""
+    """A run of two domains in small, with an ensemble and IDs of this kind; returns the folder."""
     content = yaml.safe_load((REPOSITORY / "configs" / f"{name}.yaml").read_text())
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 10, "lora_rank": 2}
-    content |= {"hybrid": {"kind": "mixture"}, "teacher_row": False, "distill": {"epochs": 1}}
+    content |= {"ensemble": {"kind": "logit"}, "teacher_row": False, "distill": {"epochs": 1}}
     content["pretrain"] |= {"ids": ids, "text_encoder": "encoder", "train": {"max_steps": 5}}
     content["pretrain"]["samples"] |= {"max_source_tokens": 32}
     content["pretrain"]["backbone"] |= {"d_model": 32, "num_layers": 2, **backbone}
@@ -370,13 +370,13 @@ T5, DECODER = ("demo", {"embedding_init": "random"}), ("demo_causal", {})
     ("name", "backbone", "ids"), [(*T5, "generator"), (*DECODER, "keywords"), (*DECODER, "semantic")]
 )
 def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone, ids, capsys, monkeypatch):
-    """A T5 and a decoder with a hybrid: a later item gets an ID of the run's kind and is recommended."""
+    """A T5 and a decoder with an ensemble: a later item gets an ID of the run's kind and is recommended."""
     monkeypatch.setattr(id_generator, "MAX_STEPS", 5)
     run = small_run(name, backbone, ids)
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["num_beams"] == 20
     plain = Recommender.from_pretrained(run, "crime")
-    assert plain.has_hybrid
+    assert plain.has_ensemble
     assert len(plain.recommend(CRIME.titles[3:5], k=5)) == 5
     recommender = Recommender.from_pretrained(run, "crime", new_items=LATER)
     table = recommender._loaded.table
@@ -421,7 +421,7 @@ def the_months_new_items_are_counted(run, ids, capsys):
     assert "left out: 1 events of 1 items" in said
     updated = Recommender.from_pretrained(run, "crime")
     assert list(updated._loaded.table.id_texts[-2:]) == ids
-    assert updated._loaded.hybrid.counts.event_I[-2:].tolist() == [40, 1]
+    assert updated._loaded.ensemble.counts.event_I[-2:].tolist() == [40, 1]
     found = updated.recommend(["First"], k=len(updated.items), exclude_seen=False)
     assert {item.key for item in found} >= {first, "n2"}
     ask = ("recommend", "--run", run, "--company", "crime", "--customers", "new", "--json=true")

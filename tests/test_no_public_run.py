@@ -86,7 +86,7 @@ def test_a_whole_run(tmp_path, monkeypatch):
     Path("toy.yaml").write_text(yaml.safe_dump(content))
     assert command(["federate", "--config", "toy.yaml", "--output", "run"]) == 0
     rows = json.loads(Path("run/metrics.json").read_text())["domains"]["crime"]["test"]
-    assert {"fedecider + hybrid", "zero-shot student", "last-item co-occurrence", "memoriser"} <= rows.keys()
+    assert {"fedecider + ensemble", "zero-shot student", "last-item co-occurrence", "memoriser"} <= rows.keys()
     assert Path("run/report.html").is_file()
     assert "none" in Path("run/adapters/crime/README.md").read_text()
     assert command(["evaluate", "--run", "run"]) == 0

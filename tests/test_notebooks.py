@@ -36,7 +36,7 @@ def test_every_notebook_has_short_settings():
 def test_the_llm_track_is_trained_measured_and_asked(shown):
     text = shown["llm_track"]
     assert "protocol: strict" in text
-    assert re.search(r"fedecider \+ hybrid +0\.\d{3} +0\.\d{3} +0\.\d{3}", text)
+    assert re.search(r"fedecider \+ ensemble +0\.\d{3} +0\.\d{3} +0\.\d{3}", text)
     assert text.count("(macro, ndcg@10") == 3
     assert "round 1" in text
     assert "round 2" not in text

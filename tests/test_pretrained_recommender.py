@@ -1,4 +1,4 @@
-"""`fedecider.Recommender` on a small run with hybrids: sources, answers, other adapters, folders of its own, hubs."""
+"""`fedecider.Recommender` on a small run with ensembles: sources, answers, other adapters, folders of its own, hubs."""
 
 import json
 import os
@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 import fedecider
 from fedecider.models.counts import new_contexts
+from fedecider.models.ensemble import TENSOR_FILE, load_ensemble, rank
 from fedecider.models.folders import MANIFEST_FILE
-from fedecider.models.hybrid import TENSOR_FILE, load_hybrid, rank
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
@@ -35,14 +35,14 @@ def run(two_clients_run):
 
 @pytest.fixture(scope="module")
 def rec(run):
-    """With the hybrid."""
+    """With the ensemble."""
     return fedecider.Recommender.from_pretrained(run, "crime")
 
 
 @pytest.fixture(scope="module")
 def alone(run):
     """The model alone."""
-    return Recommender.from_pretrained(run, "crime", hybrid=False)
+    return Recommender.from_pretrained(run, "crime", ensemble=False)
 
 
 @pytest.fixture
@@ -77,8 +77,8 @@ def test_an_answer_says_what_was_understood_and_what_each_item_is_made_of(rec, r
     ]
     assert len(answer) == len(answer.items) == 4
     assert answer[0] == next(iter(answer))
-    hybrid = load_hybrid(run / "private" / "crime", rec.items.keys)
-    (ranked,) = rank(hybrid, new_contexts([[4, 9]]), rec._loaded.scores)
+    ensemble = load_ensemble(run / "private" / "crime", rec.items.keys)
+    (ranked,) = rank(ensemble, new_contexts([[4, 9]]), rec._loaded.scores)
     for item in answer:
         assert set(item.experts) == EXPERTS
         assert sum(item.experts.values()) == pytest.approx(1.0, abs=1e-12)
@@ -92,12 +92,14 @@ def test_an_answer_says_what_was_understood_and_what_each_item_is_made_of(rec, r
 
 def test_shares_of_experts_are_their_parts_of_the_probability(rec, run):
     """The model's share of an item is its weight times its probability, over the probability of the item."""
-    hybrid = load_hybrid(run / "private" / "crime", rec.items.keys)
+    ensemble = load_ensemble(run / "private" / "crime", rec.items.keys)
     everything = rec.recommend([rec.items.titles[4]], k=len(rec.items))
     probs = {item.key: np.exp(item.score) for item in everything}
     assert sum(probs.values()) == pytest.approx(1.0)
     given = {name: sum(probs[item.key] * item.experts[name] for item in everything) for name in EXPERTS}
-    rows = [dict(zip(hybrid.beside_model.experts, weights, strict=True)) for weights in hybrid.beside_model.weight_QE]
+    rows = [
+        dict(zip(ensemble.beside_model.experts, weights, strict=True)) for weights in ensemble.beside_model.weight_QE
+    ]
     assert any(given == pytest.approx(row, abs=1e-6) for row in rows)  # every expert sums to 1, so its weight is left
 
 
@@ -121,10 +123,10 @@ def test_items_of_the_history_stay_out_unless_they_are_wanted(rec, alone):
     assert len(alone.recommend(titles, k=everything, exclude_seen=False)) == everything
     mixed = rec.recommend(titles, k=everything, exclude_seen=False)
     assert len(mixed) == everything - 3
-    assert mixed.notes == ("the hybrid leaves out items of the history, also with exclude_seen false",)
+    assert mixed.notes == ("the ensemble leaves out items of the history, also with exclude_seen false",)
 
 
-def test_without_a_history_the_counts_of_the_hybrid_say_what_is_popular(rec, alone, run):
+def test_without_a_history_the_counts_of_the_ensemble_say_what_is_popular(rec, alone, run):
     events = load_file(run / "private" / "crime" / TENSOR_FILE)["event_count"]
     empty, other = rec.recommend([[], [rec.items.titles[3]]], k=5)
     assert [rec.items.keys.index(item.key) for item in empty] == events.sort(descending=True, stable=True).indices[
@@ -132,7 +134,7 @@ def test_without_a_history_the_counts_of_the_hybrid_say_what_is_popular(rec, alo
     ].tolist()
     assert np.exp(empty[0].score) == pytest.approx(float(events.max() + 0.1) / float(events.sum() + 0.1 * len(events)))
     assert empty[0].experts == {"popularity": 1.0}
-    assert empty.notes == ("no history was given: the items with most events in the counts of the hybrid",)
+    assert empty.notes == ("no history was given: the items with most events in the counts of the ensemble",)
     assert same([other], [rec.recommend([rec.items.titles[3]], k=5)])
     assert other.notes == ()
     with pytest.raises(ValueError, match=r"got an empty history.*templates history"):
@@ -163,11 +165,11 @@ def test_what_a_source_may_be(run, alone, tmp_path):
     shutil.copytree(run / "backbone", tmp_path / "copy" / "backbone")
     shutil.copytree(run / "adapters", tmp_path / "copy" / "adapters")
     of_run = Recommender.from_pretrained(run / "adapters" / "crime")
-    assert of_run.has_hybrid
+    assert of_run.has_ensemble
     assert of_run.domains == ["crime"]
     for source, domain in ((tmp_path / "copy" / "adapters" / "crime", None), (tmp_path / "copy", "crime")):
         found = Recommender.from_pretrained(source, domain)
-        assert not found.has_hybrid
+        assert not found.has_ensemble
         assert found.recommend(history) == expected
     shutil.copy(run / MANIFEST_FILE, tmp_path / "copy")
     (tmp_path / "copy" / "backbone" / "config.json").write_text("{}")
@@ -207,9 +209,9 @@ def test_an_exported_folder_stands_for_itself_without_what_is_private(exported, 
     history = list(rec.items.titles[:3])
     names = {path.relative_to(exported).as_posix() for path in exported.rglob("*")}
     assert {"adapters/crime/adapter_model.safetensors", "adapters/crime/item_ids.json", "backbone/config.json"} <= names
-    assert not any("hybrid" in name or "private" in name for name in names)
+    assert not any("ensemble" in name or "private" in name for name in names)
     found = Recommender.from_pretrained(exported, "crime")
-    assert (found.domain, found.has_hybrid, found.alpha) == ("crime", False, rec.alpha)
+    assert (found.domain, found.has_ensemble, found.alpha) == ("crime", False, rec.alpha)
     assert found.recommend(history) == alone.recommend(history)
     header = front_matter(exported)
     assert header["library_name"] == "peft"

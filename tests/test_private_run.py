@@ -23,7 +23,7 @@ USERS = ("--user_privacy.clip", "0.1", "--user_privacy.noise_scale", "1")
 
 
 def settings(*words):
-    return parse_settings(["--hybrid.kind", "none", "--num_rounds", "4", *words])
+    return parse_settings(["--ensemble.kind", "none", "--num_rounds", "4", *words])
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_a_run_with_both_says_what_holds_in_every_place(tmp_path, monkeypatch, c
         "num_eval_users": 20,
         "lora_rank": 2,
     }
-    content |= {"hybrid": {"kind": "none"}, "lora_targets": "attention,table", "update_scales": "1"}
+    content |= {"ensemble": {"kind": "none"}, "lora_targets": "attention,table", "update_scales": "1"}
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}

@@ -25,7 +25,7 @@ sys.exit(code)
 
 @pytest.fixture(scope="module")
 def run(decoder_run):
-    """A finished run with hybrids."""
+    """A finished run with ensembles."""
     return decoder_run / "runs" / "whole"
 
 

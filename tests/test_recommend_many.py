@@ -13,7 +13,7 @@ from fedecider.models import loaded
 from fedecider.models.allowed_items import allowed_items
 from fedecider.models.item_search import Items
 from fedecider.models.recommender import Recommender
-from fedecider.models.source import NO_HISTORY_HYBRID
+from fedecider.models.source import NO_HISTORY_ENSEMBLE
 
 pytestmark = pytest.mark.whole
 
@@ -24,9 +24,9 @@ def run(two_clients_run):
     return two_clients_run / "runs" / "whole"
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["hybrid", "model alone"])
+@pytest.fixture(scope="module", params=[True, False], ids=["ensemble", "model alone"])
 def rec(run, request):
-    return Recommender.from_pretrained(run, "crime", hybrid=request.param)
+    return Recommender.from_pretrained(run, "crime", ensemble=request.param)
 
 
 def customers(count):
@@ -191,11 +191,11 @@ def test_new_customers_get_what_is_popular_and_are_told(run, tmp_path, capsys):
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["customer"] for row in rows] == ["new-1", known]
     assert [item["key"] for item in rows[0]["items"]] == keys(popular)
-    assert rows[0]["notes"] == [NO_HISTORY_HYBRID]
-    assert NO_HISTORY_HYBRID not in rows[1]["notes"]
-    assert main([*words, "--customers", "new-1", "--hybrid", "false"]) == 0
+    assert rows[0]["notes"] == [NO_HISTORY_ENSEMBLE]
+    assert NO_HISTORY_ENSEMBLE not in rows[1]["notes"]
+    assert main([*words, "--customers", "new-1", "--ensemble", "false"]) == 0
     (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert "there is no hybrid that knows what is popular" in row["error"]
+    assert "there is no ensemble that knows what is popular" in row["error"]
     assert main([*words[:-2], "--customers", f"new-1,{known}", "--output", str(tmp_path / "x.jsonl")]) == 0
     assert "1 of 2 customers have no history here, such as new-1: they count as new" in capsys.readouterr().out
 

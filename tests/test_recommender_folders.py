@@ -57,14 +57,14 @@ def test_what_a_site_has_recommends_and_serves_and_says_where_its_figures_are(ru
         assert "results.md and metrics.json, recommend and serve read it" in error
 
 
-def test_a_hybrid_elsewhere_is_not_taken(run, parts, tmp_path):
+def test_a_ensemble_elsewhere_is_not_taken(run, parts, tmp_path):
     saved = shutil.copytree(parts / "adapters" / "crime", tmp_path / "some" / "saved")
     shutil.copytree(parts / "backbone", saved / "backbone")
     write(saved / "adapter_config.json", base_model_name_or_path="backbone")
     shutil.copytree(run / "private", tmp_path / "private")
-    assert not Recommender.from_pretrained(saved).has_hybrid
+    assert not Recommender.from_pretrained(saved).has_ensemble
     shutil.copytree(run / "private", parts / "private")  # where it lay in the run
-    assert Recommender.from_pretrained(parts, "crime").has_hybrid
+    assert Recommender.from_pretrained(parts, "crime").has_ensemble
 
 
 @pytest.mark.parametrize(

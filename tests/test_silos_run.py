@@ -83,7 +83,7 @@ def folder(tmp_path_factory):
     content["pretrain"]["backbone"] |= {"d_model": 32}
     content["pretrain"]["train"] |= {"max_steps": 5}
     content["distill"] |= {"epochs": 1}
-    content |= {"lora_targets": "attention,feed_forward,table", "hybrid": {"kind": "none"}, "data": "data"}
+    content |= {"lora_targets": "attention,feed_forward,table", "ensemble": {"kind": "none"}, "data": "data"}
     (folder / "toy.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -318,27 +318,27 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
 def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = ("--config", "toy.yaml", "--domains", "crime.*", "--method", "local", "--num_rounds", "1")
-    words += ("--hybrid.kind", "mixture")
+    words += ("--ensemble.kind", "mixture")
     assert main("federate", *words, "--output", "runs/summed") == 0
-    assert main("federate", *words, "--hybrid.sources", "own,public", "--output", "runs/kept") == 0
+    assert main("federate", *words, "--ensemble.sources", "own,public", "--output", "runs/kept") == 0
     summed, kept = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("summed", "kept"))
     for name, domain in kept["domains"].items():
         for split in ("valid", "test"):
             found = summed["domains"][name][split]
-            assert found["local + own hybrid"] == domain[split]["local + hybrid"]
-            assert found["own hybrid without a model"] == domain[split]["hybrid without a model"]
-            assert "own hybrid without a model" not in domain[split], "there is nothing to leave out"
+            assert found["local + own ensemble"] == domain[split]["local + ensemble"]
+            assert found["own ensemble without a model"] == domain[split]["ensemble without a model"]
+            assert "own ensemble without a model" not in domain[split], "there is nothing to leave out"
     rows = summed["macro"]["test"]
-    assert rows["hybrid without a model"] != rows["own hybrid without a model"]
+    assert rows["ensemble without a model"] != rows["own ensemble without a model"]
     beside = {one["second"] for one in summed["comparisons"]}
-    assert {"local + own hybrid", "hybrid without a model"} <= beside
+    assert {"local + own ensemble", "ensemble without a model"} <= beside
     assert "with counts of its own alone" in Path("runs/summed/report.html").read_text()
 
 
 def test_clients_without_a_common_item_train_alone_and_everything_says_so(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = ("--config", "toy.yaml", "--domains", "crime,comics", "--lora_targets", "table", "--num_rounds", "1")
-    assert main("federate", *words, "--hybrid.kind", "mixture", "--output", "runs/apart") == 0
+    assert main("federate", *words, "--ensemble.kind", "mixture", "--output", "runs/apart") == 0
     said = capsys.readouterr().out
     run = folder / "runs" / "apart"
     sentence = "No two of crime, comics share an item: each can gain only through public users."
@@ -354,23 +354,23 @@ def test_clients_without_a_common_item_train_alone_and_everything_says_so(folder
     assert sentence in load(run).verdict
     assert main("evaluate", "--run", "runs/apart") == 0
     assert main("report", "--run", "runs/apart") == 0
-    assert main("federate", *words, "--hybrid.kind", "mixture", "--output", "runs/apart", "--resume", "true") == 0
+    assert main("federate", *words, "--ensemble.kind", "mixture", "--output", "runs/apart", "--resume", "true") == 0
 
 
 def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(joining, "leaving", lambda joined, local: ["crime.1", "crime.2"])
-    words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--hybrid.kind", "mixture", "--num_rounds", "1")
+    words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--ensemble.kind", "mixture", "--num_rounds", "1")
     assert main("federate", *words, "--output", "runs/left") == 0
     said = capsys.readouterr().out
     metrics = json.loads((folder / "runs" / "left" / "metrics.json").read_text())
     found = {name: one["keeps"] for name, one in metrics["joining"]["clients"].items()}
     assert {found[name] for name in ("crime.1", "crime.2")} <= {"half", "local"}
     assert {found[name] for name in ("comics.1", "comics.2")} == {"joined"}
-    kept, joined = "joined or local + hybrid", "fedecider + hybrid"
+    kept, joined = "joined or local + ensemble", "fedecider + ensemble"
     tests = {name: one["test"] for name, one in metrics["domains"].items()}
     for name, one in found.items():
-        row = {"joined": joined, "local": "local + hybrid"}.get(one)
+        row = {"joined": joined, "local": "local + ensemble"}.get(one)
         assert row is None or tests[name][kept] == tests[name][row]
     assert metrics["domains"]["comics.1"]["test"]["local"] != metrics["domains"]["comics.1"]["test"][joined]
     assert {one["first"] for one in metrics["comparisons"]} == {kept}
@@ -383,14 +383,14 @@ def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
 
 def test_the_row_local_is_a_run_of_that_method(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    words = ("--config", "toy.yaml", "--domains", "crime.*", "--num_rounds", "1", "--hybrid.kind", "mixture")
+    words = ("--config", "toy.yaml", "--domains", "crime.*", "--num_rounds", "1", "--ensemble.kind", "mixture")
     assert main("federate", *words, "--method", "fedavg", "--output", "runs/joined") == 0
-    own = ("--method", "local", "--hybrid.sources", "own,public", "--output", "runs/by_itself")
+    own = ("--method", "local", "--ensemble.sources", "own,public", "--output", "runs/by_itself")
     assert main("federate", *words, *own) == 0
     joined, alone = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("joined", "by_itself"))
     for name, domain in alone["domains"].items():
         for split in ("valid", "test"):
-            for row in ("local", "local + hybrid"):
+            for row in ("local", "local + ensemble"):
                 assert joined["domains"][name][split][row] == domain[split][row]
     assert "joining" not in alone
 
@@ -399,7 +399,7 @@ def test_the_row_local_is_a_run_of_that_method(folder, monkeypatch):
 def trained(folder):
     """A run whose rounds change what is recommended."""
     words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--method", "fedavg", "--update_scales", "1")
-    words += ("--local_epochs", "4", "--learning_rate", "1e-2", "--hybrid.kind", "mixture", "--local_row", "off")
+    words += ("--local_epochs", "4", "--learning_rate", "1e-2", "--ensemble.kind", "mixture", "--local_row", "off")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main("federate", *words, "--output", "runs/trained") == 0
@@ -416,7 +416,7 @@ def test_the_rounds_again_without_a_company(folder, trained, monkeypatch, capsys
     kept = {
         one.domain: one.position_U
         for one in read_per_user(run / "per_user.parquet")
-        if (one.split, one.variant) == ("test", "fedavg + hybrid")
+        if (one.split, one.variant) == ("test", "fedavg + ensemble")
     }
     assert list(again) == list(kept) == list(SILOS)
     assert all(torch.equal(position_U, kept[name]) for name, position_U in again.items()), "nobody left out: the run"

@@ -245,7 +245,7 @@ def llm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llm")
     content = yaml.safe_load(DEMO.read_text())
     content |= {"num_rounds": 2, "local_epochs": 1, "lora_rank": 2, "domains": "crime,comics"}
-    content |= {"lora_targets": "attention", "hybrid": {"kind": "none"}, "teacher_row": False, "num_threads": 1}
+    content |= {"lora_targets": "attention", "ensemble": {"kind": "none"}, "teacher_row": False, "num_threads": 1}
     content["pretrain"] |= {"text_encoder": "tfidf"}
     content["pretrain"]["backbone"] |= {"d_model": 16}
     content["pretrain"]["train"] |= {"max_steps": 5}

@@ -90,7 +90,7 @@ def test_the_tutorial_goes_from_tables_to_recommendations(tutorial):
     assert "".join((folder / "orders.csv").read_text().splitlines(keepends=True)[:3]) in shown
     assert printed["2"][0] in shown  # the data are not shortened
     assert re.search(r"memoriser +0\.\d{3} \[", printed["4"][0])
-    assert printed["4"][1].count("fedecider + hybrid") == 2
+    assert printed["4"][1].count("fedecider + ensemble") == 2
     assert "crime-" in printed["6"][0]
     assert (folder / "runs/shop/report.html").is_file()
 

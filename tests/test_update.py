@@ -21,8 +21,8 @@ from fedecider.lifecycle import update as updating
 from fedecider.lifecycle.update import in_words, new_events, update
 from fedecider.lifecycle.warm_start import Scores, ranked_by, train_on
 from fedecider.models.counts import count_events
+from fedecider.models.ensemble import load_ensemble, sides_of
 from fedecider.models.folders import verify_manifest
-from fedecider.models.hybrid import load_hybrid, sides_of
 from fedecider.models.lists import Histories
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
@@ -57,7 +57,7 @@ def table(rows, path):
 
 
 def counts(run, domain):
-    return load_hybrid(run / "private" / "crime", domain.item_keys).counts
+    return load_ensemble(run / "private" / "crime", domain.item_keys).counts
 
 
 def same(first, second):
@@ -223,9 +223,9 @@ def test_training_on_learns_what_customers_do_now(run, domain, tmp_path):
     place, items = source.place("crime"), [[20, 27, 34]] * 40
     settings, cpu = recorded_settings(run), torch.device("cpu")
     train_on(place, SequenceArray.of(items), settings, 20, cpu, tmp_path / "new")
-    hybrid = load_hybrid(place.hybrid, domain.item_keys)
-    model_alone = sides_of(hybrid)["model"]
-    asked = hybrid._replace(beside_model=model_alone), [[20, 27]], [34], cpu
+    ensemble = load_ensemble(place.ensemble, domain.item_keys)
+    model_alone = sides_of(ensemble)["model"]
+    asked = ensemble._replace(beside_model=model_alone), [[20, 27]], [34], cpu
     before = ranked_by(source, place, *asked)
     after = ranked_by(source, place._replace(adapter=tmp_path / "new"), *asked)
     assert before.ndcg < 0.5
@@ -319,8 +319,8 @@ DAMAGED = {
 FILES = [
     "run.json",
     "handover.json",
-    "private/crime/hybrid.json",
-    "private/crime/hybrid.safetensors",
+    "private/crime/ensemble.json",
+    "private/crime/ensemble.safetensors",
     "adapters/crime/adapter_model.safetensors",
     "adapters/crime/adapter_config.json",
     "adapters/crime/item_ids.json",
@@ -330,7 +330,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-@pytest.mark.parametrize("name", fast_where(["run.json", "private/crime/hybrid.safetensors"], FILES))
+@pytest.mark.parametrize("name", fast_where(["run.json", "private/crime/ensemble.safetensors"], FILES))
 def test_a_damaged_file_stops_every_command_and_nothing_is_written(run, domain, tmp_path, capsys, name, kind):
     mine = own(run, tmp_path)
     events = table(month(domain, domain.clients.users[:5], 0, 10), tmp_path / "1.parquet")

@@ -96,7 +96,7 @@ def part_batch(args: argparse.Namespace) -> str:
     return "\n".join(
         [
             f"Lists of {K} out of {len(known.item_keys):,} items to parquet by `fedecider recommend --all`, customers "
-            f"drawn from {len(histories):,} histories; model and hybrid, one thread. {COMPARED} lists of each size",
+            f"drawn from {len(histories):,} histories; model and ensemble, one thread. {COMPARED} lists of each size",
             "were asserted equal to those of `recommend`.",
             "",
             "| lists | CPU s, start and events included | GB at most | MB of lists |",

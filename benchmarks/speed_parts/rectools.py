@@ -74,7 +74,7 @@ def train_ours(folder: Path, cache: str) -> None:
 
     words = f"--config {CONFIG} --domains beauty --data {folder.parent}/data --method local --local_epochs 1"
     words += f" --seed {SEED} --num_eval_users 0 --cache {folder}/cache --output {folder}/runs"
-    settings = parse_settings([*words.split(), "--hybrid", "{kind: none}"])
+    settings = parse_settings([*words.split(), "--ensemble", "{kind: none}"])
     link_vectors(folder / "cache", cache)
     with start(1) as launch:
         began = time.process_time()

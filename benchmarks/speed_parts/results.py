@@ -56,7 +56,7 @@ EXACT = ("popularity", "last-item co-occurrence", "decayed co-occurrence", "memo
 """Rows that may not differ in the last bit."""
 MOST_LOST = 0.005
 """Of ndcg@10 of rows that read item texts, whose far neighbours have one common value; some gain by it."""
-RENAMED = {"local + memory": "local + hybrid", "memory": "hybrid without a model"}
+RENAMED = {"local + memory": "local + ensemble", "memory": "ensemble without a model"}
 
 
 def federate(

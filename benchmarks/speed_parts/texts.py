@@ -7,13 +7,13 @@ import json
 from pathlib import Path
 
 from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, heuristic_positions, text_votes
-from fedecider.cross_silo.hybrids import HYBRID_ROW, client_counts, hybrid_contexts
+from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, client_counts, ensemble_contexts
 from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.models.counts import held_out_contexts
-from fedecider.models.hybrid import HybridConfig, block_positions, fit_hybrid
+from fedecider.models.ensemble import EnsembleConfig, block_positions, fit_ensemble
 from fedecider.models.item_texts import encoded_texts
 
 DATA_SETS = ("toys", "beauty", "sports")
@@ -24,19 +24,19 @@ EVERY = 4
 def measure(data: Path, name: str, cache: str, every_one: bool = False) -> dict[str, float]:
     """ndcg@10 of the rows that read texts, and how many near ones an item has at most."""
     domains = load_domains(data, [name])
-    domain, config = domains[name], HybridConfig(kind="mixture", sources="own,public,others")
+    domain, config = domains[name], EnsembleConfig(kind="logit", sources="own,public,others")
     unit_ID = unit_vectors(encoded_texts(domains, "auto", cache)[name].numpy())
     near = nearest_texts(unit_ID, num_nearest=len(unit_ID) if every_one else None)
     counts, _ = client_counts(domains, config, 0)
-    hybrid = fit_hybrid(counts[name], unit_ID, hybrid_contexts(domain, 0), None, config, near)
+    ensemble = fit_ensemble(counts[name], unit_ID, ensemble_contexts(domain, 0), None, config, near)
     sequences = domain.clients.arrays().sequences
     is_asked_U = [user % EVERY == 0 for user in range(len(sequences))]
     asked = [list(sequence) for sequence, is_asked in zip(sequences, is_asked_U, strict=True) if is_asked]
     others = [list(sequence) for sequence, is_asked in zip(sequences, is_asked_U, strict=True) if not is_asked]
     extra = [sequence[:-NUM_HELD_OUT] for sequence in others] + [list(part) for part in domain.public.sequences]
     found = heuristic_positions(asked, len(unit_ID), ["test"], text_votes(near), extra=extra)["test"]
-    (found[HYBRID_ROW],) = block_positions(hybrid, near, held_out_contexts(asked, "test"), [hybrid.alone], None)
-    ndcg = {row: mean_metrics(found[row])["ndcg@10"] for row in (TEXT, TEXT_AND_COUNTS, HYBRID_ROW)}
+    (found[ENSEMBLE_ROW],) = block_positions(ensemble, near, held_out_contexts(asked, "test"), [ensemble.alone], None)
+    ndcg = {row: mean_metrics(found[row])["ndcg@10"] for row in (TEXT, TEXT_AND_COUNTS, ENSEMBLE_ROW)}
     return {"items": len(unit_ID), "near": int((near.cube_II.indptr[1:] - near.cube_II.indptr[:-1]).max()), **ndcg}
 
 
@@ -54,7 +54,7 @@ def part_texts(args: argparse.Namespace) -> str:
             path.write_text(json.dumps(sides, indent=1))
         found = json.loads(path.read_text())
         sizes.append(f"{name}: {found['kept']['items']:,.0f} items, {found['kept']['near']:,.0f} near ones at most")
-        for row in (TEXT, TEXT_AND_COUNTS, HYBRID_ROW):
+        for row in (TEXT, TEXT_AND_COUNTS, ENSEMBLE_ROW):
             one, other = found["all"][row], found["kept"][row]
             lines.append(f"| {name} | {row} | {one:.5f} | {other:.5f} | {other / one - 1:+.1%} |")
     said = f"ndcg@10 of the test items of every {EVERY}th customer; {'; '.join(sizes)}."

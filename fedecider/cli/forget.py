@@ -10,8 +10,8 @@ from fedecider.running.options import keys_of, parse
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
-    "Take customers out of the counts of a company's hybrid, exactly, and delete their histories, in every version of "
-    "the run: there is no way back. What was trained with their events is said, since it still remembers them."
+    "Take customers out of the counts of a company's ensemble, exactly, and delete their histories, in every "
+    "version of the run: there is no way back. What was trained with their events is said, as it remembers."
 )
 
 

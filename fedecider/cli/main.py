@@ -23,7 +23,7 @@ COMMANDS = {
     "audit": "what the server or another client can infer from what it sees",
     "deploy": "the same run between machines",
     "recommend": "next items for a history",
-    "update": "put a company's new events into its hybrid and adapter, tested before they are in force; go back",
+    "update": "put a company's new events into its ensemble and adapter, tested before they are in force; go back",
     "forget": "take customers out of a company's counts and histories, and say what still remembers them",
     "serve": "a finished run as an HTTP service, with a page",
     "report": "the page of a finished run, made again",

@@ -53,8 +53,7 @@ class RecommendConfig:
             reason, or the item is left out (skip).
         k: The number of recommendations.
         device: The device, cpu or cuda.
-        hybrid: If true, and the run folder holds the private part of the client's hybrid, rank with it; else with the
-            model alone.
+        ensemble: If true, and the run folder holds the client's ensemble, rank with it; else with the model alone.
         json: If true, print one JSON object instead of a table.
     """
 
@@ -76,7 +75,7 @@ class RecommendConfig:
     unknown: Literal["refuse", "skip"] = "refuse"
     k: int = 10
     device: str = "cpu"
-    hybrid: bool = True
+    ensemble: bool = True
     json: bool = False
 
 
@@ -106,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         checked_device(config.device)
         filters = (config.exclude, config.candidates, config.stock)
-        simple = config.hybrid and not titles and not (config.new_items or config.similar or any(filters))
+        simple = config.ensemble and not titles and not (config.new_items or config.similar or any(filters))
         found = popular_items(config.run, config.domain or None, config.k) if simple else None
         domain, answer = _by_model(config, titles) if found is None else found
         if config.json:
@@ -131,7 +130,7 @@ def _recommender(config: RecommendConfig) -> Any:
 
     new_items = read_new_items(Path(config.new_items)) if config.new_items else []
     return Recommender.from_pretrained(
-        config.run, config.domain or None, device=config.device, hybrid=config.hybrid, new_items=new_items
+        config.run, config.domain or None, device=config.device, ensemble=config.ensemble, new_items=new_items
     )
 
 

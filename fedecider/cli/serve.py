@@ -9,7 +9,7 @@ from fedecider.running.options import parse
 from fedecider.serve.config import Limits, ServeConfig
 
 DESCRIPTION = "Answer requests for recommendations from a finished run, over HTTP and on a page (extra serve)."
-COMMON = ("run", "host", "port", "device", "hybrid", "api_key_file")
+COMMON = ("run", "host", "port", "device", "ensemble", "api_key_file")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from fedecider.running.options import pairs_of, parse
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
-    "Put a company's new events into the counts of its hybrid, in seconds; with --epochs train its adapter on. Each "
+    "Put a company's new events into the counts of its ensemble, in seconds; with --epochs train its adapter on. Each "
     "customer's newest event is ranked by the old and the new before a new version of the run is in force. Without "
     "events: the versions of the run, or another one in force."
 )
@@ -21,7 +21,7 @@ class UpdateConfig:
     """Update: which run and company, and what is new.
 
     Args:
-        run: The run folder whose hybrid is updated.
+        run: The run folder whose ensemble is updated.
         events: The table of new events, with columns of customers, items and, better, times.
         columns: How it is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
         company: The company; may be left out where there is only one.

@@ -13,8 +13,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from fedecider.cross_silo.ensembles import LOCAL
 from fedecider.cross_silo.entries import STUDENT
-from fedecider.cross_silo.hybrids import LOCAL
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import load_encoder
 from fedecider.engine.result import RunResult

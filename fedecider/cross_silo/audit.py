@@ -24,7 +24,6 @@ from fedecider.audit.separation import Scored, auc, chosen_on_others, interval_o
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.prepare import (
     build_base_artifacts,
-    calibration,
     check_same_student,
     data_of_run,
     make_recommender,
@@ -277,22 +276,16 @@ def members_and_others(
     """Sequences of a client's users on whom it trained, and of users on whom no client did.
 
     The others are the users of domains of the same catalogue that took no part in the run (silos, prepared together),
-    else those whom the client's hybrid kept for its weights.
-
     Raises:
         ValueError: there are no others.
     """
     domain, run = domains[name], settings.run
-    sequences = domain.clients.sequences
-    kept = set(calibration(domain, run.seed)) if run.hybrid.kind != "none" else set()
-    members = [sequence for user, sequence in enumerate(sequences) if user not in kept]
+    members = list(domain.clients.sequences)
     others = [sequence for one in away_from_run(run.data, run.protocol, domain, domains) for sequence in one]
-    others = others or [sequences[user] for user in sorted(kept)]
     if not others:
         raise ValueError(
             f"got nobody of the catalogue {domain.catalogue.name} on whom the run did not train, expected some to "
-            "compare with: prepare the data with --silos and leave one silo out of --domains, or run with "
-            "--hybrid.kind mixture, which keeps users out of the training"
+            "compare with: prepare the data with --silos and leave one silo out of --domains"
         )
     return _drawn(config, members, f"{name} in"), _drawn(config, others, f"{name} out")
 

@@ -218,7 +218,7 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
 
 
 def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
-    """Adapters and what is tried before the rounds, number of rounds, steps, hybrid."""
+    """Adapters and what is tried before the rounds, number of rounds, steps, ensemble."""
     typical = f"{facts.events_per_user:g} events a user (median)"
     if found["lora_targets"] != "table":
         targets = "what clients with different items can share (docs/backbones.md)"
@@ -241,12 +241,12 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
         rounds = "clients with different items are soon done (benchmarks/results/joining.md)"
     if patience := found.get("patience"):
         rounds += f"; it ends after {_number(patience, 'round')} without a gain"
-    hybrid = "own counts and text neighbours beside the model were better in every table"
-    hybrid += "; those of the same catalogue are summed masked" if facts.is_shared else ""
+    ensemble = "own counts and text neighbours beside the model were better in every table"
+    ensemble += "; those of the same catalogue are summed masked" if facts.is_shared else ""
     return {
         "lora_targets": targets,
         "num_rounds": rounds,
-        "hybrid.kind": f"{hybrid} (docs/hybrid.md)",
+        "ensemble.kind": f"{ensemble} (docs/ensemble.md)",
     }
 
 

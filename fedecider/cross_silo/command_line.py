@@ -35,7 +35,7 @@ COMMON = (
     "precision",
     "lora_rank",
     "lora_targets",
-    "hybrid.kind",
+    "ensemble.kind",
     "pretrain.text_encoder",
     "num_eval_users",
 )

@@ -31,9 +31,9 @@ from fedecider.comparison import compare
 from fedecider.comparison.search import ONE_SETTING, search_of, setting_text
 from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.command_line import make_settings
+from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, OWN_ENSEMBLE_ROW, with_ensemble
 from fedecider.cross_silo.entries import STUDENT, TEACHER
 from fedecider.cross_silo.federate import beside_data, file_settings
-from fedecider.cross_silo.hybrids import HYBRID_ROW, OWN_HYBRID_ROW, with_hybrid
 from fedecider.cross_silo.page import example_sections
 from fedecider.cross_silo.prepare import Settings, decided
 from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT, own_baseline, sasrec
@@ -56,9 +56,9 @@ from fedecider.search_space import Setting
 from idgen.ranking_config import RankingConfig
 
 LOCAL = "local"
-WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, HYBRID_ROW, SASREC, SASREC_TEXT, CANARY)
-"""All but the two of SASRec stand in ``per_user.parquet`` of every run; a hybrid in that of every run that has one."""
-BASELINES = (*WITHOUT_ROUNDS, OWN_HYBRID_ROW)
+WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, ENSEMBLE_ROW, SASREC, SASREC_TEXT, CANARY)
+"""All but the two of SASRec stand in ``per_user.parquet`` of every run; ensembles in those of runs that have some."""
+BASELINES = (*WITHOUT_ROUNDS, OWN_ENSEMBLE_ROW)
 """Besides, what a company alone has of counts and texts, where others share its catalogue."""
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads")
 """Options that the table sets for all runs."""
@@ -84,8 +84,8 @@ class CompareConfig:
             tuned, one with options of its own is run as it is given.
         baselines: Rows without a language model of their own: counts, SASRec, methods of other tracks over prepared
             domains (fedsasrec); they see the public pool and the clients' train parts of a domain.
-        against: Rows that every other row is tested against; ``fedecider + hybrid`` is that row with its hybrid,
-            ``fedecider + own hybrid`` with a hybrid without the counts of other clients.
+        against: Rows that every other row is tested against; ``fedecider + ensemble`` is that row with its ensemble,
+            ``fedecider + own ensemble`` with an ensemble without the counts of other clients.
         analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
             and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.
@@ -144,7 +144,11 @@ class CompareConfig:
             raise ValueError(f"got analysed {list(self.analysed)}, expected two rows, or none")
         if self.encoder not in ("auto", "tfidf") and self.analysed:
             load_encoder(self.encoder)  # a name that is not known should not come out after the last run
-        rows = (*self.rows, *map(with_hybrid, self.rows), *(with_hybrid(row, OWN_HYBRID_ROW) for row in self.rows))
+        rows = (
+            *self.rows,
+            *map(with_ensemble, self.rows),
+            *(with_ensemble(row, OWN_ENSEMBLE_ROW) for row in self.rows),
+        )
         for name, known in (("baselines", (*BASELINES, *own_baselines())), ("against", rows), ("analysed", self.rows)):
             unknown = [one for one in getattr(self, name) if one not in known]
             unknown = [one for one in unknown if name != "baselines" or not _is_guest(one)]
@@ -202,9 +206,11 @@ def plan(config: CompareConfig) -> compare.Plan:
     for label, settings in parsed.items():
         if TEACHER in config.baselines and not settings.run.teacher_row:
             raise ValueError(f"got the baseline {TEACHER!r} with teacher_row false, expected one without the other")
-        hybrids = [one for row in (HYBRID_ROW, OWN_HYBRID_ROW) if (one := with_hybrid(label, row)) in config.against]
-        if hybrids and settings.run.hybrid.kind == "none":
-            raise ValueError(f"got {hybrids[0]!r} in against, but {label} is run with hybrid.kind none")
+        ensembles = [
+            one for row in (ENSEMBLE_ROW, OWN_ENSEMBLE_ROW) if (one := with_ensemble(label, row)) in config.against
+        ]
+        if ensembles and settings.run.ensemble.kind == "none":
+            raise ValueError(f"got {ensembles[0]!r} in against, but {label} is run with ensemble.kind none")
         run_of = partial(_run_of, config, label, shared.protocol, hashes)
         search, budget = ONE_SETTING, 1
         if set(config.rows[label]) <= {"method"}:
@@ -334,8 +340,8 @@ def cell_of(label: str, method: str, root: Path) -> compare.Cell:
     """
     result = RunResult.read(root)
     with damage.damage_names(run_folder.RunFolder(root).metrics):
-        hybrids = {with_hybrid(method, one): with_hybrid(label, one) for one in (HYBRID_ROW, OWN_HYBRID_ROW)}
-        rows = {result.reported: label, **{name: one for name, one in hybrids.items() if name in result.test}}
+        ensembles = {with_ensemble(method, one): with_ensemble(label, one) for one in (ENSEMBLE_ROW, OWN_ENSEMBLE_ROW)}
+        rows = {result.reported: label, **{name: one for name, one in ensembles.items() if name in result.test}}
         means = result.valid_means("ndcg@10")
         valid = {row: means[name] for name, row in rows.items() if name == result.reported or name in means}
         protocol, best_round = result.protocol, result.best_round
@@ -347,7 +353,7 @@ def cell_of(label: str, method: str, root: Path) -> compare.Cell:
         return {protocol: {{**named, **rows}[name]: dict(of) for name, of in result.positions.items()}}
 
     # counts of other clients are sent
-    counted = [with_hybrid(label)] if with_hybrid(label, OWN_HYBRID_ROW) in valid else []
+    counted = [with_ensemble(label)] if with_ensemble(label, OWN_ENSEMBLE_ROW) in valid else []
     course = partial(compare.course_of, result.rounds, best_round)
     return compare.Cell(valid, positions, course, root, hits=hits, kinds=dict.fromkeys(counted, "federated"))
 
@@ -375,7 +381,7 @@ def _sections(scope: Scope, table: compare.Table, chosen: str | None) -> tuple[l
 def _examples(config: CompareConfig, table: compare.Table, best: str | None) -> tuple[list[Section], list[Section]]:
     """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
     files = {row.entry.label: row.cells[0].folder / EXAMPLES_FILE for row in table.rows}
-    # examples are those of a model, whatever hybrid stands beside it
+    # examples are those of a model, whatever ensemble stands beside it
     chosen = next((row.entry.label for row in table.rows if best in row.labels), next(iter(files)))
     other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
     return example_sections(
@@ -436,7 +442,7 @@ def words_of(scope: Scope) -> compare.Words:
         (*UNTRAINED, *own_baselines()),
         ("federated", "local"),
         {
-            HYBRID_ROW: "the hybrid without a model",
+            ENSEMBLE_ROW: "the ensemble without a model",
             SASREC: "SASRec of one domain",
             SASREC_TEXT: "SASRec that starts from texts",
             **{name: f"{name}, federated without a language model" for name in guests},

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from fedecider.baselines.counts import UNTRAINED
+from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, KEPT, LOCAL, OWN_ENSEMBLE_ROW, with_ensemble
 from fedecider.cross_silo.entries import STUDENT
-from fedecider.cross_silo.hybrids import HYBRID_ROW, KEPT, LOCAL, OWN_HYBRID_ROW, with_hybrid
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol
@@ -69,8 +69,8 @@ def run_evidence(result: RunResult) -> Evidence:
 
 def subject_of(method: str, reported: str, labels: Collection[str]) -> str:
     """The entry of the recommender that is exported: what clients keep where that is not the joint model for all, else
-    the reported model; with the hybrid where there is one."""
-    candidates = (with_hybrid(KEPT), KEPT, with_hybrid(method), reported)
+    the reported model; with the ensemble where there is one."""
+    candidates = (with_ensemble(KEPT), KEPT, with_ensemble(method), reported)
     return next(label for label in candidates if label in {*labels, reported})
 
 
@@ -78,16 +78,16 @@ def sources_of(method: str, reported: str) -> dict[str, str]:
     """Entries that say where the result comes from -> what each is."""
     return {
         reported: "the model without its private part",
-        with_hybrid(method): "the joint model for every client",
-        with_hybrid(method, OWN_HYBRID_ROW): "the same with counts of its own alone",
-        HYBRID_ROW: "the hybrid without a model",
+        with_ensemble(method): "the joint model for every client",
+        with_ensemble(method, OWN_ENSEMBLE_ROW): "the same with counts of its own alone",
+        ENSEMBLE_ROW: "the ensemble without a model",
         STUDENT: BEFORE_ROUNDS,
     }
 
 
 def without_exchange(labels: Collection[str]) -> dict[str, str]:
     """The entry of what clients have that trained alone, in words; nothing where there is none."""
-    found = [label for label in (with_hybrid(LOCAL), LOCAL) if label in labels]
+    found = [label for label in (with_ensemble(LOCAL), LOCAL) if label in labels]
     return dict.fromkeys(found[:1], WITHOUT_EXCHANGE)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from fedecider.cross_silo.ensembles import System
 from fedecider.cross_silo.entries import ModelOf, Positions
-from fedecider.cross_silo.hybrids import System
 from fedecider.cross_silo.joining import AloneOf, Keeps
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.reported import Scales, reported_model
@@ -40,7 +40,9 @@ class Ended(NamedTuple):
     variant: Callable[[str, str], Positions]
     """variant, split -> positions; with several processes all of them ask."""
     others: Mapping[str, Counts] | None = None
-    """See `fedecider.cross_silo.hybrids.client_counts`."""
+    """See `fedecider.cross_silo.ensembles.client_counts`."""
+    prior: Mapping[str, float] | None = None
+    """See `fedecider.cross_silo.ensembles.Fitting`."""
 
 
 class Outcome(NamedTuple):

@@ -63,7 +63,7 @@ def zero_shot(
 
 
 class ItemTexts(NamedTuple):
-    """What rules and hybrids read of the item texts of a catalogue."""
+    """What rules and ensembles read of the item texts of a catalogue."""
 
     unit_ID: np.ndarray
     near: NearTexts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedecider.cross_silo.ended import Ended, Outcome
-from fedecider.cross_silo.hybrids import KEPT, save_hybrids
+from fedecider.cross_silo.ensembles import KEPT, save_ensembles
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
@@ -38,11 +38,11 @@ BASES = {"none": "full precision", "nf4": "4 bits (nf4)", "int8": "8 bits (int8)
 def export(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
     """Write backbone and adapters in Hugging Face layout, each adapter reloaded and compared.
 
-    Every client's private part of the hybrid goes into its own folder.
+    Every client's private part of the ensemble goes into its own folder.
     """
     settings, artifacts = run.settings, run.artifacts
-    if outcome.kept.hybrids is not None:
-        save_hybrids(outcome.kept.hybrids, artifacts.domains, folder)
+    if outcome.kept.ensembles is not None:
+        save_ensembles(outcome.kept.ensembles, artifacts.domains, folder)
     shutil.rmtree(folder.backbone, ignore_errors=True)  # of an earlier export, perhaps with files of other origin
     shutil.copytree(artifacts.distilled.folder / "backbone", folder.backbone)
     _export_later_ids(settings, artifacts, folder.backbone)
@@ -96,13 +96,13 @@ def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:
 
 
 def _export_later_ids(settings: Settings, artifacts: BaseArtifacts, backbone: Path) -> None:
-    """What gives items that come later their IDs, and their vectors in the table and in the hybrid."""
+    """What gives items that come later their IDs, and their vectors in the table and in the ensemble."""
     made, texts, pretrain = artifacts.pretrained.folder, backbone / TEXT_FOLDER, settings.run.pretrain
     for path in (made / PROJECTION_FILE, made / CODEBOOK_FILE):
         if path.is_file():
             texts.mkdir(exist_ok=True)
             shutil.copy(path, texts)
-    if settings.run.hybrid.kind != "none" and not (texts / PROJECTION_FILE).is_file():
+    if settings.run.ensemble.kind != "none" and not (texts / PROJECTION_FILE).is_file():
         encoded = encoded_catalogues(artifacts.everyone, pretrain.text_encoder, settings.run.cache)
         texts.mkdir(exist_ok=True)
         save_projection(texts / PROJECTION_FILE, means_alone(encoded), encoder_digest(pretrain.text_encoder))

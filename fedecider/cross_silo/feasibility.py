@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedecider.cross_silo.prepare import calibration
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import CUTOFFS
@@ -15,8 +14,7 @@ from idgen.backbone import known_width
 
 
 def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
-    """``ValueError`` as `check_sizes`, and for clients with nothing to train on, or with nobody to fit the weights of a
-    hybrid on."""
+    """``ValueError`` as `check_sizes`, and for clients with nothing to train on."""
     check_sizes(settings, domains)
     for name, domain in domains.items():
         if not any(len(train_part(sequence)) > 1 for sequence in domain.clients.sequences):
@@ -24,11 +22,6 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
                 f"got no user of {name} with two training events, expected one at least: there is nothing to train on. "
                 "Prepare the data with a larger min_length"
             )
-        if settings.run.hybrid.kind != "none":
-            try:
-                calibration(domain, settings.run.seed)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
 
 
 def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:

@@ -15,8 +15,8 @@ from fedecider.comparison.tune import Tunable
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.continued import continued, going_on
 from fedecider.cross_silo.ended import ended
+from fedecider.cross_silo.ensembles import reserved_labels
 from fedecider.cross_silo.feasibility import check_limits, check_uploads
-from fedecider.cross_silo.hybrids import reserved_labels
 from fedecider.cross_silo.hyperparameter_selection import keep, select
 from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
 from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, decided, make_recommender

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedecider.cross_silo.ensembles import KEPT, LOCAL, Fitting, System, every_ensemble
 from fedecider.cross_silo.entries import ModelOf, Positions
-from fedecider.cross_silo.hybrids import KEPT, LOCAL, Fitting, System, every_hybrid
 from fedecider.cross_silo.hyperparameter_selection import choices as selectable
 from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
@@ -132,8 +132,8 @@ def may_choose(settings: Settings) -> bool:
 
 def system_of(fitting: Fitting, label: str, model_of: ModelOf, names: Collection[str]) -> System:
     """The models of ``names``, ranked; ``label``: the entry of the models."""
-    if fitting.settings.run.hybrid.kind != "none":
-        return every_hybrid(fitting, label, model_of, names)
+    if fitting.settings.run.ensemble.kind != "none":
+        return every_ensemble(fitting, label, model_of, names)
     places: dict[str, Positions] = {"test": {}, "valid": {}}
     for name in names:
         model = model_of(name)
@@ -149,10 +149,10 @@ def local_system(fitting: Fitting, alone: AloneOf) -> System:
     for name in fitting.artifacts.domains:
         model, score = alone(name)
         best[name] = model.scaled(chosen_scale(settings, model, {1.0: score}))
-    kept = [name for name in settings.run.hybrid.source_names if name != "others"]
-    hybrid = dataclasses.replace(settings.run.hybrid, sources=",".join(kept or ["own"]))
-    own = settings._replace(run=dataclasses.replace(settings.run, hybrid=hybrid))
-    return system_of(fitting._replace(settings=own, others={}), LOCAL, best.__getitem__, list(best))
+    kept = [name for name in settings.run.ensemble.source_names if name != "others"]
+    sources = dataclasses.replace(settings.run.ensemble, sources=",".join(kept or ["own"]))
+    own = settings._replace(run=dataclasses.replace(settings.run, ensemble=sources))
+    return system_of(fitting._replace(settings=own, others={}, prior=None), LOCAL, best.__getitem__, list(best))
 
 
 def leaving(joined: System, local: System) -> list[str]:
@@ -188,18 +188,16 @@ def _gains(position_U: torch.Tensor) -> np.ndarray:
 
 
 def kept_system(systems: Mapping[Keeps, System], keeps: Mapping[str, Keeps]) -> System:
-    """What every client keeps, as one system; hybrids are those of the models they stand beside."""
+    """What every client keeps, as one system; ensembles are those of the models they stand beside."""
     of_client = {name: systems[kept] for name, kept in keeps.items()}
     model = {split: {name: of_client[name].model[split][name] for name in keeps} for split in ("test", "valid")}
     whole = {split: {name: of_client[name].whole[split][name] for name in keeps} for split in ("test", "valid")}
-    hybrids = systems["joined"].hybrids
-    if hybrids is not None:
-        kept = {name: system.hybrids for name, system in of_client.items() if system.hybrids is not None}
-        hybrids = hybrids._replace(
-            clients={name: of_system.clients[name] for name, of_system in kept.items()},
-            choices={name: of_system.choices[name] for name, of_system in kept.items()},
-        )
-    return System(lambda name: of_client[name].model_of(name), model, whole, hybrids)
+    ensembles = systems["joined"].ensembles
+    if ensembles is not None:
+        kept = {name: system.ensembles for name, system in of_client.items() if system.ensembles is not None}
+        ensembles = ensembles._replace(clients={name: of_system.clients[name] for name, of_system in kept.items()})
+    apart = {name: system.apart[name] for name, system in of_client.items() if name in system.apart}
+    return System(lambda name: of_client[name].model_of(name), model, whole, ensembles, apart=apart)
 
 
 def checked_events(domains: Mapping[str, Domain], unit_of: Mapping[str, np.ndarray]) -> dict[str, dict[str, Any]]:

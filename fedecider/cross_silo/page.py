@@ -7,8 +7,6 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedecider.audit.attacks import audit_section
 from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.conclusion import run_conclusion
@@ -21,9 +19,10 @@ from fedecider.engine.page import Parts, ReportConfig, page_colours, write_run_p
 from fedecider.engine.result import RunResult, damage_is_bad_input
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.models.ensemble import BOUND
+from fedecider.models.features import FEATURES
 from fedecider.models.folders import read_llm_run
 from fedecider.report.analysis_sections import fusion_section, sections_of
-from fedecider.report.figures import expert_heat_map
 from fedecider.report.joining import joining_rows, without_rows, words_of
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import number_text
@@ -41,7 +40,7 @@ def run_page(root: Path, result: RunResult, analyses: Sequence[Section] = ()) ->
             [*joining_section(result), *first_examples],
             [
                 *fusion_section(result.fusion_weights, result.best_round),
-                *hybrid_section(result),
+                *ensemble_section(result),
                 *audit_section(result.audit),
                 *analyses,
             ],
@@ -80,32 +79,42 @@ def _data_of(config: ReportConfig, result: RunResult) -> dict[str, Domain]:
 
 
 WORDS = (
-    "p(item | history) is a sum of the probabilities that experts give, weighted by how well each would have found the "
-    "client's train events, every user being left out of what is counted. Counts: what stood near the newest items "
-    "with other users. Text: items with near texts. Agreement: what both of these find likely. Model: the client's "
-    "own model, weighted on users whom its adapters have not seen. Uniform: all items alike. Where the model "
-    "alone, or the hybrid without a model, ranked the client's validation items clearly better, its weights were "
-    "taken. The weights and counts of a client stay with it; they are in one place here, which only a simulation has."
+    "log p(item) is a weighted sum of features, each the log of how much more an item has than all on average; the "
+    "weights are those under which the validation items of the client's customers are most likely. Model: the "
+    "client's model. Text: items with texts near those of the newest baskets. Counts: what stood near them with all "
+    "customers. Successors: what followed in the next basket. Popularity: events of the item. These speak of items "
+    "that a customer has not bought; of those that were bought before, bought before (against the average new item) "
+    "and habit (the log of the customer's own share of the item, and of what follows) do. The weights and counts of a "
+    "client stay with it; they are in one place here, which only a simulation has."
 )
 
 
-def hybrid_section(result: RunResult) -> list[Section]:
-    """Weights of the experts of every client; nothing for a run without hybrids."""
-    hybrids = result.metrics.get("hybrid")
-    if not hybrids:
+def ensemble_section(result: RunResult) -> list[Section]:
+    """What decides: the weights of every client; nothing for a run without ensembles."""
+    ensembles = result.metrics.get("ensemble")
+    if not ensembles:
         return []
-    traffic = result.communication.get("hybrid", {})
-    weights = {name: hybrid["beside_model"] for name, hybrid in hybrids.items()}
+    every = {name: weights["beside_model"] for name, weights in ensembles.items()}
+    columns = [name for name in FEATURES if any(name in weights["value"] for weights in every.values())]
     rows = []
-    for name, fitted in weights.items():
-        choice = hybrids[name].get("choice", {}).get("weights", "mixture")
-        sizes = [f"{traffic[name][way]:,}" if name in traffic else "-" for way in ("down", "up")]
-        rows.append([name, f"{fitted['num_contexts']:,}", f"{fitted['log_likelihood']:.3f}", choice, *sizes])
-    header = ("client", "train events", "mean log-probability", "weights of", "bytes down", "bytes up")
-    caption = "On what the weights were fitted, and the secure sum of counts where clients share a catalogue"
-    weight_KE = torch.tensor([fitted["mean_E"] for fitted in weights.values()], dtype=torch.float64)
-    figure = expert_heat_map(weight_KE, list(weights), next(iter(weights.values()))["experts"])
-    return [Section("Hybrid", [WORDS], [PageTable(header, rows, caption)], [figure])]
+    for name, weights in every.items():
+        cells = [weight_text(weights["value"].get(column), weights["error"].get(column)) for column in columns]
+        rows.append([name, f"{weights['num_customers']:,}", *cells])
+    caption = f"Weights and their standard errors; at {BOUND:g}, the bound, it is always or never"
+    tables = [PageTable(("client", "fitted on", *columns), rows, caption)]
+    if traffic := result.communication.get("ensemble"):
+        sizes = [[name, *(f"{traffic[name][way]:,}" for way in ("down", "up"))] for name in every if name in traffic]
+        tables.append(PageTable(("client", "bytes down", "bytes up"), sizes, "The secure sum of counts"))
+    constant = {name: weights["constant"] for name, weights in every.items() if weights["constant"]}
+    said = [f"Left out, the same for every choice: {', '.join(names)} ({name})." for name, names in constant.items()]
+    nobody = [name for name, weights in every.items() if not weights["num_customers"]]
+    said += [f"No customer of {', '.join(nobody)} has a validation item: the weights of all clients."] if nobody else []
+    return [Section("What decides", [WORDS, *said], tables)]
+
+
+def weight_text(value: float | None, error: float | None) -> str:
+    """A weight with its standard error."""
+    return "-" if value is None else f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")
 
 
 def joining_section(result: RunResult) -> list[Section]:

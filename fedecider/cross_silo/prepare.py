@@ -30,11 +30,9 @@ from fedecider.data.sellers import by_catalogue
 from fedecider.data.store import load_domains
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.checksums import file_sha256
-from fedecider.federation.streams import stream
 from fedecider.methods.client_models import ClientModels, client_models
 from fedecider.models.adapters import attach_lora, layer_names
 from fedecider.models.client_model import Base
-from fedecider.models.counts import CALIBRATION_SHARE, calibration_users
 from fedecider.running.launch import Launch
 from fedecider.running.progress import log_line, stage
 from fedecider.running.run_folder import RunFolder
@@ -68,15 +66,9 @@ def decided(config: RunConfig) -> tuple[RunConfig, dict[str, Domain], list[str]]
     """The settings with the protocol that suits the data, the data as it reads them, and the reason and what it leaves
     out, in lines."""
     domains = read_data(config)
-    name, lines = chosen_for(config, domains)
+    name, lines = chosen_protocol(config.protocol, domains)
     read, lost = under(name, domains)
     return replace(config, protocol=name), read, [*lines, *lost]
-
-
-def chosen_for(config: RunConfig, domains: Mapping[str, Domain]) -> tuple[str, list[str]]:
-    """`chosen_protocol` of a run with these settings."""
-    obstacle = "" if config.hybrid.kind == "none" else "a hybrid knows no items that were seen before"
-    return chosen_protocol(config.protocol, domains, obstacle)
 
 
 def read_data(config: RunConfig) -> dict[str, Domain]:
@@ -238,10 +230,8 @@ def make_recommender(
 def training_tasks(
     settings: Settings, artifacts: BaseArtifacts, tokenizer: Any, names: Sequence[str] | None = None
 ) -> list[Task]:
-    """The clients' tasks; with a hybrid without the users on whom its weights are fitted (`calibration`)."""
+    """The clients' tasks."""
     tasks = client_tasks(artifacts.domains, artifacts.ids, tokenizer, settings.run.pretrain)
-    if settings.run.hybrid.kind != "none":
-        tasks = [task.without_users(calibration(artifacts.domains[task.name], settings.run.seed)) for task in tasks]
     own = {task.name: task for task in tasks}
 
     def of_catalogue(name: str) -> Task:
@@ -249,8 +239,3 @@ def training_tasks(
         return catalogue_task(catalogue, artifacts.ids[name].items, tokenizer, samples)._replace(name=name)
 
     return [own[name] if name in own else of_catalogue(name) for name in names or own]
-
-
-def calibration(domain: Domain, seed: int) -> list[int]:
-    """Rows of the client's users that are kept for the weights of its hybrid, alike in every call."""
-    return calibration_users(domain.clients.sequences, CALIBRATION_SHARE, stream(seed, "calibration", domain.name))

@@ -9,15 +9,15 @@ from typing import Any
 
 from fedecider.baselines.counts import UNTRAINED
 from fedecider.baselines.own import own_baselines
+from fedecider.cross_silo import ensembles, examples
 from fedecider.cross_silo import entries as of_entries
-from fedecider.cross_silo import examples, hybrids
 from fedecider.cross_silo.base_stages import kept_step
 from fedecider.cross_silo.conclusion import joining_lines, run_conclusion, sources_of, subject_of, without_exchange
 from fedecider.cross_silo.ended import Ended, Outcome
+from fedecider.cross_silo.ensembles import KEPT, LOCAL, Fitting, System, every_ensemble, with_ensemble
 from fedecider.cross_silo.entries import TEACHER, Positions
 from fedecider.cross_silo.exchange import added_by, communication, fusion_weights
 from fedecider.cross_silo.export import export
-from fedecider.cross_silo.hybrids import KEPT, LOCAL, Fitting, System, every_hybrid, with_hybrid
 from fedecider.cross_silo.hyperparameter_selection import selection_text
 from fedecider.cross_silo.joining import (
     Keeps,
@@ -84,9 +84,9 @@ def write_outcome(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
 
 
 def variant_entries(run: Ended) -> Entries:
-    """How the variants of the method rank, without what `evaluate` ranks on the way: with a hybrid the reported one."""
+    """How the variants of the method rank, without what `evaluate` ranks itself: with an ensemble the reported one."""
     labels = tables.variant_labels(run.method.name, run.method.variants)
-    mixes = run.settings.run.hybrid.kind != "none"
+    mixes = run.settings.run.ensemble.kind != "none"
     return {
         split: {
             label: {} if mixes and variant == run.method.variants[0] else run.variant(variant, split)
@@ -102,7 +102,7 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
     ``variants``: `variant_entries`. ``known``: record, rounds and logs of the run.
     """
     settings, domains = run.settings, run.artifacts.domains
-    mixes = settings.run.hybrid.kind != "none"
+    mixes = settings.run.ensemble.kind != "none"
     texts = of_entries.item_texts_of(settings, run.artifacts, run.models.base.device)
     num_passes, passes = len(domains) * (2 + mixes + (run.alone is not None)), count(1)
     keeps: dict[str, Keeps] = dict.fromkeys(domains, "joined")
@@ -111,7 +111,7 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
         def on_ranked(entry: str) -> None:
             report(min(next(passes), num_passes), num_passes, entry)
 
-        fitting = Fitting(settings, run.artifacts, texts, run.others, on_ranked)
+        fitting = Fitting(settings, run.artifacts, texts, run.others, run.prior, on_ranked)
         scales = {name: chosen_scale(settings, run.joined(name)) for name in domains}
         joined, entries = _joined(run, fitting, variants, scales)
         kept = joined
@@ -128,19 +128,19 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
     metrics = {**_facts(run, known), **_figures(run, models, rules)}
     if settings.run.share_grid != [1.0]:
         metrics["update_scales"] = dict(scales)
-    if kept.hybrids is not None:
-        metrics["hybrid"] = hybrids.hybrids_data(kept.hybrids)
+    if kept.ensembles is not None:
+        metrics["ensemble"] = ensembles.ensembles_data(kept.ensembles)
     if run.alone is not None:
         events = checked_events(domains, {name: texts[name].unit_ID for name in domains})
-        subject = with_hybrid(run.method.name) if mixes else metrics["reported"]
-        own = with_hybrid(LOCAL) if mixes else LOCAL
+        subject = with_ensemble(run.method.name) if mixes else metrics["reported"]
+        own = with_ensemble(LOCAL) if mixes else LOCAL
         test, chosen = models["test"], may_choose(settings)
         metrics["joining"] = joining_data(subject, own, test, _users(run), keeps, chosen, events)
     fuses = METHODS[settings.run.method].fusion_weights is not None
     added = added_by(run.models, joined.model_of, domains) if fuses else {}
     traffic = communication(known.rounds, run.models, run.method.takes_mean) if known.rounds else {}
-    if kept.hybrids is not None and traffic:
-        traffic["hybrid"] = kept.hybrids.traffic
+    if kept.ensembles is not None and traffic:
+        traffic["ensemble"] = kept.ensembles.traffic
     test = {**models["test"], **rules["test"]}
     per_user = list(per_user_records(test, _users(run), lambda entry: run.rounds.best_round))
     result = replace(
@@ -156,14 +156,14 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
 
 
 def _joined(run: Ended, fitting: Fitting, variants: Entries, scales: Scales) -> tuple[System, Entries]:
-    """The joint models with their hybrids, where there are some; and the entries so far."""
+    """The joint models with their ensembles, where there are some; and the entries so far."""
 
     def model_of(name: str) -> ClientModel:
         return run.joined(name).scaled(scales[name])
 
     reported = next(iter(variants["test"]))
-    if run.settings.run.hybrid.kind != "none":
-        joint = every_hybrid(fitting, run.method.name, model_of)
+    if run.settings.run.ensemble.kind != "none":
+        joint = every_ensemble(fitting, run.method.name, model_of)
     else:
         model = {split: dict(variants[split][reported]) for split in SPLITS}
         for name in (name for name, scale in scales.items() if scale != 1.0):
@@ -174,8 +174,8 @@ def _joined(run: Ended, fitting: Fitting, variants: Entries, scales: Scales) -> 
 
 
 def _with_system(entries: Entries, entry: str, system: System, mixes: bool) -> Entries:
-    """The entries with those of a further model of the clients, and with its hybrids where there are some."""
-    whole = with_hybrid(entry) if mixes else entry
+    """The entries with those of a further model of the clients, and with its ensembles where there are some."""
+    whole = with_ensemble(entry) if mixes else entry
     return {split: {**entries[split], entry: system.model[split], whole: system.whole[split]} for split in SPLITS}
 
 
@@ -271,7 +271,6 @@ def _notes(run: Ended, result: RunResult) -> tuple[list[str], list[str]]:
     """What must be known before the numbers are read, and how they came about."""
     config, metrics = run.settings.run, result.metrics
     scales = ", ".join(f"{name} {scale:g}" for name, scale in metrics.get("update_scales", {}).items())
-    sides = ", ".join(f"{name} {hybrid['choice']['weights']}" for name, hybrid in metrics.get("hybrid", {}).items())
     beams = metrics["num_beams"]
     warned = [
         *few_candidates({name: domain["chance_hit@10"] for name, domain in metrics["domains"].items()}),
@@ -285,6 +284,5 @@ def _notes(run: Ended, result: RunResult) -> tuple[list[str], list[str]]:
         *([selection_text(**result.selection)] if result.selection else []),
         "every item is scored, as its ID is one token" if beams is None else f"beam search with {beams} beams",
         *([f"share of the trained update, by validation items: {scales}"] if scales else []),
-        *([f"hybrid, by validation items: {sides}"] if sides else []),
         f"text neighbours: item texts as vectors of {metrics['text_encoder']}",
     ]

@@ -9,7 +9,7 @@ from distill.config import DistillConfig
 from fedecider.bounds import LoraRank, OneOrMore, Seed, ShareAbove0, Threads, ZeroOrMore, dataclass
 from fedecider.federation.config import PrivacyConfig, RobustMean
 from fedecider.methods.config import LocalTraining
-from fedecider.models.config import HybridConfig, LoraSettings
+from fedecider.models.config import EnsembleConfig, LoraSettings
 from idgen import config
 from idgen.ranking_config import RankingConfig
 
@@ -160,7 +160,7 @@ class RunConfig:
             such as tensorboard,mlflow; empty for none. They write into the run folder.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
-        hybrid: What stands beside the model of every client, the private part of its hybrid.
+        ensemble: What stands beside the model of every client, the private part of its ensemble.
         privacy: Bound and noise of what every client sends.
     """
 
@@ -192,7 +192,7 @@ class RunConfig:
     tracker: str = ""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
-    hybrid: HybridConfig = field(default_factory=HybridConfig)
+    ensemble: EnsembleConfig = field(default_factory=EnsembleConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
 
     def __post_init__(self) -> None:
@@ -212,11 +212,6 @@ class RunConfig:
             raise ValueError(
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected auto, strict, "
                 "strict/keep_seen or next_basket"
-            )
-        if self.protocol != AUTO and self.hybrid.kind != "none" and not get_protocol(self.protocol).drop_seen:
-            raise ValueError(
-                f"got hybrid.kind {self.hybrid.kind} with protocol {self.protocol}, expected strict: a hybrid knows no "
-                "probability of items that were seen before"
             )
         check_one_mean(self.secure_sum, self.robust_mean)
         if self.resume and not self.output:

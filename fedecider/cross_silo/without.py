@@ -14,9 +14,9 @@ from typing import Any
 from fedecider.audit.attacks import finished
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.ended import ended
+from fedecider.cross_silo.ensembles import Fitting, with_ensemble
 from fedecider.cross_silo.entries import Positions, item_texts_of
 from fedecider.cross_silo.federate import prepare_rounds
-from fedecider.cross_silo.hybrids import Fitting, with_hybrid
 from fedecider.cross_silo.joining import system_of
 from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, check_same_student, data_of_run
 from fedecider.cross_silo.reported import chosen_scale
@@ -101,7 +101,7 @@ def _compared(
 
     Holm's correction is over the companies and metrics of one that is left out; where it is told, over all that are.
     """
-    label = with_hybrid(result.method) if settings.run.hybrid.kind != "none" else result.reported
+    label = with_ensemble(result.method) if settings.run.ensemble.kind != "none" else result.reported
     others = {company: domain for company, domain in artifacts.domains.items() if company != name}
     without = joint_positions(settings, artifacts._replace(domains=others), launch)
     users = {company: domain.clients.users for company, domain in others.items()}

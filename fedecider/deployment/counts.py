@@ -1,5 +1,5 @@
-"""Counts that sites with one catalogue, or parts of it, add up after the rounds, for their hybrids: one secure sum for
-each catalogue.
+"""Counts that sites with one catalogue, or parts of it, add up after the rounds, for their ensembles: one secure sum
+for each catalogue.
 
 The exchanges are those of `fedecider.deployment.secure`, under names of their own; masked counts travel in parts, and
 the sum goes to each of these sites, which takes its own counts away where they are in it. A site lost before all of its
@@ -26,7 +26,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.cross_silo.hybrids import catalogue_groups, own_counts
+from fedecider.cross_silo.ensembles import catalogue_groups, own_counts
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Channel, Message, pack, unpack
@@ -35,7 +35,7 @@ from fedecider.federation.record import write_bytes, write_json
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.federation.secure_sum import check_survivors
 from fedecider.models import counts
-from fedecider.models.hybrid import HybridConfig
+from fedecider.models.config import EnsembleConfig
 from fedecider.running.damage import read_object
 
 KEYS, SHARES, PART, UNMASK, SUM = "count_keys", "count_shares", "counts", "count_unmask", "count_sum"
@@ -47,8 +47,8 @@ SCRATCH = "count_parts"
 logger = logging.getLogger(__name__)
 
 
-def sites_by_catalogue(domains: Mapping[str, Domain], config: HybridConfig) -> dict[str, list[str]]:
-    """Catalogue -> the sites that add up their counts; none without a hybrid."""
+def sites_by_catalogue(domains: Mapping[str, Domain], config: EnsembleConfig) -> dict[str, list[str]]:
+    """Catalogue -> the sites that add up their counts; none without an ensemble."""
     return {} if config.kind == "none" else catalogue_groups(domains, config)
 
 
@@ -60,7 +60,7 @@ def fewest(shared: counts.SharedItems) -> int:
     return shared.fewest if shared.sells_KN.all() else len(shared.sells_KN)
 
 
-def what_sites_learn(domains: Mapping[str, Domain], config: HybridConfig) -> list[str]:
+def what_sites_learn(domains: Mapping[str, Domain], config: EnsembleConfig) -> list[str]:
     """A sentence for each catalogue, for whoever makes a project."""
     found = []
     for names in sites_by_catalogue(domains, config).values():
@@ -68,8 +68,8 @@ def what_sites_learn(domains: Mapping[str, Domain], config: HybridConfig) -> lis
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
         of_part = f" of the {shared.num_items:,} items that {shared.fewest} or more of them sell"
         found.append(
-            f"hybrids of {', '.join(names)} add up their counts{'' if shared.sells_KN.all() else of_part} after the "
-            f"rounds: each learns {learns}. With --hybrid.sources own,public nothing is sent"
+            f"ensembles of {', '.join(names)} add up their counts{'' if shared.sells_KN.all() else of_part} after the "
+            f"rounds: each learns {learns}. With --ensemble.sources own,public nothing is sent"
         )
     return found
 
@@ -115,7 +115,7 @@ class SiteCounts:
         """The counts of the others under this site's name, if a sum has come."""
         if self.others is None:
             logger.warning(
-                "the hybrid of %s counts without the others of its catalogue: no sum of theirs has come",
+                "the ensemble of %s counts without the others of its catalogue: no sum of theirs has come",
                 self.domain.name,
             )
             return {}
@@ -183,7 +183,7 @@ class SiteCounts:
 
 
 def site_counts(
-    hybrid: HybridConfig,
+    ensemble: EnsembleConfig,
     seed: int,
     artifacts: BaseArtifacts,
     clients: Sequence[str],
@@ -196,9 +196,9 @@ def site_counts(
 
     ``clients`` are the names of all of them.
     """
-    if hybrid.kind == "none":
+    if ensemble.kind == "none":
         return None
-    for catalogue, names in sites_by_catalogue(artifacts.everyone, hybrid).items():
+    for catalogue, names in sites_by_catalogue(artifacts.everyone, ensemble).items():
         if clients[client] in names:
             sums = SiteSums(SecureSums(seed), client, _purpose(catalogue))
             domain, numbers = artifacts.domains[clients[client]], [clients.index(name) for name in names]
@@ -207,10 +207,10 @@ def site_counts(
 
 
 def share_counts(
-    channel: Channel, hybrid: HybridConfig, seed: int, domains: Mapping[str, Domain], round: int, folder: Path
+    channel: Channel, ensemble: EnsembleConfig, seed: int, domains: Mapping[str, Domain], round: int, folder: Path
 ) -> None:
     """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
-    for catalogue, names in sites_by_catalogue(domains, hybrid).items():
+    for catalogue, names in sites_by_catalogue(domains, ensemble).items():
         clients, file = [channel.names.index(name) for name in names], folder / f"counts_{catalogue}.safetensors"
         begun = file.with_suffix(".json")
         try:
@@ -221,9 +221,9 @@ def share_counts(
             begun.unlink(missing_ok=True)
             told = unpack(file.read_bytes(), channel.config.max_bytes)._replace(round=round)
         except ValueError as error:
-            logger.warning("hybrids of %s count without each other's events: %s", ", ".join(names), error)
+            logger.warning("ensembles of %s count without each other's events: %s", ", ".join(names), error)
             for client in clients:
-                channel.refuse(client, f"its hybrid counts without the others of its catalogue: {error}")
+                channel.refuse(client, f"its ensemble counts without the others of its catalogue: {error}")
             continue
         for client, answer in channel.ask(round, dict.fromkeys(clients, told)).items():
             if answer.kind != SUM:

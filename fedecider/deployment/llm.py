@@ -17,9 +17,9 @@ from fedecider.cross_silo import base_stages, prepare, reported
 from fedecider.cross_silo.command_line import settings_from_plain
 from fedecider.cross_silo.conclusion import joining_lines
 from fedecider.cross_silo.ended import Ended
+from fedecider.cross_silo.ensembles import KEPT
 from fedecider.cross_silo.entries import Positions
 from fedecider.cross_silo.feasibility import check_sizes, check_uploads
-from fedecider.cross_silo.hybrids import KEPT
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
 from fedecider.cross_silo.privacy import check_privacy, privacy_data
@@ -27,7 +27,7 @@ from fedecider.cross_silo.results import evaluate, variant_entries, write_outcom
 from fedecider.data.domain import NO_EVENTS, Domain
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.near_texts import unit_vectors
-from fedecider.data.protocol import under
+from fedecider.data.protocol import chosen_protocol, under
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
@@ -126,7 +126,7 @@ def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared
         }
 
     hosts = {name: [client] for client, name in enumerate(known)}
-    notes = [*why, *lost, *overlap["sentences"], *what_sites_learn(known, settings.run.hybrid)]
+    notes = [*why, *lost, *overlap["sentences"], *what_sites_learn(known, settings.run.ensemble)]
     return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
 
 
@@ -137,7 +137,7 @@ def _decided(settings: prepare.Settings, known: Mapping[str, Domain]) -> tuple[p
         for name, domain in known.items()
         if len(domain.public.users) > 1
     }
-    protocol, why = prepare.chosen_for(settings.run, public)
+    protocol, why = chosen_protocol(settings.run.protocol, public)
     if why and not public:
         why = [f"protocol {protocol}: nobody is public; where customers buy again, give --protocol {NEXT_BASKET.name}"]
     return settings._replace(run=replace(settings.run, protocol=protocol)), why
@@ -225,7 +225,7 @@ def server(project: Project, output: Path, device: torch.device) -> Plan:
         served.method,
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
         sums=sums_of(project, served) if run.secure_sum else None,
-        after_rounds=lambda channel, round: share_counts(channel, run.hybrid, run.seed, everyone, round, output),
+        after_rounds=lambda channel, round: share_counts(channel, run.ensemble, run.seed, everyone, round, output),
         facts=lambda state, records: {"privacy": promised} if promised else {},
         about={"overlap": overlap},
     )
@@ -258,7 +258,7 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
     for sentence in overlap_data(project.settings, everyone, everyone, name)["sentences"] + odd:
         log_line(sentence)
     client = project.names.index(name)
-    counts = site_counts(run.hybrid, run.seed, own.artifacts, project.names, client, output, project.run)
+    counts = site_counts(run.ensemble, run.seed, own.artifacts, project.names, client, output, project.run)
     return Site(
         method=own.method,
         hosted=one_client(client),
@@ -286,7 +286,7 @@ class _End(NamedTuple):
     """The folder of its prepared domain."""
 
     def write(self, state: RunState, download: Download) -> Mapping[str, Any]:
-        """Test, tables, hybrid and adapter of one site, as a simulated run writes them; the figures that it tells."""
+        """Test, tables, ensemble and adapter of one site, as a simulated run writes them; the figures that it tells."""
         name, logged = self.project.names[self.client], self.folder.root / SITE_LOGS
         run = self._ended(name, state, download)
         logs = read_records(logged) if logged.is_file() else []

@@ -143,7 +143,7 @@ class Site(NamedTuple):
     sums: SiteSums | None = None
     """Its part in secure sums, where uploads are masked."""
     counts: SiteCounts | None = None
-    """Its part in the sum over the sites with its catalogue, where hybrids ask for that."""
+    """Its part in the sum over the sites with its catalogue, where ensembles ask for that."""
 
     @property
     def checkpoints(self) -> Path:
@@ -307,7 +307,7 @@ def _sums(site: Site) -> SiteSums:
 def _counted(site: Site, asked: messages.Message) -> messages.Message:
     if site.counts is None:
         raise ValueError(
-            "got a step of a sum of counts, expected none: the hybrid of this site has no others of its catalogue"
+            "got a step of a sum of counts, expected none: the ensemble of this site has no others of its catalogue"
         )
     return site.counts.answer(asked)
 

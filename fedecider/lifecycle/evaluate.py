@@ -12,19 +12,19 @@ import torch
 from fedecider.bounds import NotNegative, dataclass
 from fedecider.cross_silo.base_stages import pretrain_stage
 from fedecider.cross_silo.continued import stage_run
-from fedecider.cross_silo.hybrids import HYBRID_ROW, KEPT, with_hybrid
+from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, KEPT, with_ensemble
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
 from fedecider.cross_silo.prepare import data_of_run, load_data
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import clients_of
-from fedecider.data.near_texts import nearest_texts
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import get_protocol
-from fedecider.models.client_model import Base, ClientModel, Mixtures, client_of
+from fedecider.evaluation.protocols import get_protocol, held_out, histories
+from fedecider.models import ensemble
+from fedecider.models.client_model import Base, ClientModel, client_of
+from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.export import load_adapter
 from fedecider.models.folders import read_llm_run, verify_manifest
-from fedecider.models.hybrid import beside_model_of, load_hybrid
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.running.damage import damage_names
@@ -58,7 +58,7 @@ class Verified(NamedTuple):
 
     domain: str
     row: str
-    """Empty for the reported model, else the name of a row with the hybrid."""
+    """Empty for the reported model, else the name of a row with the ensemble."""
     metrics: dict[str, float]
     recorded: dict[str, float]
     """What ``metrics.json`` says of that row; empty for another split than test."""
@@ -69,7 +69,7 @@ class Verified(NamedTuple):
 
 
 def verify(run: Path, settings: Settings, split: Split, device: torch.device) -> list[Verified]:
-    """Rank ``split`` for every client of the run with its exported adapter, and with its hybrid where there is one.
+    """Rank ``split`` for every client of the run with its exported adapter, and with its ensemble where there is one.
 
     Raises:
         ValueError: a file was changed after the export or is damaged, the data are not those of the run, or an ID map
@@ -98,23 +98,23 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         context = RankingContext(replace(settings.ranking, num_eval_users=0), drop_seen, precision, device)
         base = Base(model, tokenizer, context)
         exported = ClientModel(base, client_of(base, task, settings.run.seed, batch_size=1), None)
-        mixtures: Mixtures = {}
-        private, near = folder.private / task.name, None
+        private = folder.private / task.name
         if (private / HISTORIES_FILE).is_file():
             raise ValueError(
                 f"got {folder.root}, whose counts of {task.name} were updated and hold its held-out events, expected "
                 "the run that it was made of"
             )
-        if settings.run.hybrid.kind != "none" and private.is_dir():  # a run may be shown without what is private in it
-            hybrid = load_hybrid(private, domains[task.name].item_keys)
+        rows = {"": exported.positions(split)}
+        if settings.run.ensemble.kind != "none" and private.is_dir():  # it may be shown without what is private in it
             kept = choices.get(task.name, {}).get("keeps", "joined")
-            rows = {with_hybrid(KEPT if kept != "joined" else settings.run.method): beside_model_of(hybrid)}
+            whole = load_ensemble(private, domains[task.name].item_keys)
+            assert whole.beside_model is not None
+            asked = (whole.knowledge, histories(task.sequences, split), held_out(task.sequences, split))
+            label = with_ensemble(KEPT if kept != "joined" else settings.run.method)
+            rows[label] = ensemble.positions(*asked, exported.scores(), [whole.beside_model], drop_seen)[0].whole
             if kept != "local":  # whose counts are its own, as those of no row are
-                rows[HYBRID_ROW] = hybrid.alone
-            mixtures = {HYBRID_ROW: (hybrid, rows)}
-            near = nearest_texts(hybrid.unit_ID, device=device)
-        position_U, mixed = exported.mixed(split, mixtures, near)
-        for row, place_U in {"": position_U, **mixed.get(HYBRID_ROW, {})}.items():
+                rows[ENSEMBLE_ROW] = ensemble.positions(*asked, None, [whole.alone], drop_seen)[0].whole
+        for row, place_U in rows.items():
             recorded = _recorded(result, run, task.name, row) if split == "test" else {}
             found.append(Verified(task.name, row, mean_metrics(place_U), recorded))
     return found

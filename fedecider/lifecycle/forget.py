@@ -1,4 +1,4 @@
-"""Customers leave: their events out of the counts of a hybrid, exactly, and their histories out of the site's folder.
+"""Customers leave: their events out of the counts of an ensemble, exactly, and their histories out of the folder.
 
 What is written is a version of the run that nobody goes back from: all earlier ones count the customers, and what is
 private of them is removed. Trained weights cannot be subtracted from; what still remembers is said.
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedecider.lifecycle.update import Counted, counted, counted_part, put_private
+from fedecider.lifecycle.update import Counted, counted, counted_part, put_private, with_counts
 from fedecider.models.counts import count_events, without
-from fedecider.models.hybrid import SETTINGS_FILE
+from fedecider.models.ensemble_files import SETTINGS_FILE
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.models.versions import add_version, changing, folder_of, home_of, in_force, read_versions
@@ -63,13 +63,13 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
         gone, stay = now.histories.split(left)
         if not stay.customers:
             raise ValueError(f"got all {len(gone.customers)} customers of {name}, expected some to stay")
-        counts = without(now.hybrid.counts, count_events(counted_part(gone), len(now.keys)))
-        hybrid = now.hybrid._replace(counts=counts)
+        gone_counts = count_events(counted_part(gone), len(now.keys))
+        ensemble = with_counts(now.ensemble, without(now.ensemble.knowledge.counts, gone_counts))
         remembers = _remembers(now, home, left)
         removed = tuple(read_versions(home).numbers)
 
         def change(folder: RunFolder) -> None:
-            put_private(folder, name, hybrid, now.keys, stay)
+            put_private(folder, name, ensemble, now.keys, stay)
             for file in _naming(folder.root, left):
                 (folder.root / file).unlink()
 
@@ -114,7 +114,7 @@ def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
     sums = [one for one in now.source.domains if one != name and _sums(now, one)]
     if sums:
         said.append(f"the counts of {', '.join(sums)} hold their events in a sum over others, until a federation anew")
-    elif len(now.source.domains) == 1 and "others" in now.hybrid.config.source_names:  # a site, which sees no other
+    elif len(now.source.domains) == 1 and "others" in now.ensemble.sources:  # a site, which sees no other
         said.append("counts of companies with the same catalogue may hold their events in a sum over others")
     if naming := _naming(home, customers):
         said.append(f"{', '.join(naming)} of {home} name them: remove these files where that matters")
@@ -130,7 +130,7 @@ def _sums(now: Counted, other: str) -> bool:
     private, own = now.run.private / other / SETTINGS_FILE, read_item_ids(now.place.adapter).catalogue
     if not private.is_file() or not own or read_item_ids(now.run.adapters / other).catalogue != own:
         return False
-    return "others" in str(read_object(private, {"config": dict})["config"].get("sources", ""))
+    return "others" in read_object(private, {"sources": list})["sources"]
 
 
 def _naming(root: Path, customers: set[str]) -> list[str]:

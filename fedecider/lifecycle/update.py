@@ -1,4 +1,4 @@
-"""Next month: a company's new events into its hybrid and, if asked, its adapter, tested before they are in force.
+"""Next month: a company's new events into its ensemble and, if asked, its adapter, tested before they are in force.
 
 Counts are whole numbers, so that the users' old ones are taken off and the new ones put on exactly; the weights of the
 mixture stay. The adapter is trained on from where it is, by the customers with new events. The last new event of each
@@ -25,9 +25,10 @@ from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.lifecycle.warm_start import Scores, ranked_by, train_on
-from fedecider.models.counts import Contexts, Counts, count_events, without
+from fedecider.models.counts import Counts, count_events, without
+from fedecider.models.ensemble import Ensemble, positions
+from fedecider.models.ensemble_files import load_ensemble, save_ensemble
 from fedecider.models.folders import replace_in_manifest
-from fedecider.models.hybrid import Hybrid, load_hybrid, positions, save_hybrid
 from fedecider.models.item_table import lengthen, read_item_ids
 from fedecider.models.lists import (
     HISTORIES_FILE,
@@ -107,23 +108,23 @@ class Updated(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """A company's hybrid, and whose events are in its counts."""
+    """A company's ensemble, and whose events are in its counts."""
 
     source: Source
     run: RunFolder
     place: Place
     keys: list[str]
-    hybrid: Hybrid
+    ensemble: Ensemble
     histories: Histories
     others: Counts
-    """What else the hybrid counts: public users, other companies."""
+    """What else the ensemble counts: public users, other companies."""
 
 
 def counted(run: str | Path, company: str | None, data: str = "") -> Counted:
     """What a run, in the version in force, counts of a company.
 
     Raises:
-        ValueError: the run has no hybrid that counts the company's own events, or ``data`` are not those counted.
+        ValueError: the run has no ensemble that counts the company's own events, or ``data`` are not those counted.
         FileNotFoundError: there is no such run or company.
     """
     source = find_source(run)
@@ -134,23 +135,28 @@ def counted(run: str | Path, company: str | None, data: str = "") -> Counted:
             f"got {run} without run.json, expected the folder of a run, or what a site of a deployment has: what was "
             "handed over alone has no counts"
         )
-    if place.hybrid is None:
-        raise ValueError(f"got {run} without a hybrid of {name}, expected one in private/{name}: counts are updated")
+    if place.ensemble is None:
+        raise ValueError(f"got {run} without an ensemble of {name}, expected one in private/{name}: counts are updated")
     keys = list(read_item_ids(place.adapter).keys)
-    hybrid = load_hybrid(place.hybrid, keys)
-    if "own" not in hybrid.config.source_names:
-        raise ValueError(f"got a hybrid of {name} without own counts, expected one with sources own")
+    ensemble = load_ensemble(place.ensemble, keys)
+    if "own" not in ensemble.sources:
+        raise ValueError(f"got an ensemble of {name} without own counts, expected one with sources own")
     before = counted_histories(source.run, name, data)
     if list(before.item_keys) != keys:
         raise ValueError(f"got histories of another catalogue than that of {run}, expected the run's own data (--data)")
-    others = without(hybrid.counts, count_events(counted_part(before), len(keys)))
+    others = without(ensemble.knowledge.counts, count_events(counted_part(before), len(keys)))
     least = min(int(others.event_I.min()), int(others.pair_II.data.min(initial=0)))
-    nobody_else = hybrid.config.source_names == ["own"]
+    nobody_else = ensemble.sources == ("own",)
     if least < 0 or (nobody_else and (others.event_I.any() or others.pair_II.nnz)):
         raise ValueError(
             f"got histories that are not those in the counts of {name}, expected the run's own data (--data)"
         )
-    return Counted(source, source.run, place, keys, hybrid, before, others)
+    return Counted(source, source.run, place, keys, ensemble, before, others)
+
+
+def with_counts(ensemble: Ensemble, counts: Counts) -> Ensemble:
+    """The ensemble with other counts, and the same weights."""
+    return ensemble._replace(knowledge=ensemble.knowledge._replace(counts=counts))
 
 
 def counted_part(histories: Histories) -> SequenceArray:
@@ -172,7 +178,7 @@ def update(
     new_items: str = "",
     how: Mapping[str, str] | None = None,
 ) -> Updated:
-    """Put a company's new events into its hybrid, and into its adapter where ``epochs`` of them are trained.
+    """Put a company's new events into its ensemble, and into its adapter where ``epochs`` of them are trained.
 
     Args:
         events: A table of events, of customers who are known or new.
@@ -186,8 +192,8 @@ def update(
         how: How the table of events is read: columns, ``time_format`` and the like, as `from_events` takes them.
 
     Raises:
-        ValueError: the run has no hybrid that counts the company's own events, ``data`` are not those counted, a table
-            cannot be read, or nothing new is in it.
+        ValueError: the run has no ensemble that counts the company's own events, ``data`` are not those counted, a
+            table cannot be read, or nothing new is in it.
         FileNotFoundError: there is no such run or company.
     """
     target, where = Path(output), checked_device(device)
@@ -196,10 +202,10 @@ def update(
         if target.exists():
             raise ValueError(f"got the output {target}, which is there already, expected a new folder")
     now = counted(run, company, data)
-    home, name, old_hybrid, num_old = home_of(now.run.root), now.place.domain, now.hybrid, len(now.keys)
+    home, name, old_ensemble, num_old = home_of(now.run.root), now.place.domain, now.ensemble, len(now.keys)
     with tempfile.TemporaryDirectory() as scratch:
         if new_items:
-            now, old_hybrid = with_new_items(now, new_items, Path(scratch) / "longer")
+            now, old_ensemble = with_new_items(now, new_items, Path(scratch) / "longer")
         before, num_items = now.histories, len(now.keys)
         new = new_events(events, before, name, how)
         if not new.items:
@@ -210,12 +216,12 @@ def update(
         _refuse_repeated(before, new)
         after, kept = merged(before, new), merged(before, new, without_last=True)
         held_out = _held_out(kept, new, name)
-        tested = now.hybrid._replace(counts=now.others.plus(count_events(kept.sequences, num_items)))
-        test = _test(old_hybrid, tested, *held_out)
+        tested = with_counts(now.ensemble, now.others.plus(count_events(kept.sequences, num_items)))
+        test = _test(old_ensemble, tested, *held_out)
         found = Updated(None, new, len(after.customers) - len(before.customers), test, num_items - num_old)
         if test.is_worse and not force:
             return found
-        whole = now.hybrid._replace(counts=now.others.plus(count_events(after.sequences, num_items)))
+        whole = with_counts(now.ensemble, now.others.plus(count_events(after.sequences, num_items)))
         adapter = Path(scratch) / "adapter"
         rows = zip(kept.customers, kept.sequences, strict=True)
         longer = [items for customer, items in rows if customer in new.items and len(items) > 1]
@@ -239,8 +245,8 @@ def update(
             return found._replace(folder=home, version=add_version(home, now.run.root, _in_short(found, name), change))
 
 
-def with_new_items(now: Counted, path: str, folder: Path) -> tuple[Counted, Hybrid]:
-    """A company with the items of a file that its catalogue does not have, which nobody had yet; and the hybrid in
+def with_new_items(now: Counted, path: str, folder: Path) -> tuple[Counted, Ensemble]:
+    """A company with the items of a file that its catalogue does not have, which nobody had yet; and the ensemble in
     which experts that count abstain from them, as before their events were known.
 
     ``folder``: where the adapter is written with the longer table of items. No weight changes.
@@ -254,32 +260,32 @@ def with_new_items(now: Counted, path: str, folder: Path) -> tuple[Counted, Hybr
     table, known = read_item_ids(now.place.adapter), set(now.keys)
     items = [as_new_item(one) for one in read_new_items(Path(path)) if one.key not in known]
     if not items:
-        return now, now.hybrid
+        return now, now.ensemble
     if all(len(tokens) == 1 for tokens in table.token_ids):
         raise ValueError(
             f"got {len(items):,} new items for a run whose IDs are one token each, expected one with pretrain.ids "
             "generator, keywords or semantic: a new token would need a row of the backbone, which all companies share. "
             "Give --new_items to recommend and serve, which know them by their texts, or federate anew"
         )
-    longer = add_to(now.place, None, load_tokenizer(now.place.backbone), table, items, now.hybrid)
-    assert longer.hybrid is not None
+    longer = add_to(now.place, None, load_tokenizer(now.place.backbone), table, items, now.ensemble)
+    assert longer.ensemble is not None
     shutil.copytree(now.place.adapter, folder)
     lengthen(folder, longer.table)
     keys = list(longer.table.keys)
     return now._replace(
         place=now.place._replace(adapter=folder),
         keys=keys,
-        hybrid=longer.hybrid._replace(num_new=0),
+        ensemble=longer.ensemble._replace(knowledge=longer.ensemble.knowledge._replace(num_new=0)),
         histories=now.histories._replace(item_keys=keys),
         others=now.others.with_items(len(items)),
-    ), longer.hybrid
+    ), longer.ensemble
 
 
-def put_private(folder: RunFolder, name: str, hybrid: Hybrid, keys: Sequence[str], histories: Histories) -> None:
+def put_private(folder: RunFolder, name: str, ensemble: Ensemble, keys: Sequence[str], histories: Histories) -> None:
     """Another private part of one company, in a copy of a run: its files are new ones."""
     private = folder.private / name
     shutil.rmtree(private, ignore_errors=True)
-    save_hybrid(hybrid, keys, private)
+    save_ensemble(ensemble, keys, private)
     save_histories(histories, private / HISTORIES_FILE)
 
 
@@ -366,12 +372,15 @@ def _held_out(kept: Histories, new: NewEvents, name: str) -> tuple[list[list[int
     return [history for history, _ in chosen], [target for _, target in chosen]
 
 
-def _test(old: Hybrid, new: Hybrid, histories: list[list[int]], targets: list[int]) -> Tested:
-    """By the hybrid without its model, in which counts alone have changed."""
+def _test(old: Ensemble, new: Ensemble, histories: list[list[int]], targets: list[int]) -> Tested:
+    """By the ensemble without its model, in which counts alone have changed."""
     if not targets:
         return Tested(0, 0.0, 0.0, 0.0)
-    contexts = Contexts(histories, targets, [[] for _ in histories])
-    hits = [(positions(one, contexts, None) < 10).double() for one in (old, new)]
+    asked = (SequenceArray.of(histories), torch.tensor(targets))
+    hits = [
+        (positions(ensemble.knowledge, *asked, None, [ensemble.alone], True)[0].whole < 10).double()
+        for ensemble in (old, new)
+    ]
     difference_U = hits[1] - hits[0]
     error = float(difference_U.std(correction=0)) / len(difference_U) ** 0.5
     return Tested(len(targets), float(hits[0].mean()), float(hits[1].mean()), error)
@@ -379,7 +388,7 @@ def _test(old: Hybrid, new: Hybrid, histories: list[list[int]], targets: list[in
 
 def _train(
     now: Counted,
-    tested: Hybrid,
+    tested: Ensemble,
     histories: Sequence[list[int]],
     held_out: tuple[list[list[int]], list[int]],
     epochs: int,
@@ -424,8 +433,8 @@ def in_words(done: Updated, company: str) -> list[str]:
         lines.append(f"{done.num_new_items:,} new items have an ID by their text, and are recommended from now on")
     if test.num_customers:
         lines.append(
-            f"the last new event of {test.num_customers:,} customers, hybrid without its model: hit@10 {test.old:.4f} "
-            f"by the old counts, {test.new:.4f} by the updated ones (standard error {test.error:.4f})"
+            f"the last new event of {test.num_customers:,} customers, ensemble without its model: hit@10 "
+            f"{test.old:.4f} by the old counts, {test.new:.4f} by the updated ones (standard error {test.error:.4f})"
         )
     else:
         lines.append("no customer's last new event can be ranked: the update is not tested")
@@ -440,6 +449,6 @@ def _training_in_words(trained: Trained) -> str:
         return f"{begun} and diverged: the old one stays"
     taken = "the new one is taken" if trained.is_better else "the old one stays"
     return (
-        f"{begun}; hybrid beside its model: ndcg@10 {trained.old.ndcg:.4f} with the old one, {trained.new.ndcg:.4f} "
+        f"{begun}; ensemble beside its model: ndcg@10 {trained.old.ndcg:.4f} with the old one, {trained.new.ndcg:.4f} "
         f"with the new one (hit@10 {trained.old.hit:.4f}, {trained.new.hit:.4f}): {taken}"
     )

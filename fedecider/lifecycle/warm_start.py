@@ -25,10 +25,9 @@ from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import attach_lora
 from fedecider.models.client_model import Base
 from fedecider.models.config import LoraSettings
-from fedecider.models.counts import Contexts
+from fedecider.models.ensemble import Ensemble, positions
 from fedecider.models.export import save_peft_folder
 from fedecider.models.folders import read_inference_config, write_inference_config
-from fedecider.models.hybrid import Hybrid, positions
 from fedecider.models.item_table import CONFIG_FILE, WEIGHTS_FILE, read_item_ids, write_items
 from fedecider.models.loaded import adapted
 from fedecider.models.source import Place, Source
@@ -45,7 +44,7 @@ CARD = "README.md"
 
 
 class Scores(NamedTuple):
-    """How a hybrid beside a model ranks what is held out."""
+    """How an ensemble beside a model ranks what is held out."""
 
     hit: float
     """hit@10."""
@@ -100,18 +99,19 @@ def train_on(
 def ranked_by(
     source: Source,
     place: Place,
-    hybrid: Hybrid,
+    ensemble: Ensemble,
     histories: Sequence[Sequence[int]],
     targets: Sequence[int],
     device: torch.device,
 ) -> Scores:
-    """How ``hybrid`` beside the adapter of ``place``, as it is loaded to be asked, ranks what followed histories."""
+    """How ``ensemble`` beside the adapter of ``place``, as it is loaded to be asked, ranks what followed histories."""
     tokenizer = load_tokenizer(place.backbone)
     base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)
     loaded = adapted(base, tokenizer, source, place, read_item_ids(place.adapter), device, False)
-    contexts = Contexts([list(one) for one in histories], list(targets), [[] for _ in histories])
+    assert ensemble.beside_model is not None
+    asked = (SequenceArray.of(histories), torch.tensor(targets), loaded.scores, [ensemble.beside_model], True)
     with torch.no_grad():
-        means = mean_metrics(positions(hybrid, contexts, loaded.scores))
+        means = mean_metrics(positions(ensemble.knowledge, *asked)[0].whole)
     return Scores(means["hit@10"], means["ndcg@10"])
 
 

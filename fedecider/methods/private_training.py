@@ -57,7 +57,7 @@ def user_report(config: UserPrivacy, num_epochs: int, delta: float) -> str:
         f"{num_epochs * steps_per_epoch()} steps in which each user takes part with probability "
         f"{SAMPLE_RATE:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}). Covered is what local "
         "training makes and sends; not covered: the choice of the round and of update_scales on validation items, the "
-        "hybrid, losses in the logs, and every figure reported here"
+        "ensemble, losses in the logs, and every figure reported here"
     )
 
 

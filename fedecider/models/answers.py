@@ -13,7 +13,7 @@ class Scored(NamedTuple):
     item: int
     score: float
     experts: dict[str, float]
-    """Expert -> its share of the probability; empty without a hybrid."""
+    """Expert -> its share of the probability; empty without an ensemble."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Recommendation:
     key: str
     title: str
     score: float
-    """Log-probability: of the item's ID; with a hybrid, of the item in the mixture."""
+    """Log-probability: of the item's ID; with an ensemble, of the item in the mixture."""
     experts: Mapping[str, float]
-    """With a hybrid: the share of each expert in the item's probability, which sum to 1; else empty."""
+    """With an ensemble: the share of each expert in the item's probability, which sum to 1; else empty."""
 
 
 @dataclass(frozen=True)

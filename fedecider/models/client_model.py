@@ -5,7 +5,7 @@ Shape legend: U users of a client, B users or histories of a batch, M items of e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -15,22 +15,19 @@ from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
 
-from fedecider.data.near_texts import NearTexts
-from fedecider.evaluation.metrics import NOT_RANKED, catalogue_positions
 from fedecider.federation.processes import Processes
 from fedecider.federation.streams import stream
 from fedecider.models.adapters import Adapters, put
-from fedecider.models.counts import Contexts, held_out_contexts
 from fedecider.models.directions import mean_update, of_factors
+from fedecider.models.ensemble import Ensemble, Histories, ModelScores
 from fedecider.models.export import Card, SavedBase, export_adapter
-from fedecider.models.hybrid import MODEL, Histories, Hybrid, Mixture, ModelScores, block_positions, positions
 from fedecider.models.item_table import ItemTable
 from idgen.backbones.family import TokenBatch
 from idgen.candidates import candidates_of, with_candidates
 from idgen.decode import constrained_beam_search
-from idgen.item_scores import catalogue_rows, catalogue_scores, ranks_all, trie_log_probs
+from idgen.item_scores import catalogue_rows, catalogue_scores, trie_log_probs
 from idgen.precision import autocast
-from idgen.ranking import RankingContext, catalogue_blocks, eval_users, rank_task
+from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import encode_histories, num_samples, train_batches
 from idgen.tasks import Split, Task
@@ -135,10 +132,6 @@ def client_of(base: Base, task: Task, seed: int, batch_size: int, one_token: boo
     )
 
 
-Mixtures = Mapping[str, tuple[Hybrid, Mapping[str, Mixture]]]
-"""Entry -> a hybrid and name -> mixture of its experts."""
-
-
 class ClientModel(NamedTuple):
     """What one client recommends with. Whatever ranks, scores or saves does it with these adapters."""
 
@@ -146,7 +139,7 @@ class ClientModel(NamedTuple):
     client: Client
     adapters: Adapters | None
     """None: those that plain PEFT has loaded from a folder."""
-    ensemble: Hybrid | None = None
+    ensemble: Ensemble | None = None
 
     def scaled(self, scale: float) -> ClientModel:
         """The update times ``scale``."""
@@ -185,38 +178,6 @@ class ClientModel(NamedTuple):
         held = self.base.holding(self.adapters)
         return export_adapter(held, self.adapters.factors(), folder, base, items, card, prompts)
 
-    def mixed(
-        self, split: str, mixtures: Mixtures, near: NearTexts | None
-    ) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
-        """What `positions` gives, and entry -> name -> the same of mixtures of hybrids with the model or without it.
-
-        ``near`` is of all items. Where every ID is one token, users come in blocks whose items the model scores once,
-        and everything else reads these scores.
-        """
-        task, context = self.client.task, self.base.context
-        users = self.client.ranked_users(split, context.ranking)
-        users = torch.arange(len(task.sequences)) if users is None else users
-        if not ranks_all(task.trie):
-            contexts = held_out_contexts([task.sequences[user] for user in users.tolist()], split)
-            scores = self.scores()
-            return self.positions(split), {
-                entry: {name: _positions_of(hybrid, one, contexts, scores) for name, one in of_entry.items()}
-                for entry, (hybrid, of_entry) in mixtures.items()
-            }
-        model_U = torch.full((len(task.sequences),), NOT_RANKED, dtype=torch.float64)
-        found = {entry: {name: model_U.clone() for name in of_entry} for entry, (_, of_entry) in mixtures.items()}
-        model = self.base.holding(self.adapters)
-        for user_B, target_B, score_BI in catalogue_blocks(model, task, cast(Split, split), users, context):
-            contexts = held_out_contexts([task.sequences[user] for user in user_B.tolist()], split)
-            model_U[user_B] = catalogue_positions(score_BI, target_B, contexts.histories if context.drop_seen else None)
-            for entry, (hybrid, of_entry) in mixtures.items():
-                assert near is not None
-                places = block_positions(hybrid, near, contexts, list(of_entry.values()), score_BI)
-                for name, position_B in zip(of_entry, places, strict=True):
-                    found[entry][name][user_B] = position_B
-        of_users = {entry: {name: one[users] for name, one in of_entry.items()} for entry, of_entry in found.items()}
-        return model_U[users], of_users
-
 
 def mean_of(models: Sequence[ClientModel]) -> ClientModel:
     """The mean of the updates of a client's models as one: no second one has to be kept, exported or asked."""
@@ -226,12 +187,6 @@ def mean_of(models: Sequence[ClientModel]) -> ClientModel:
         factors.append(one.adapters.factors())
         rank = len(next(tensor for key, tensor in one.adapters.pair.items() if key.endswith(".lora_a")))
     return models[0]._replace(adapters=of_factors(mean_update(factors), rank), ensemble=None)
-
-
-def _positions_of(hybrid: Hybrid, mixture: Mixture, contexts: Contexts, scores: ModelScores) -> Tensor:
-    if MODEL in mixture.experts:
-        return positions(hybrid._replace(beside_model=mixture), contexts, scores)
-    return positions(hybrid._replace(alone=mixture), contexts, None)
 
 
 def model_scores(model: Any, task: Task, context: RankingContext) -> ModelScores:

@@ -1,4 +1,4 @@
-"""Settings of adapters and of the hybrid. They import no model, so that a command line costs nothing."""
+"""Settings of adapters and of the ensemble. They import no model, so that a command line costs nothing."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ SOURCES = ("own", "public", "others")
 
 
 @dataclass(frozen=True)
-class HybridConfig:
-    """The private part of the hybrid of a client, which ranks beside the model.
+class EnsembleConfig:
+    """The ensemble of a client: its model beside counts, texts and habits, with weights learned on validation items.
 
     Args:
-        kind: The kind of hybrid: none is the paper's system; with mixture the results have two more rows, for the
-            hybrid and for the hybrid without a model, and the run folder keeps the hybrid under private/.
+        kind: The kind of ensemble: none is the paper's system; with logit the results have two more rows, for the
+            ensemble and for the ensemble without a model, and the run folder keeps the ensemble under private/.
         sources: The events that are counted together, separated by commas: own, public and others. own are the client's
             train parts, public the public users of its domain, others the sum over other clients with the same
             catalogue, by a secure sum (nothing where there are none).
     """
 
-    kind: Literal["none", "mixture"] = "none"
+    kind: Literal["none", "logit"] = "none"
     sources: str = "own,public,others"
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ class Histories(NamedTuple):
     last_time: dict[str, int]
     """Unix seconds of the last event, where it is known."""
     is_counted_whole: bool
-    """Whether the counts of the hybrid hold all of it, as after an update; else all but the held-out events."""
+    """Whether the counts of the ensemble hold all of it, as after an update; else all but the held-out events."""
     num_public: int = 0
     """Customers whose events are public: they are the pool that all companies start from, and not among these."""
 
@@ -109,7 +109,7 @@ def histories_of(
 
 
 def counted_histories(folder: RunFolder, company: str, data: str = "") -> Histories:
-    """The histories that the counts of a company's hybrid hold, and no others.
+    """The histories that the counts of a company's ensemble hold, and no others.
 
     ``data``: where the run's own data are now, where the run was never updated.
 

@@ -5,7 +5,6 @@ Shape legend: B histories, M items of each, K beams, S input tokens, B histories
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence, Set
 from itertools import islice
 from typing import Any, NamedTuple
@@ -15,16 +14,17 @@ from peft import PeftModel
 from torch import Tensor
 
 from fedecider.data.near_texts import NearTexts
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.answers import Scored
 from fedecider.models.client_model import model_scores
-from fedecider.models.counts import new_contexts
+from fedecider.models.ensemble import Ensemble, Histories, ModelScores, best_items
+from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.export import load_adapter
-from fedecider.models.hybrid import Histories, Hybrid, ModelScores, load_hybrid, rank
 from fedecider.models.item_search import Items
 from fedecider.models.item_table import ITEM_FILE, ItemTable
 from fedecider.models.source import Place, Source
 from fedecider.running.damage import damage_names
-from idgen.decode import constrained_beam_search, stable_topk
+from idgen.decode import constrained_beam_search
 from idgen.item_ids import ItemIds
 from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
@@ -42,10 +42,10 @@ class Loaded(NamedTuple):
     table: ItemTable
     items: Items
     task: Task
-    hybrid: Hybrid | None
+    ensemble: Ensemble | None
     """None where there is none, or it is not wanted."""
     scores: ModelScores
-    """What the hybrid asks of the model."""
+    """What the ensemble asks of the model."""
 
 
 def adapted(
@@ -55,12 +55,12 @@ def adapted(
     place: Place,
     table: ItemTable,
     device: torch.device,
-    wants_hybrid: bool,
+    wants_ensemble: bool,
 ) -> Loaded:
     """``base`` with the adapter of ``place``, ready to rank."""
-    hybrid = load_hybrid(place.hybrid, table.keys) if wants_hybrid and place.hybrid is not None else None
+    ensemble = load_ensemble(place.ensemble, table.keys) if wants_ensemble and place.ensemble is not None else None
     model = load_adapter(base, place.adapter).to(device).eval()
-    return ready_to_rank(source, place, model, tokenizer, table, hybrid, device)
+    return ready_to_rank(source, place, model, tokenizer, table, ensemble, device)
 
 
 def ready_to_rank(
@@ -69,16 +69,16 @@ def ready_to_rank(
     model: PeftModel,
     tokenizer: Any,
     table: ItemTable,
-    hybrid: Hybrid | None,
+    ensemble: Ensemble | None,
     device: torch.device,
 ) -> Loaded:
-    """``model`` with the trie of its items and what the hybrid asks of it."""
+    """``model`` with the trie of its items and what the ensemble asks of it."""
     with damage_names(place.adapter / ITEM_FILE):
         catalogue, item_ids = table.catalogue or place.domain, _checked_ids(table, len(tokenizer))
         task = catalogue_task(catalogue, item_ids, tokenizer, place.inference.samples)
     scores = model_scores(model, task, RankingContext(place.inference.ranking, device=device))
     items = Items(table.keys, table.titles)
-    return Loaded(source, place, model, tokenizer, table, items, task, hybrid, scores)
+    return Loaded(source, place, model, tokenizer, table, items, task, ensemble, scores)
 
 
 def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
@@ -114,7 +114,7 @@ def search_allowed(
 
 def mix_allowed(
     loaded: Loaded,
-    hybrid: Hybrid,
+    ensemble: Ensemble,
     histories: Histories,
     k: int,
     number_A: Sequence[int] | None,
@@ -123,18 +123,18 @@ def mix_allowed(
     """`mix` among the items ``number_A``; None: all. Scores stay those in the whole catalogue."""
     scores = loaded.scores
     if number_A is None:
-        return mix(hybrid, scores, histories, k, near=near)
+        return mix(ensemble, scores, histories, k, near=near)
     allowed_I = torch.zeros(len(loaded.items), dtype=torch.bool)
     allowed_I[list(number_A)] = True
     item_1A = torch.tensor(number_A)[None]
     each = scores if scores.beams is None else scores._replace(beams=lambda asked, _: item_1A.repeat(len(asked), 1))
 
     def exact(asked: Histories) -> list[list[Scored]]:
-        return mix(hybrid, each, asked, k, allowed_I, near)
+        return mix(ensemble, each, asked, k, allowed_I, near)
 
     if len(number_A) <= DIRECT or scores.beams is None:
         return exact(histories)
-    wide = mix(hybrid, scores, histories, _room(loaded, k, number_A), allowed_I, near)
+    wide = mix(ensemble, scores, histories, _room(loaded, k, number_A), allowed_I, near)
     found = [items[:k] for items in wide]
     return _completed(found, histories, k, set(number_A), True, exact)
 
@@ -231,32 +231,14 @@ def search_without_history(
 
 
 def mix(
-    hybrid: Hybrid,
+    ensemble: Ensemble,
     scores: ModelScores,
     histories: Histories,
     k: int,
     allowed_I: Tensor | None = None,
     near: NearTexts | None = None,
 ) -> list[list[Scored]]:
-    """The k best items of each history in the mixture of a hybrid; items of the history are no candidates, nor are
+    """The k best items of each history in the mixture of an ensemble; items of the history are no candidates, nor are
     those that ``allowed_I`` (I,) leaves out. ``near``: where it is known, of all items."""
-    found = []
-    for ranked in rank(hybrid, new_contexts(histories), scores, k, near):
-        prob_BM = ranked.prob_BM if allowed_I is None else ranked.prob_BM * allowed_I[ranked.item_BM.clamp(min=0)]
-        prob_BK, place_BK = stable_topk(prob_BM, k)
-        item_BK = ranked.item_BM.gather(1, place_BK)
-        part_EBK = {name: part_BK.tolist() for name, part_BK in ranked.parts(place_BK).items()}
-        for row, (items, probs) in enumerate(zip(item_BK.tolist(), prob_BK.tolist(), strict=True)):
-            found.append(
-                [
-                    Scored(item, math.log(prob), _shares({name: part[row][place] for name, part in part_EBK.items()}))
-                    for place, (item, prob) in enumerate(zip(items, probs, strict=True))
-                    if prob > 0.0
-                ]
-            )
-    return found
-
-
-def _shares(parts: dict[str, float]) -> dict[str, float]:
-    total = sum(parts.values())
-    return {name: part / total for name, part in parts.items()}
+    lists = best_items(ensemble, SequenceArray.of(histories), scores, k, "drop", allowed_I, near)
+    return [[Scored(best.item, best.log_prob, best.adds) for best in items] for items in lists]

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.encoders import load_encoder
 from fedecider.data.near_texts import unit_vectors
-from fedecider.models.hybrid import Hybrid, with_items
+from fedecider.models.ensemble import Ensemble, with_items
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import CODEBOOK_FILE, PROJECTION_FILE, encoder_digest, load_codebook, load_projection
 from fedecider.models.source import Place
@@ -66,7 +66,7 @@ class Added(NamedTuple):
 
     tokenizer: PreTrainedTokenizerBase
     table: ItemTable
-    hybrid: Hybrid | None
+    ensemble: Ensemble | None
 
 
 def read_new_items(path: Path) -> list[NewItem]:
@@ -126,18 +126,18 @@ def add_items(
     catalogue: str,
     new_items: Sequence[NewItem],
     texts: NewTexts,
-    hybrid: Hybrid | None = None,
+    ensemble: Ensemble | None = None,
 ) -> Added:
     """Add items to a loaded model, in place, behind the others.
 
     Each gets an ID of the run's kind that no other item has: from the ID generator, from its keywords, or codes of the
     run's codebook. These have known tokens, and no row is added. Where every ID is one token, the new token is a phrase
     of the item's text that is no token yet and in no prompt; its row is what `text_projection` of stage 1 makes of the
-    text. Nothing is trained, so logits of other items stay what they were. A hybrid places new items by their texts
-    too (`fedecider.models.hybrid.with_items`).
+    text. Nothing is trained, so logits of other items stay what they were. An ensemble places new items by their texts
+    too (`fedecider.models.ensemble.with_items`).
 
     Raises:
-        ValueError: a key exists already, or a text is empty. The run does not keep what its kind of IDs or its hybrid
+        ValueError: a key exists already, or a text is empty. The run does not keep what its kind of IDs or its ensemble
             needs. The encoder is another one than the run's. Or it is TF-IDF where vectors are needed: that is fitted
             on all texts and cannot encode one more.
     """
@@ -149,16 +149,16 @@ def add_items(
         phrases = unique_phrases({catalogue: keys}, {catalogue: found}, texts.words, known)[catalogue]
         tokenizer = with_phrases(tokenizer, phrases)
         ids = phrase_item_ids(keys, phrases, tokenizer, max_id_tokens=1)
-        longer_hybrid = None if hybrid is None else with_items(hybrid, unit_NE)
+        longer_ensemble = None if ensemble is None else with_items(ensemble, unit_NE)
         append_rows(model, row_ND)
-        return Added(tokenizer, _longer(items, new_items, ids), longer_hybrid)
-    longer_hybrid = None if hybrid is None else with_items(hybrid, _units(catalogue, found, texts))
+        return Added(tokenizer, _longer(items, new_items, ids), longer_ensemble)
+    longer_ensemble = None if ensemble is None else with_items(ensemble, _units(catalogue, found, texts))
     if texts.ids == "semantic":
         ids = _semantic(keys, found, tokenizer, items, texts)
     else:
         writer = _generator(tokenizer, texts) if texts.ids == "generator" else None
         ids = make_item_ids(keys, found, tokenizer, writer, texts.words, taken=items.token_ids)
-    return Added(tokenizer, _longer(items, new_items, ids), longer_hybrid)
+    return Added(tokenizer, _longer(items, new_items, ids), longer_ensemble)
 
 
 def add_to(
@@ -167,13 +167,13 @@ def add_to(
     tokenizer: PreTrainedTokenizerBase,
     items: ItemTable,
     new_items: Sequence[NewItem],
-    hybrid: Hybrid | None,
+    ensemble: Ensemble | None,
 ) -> Added:
     """`add_items` as the run of ``place`` reads texts; ``model`` is read where every ID is one token."""
     catalogue, asked = items.catalogue or place.domain, place.inference
     prompts = prompt_texts(asked.samples.templates, [catalogue])
     texts = NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words, prompts)
-    return add_items(model, tokenizer, items, catalogue, new_items, texts, hybrid)
+    return add_items(model, tokenizer, items, catalogue, new_items, texts, ensemble)
 
 
 AGAIN = "Run again, or leave out the new items"
@@ -221,7 +221,7 @@ def _word_runs(texts: Sequence[str]) -> set[str]:
 
 
 def _rows(catalogue: str, found: Sequence[str], texts: NewTexts) -> tuple[Tensor, np.ndarray]:
-    """(N, D) rows of the table, and (N, E) vectors of a hybrid."""
+    """(N, D) rows of the table, and (N, E) vectors of an ensemble."""
     path = texts.backbone / TEXT_FOLDER / PROJECTION_FILE
     projection, wanted = load_projection(path) if path.is_file() else (None, "")
     if projection is None or not projection.basis_ED.shape[1]:
@@ -235,12 +235,12 @@ def _rows(catalogue: str, found: Sequence[str], texts: NewTexts) -> tuple[Tensor
 
 
 def _units(catalogue: str, found: Sequence[str], texts: NewTexts) -> np.ndarray:
-    """(N, E) vectors of a hybrid."""
-    path, alone = texts.backbone / TEXT_FOLDER / PROJECTION_FILE, ", or load it without its hybrid (hybrid false)"
+    """(N, E) vectors of an ensemble."""
+    path, alone = texts.backbone / TEXT_FOLDER / PROJECTION_FILE, ", or load it without its ensemble (ensemble false)"
     if not path.is_file():
         raise ValueError(
-            f"got new items for a run with a hybrid and without {path}, expected the means of its item texts. {AGAIN}"
-            f"{alone}"
+            f"got new items for a run with an ensemble and without {path}, expected the means of its item texts. "
+            f"{AGAIN}{alone}"
         )
     projection, wanted = load_projection(path)
     return unit_vectors(_encoded(found, texts, wanted, alone).numpy(), projection.mean[catalogue].numpy())

@@ -24,7 +24,7 @@ TOKENIZER_FILES: tuple[str, ...] = (
 TOKENIZER_FILES += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "tokenizer.model")
 """Of a backbone's folder nothing else is copied."""
 OWN_FILES = (*ADAPTER_FILES, *MODEL_FILES, *TOKENIZER_FILES, CARD_FILE, MANIFEST_FILE)
-OWN_FILES += (f"{BACKBONE_FOLDER}/*", "hybrid/*", "adapters/*")
+OWN_FILES += (f"{BACKBONE_FOLDER}/*", "ensemble/*", "adapters/*")
 """What an upload puts into a repository, and what of an earlier one it takes out."""
 
 

@@ -19,8 +19,8 @@ from peft import PeftModel
 from fedecider.data.near_texts import NearTexts, nearest_texts
 from fedecider.models.allowed_items import Allowed, allowed_items
 from fedecider.models.answers import Answer, HistoryItem, Scored, check_k, recommendations
+from fedecider.models.ensemble import Ensemble
 from fedecider.models.histories import History, as_histories, exact_history, resolve_history
-from fedecider.models.hybrid import Hybrid
 from fedecider.models.item_search import Items, Resolved
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import (
@@ -33,7 +33,7 @@ from fedecider.models.loaded import (
 )
 from fedecider.models.new_items import NewItem, add_to, as_new_item
 from fedecider.models.source import (
-    NO_HISTORY_HYBRID,
+    NO_HISTORY_ENSEMBLE,
     find_source,
     most_popular,
 )
@@ -42,7 +42,7 @@ from idgen.backbone import load_backbone
 from idgen.tasks import Task
 from idgen.tokenizer import load_tokenizer
 
-SEEN_STAYS_OUT = "the hybrid leaves out items of the history, also with exclude_seen false"
+SEEN_STAYS_OUT = "the ensemble leaves out items of the history, also with exclude_seen false"
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
 
 
@@ -78,7 +78,7 @@ class Recommender:
         domain: str | None = None,
         *,
         device: str | torch.device = "cpu",
-        hybrid: bool = True,
+        ensemble: bool = True,
         new_items: Sequence[NewItem | Mapping[str, str]] = (),
         revision: str | None = None,
     ) -> Recommender:
@@ -89,7 +89,7 @@ class Recommender:
                 the hub. Under HF_HUB_OFFLINE=1 a name is looked up in the local cache of the hub alone.
             domain: The domain; needed where the source has several.
             device: The device, cpu or cuda.
-            hybrid: If true, rank with the private part of the client's hybrid where the source has one.
+            ensemble: If true, rank with the private part of the client's ensemble where the source has one.
             new_items: Items that came after the training, see `add_items`.
             revision: Branch, tag or commit of a hub name.
 
@@ -104,7 +104,7 @@ class Recommender:
         table = read_item_ids(place.adapter)
         tokenizer = load_tokenizer(place.backbone)
         base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)
-        loaded = adapted(base, tokenizer, found, place, table, device, hybrid)
+        loaded = adapted(base, tokenizer, found, place, table, device, ensemble)
         made = cls(loaded, device)
         if new_items:
             made.add_items(new_items)
@@ -126,9 +126,9 @@ class Recommender:
         return self._loaded.items
 
     @property
-    def has_hybrid(self) -> bool:
-        """Whether the private part of the client's hybrid ranks beside the model."""
-        return self._loaded.hybrid is not None
+    def has_ensemble(self) -> bool:
+        """Whether the private part of the client's ensemble ranks beside the model."""
+        return self._loaded.ensemble is not None
 
     @property
     def alpha(self) -> dict[str, float]:
@@ -192,14 +192,14 @@ class Recommender:
         """The k best next items for one history, or for each of many, which the model reads together.
 
         A history is a list of titles or item keys, oldest first, as `Items.resolve` understands them. For an empty one
-        the most popular items of the hybrid's counts are taken; without a hybrid, what the model finds likely without a
-        history, where its prompts have words of their own. A history among many has the items that it has alone, and
-        their scores but for the rounding of sums.
+        the most popular items of the ensemble's counts are taken; without an ensemble, what the model finds likely
+        without a history, where its prompts have words of their own. A history among many has
+        the items that it has alone, and their scores but for the rounding of sums.
 
         Args:
             history: One, or many.
             k: How many items; less come where there are no more.
-            exclude_seen: Leave out items of the history; a hybrid always does.
+            exclude_seen: Leave out items of the history; an ensemble always does.
             exclude: Keys of items that are not recommended.
             candidates: Keys of the items that alone may be recommended.
             stock: Key -> how many are left: items with none, and items that it does not name, are not recommended.
@@ -229,19 +229,19 @@ class Recommender:
         """The k items whose texts are nearest to that of ``item``, a title or an item key; a score is a cosine.
 
         Raises:
-            ValueError: k below 1, no such item, no hybrid, which holds the vectors of texts, or filters that leave
+            ValueError: k below 1, no such item, no ensemble, which holds the vectors of texts, or filters that leave
                 no other item.
         """
         check_k(k)
         with self._lock:
-            hybrid, found = self._loaded.hybrid, self.items.resolve(item)
-            if hybrid is None:
+            ensemble, found = self._loaded.ensemble, self.items.resolve(item)
+            if ensemble is None:
                 raise ValueError(
-                    "got similar items of a recommender without a hybrid, expected one with it: it holds the vectors "
-                    "of the item texts"
+                    "got similar items of a recommender without an ensemble, expected one with it: it holds the "
+                    "vectors of the item texts"
                 )
             allowed = allowed_items(self.items, exclude, candidates, stock)
-            unit_ID = torch.as_tensor(hybrid.unit_ID)
+            unit_ID = torch.as_tensor(ensemble.knowledge.unit_ID)
             cosine_I = (unit_ID @ unit_ID[found.number]).tolist()
             number_A = range(len(cosine_I)) if allowed is None else allowed.number_A
             order = sorted((one for one in number_A if one != found.number), key=lambda one: -cosine_I[one])
@@ -286,7 +286,7 @@ class Recommender:
     def _many(
         self, pairs: Iterator[tuple[str, Any]], k: int, exclude_seen: bool, allowed: Allowed | None, unknown: str
     ) -> Iterator[ForCustomer]:
-        near_of: tuple[Hybrid | None, NearTexts | None] = (None, None)
+        near_of: tuple[Ensemble | None, NearTexts | None] = (None, None)
         for number, batch in enumerate(iter(lambda: list(islice(pairs, BATCH)), [])):
             found: dict[int, tuple[list[Resolved], int]] = {}
             errors: dict[int, str] = {}
@@ -296,9 +296,11 @@ class Recommender:
                         found[row] = exact_history(self.items, history, unknown)
                     except ValueError as error:
                         errors[row] = str(error)
-                hybrid = self._loaded.hybrid
-                if number and hybrid is not None and hybrid is not near_of[0]:  # of a few, each batch looks up its own
-                    near_of = hybrid, nearest_texts(hybrid.unit_ID)
+                ensemble = self._loaded.ensemble
+                if (
+                    number and ensemble is not None and ensemble is not near_of[0]
+                ):  # of a few, each batch looks up its own
+                    near_of = ensemble, nearest_texts(ensemble.knowledge.unit_ID)
                 answers = self._each(found, k, exclude_seen, allowed, errors, near_of[1])
             for row, (customer, _) in enumerate(batch):
                 yield ForCustomer(customer, answers.get(row), errors.get(row, ""))
@@ -336,7 +338,7 @@ class Recommender:
     def add_items(self, new_items: Sequence[NewItem | Mapping[str, str]]) -> None:
         """Let items be recommended and stand in histories that came after the training, by their texts alone.
 
-        Each has ``key``, ``title`` and ``text``. The hybrid, which never counted one of them, knows their texts.
+        Each has ``key``, ``title`` and ``text``. The ensemble, which never counted one of them, knows their texts.
 
         Raises:
             ValueError: one of them cannot be added (`fedecider.models.new_items.add_items`); then none is.
@@ -347,7 +349,7 @@ class Recommender:
             now, added = self._loaded, [as_new_item(item) for item in new_items]
             if not added:
                 return
-            with_them = add_to(now.place, now.model, now.tokenizer, now.table, added, now.hybrid)
+            with_them = add_to(now.place, now.model, now.tokenizer, now.table, added, now.ensemble)
             self._loaded = ready_to_rank(now.source, now.place, now.model, *with_them, self._device)
 
     def _answers(
@@ -358,40 +360,40 @@ class Recommender:
         allowed: Allowed | None,
         near: NearTexts | None = None,
     ) -> list[Answer]:
-        loaded, hybrid = self._loaded, self._loaded.hybrid
+        loaded, ensemble = self._loaded, self._loaded.ensemble
         seen = [[entry.number for entry in entries] for entries in resolved]
         asked = [row for row, items in enumerate(seen) if items]
         given, number_A = [seen[row] for row in asked], None if allowed is None else allowed.number_A
-        if hybrid is not None:
-            scored = mix_allowed(loaded, hybrid, given, k, number_A, near)
+        if ensemble is not None:
+            scored = mix_allowed(loaded, ensemble, given, k, number_A, near)
         else:
             scored = search_allowed(loaded, given, k, exclude_seen, number_A)
         found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))
-        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(hybrid, k, number_A)
+        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(ensemble, k, number_A)
         answers = []
         for row, entries in enumerate(resolved):
             notes = [*(() if allowed is None else allowed.notes), *(entry.note for entry in entries if entry.note)]
             if not entries:
                 notes.append(why)
-            elif hybrid is not None and not exclude_seen:
+            elif ensemble is not None and not exclude_seen:
                 notes.append(SEEN_STAYS_OUT)
             answers.append(self._answer(found.get(row, nobody), seen[row], notes))
         return answers
 
     def _without_history(
-        self, hybrid: Hybrid | None, k: int, number_A: Sequence[int] | None
+        self, ensemble: Ensemble | None, k: int, number_A: Sequence[int] | None
     ) -> tuple[list[Scored], str]:
         loaded = self._loaded
-        if hybrid is not None:
-            return most_popular(hybrid, k, number_A), NO_HISTORY_HYBRID
+        if ensemble is not None:
+            return most_popular(ensemble, k, number_A), NO_HISTORY_ENSEMBLE
         try:
             return search_without_history(
                 loaded.model, loaded.task, loaded.place.inference.ranking, k, number_A
             ), NO_HISTORY_MODEL
         except ValueError as error:
             raise ValueError(
-                "got an empty history, expected titles or item keys, oldest first: there is no hybrid that knows what "
-                f"is popular, and prompts of this model are empty without a history (templates "
+                "got an empty history, expected titles or item keys, oldest first: there is no ensemble that knows "
+                f"what is popular, and prompts of this model are empty without a history (templates "
                 f"{loaded.task.config.templates})"
             ) from error
 

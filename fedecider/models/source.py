@@ -17,7 +17,8 @@ import numpy as np
 from fedecider.models import folders
 from fedecider.models.answers import Answer, Scored, check_k, recommendations
 from fedecider.models.counts import popularity_probs
-from fedecider.models.hybrid import Hybrid, load_hybrid
+from fedecider.models.ensemble import Ensemble
+from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, WEIGHTS_FILE, read_item_ids
 from fedecider.models.versions import in_force
 from fedecider.running.damage import read_object
@@ -40,8 +41,8 @@ class Place(NamedTuple):
     domain: str
     adapter: Path
     backbone: Path
-    hybrid: Path | None
-    """The folder of the private part of the client's hybrid; None where there is none."""
+    ensemble: Path | None
+    """The folder of the private part of the client's ensemble; None where there is none."""
     inference: folders.InferenceConfig
 
 
@@ -85,14 +86,14 @@ class Source(NamedTuple):
         """
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
-            hybrid = _hybrid(self.run.private / domain)
+            ensemble = _ensemble(self.run.private / domain)
             place = Place(
-                domain, adapter, self.run.backbone, hybrid, folders.inference_config_of_run(self.run, adapter)
+                domain, adapter, self.run.backbone, ensemble, folders.inference_config_of_run(self.run, adapter)
             )
         else:
             inference, backbone, root = folders.read_inference_config(adapter), _backbone(adapter), _root(adapter)
-            hybrid = None if root == adapter else _hybrid(RunFolder(root).private / domain)
-            place = Place(domain, adapter, backbone, hybrid, inference)
+            ensemble = None if root == adapter else _ensemble(RunFolder(root).private / domain)
+            place = Place(domain, adapter, backbone, ensemble, inference)
         verify_place(place, self.run)
         return place
 
@@ -132,7 +133,7 @@ def verify_place(place: Place, run: RunFolder | None) -> None:
     elif (root / folders.MANIFEST_FILE).is_file():
         parts = [adapter] if root != adapter else [adapter / name for name in ADAPTER_FILES]
         parts += [place.backbone] if place.backbone.is_relative_to(root) else []
-        parts += [place.hybrid] if place.hybrid is not None and root == adapter else []
+        parts += [place.ensemble] if place.ensemble is not None and root == adapter else []
         folders.verify_manifest(root, parts, ANEW if root == adapter else folders.ADVICE)
 
 
@@ -220,17 +221,17 @@ def _backbone(adapter: Path) -> Path:
         raise FileNotFoundError(f"{missing}a name of the hub. Copy the backbone with it ({error})") from error
 
 
-def _hybrid(folder: Path) -> Path | None:
+def _ensemble(folder: Path) -> Path | None:
     return folder if folder.is_dir() else None
 
 
 POPULARITY = "popularity"
-NO_HISTORY_HYBRID = "no history was given: the items with most events in the counts of the hybrid"
+NO_HISTORY_ENSEMBLE = "no history was given: the items with most events in the counts of the ensemble"
 
 
-def most_popular(hybrid: Hybrid, k: int, number_A: Sequence[int] | None = None) -> list[Scored]:
-    """The k items with most events in the counts of a hybrid, whoever asks; of ``number_A`` alone where it is given."""
-    prob_I = popularity_probs(hybrid.counts)
+def most_popular(ensemble: Ensemble, k: int, number_A: Sequence[int] | None = None) -> list[Scored]:
+    """The k items with most events in the counts of an ensemble; of ``number_A`` alone where it is given."""
+    prob_I = popularity_probs(ensemble.knowledge.counts)
     asked = np.arange(len(prob_I)) if number_A is None else np.array(number_A)
     asked = asked[asked < len(prob_I)]
     best = asked[np.argsort(-prob_I[asked], kind="stable")[:k]]
@@ -240,7 +241,7 @@ def most_popular(hybrid: Hybrid, k: int, number_A: Sequence[int] | None = None) 
 def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, Answer] | None:
     """The domain, and what ``Recommender.from_pretrained(source, domain).recommend([], k)`` answers.
 
-    None where the source has no hybrid: then a model is needed.
+    None where the source has no ensemble: then a model is needed.
 
     Raises:
         FileNotFoundError: there is no such source or domain.
@@ -250,8 +251,8 @@ def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, 
     found = find_source(source)
     place = found.place(found.choose(domain))
     table = read_item_ids(place.adapter)
-    if place.hybrid is None:
+    if place.ensemble is None:
         return None
-    scored = most_popular(load_hybrid(place.hybrid, table.keys), k)
+    scored = most_popular(load_ensemble(place.ensemble, table.keys), k)
     items = recommendations(scored, table.keys, table.titles)
-    return place.domain, Answer(items, (), place.inference.alpha_shares, (NO_HISTORY_HYBRID,))
+    return place.domain, Answer(items, (), place.inference.alpha_shares, (NO_HISTORY_ENSEMBLE,))

@@ -50,12 +50,6 @@ def alpha_slider(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
     return _matrix(figure, "Fusion weights by round (row: client, column: direction)", "direction of client", "client")
 
 
-def expert_heat_map(weight_KE: Tensor, domains: Sequence[str], experts: Sequence[str]) -> go.Figure:
-    """Weights of a hybrid's experts: row i is the client, each sums to 1."""
-    figure = go.Figure(_heat(weight_KE.double().tolist(), experts, domains, "weight", (0.0, 1.0), digits=2))
-    return _matrix(figure, "Weights of the experts, all histories", "expert", "client")
-
-
 def distance_heat_maps(item_KK: Tensor, user_KK: Tensor, domains: Sequence[str], encoder: str) -> go.Figure:
     """Distances between the domains' items and users by the vectors of ``encoder``, side by side."""
     maps = {"item distance": item_KK, "user distance": user_KK}

@@ -97,7 +97,7 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
         """The domains of the run."""
         return messages.Domains(
             domains=[
-                messages.DomainInfo(name=name, num_items=len(one.items.keys), hybrid=one.has_hybrid)
+                messages.DomainInfo(name=name, num_items=len(one.items.keys), ensemble=one.has_ensemble)
                 for name, one in service.recommenders.items()
             ],
             max_history=limits.max_history,

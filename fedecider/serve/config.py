@@ -27,8 +27,7 @@ class ServeConfig:
         host: The address to listen at; another one than this machine's own needs an API key.
         port: The port to listen at; 0 takes a free one and prints it.
         device: The device, cpu or cuda.
-        hybrid: If true, rank with the private parts of hybrids of the run where there are some; else with the models
-            alone.
+        ensemble: If true, rank with the ensembles of the run where there are some; else with the models alone.
         pictures: A table of item keys and addresses of pictures (https://...), which the page shows.
         api_key_file: A file with nothing but the key that requests must name; else the key is the environment variable
             FEDECIDER_API_KEY, and without either there is none.
@@ -41,7 +40,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: Annotated[Int, Field(ge=0, le=65535)] = 8000
     device: str = "cpu"
-    hybrid: bool = True
+    ensemble: bool = True
     pictures: str = ""
     api_key_file: str = ""
     without_key: bool = False

@@ -24,7 +24,7 @@ class Health(BaseModel):
 class DomainInfo(BaseModel):
     name: Annotated[str, Field(examples=["crime"])]
     num_items: Annotated[int, Field(examples=[90])]
-    hybrid: Annotated[bool, Field(description="Whether the private part of a hybrid ranks beside the model.")]
+    ensemble: Annotated[bool, Field(description="Whether the private part of an ensemble ranks beside the model.")]
 
 
 class Domains(BaseModel):
@@ -63,14 +63,14 @@ class RecommendedItem(Item):
     score: Annotated[
         float,
         Field(
-            description="Log-probability: of the item's ID; with a hybrid, of the item.",
+            description="Log-probability: of the item's ID; with an ensemble, of the item.",
             examples=[-1.692],
         ),
     ]
     expert_shares: Annotated[
         dict[str, float],
         Field(
-            description="Of the item's probability, the share from each expert; empty without a hybrid.",
+            description="Of the item's probability, the share from each expert; empty without an ensemble.",
             examples=[{"counts": 0.41, "text": 0.32, "model": 0.27}],
         ),
     ]

@@ -21,7 +21,7 @@ def load_recommenders(config: ServeConfig) -> dict[str, Recommender]:
     source = find_source(config.run)
     found: dict[str, Recommender] = {}
     for domain in source.domains:
-        found[domain] = Recommender.from_pretrained(config.run, domain, device=config.device, hybrid=config.hybrid)
+        found[domain] = Recommender.from_pretrained(config.run, domain, device=config.device, ensemble=config.ensemble)
         share_tensors(found[source.domains[0]].model, found[domain].model)
     return found
 

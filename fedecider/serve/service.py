@@ -102,7 +102,7 @@ class Service:
 
         Raises:
             UnknownDomain: there is no such domain.
-            BadRequest: no such item, or no hybrid.
+            BadRequest: no such item, or no ensemble.
         """
         with _told():
             answer: Answer = self.of(domain).similar(item, k)

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.ensembles import catalogue_groups
 from fedecider.cross_silo.estimate import facts_of
-from fedecider.cross_silo.hybrids import catalogue_groups
 from fedecider.cross_silo.item_ids import neighbours_of
 from fedecider.cross_silo.joining import overlap_data
 from fedecider.data.catalogue import Catalogue, union
@@ -18,7 +18,7 @@ from fedecider.data.sellers import by_catalogue, once_each, with_shared_catalogu
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.protocols import PROTOCOLS
 from fedecider.id_based.clients import id_clients
-from fedecider.models.hybrid import HybridConfig
+from fedecider.models.ensemble import EnsembleConfig
 
 NAMES = ("north", "south", "east")
 
@@ -38,7 +38,7 @@ def num_catalogues(domains) -> dict[str, int]:
     near = neighbours_of(vectors, domains)
     asked = parse_settings("", ["--config", "configs/companies.yaml", "--data", "x", "--domains", ",".join(domains)])
     unmatched = [one for one in overlap_data(asked, domains)["sentences"] if "are not matched" in one]
-    grouped = catalogue_groups(domains, HybridConfig(kind="mixture", sources="others"))
+    grouped = catalogue_groups(domains, EnsembleConfig(kind="logit", sources="others"))
     return {
         "groups": len(by_catalogue(domains)),
         "facts": facts_of(domains).num_catalogues,

@@ -13,11 +13,11 @@ import yaml
 from test_deployed import MOST, exchange_with, site_of
 from test_project import deploy_playground, few, read, write_playground
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "hybrid"))
-from hybrid_toys import NUM_ITEMS
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "ensemble"))
+from ensemble_toys import NUM_ITEMS
 from test_sources import SHOPS, same, shop
 
-from fedecider.cross_silo.hybrids import client_counts, own_counts
+from fedecider.cross_silo.ensembles import client_counts, own_counts
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.sample import sample_domains
 from fedecider.data.sellers import with_shared_catalogues
@@ -28,12 +28,12 @@ from fedecider.deployment.secure import SiteSums
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.models import counts as others
 from fedecider.models.counts import no_counts, shared_items
-from fedecider.models.hybrid import HybridConfig
+from fedecider.models.ensemble import EnsembleConfig
 
 pytestmark = pytest.mark.whole
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-RUN = RunConfig(seed=5, hybrid=HybridConfig(kind="mixture"))
+RUN = RunConfig(seed=5, ensemble=EnsembleConfig(kind="logit"))
 NAMES = list(SHOPS)
 BOOKS = NAMES[:3]
 FOUR = with_shared_catalogues({f"books.{number}": shop(f"books.{number}", number - 1) for number in range(1, 5)})
@@ -63,7 +63,7 @@ def site_in(folder, client, shops=SHOPS):
 def shared(sites, folder, run=RUN, shops=SHOPS, **faults):
     folder.mkdir(exist_ok=True)
     line = Channel(exchange_with(sites, **faults), DeploymentConfig(max_megabytes=16), "abc", list(shops))
-    share_counts(line, run.hybrid, run.seed, shops, ROUND, folder)
+    share_counts(line, run.ensemble, run.seed, shops, ROUND, folder)
     return line
 
 
@@ -191,9 +191,9 @@ def test_too_few_sites_go_on_without_each_other(kind, reason, tmp_path, caplog):
         line = shared(sites, tmp_path / "server", away=lambda client, asked: client > 0 and asked.kind == kind)
         assert all(sites[client].counts.found() == {} for client in range(3))
     assert re.search(
-        f"hybrids of books.1, books.2, books.3 count without each other's events: got {reason}", caplog.text
+        f"ensembles of books.1, books.2, books.3 count without each other's events: got {reason}", caplog.text
     )
-    assert "the hybrid of books.2 counts without the others of its catalogue" in caplog.text
+    assert "the ensemble of books.2 counts without the others of its catalogue" in caplog.text
     told = [one["reason"] for one in line.refused if "counts without the others of its catalogue" in one["reason"]]
     assert len(told) == 3
     assert not any(one["kind"] == "count_sum" for one in line.carried)
@@ -337,26 +337,26 @@ def test_one_part_is_masked_with_the_same_sites(tmp_path):
 
 @pytest.mark.slow
 def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
-    """Adapters that stay in the model and hybrids with counts of other clients, as the configuration of silos has
+    """Adapters that stay in the model and ensembles with counts of other clients, as the configuration of silos has
     them."""
     silo_settings = yaml.safe_load((CONFIGS / "companies.yaml").read_text())
     sample = {name: few(domain) for name, domain in sample_domains(["crime", "comics"]).items()}
     silos = share_out({"crime": sample["crime"]}, 2, None, 0)
-    more = {name: silo_settings[name] for name in ("patience", "hybrid")}
+    more = {name: silo_settings[name] for name in ("patience", "ensemble")}
     more |= {"num_rounds": 3, "learning_rate": 0.01}  # so that few steps change something
     write_playground(tmp_path, {**silos, "comics": sample["comics"]}, **more)
     deploy_playground(tmp_path)
     simulated = read(tmp_path / "runs" / "simulated" / "metrics.json")
-    assert simulated["hybrid"]
+    assert simulated["ensemble"]
     for name in (*silos, "comics"):
         adapter = Path("adapters") / name / "adapter_model.safetensors"
         twin = tmp_path / "runs" / "simulated" / adapter
         assert (tmp_path / "out" / name / adapter).read_bytes() == twin.read_bytes()
         site = read(tmp_path / "out" / name / "metrics.json")
-        assert site["hybrid"] == {name: simulated["hybrid"][name]}
+        assert site["ensemble"] == {name: simulated["ensemble"][name]}
         expected, found = simulated["domains"][name]["test"], site["domains"][name]["test"]
-        own = ("fedecider + own hybrid", "own hybrid without a model") if name in silos else ()
-        for row in ("fedecider + hybrid", "hybrid without a model", *own):
+        own = ("fedecider + own ensemble", "own ensemble without a model") if name in silos else ()
+        for row in ("fedecider + ensemble", "ensemble without a model", *own):
             assert found[row]["ndcg@10"]["mean"] == pytest.approx(expected[row]["ndcg@10"]["mean"], abs=1e-12)
         assert (tmp_path / "out" / name / "counted.json").is_file() == (name in silos)
     wire = read(tmp_path / "out" / "server" / "wire.json")
@@ -374,7 +374,7 @@ PARTS = with_shared_catalogues({name: part(one, first) for first, (name, one) in
 
 
 def test_sites_that_sell_parts_get_the_counts_of_items_that_three_sell(tmp_path):
-    expected, _ = client_counts(PARTS, HybridConfig(kind="mixture", sources="others"), RUN.seed)
+    expected, _ = client_counts(PARTS, EnsembleConfig(kind="logit", sources="others"), RUN.seed)
     sites = sites_in(tmp_path, PARTS)
     line = shared(sites, tmp_path / "server", shops=PARTS)
     assert line.refused == []
@@ -389,10 +389,10 @@ def test_sites_that_sell_parts_get_the_counts_of_items_that_three_sell(tmp_path)
 
 @pytest.mark.slow
 def test_companies_with_parts_of_a_catalogue_end_as_the_simulation_does(tmp_path):
-    """FedAvg with adapters of the table and secure sums: rows at home, hybrids and adapters, bit for bit."""
+    """FedAvg with adapters of the table and secure sums: rows at home, ensembles and adapters, bit for bit."""
     sample = {"crime": few(sample_domains(["crime"])["crime"])}
     parts = share_out(sample, 3, None, 0, 0.5)
-    more = {"hybrid": {"kind": "mixture"}, "num_rounds": 2, "learning_rate": 0.01}
+    more = {"ensemble": {"kind": "mixture"}, "num_rounds": 2, "learning_rate": 0.01}
     more |= {"method": "fedavg", "secure_sum": True}
     write_playground(tmp_path, parts, **more)
     deploy_playground(tmp_path)
@@ -403,4 +403,4 @@ def test_companies_with_parts_of_a_catalogue_end_as_the_simulation_does(tmp_path
         site, simulated = (
             read(tmp_path / place / "metrics.json") for place in (Path("out") / name, Path("runs/simulated"))
         )
-        assert site["hybrid"] == {name: simulated["hybrid"][name]}
+        assert site["ensemble"] == {name: simulated["ensemble"][name]}

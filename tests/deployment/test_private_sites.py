@@ -94,7 +94,7 @@ def test_the_upload_is_kept_before_it_leaves_and_after_the_state(tmp_path, monke
 
 
 def settings(*words):
-    return parse_settings(["--method", "fedavg", "--hybrid.kind", "none", *words])
+    return parse_settings(["--method", "fedavg", "--ensemble.kind", "none", *words])
 
 
 def test_parties_of_a_deployment_draw_from_the_operating_system(monkeypatch, tmp_path):

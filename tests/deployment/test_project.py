@@ -134,7 +134,7 @@ def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
         for one in simulated["joining"]["tests"]:
             if one["domain"] == name:
                 assert difference[one["metric"]]["mean"] == pytest.approx(one["difference"]["mean"], abs=1e-9)
-        assert site["hybrid"] == {name: simulated["hybrid"][name]}
+        assert site["ensemble"] == {name: simulated["ensemble"][name]}
         assert (deployed / name / "private" / name).is_dir()
         adapter = deployed / name / "adapters" / name / "adapter_model.safetensors"
         twin = playground / "runs" / "simulated" / "adapters" / name / "adapter_model.safetensors"

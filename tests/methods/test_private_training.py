@@ -222,7 +222,7 @@ def test_what_is_promised_to_users(monkeypatch):
     assert user_epsilon(UserPrivacy(1.0), 1, delta) == user_epsilon(UserPrivacy(math.inf), 1, delta) == math.inf
     text = user_report(UserPrivacy(1.0, 1.0), 10, delta)
     assert text.startswith("epsilon 7.97 at delta 1e-05: one user of one client there or not, over 100 steps")
-    assert "not covered: the choice of the round and of update_scales on validation items, the hybrid" in text
+    assert "not covered: the choice of the round and of update_scales on validation items, the ensemble" in text
     assert user_report(UserPrivacy(1.0), 10, delta).startswith("no guarantee to users")
     with pytest.raises(ValueError, match=r"user_privacy.noise_scale 1.0 without a clip"):
         UserPrivacy(math.inf, 1.0)

@@ -157,7 +157,7 @@ def test_axe_finds_nothing(browser, page, width, dark):
 
 @pytest.fixture(scope="module")
 def whole_page(tmp_path_factory):
-    """The page of a run with all that it can have: examples, hybrid aside, and every analysis."""
+    """The page of a run with all that it can have: examples, ensemble aside, and every analysis."""
     root = tmp_path_factory.mktemp("run")
     analysis = run_analysis(toy_run(root / "analysed").root, toy_domains(), "tfidf")
     folder = write_run(root / "run").root

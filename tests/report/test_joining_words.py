@@ -9,13 +9,13 @@ from fedecider.report.joining import (
 )
 
 
-def joined_by(domain, mean, p_holm, first="fedavg + hybrid", metric="hit@10"):
+def joined_by(domain, mean, p_holm, first="fedavg + ensemble", metric="hit@10"):
     difference = {"mean": mean, "low": round(mean - 0.01, 6), "high": round(mean + 0.02, 6)}
     return {
         "domain": domain,
         "metric": metric,
         "first": first,
-        "second": "local + hybrid",
+        "second": "local + ensemble",
         "p_value": p_holm / 2,
         "p_holm": p_holm,
         "difference": difference,
@@ -24,9 +24,9 @@ def joined_by(domain, mean, p_holm, first="fedavg + hybrid", metric="hit@10"):
 
 COST = {"num_rounds": 20, "joined_cpu_s": 34.4, "local_cpu_s": 30.0, "up": 3_120_000.0, "down": 900.0}
 JOINING = {
-    "joined": "fedavg + hybrid",
-    "alone": "local + hybrid",
-    "kept": "fedavg + hybrid",
+    "joined": "fedavg + ensemble",
+    "alone": "local + ensemble",
+    "kept": "fedavg + ensemble",
     "chosen": True,
     "clients": {"north": {"num_users": 750, "keeps": "joined"}, "south": {"num_users": 300, "keeps": "joined"}},
     "tests": [

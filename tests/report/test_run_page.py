@@ -57,8 +57,8 @@ def test_the_page_says_what_the_files_say(folder):
 
 def test_what_is_handed_over_is_what_the_verdict_is_about():
     both = {
-        "fedecider + hybrid": intervals(0.25),
-        "hybrid without a model": intervals(0.2),
+        "fedecider + ensemble": intervals(0.25),
+        "ensemble without a model": intervals(0.2),
         "zero-shot student": intervals(0.1),
     }
     rows = {REPORTED: intervals(0.3), **both, "text neighbours + counts": intervals(0.28)}
@@ -67,8 +67,8 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     metrics = {**METRICS, "domains": {"crime": crime}}
     del metrics["macro"]
     evidence = run_evidence(result({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics))
-    assert evidence.subject == "fedecider + hybrid"
-    assert list(evidence.beside) == [REPORTED, "hybrid without a model"]
+    assert evidence.subject == "fedecider + ensemble"
+    assert list(evidence.beside) == [REPORTED, "ensemble without a model"]
     assert evidence.before_rounds == {"zero-shot student": "the shared model before the rounds"}
     assert evidence.num_clients == 1
     assert evidence.domains == {}

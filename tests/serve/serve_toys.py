@@ -46,9 +46,9 @@ class ToyAnswer(NamedTuple):
 class ToyRecommender:
     """Recommends the items behind the newest one of the history, in their order."""
 
-    def __init__(self, domain: str, titles: list[str] = TITLES, has_hybrid: bool = True):
+    def __init__(self, domain: str, titles: list[str] = TITLES, has_ensemble: bool = True):
         keys = [f"{domain}-{place:04d}" for place in range(len(titles))]
-        self.domain, self.items, self.has_hybrid = domain, Items(keys, titles), has_hybrid
+        self.domain, self.items, self.has_ensemble = domain, Items(keys, titles), has_ensemble
         self.num_beams = 4
         self.calls: list[int] = []
         """Histories of every call."""
@@ -66,8 +66,8 @@ class ToyRecommender:
         self.items = Items([*self.items.keys, *keys], [*self.items.titles, *titles])
 
     def similar(self, item, k=10):
-        if not self.has_hybrid:
-            raise ValueError("got similar items of a recommender without a hybrid")
+        if not self.has_ensemble:
+            raise ValueError("got similar items of a recommender without an ensemble")
         found = self.items.resolve(item)
         (answer,) = self.recommend([[self.items.keys[found.number]]], k)
         return answer._replace(alpha={}, notes=[])
@@ -84,7 +84,7 @@ class ToyRecommender:
         keys = self.items.keys
         start = keys.index(history[-1]) if history else 0
         order = [(start + step) % len(keys) for step in range(len(keys))]
-        shares = self.shares if self.has_hybrid else {}
+        shares = self.shares if self.has_ensemble else {}
         found = [
             ToyItem(keys[place], self.items.titles[place], -float(step), shares)
             for step, place in enumerate(order)
@@ -104,7 +104,7 @@ class World(NamedTuple):
 
 def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",), **more) -> World:  # noqa: B008
     """A service of two domains in this process; use its client in a ``with`` block, which ends the service."""
-    crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_hybrid=False)
+    crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_ensemble=False)
     metrics = Metrics()
     service = Service({"crime": crime, "comics": comics}, limits, metrics, **more)
     app = create_app(service, metrics, key, hosts)

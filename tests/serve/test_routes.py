@@ -49,8 +49,8 @@ def test_health_and_domains(small):
     assert small.client.get("/health").json() == {"status": "ok", "needs_key": False}
     assert small.client.get("/domains").json() == {
         "domains": [
-            {"name": "crime", "num_items": len(TITLES), "hybrid": True},
-            {"name": "comics", "num_items": 3, "hybrid": False},
+            {"name": "crime", "num_items": len(TITLES), "ensemble": True},
+            {"name": "comics", "num_items": 3, "ensemble": False},
         ],
         "max_history": 3,
         "max_k": 5,
@@ -362,7 +362,7 @@ def test_similar_items(small):
     answer = small.client.get("/similar", params=asked).json()
     assert answer["item"] == {"key": "crime-0001", "title": "The Last Ledger"}
     assert [one["key"] for one in answer["items"]] == ["crime-0002", "crime-0003"]
-    refused(small.client.get("/similar", params={**asked, "domain": "comics"}), 422, "hybrid")
+    refused(small.client.get("/similar", params={**asked, "domain": "comics"}), 422, "ensemble")
     refused(small.client.get("/similar", params={**asked, "item": "Nothing Like It"}), 422, "Nothing Like It")
     refused(small.client.get("/similar", params={**asked, "k": 0}), 422, "k")
 

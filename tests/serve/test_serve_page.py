@@ -91,7 +91,7 @@ def quiet(browser):
 
 def test_search_pick_order_and_recommend_by_mouse(page):
     assert texts(page, "#domain option") == ["crime", "comics"]
-    assert [one(page, f"#domain-{part}").text for part in ("items", "hybrid")] == ["7", "with"]
+    assert [one(page, f"#domain-{part}").text for part in ("items", "ensemble")] == ["7", "with"]
     for title in CROWDED:
         pick(page, title)
     assert texts(page, "#picked .name") == CROWDED

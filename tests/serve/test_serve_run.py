@@ -27,7 +27,7 @@ SHELL = re.findall(r"^```sh\n(.*?)^```", DOCUMENT.read_text(), re.S | re.M)
 
 @pytest.fixture(scope="module")
 def run(decoder_run):
-    """A small finished run of a decoder with hybrids."""
+    """A small finished run of a decoder with ensembles."""
     return decoder_run / "runs" / "whole"
 
 
@@ -48,7 +48,7 @@ def test_answers_at_once_are_those_of_single_calls(run, served):
     address = served.address()
     domains = httpx.get(f"{address}domains").json()["domains"]
     assert [one["name"] for one in domains] == ["children", "comics", "crime"]
-    assert all(one["hybrid"] for one in domains)
+    assert all(one["ensemble"] for one in domains)
     recommender = fedecider.Recommender.from_pretrained(run, "crime")
     asked = histories(recommender)
 
@@ -108,8 +108,8 @@ def test_domains_share_the_backbone_and_keep_their_own_adapters(run):
         assert loaded[domain].recommend(history).items == alone.recommend(history).items
 
 
-def test_without_hybrids(run):
-    loaded = load_recommenders(ServeConfig(run=str(run), hybrid=False))
+def test_without_ensembles(run):
+    loaded = load_recommenders(ServeConfig(run=str(run), ensemble=False))
     service = Service(loaded, Limits(), Metrics())
     try:
         asked = [service.submit(Kind("crime", 3, True), [loaded["crime"].items.keys[place]]) for place in range(5)]

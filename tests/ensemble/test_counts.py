@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hybrid_toys import NUM_ITEMS, dense_experts, sequences, vectors
+from ensemble_toys import NUM_ITEMS, dense_experts, sequences, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedecider.models.counts import POPULARITY_FLOOR, PRIOR, Contexts, count_events
-from fedecider.models.hybrid import ModelScores
+from fedecider.models.ensemble import ModelScores
 
 NUM_ITEMS = 17
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hybrid_toys import NUM_ITEMS, sequences
+from ensemble_toys import NUM_ITEMS, sequences
 
-from fedecider.cross_silo import hybrids, prepare
+from fedecider.cross_silo import ensembles, prepare
 from fedecider.cross_silo.prepare import calibration
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
@@ -17,7 +17,7 @@ from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models.counts import calibration_users, count_events
-from fedecider.models.hybrid import HybridConfig
+from fedecider.models.ensemble import EnsembleConfig
 
 
 def shop(name: str, seed: int, silo: bool = True) -> Domain:
@@ -44,7 +44,7 @@ def public(name: str):
 
 
 def counted(sources: str, shops=SHOPS):
-    return hybrids.client_counts(shops, HybridConfig(sources=sources), seed=1)
+    return ensembles.client_counts(shops, EnsembleConfig(sources=sources), seed=1)
 
 
 def same(one, other) -> bool:
@@ -83,10 +83,10 @@ def test_events_held_out_by_other_clients_are_not_in_the_sum():
         users = domain.clients
         cut = [[*train_part(sequence), 0, 1] for sequence in users.sequences]
         changed[name] = replace(domain, clients=users._replace(sequences=cut))
-    after = hybrids.client_counts(changed, HybridConfig(), seed=1)[0]
+    after = ensembles.client_counts(changed, EnsembleConfig(), seed=1)[0]
     assert all(same(before[name], after[name]) for name in SHOPS)
     for name in SHOPS:
-        contexts = [hybrids.hybrid_contexts(one[name], 3) for one in (SHOPS, changed)]
+        contexts = [ensembles.ensemble_contexts(one[name], 3) for one in (SHOPS, changed)]
         assert contexts[0] == contexts[1]
 
 
@@ -107,7 +107,7 @@ def test_weights_are_fitted_on_the_users_who_train_no_adapter():
     kept = calibration(domain, 5)
     assert kept == calibration(domain, 5)
     parts = [list(train_part(domain.clients.sequences[user])) for user in kept]
-    contexts = hybrids.hybrid_contexts(domain, 5)
+    contexts = ensembles.ensemble_contexts(domain, 5)
     assert {tuple(part) for part in contexts.left_out} == {tuple(part) for part in parts}
 
 
@@ -124,7 +124,7 @@ def test_tasks_that_adapters_train_on_are_without_the_users_of_the_weights(monke
             return self._replace(left_out=tuple(users))
 
     monkeypatch.setattr(prepare, "client_tasks", lambda *_: [Task("books.1")])
-    run = SimpleNamespace(hybrid=SimpleNamespace(kind=kind), pretrain=None, seed=5)
+    run = SimpleNamespace(ensemble=SimpleNamespace(kind=kind), pretrain=None, seed=5)
     artifacts = SimpleNamespace(domains={"books.1": domain}, ids=None)
     (task,) = prepare.training_tasks(SimpleNamespace(run=run), artifacts, None)
     assert task.left_out == (tuple(calibration(domain, 5)) if kind == "counts" else ())

@@ -3,16 +3,16 @@
 import numpy as np
 import scipy
 
-from fedecider.cross_silo.hybrids import catalogue_groups, client_counts, own_counts
+from fedecider.cross_silo.ensembles import catalogue_groups, client_counts, own_counts
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.deployment.counts import what_sites_learn
 from fedecider.models.counts import Counts, shared_items, without
-from fedecider.models.hybrid import HybridConfig
+from fedecider.models.ensemble import EnsembleConfig
 
 SOLD = {"north": "abcde", "south": "bcdef", "east": "cdefg", "west": "xyz"}
-OTHERS = HybridConfig(kind="mixture", sources="others")
+OTHERS = EnsembleConfig(kind="logit", sources="others")
 
 
 def shop(name, keys, catalogue="ean") -> Domain:

@@ -1,4 +1,4 @@
-"""A hybrid as a whole: fitting, choice of its weights, ranking, positions, leakage, the files."""
+"""An ensemble as a whole: fitting, choice of its weights, ranking, positions, leakage, the files."""
 
 import hashlib
 import json
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hybrid_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
+from ensemble_toys import NUM_ITEMS, scores_of, sequences, toy_model, vectors
 from safetensors.numpy import load_file, save_file
 from scipy.optimize import minimize
 
@@ -18,24 +18,24 @@ from fedecider.evaluation.protocols import rank_held_out, train_part
 from fedecider.federation.streams import stream
 from fedecider.models import client_model as asking
 from fedecider.models.counts import count_events, held_out_contexts, training_contexts
-from fedecider.models.hybrid import (
+from fedecider.models.ensemble import (
     NUM_BUCKETS,
     SETTINGS_FILE,
     TENSOR_FILE,
-    HybridConfig,
+    EnsembleConfig,
     block_positions,
     blocks_of,
     candidate_probs,
     catalogue_probs,
     choose_weights,
-    fit_hybrid,
+    fit_ensemble,
     fit_mixture,
     fit_weights,
-    load_hybrid,
+    load_ensemble,
     log_likelihood,
     positions,
     rank,
-    save_hybrid,
+    save_ensemble,
     sides_of,
 )
 from idgen.ranking import RankingContext
@@ -53,10 +53,10 @@ KEYS = [f"item{n:02d}" for n in range(NUM_ITEMS)]
 def fitted(users=USERS, model=None):
     counts = count_events([train_part(sequence) for sequence in users], NUM_ITEMS)
     contexts = training_contexts(users, stream(0, "toy"))
-    return fit_hybrid(counts, UNIT, contexts, toy_model() if model is None else model, HybridConfig("mixture"))
+    return fit_ensemble(counts, UNIT, contexts, toy_model() if model is None else model, EnsembleConfig("mixture"))
 
 
-HYBRID = fitted()
+ENSEMBLE = fitted()
 
 
 ASKED = held_out_contexts(USERS, "test")
@@ -71,17 +71,17 @@ def all_of(ranked):
 
 def test_the_mixture_sums_to_one_over_unseen_items():
     for model in (None, toy_model()):
-        prob_BI = all_of(rank(HYBRID, ASKED, model))
+        prob_BI = all_of(rank(ENSEMBLE, ASKED, model))
         assert prob_BI.shape == (len(USERS), NUM_ITEMS)
         assert torch.allclose(prob_BI.sum(1), torch.ones(len(USERS), dtype=torch.float64))
         assert all((prob_BI[row, items] == 0).all() for row, items in enumerate(HISTORIES))
 
 
 def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
-    mixture = HYBRID.beside_model
+    mixture = ENSEMBLE.beside_model
     only = np.eye(len(mixture.experts))[mixture.experts.index("model")]
-    hybrid = HYBRID._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
-    found = positions(hybrid, held_out_contexts(USERS, "test"), toy_model())
+    ensemble = ENSEMBLE._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
+    found = positions(ensemble, held_out_contexts(USERS, "test"), toy_model())
     score = rank_held_out(
         lambda user_B: scores_of([HISTORIES[user] for user in user_B.tolist()]), USERS, NUM_ITEMS, "test"
     )
@@ -90,12 +90,12 @@ def test_all_weight_on_the_model_gives_the_ranking_of_the_model():
 
 
 def test_the_consensus_is_the_root_of_what_both_find_likely():
-    mixture = HYBRID.beside_model
+    mixture = ENSEMBLE.beside_model
     assert mixture.experts == ("counts", "text", "agreement", "model", "consensus", "uniform")
     assert mixture.mean_E[4] > 0
     only = np.eye(6)[4]
-    hybrid = HYBRID._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
-    alone_BI, found_BI = all_of(rank(HYBRID, ASKED, None)), all_of(rank(hybrid, ASKED, toy_model()))
+    ensemble = ENSEMBLE._replace(beside_model=mixture._replace(weight_QE=np.tile(only, (NUM_BUCKETS, 1))))
+    alone_BI, found_BI = all_of(rank(ENSEMBLE, ASKED, None)), all_of(rank(ensemble, ASKED, toy_model()))
     unseen_BI = torch.ones(len(USERS), NUM_ITEMS, dtype=torch.bool)
     for row, items in enumerate(HISTORIES):
         unseen_BI[row, items] = False
@@ -105,18 +105,18 @@ def test_the_consensus_is_the_root_of_what_both_find_likely():
 
 
 def test_candidates_have_the_probabilities_of_the_whole_catalogue(monkeypatch):
-    """As for item IDs of several tokens: beams and the best of the hybrid, in place of every item."""
-    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 2)
-    hybrid = fitted(model=toy_model(num_beams=3))
-    assert hybrid.beside_model.experts == (
+    """As for item IDs of several tokens: beams and the best of the ensemble, in place of every item."""
+    monkeypatch.setattr("fedecider.models.ensemble.NUM_BEST", 2)
+    ensemble = fitted(model=toy_model(num_beams=3))
+    assert ensemble.beside_model.experts == (
         "counts",
         "text",
         "agreement",
         "model",
         "uniform",
     )  # a sum over all is missing
-    whole = all_of(rank(hybrid, ASKED, toy_model()))
-    (some,) = rank(hybrid, ASKED, toy_model(num_beams=3))
+    whole = all_of(rank(ensemble, ASKED, toy_model()))
+    (some,) = rank(ensemble, ASKED, toy_model(num_beams=3))
     beams = scores_of(HISTORIES).topk(3).indices
     for row in range(len(USERS)):
         items = [item for item in some.item_BM[row].tolist() if item >= 0]
@@ -127,11 +127,11 @@ def test_candidates_have_the_probabilities_of_the_whole_catalogue(monkeypatch):
 
 
 def test_positions_by_hand_and_beyond_the_candidates(monkeypatch):
-    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 1)
-    hybrid = fitted(model=toy_model(num_beams=2))
+    monkeypatch.setattr("fedecider.models.ensemble.NUM_BEST", 1)
+    ensemble = fitted(model=toy_model(num_beams=2))
     contexts = held_out_contexts(USERS, "test")
-    found = positions(hybrid, contexts, toy_model(num_beams=2))
-    (some,) = rank(hybrid, ASKED, toy_model(num_beams=2))
+    found = positions(ensemble, contexts, toy_model(num_beams=2))
+    (some,) = rank(ensemble, ASKED, toy_model(num_beams=2))
     for row, target in enumerate(contexts.targets):
         items, probs = some.item_BM[row].tolist(), some.prob_BM[row].tolist()
         if target in HISTORIES[row] or target not in items:
@@ -141,7 +141,9 @@ def test_positions_by_hand_and_beyond_the_candidates(monkeypatch):
     assert (found == NOT_RANKED).any()
     assert (found < NOT_RANKED).any()
     equal = positions(
-        HYBRID._replace(alone=HYBRID.alone._replace(weight_QE=np.array([[0, 0, 0, 1.0]] * NUM_BUCKETS))), contexts, None
+        ENSEMBLE._replace(alone=ENSEMBLE.alone._replace(weight_QE=np.array([[0, 0, 0, 1.0]] * NUM_BUCKETS))),
+        contexts,
+        None,
     )
     unseen = [NUM_ITEMS - len(set(items)) for items in HISTORIES]
     ranked = [row for row, target in enumerate(contexts.targets) if target not in HISTORIES[row]]
@@ -153,7 +155,7 @@ def test_probabilities_of_the_model_leave_out_seen_items():
     for row, items in enumerate(HISTORIES):
         unseen_BI[row, items] = False
     expected = torch.softmax(scores_of(HISTORIES).masked_fill(~unseen_BI, -torch.inf), 1)
-    (block,) = blocks_of(HYBRID, ASKED, nearest_texts(UNIT))
+    (block,) = blocks_of(ENSEMBLE, ASKED, nearest_texts(UNIT))
     score_BI = scores_of(HISTORIES)
     assert torch.allclose(catalogue_probs(score_BI, block), expected)
     assert torch.equal(score_BI, scores_of(HISTORIES))  # others read them too
@@ -163,10 +165,10 @@ def test_probabilities_of_the_model_leave_out_seen_items():
 
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 def test_blocks_of_scored_users_have_the_places_of_the_whole_list(at_once, monkeypatch):
-    expected = [positions(HYBRID, ASKED, toy_model()), positions(HYBRID, ASKED, None)]
-    monkeypatch.setattr("fedecider.models.hybrid.MAX_NUMBERS", at_once * NUM_ITEMS)
-    mixtures = [HYBRID.beside_model, HYBRID.alone]
-    found = block_positions(HYBRID, nearest_texts(UNIT), ASKED, mixtures, scores_of(HISTORIES))
+    expected = [positions(ENSEMBLE, ASKED, toy_model()), positions(ENSEMBLE, ASKED, None)]
+    monkeypatch.setattr("fedecider.models.ensemble.MAX_NUMBERS", at_once * NUM_ITEMS)
+    mixtures = [ENSEMBLE.beside_model, ENSEMBLE.alone]
+    found = block_positions(ENSEMBLE, nearest_texts(UNIT), ASKED, mixtures, scores_of(HISTORIES))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert len(expected[0].unique()) > 4
 
@@ -175,27 +177,27 @@ def test_held_out_events_change_no_count_and_no_weight():
     changed = [[*train_part(sequence), 3, 5] for sequence in USERS]
     assert changed != USERS
     other = fitted(changed)
-    assert (other.counts.pair_II != HYBRID.counts.pair_II).nnz == 0
-    assert np.array_equal(other.counts.event_I, HYBRID.counts.event_I)
+    assert (other.counts.pair_II != ENSEMBLE.counts.pair_II).nnz == 0
+    assert np.array_equal(other.counts.event_I, ENSEMBLE.counts.event_I)
     for name in ("alone", "beside_model"):
-        one, two = getattr(other, name), getattr(HYBRID, name)
+        one, two = getattr(other, name), getattr(ENSEMBLE, name)
         assert np.array_equal(one.weight_QE, two.weight_QE)
         assert np.array_equal(one.cut_Q, two.cut_Q)
 
 
 def test_train_events_do_change_them():
     changed = [[5, *sequence[1:]] for sequence in USERS]
-    assert not np.array_equal(fitted(changed).alone.weight_QE, HYBRID.alone.weight_QE)
+    assert not np.array_equal(fitted(changed).alone.weight_QE, ENSEMBLE.alone.weight_QE)
 
 
-@pytest.mark.parametrize("hybrid", [HYBRID, HYBRID._replace(beside_model=None)], ids=["with a model", "alone"])
-def test_a_saved_hybrid_ranks_alike(hybrid, tmp_path):
-    folder = save_hybrid(hybrid, KEYS, tmp_path / "one")
-    loaded = load_hybrid(folder, KEYS)
-    model = None if hybrid.beside_model is None else toy_model()
-    assert torch.equal(all_of(rank(loaded, ASKED, model)), all_of(rank(hybrid, ASKED, model)))
-    assert loaded.config == hybrid.config
-    save_hybrid(loaded, KEYS, tmp_path / "two")
+@pytest.mark.parametrize("ensemble", [ENSEMBLE, ENSEMBLE._replace(beside_model=None)], ids=["with a model", "alone"])
+def test_a_saved_ensemble_ranks_alike(ensemble, tmp_path):
+    folder = save_ensemble(ensemble, KEYS, tmp_path / "one")
+    loaded = load_ensemble(folder, KEYS)
+    model = None if ensemble.beside_model is None else toy_model()
+    assert torch.equal(all_of(rank(loaded, ASKED, model)), all_of(rank(ensemble, ASKED, model)))
+    assert loaded.config == ensemble.config
+    save_ensemble(loaded, KEYS, tmp_path / "two")
     for name in (TENSOR_FILE, SETTINGS_FILE):
         assert (tmp_path / "two" / name).read_bytes() == (folder / name).read_bytes()
     assert "Do not push" in json.loads((folder / SETTINGS_FILE).read_text())["private"]
@@ -253,7 +255,7 @@ DAMAGE = {
         spoil_json(lambda content: content["mixtures"]["alone"]["experts"].reverse()),
         "experts uniform, agreement, text, counts",
     ),
-    "a model in the hybrid without a model": (
+    "a model in the ensemble without a model": (
         spoil_json(lambda content: content["mixtures"].update(alone=content["mixtures"]["beside_model"])),
         "not of counts, text, agreement, uniform",
     ),
@@ -284,12 +286,12 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_a_damaged_hybrid_is_refused_in_one_sentence(case, tmp_path):
+def test_a_damaged_ensemble_is_refused_in_one_sentence(case, tmp_path):
     spoil, expected = DAMAGE[case]
-    folder = save_hybrid(HYBRID, KEYS, tmp_path)
+    folder = save_ensemble(ENSEMBLE, KEYS, tmp_path)
     spoil(folder)
     with pytest.raises(ValueError, match="expected") as caught:
-        load_hybrid(folder, KEYS)
+        load_ensemble(folder, KEYS)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -356,18 +358,18 @@ def ranked(hits: dict[str, list[int]]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([FIRST if user in found else FAR for user in range(10)]) for name, found in hits.items()}
 
 
-def one_sided(hybrid, name):
-    return hybrid._replace(beside_model=sides_of(hybrid)[name])
+def one_sided(ensemble, name):
+    return ensemble._replace(beside_model=sides_of(ensemble)[name])
 
 
 def test_sides_rank_as_they_do_alone():
     model = toy_model()
-    hybrid_alone = all_of(rank(one_sided(HYBRID, "counts and texts"), ASKED, model))
-    assert torch.allclose(hybrid_alone, all_of(rank(HYBRID, ASKED, None)))
-    model_alone = one_sided(HYBRID, "model")
-    assert model_alone.beside_model.weight_QE[:, HYBRID.beside_model.experts.index("model")].tolist() == [1.0] * 3
-    assert not torch.allclose(all_of(rank(model_alone, ASKED, model)), hybrid_alone)
-    assert sides_of(HYBRID)["mixture"] is HYBRID.beside_model
+    ensemble_alone = all_of(rank(one_sided(ENSEMBLE, "counts and texts"), ASKED, model))
+    assert torch.allclose(ensemble_alone, all_of(rank(ENSEMBLE, ASKED, None)))
+    model_alone = one_sided(ENSEMBLE, "model")
+    assert model_alone.beside_model.weight_QE[:, ENSEMBLE.beside_model.experts.index("model")].tolist() == [1.0] * 3
+    assert not torch.allclose(all_of(rank(model_alone, ASKED, model)), ensemble_alone)
+    assert sides_of(ENSEMBLE)["mixture"] is ENSEMBLE.beside_model
 
 
 @pytest.mark.parametrize(
@@ -388,43 +390,43 @@ def test_sides_rank_as_they_do_alone():
     ],
 )
 def test_a_side_is_taken_where_it_is_clearly_better(hits, taken):
-    hybrid, choice = choose_weights(HYBRID, ranked(hits))
+    ensemble, choice = choose_weights(ENSEMBLE, ranked(hits))
     assert choice.weights == taken
-    assert np.array_equal(hybrid.beside_model.weight_QE, one_sided(HYBRID, taken).beside_model.weight_QE)
-    assert hybrid.alone is HYBRID.alone
+    assert np.array_equal(ensemble.beside_model.weight_QE, one_sided(ENSEMBLE, taken).beside_model.weight_QE)
+    assert ensemble.alone is ENSEMBLE.alone
     assert choice.valid["mixture"] == pytest.approx(
         sum(1.0 if user in hits["mixture"] else 1 / np.log2(FAR + 2) for user in range(10)) / 10
     )
 
 
 def test_the_chosen_weights_are_kept(tmp_path):
-    """Also those of a side: a saved hybrid ranks as the one that was chosen."""
+    """Also those of a side: a saved ensemble ranks as the one that was chosen."""
     keys = [f"item{number:02d}" for number in range(len(UNIT))]
     for side in ("model", "counts and texts"):
-        hybrid = one_sided(HYBRID, side)
-        again = load_hybrid(save_hybrid(hybrid, keys, tmp_path / side), keys)
-        assert torch.equal(all_of(rank(again, ASKED, toy_model())), all_of(rank(hybrid, ASKED, toy_model())))
+        ensemble = one_sided(ENSEMBLE, side)
+        again = load_ensemble(save_ensemble(ensemble, keys, tmp_path / side), keys)
+        assert torch.equal(all_of(rank(again, ASKED, toy_model())), all_of(rank(ensemble, ASKED, toy_model())))
 
 
 def test_ids_of_several_tokens_have_sides_too(monkeypatch):
-    monkeypatch.setattr("fedecider.models.hybrid.NUM_BEST", 2)
-    hybrid = fitted(model=toy_model(num_beams=3))
+    monkeypatch.setattr("fedecider.models.ensemble.NUM_BEST", 2)
+    ensemble = fitted(model=toy_model(num_beams=3))
     valid = held_out_contexts(USERS, "valid")
     model = toy_model(num_beams=3)
     places = {
-        name: positions(hybrid._replace(beside_model=one), valid, model) for name, one in sides_of(hybrid).items()
+        name: positions(ensemble._replace(beside_model=one), valid, model) for name, one in sides_of(ensemble).items()
     }
-    found, choice = choose_weights(hybrid, places)
+    found, choice = choose_weights(ensemble, places)
     assert set(choice.valid) == {"mixture", "model", "counts and texts"}
     assert choice.weights in choice.valid
-    assert found.beside_model.experts == hybrid.beside_model.experts
+    assert found.beside_model.experts == ensemble.beside_model.experts
 
 
 def test_the_model_alone_ranks_its_beams_and_nothing_else():
-    """No item of the hybrid is better than another there; some of them would take places of beams."""
+    """No item of the ensemble is better than another there; some of them would take places of beams."""
     model = toy_model(num_beams=3)
-    hybrid = one_sided(fitted(model=model), "model")
-    found = list(rank(hybrid, ASKED, model))
+    ensemble = one_sided(fitted(model=model), "model")
+    found = list(rank(ensemble, ASKED, model))
     beam_BK = model.beams(ASKED.histories, 0)
     item_BM = torch.cat([batch.item_BM for batch in found])
     assert [sorted(row) for row in item_BM.tolist()] == [sorted(row) for row in beam_BK.tolist()]

@@ -1,16 +1,16 @@
-"""Items that came after a hybrid's counts: their texts and the model speak for them."""
+"""Items that came after an ensemble's counts: their texts and the model speak for them."""
 
 import numpy as np
 import pytest
 import torch
-from hybrid_toys import NUM_ITEMS, sequences, toy_model, vectors
+from ensemble_toys import NUM_ITEMS, sequences, toy_model, vectors
 
 from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.streams import stream
 from fedecider.models import counts as experts
 from fedecider.models.counts import count_events, new_contexts, training_contexts
-from fedecider.models.hybrid import COUNTING, HybridConfig, ModelScores, fit_hybrid, rank, with_items
+from fedecider.models.ensemble import COUNTING, EnsembleConfig, ModelScores, fit_ensemble, rank, with_items
 
 USERS = sequences(12)
 VECTORS = vectors()
@@ -36,28 +36,28 @@ def fitted():
     """With weights of its own: a toy's texts say nothing."""
     counts = count_events([train_part(sequence) for sequence in USERS], NUM_ITEMS)
     contexts = training_contexts(USERS, stream(0, "toy"))
-    hybrid = fit_hybrid(counts, unit_vectors(VECTORS), contexts, toy_model(), HybridConfig("mixture"))
-    alone = hybrid.alone._replace(
+    ensemble = fit_ensemble(counts, unit_vectors(VECTORS), contexts, toy_model(), EnsembleConfig("mixture"))
+    alone = ensemble.alone._replace(
         weight_QE=np.array([[0.4, 0.3, 0.1, 0.2], [0.1, 0.4, 0.3, 0.2], [0.2, 0.2, 0.3, 0.3]])
     )
     weight_QE = np.array([[0.3, 0.2, 0.1, 0.15, 0.15, 0.1], [0.1, 0.2, 0.1, 0.3, 0.2, 0.1], [0.2] * 4 + [0.1] * 2])
-    return hybrid._replace(alone=alone, beside_model=hybrid.beside_model._replace(weight_QE=weight_QE))
+    return ensemble._replace(alone=alone, beside_model=ensemble.beside_model._replace(weight_QE=weight_QE))
 
 
-HYBRID = fitted()
-LONGER = with_items(HYBRID, unit_vectors(LATER, VECTORS.mean(0)))
+ENSEMBLE = fitted()
+LONGER = with_items(ENSEMBLE, unit_vectors(LATER, VECTORS.mean(0)))
 
 
-def every_part(hybrid, histories, model):
-    (ranked,) = rank(hybrid, new_contexts(histories), model)
-    return ranked.prob_BM, ranked.parts(torch.arange(hybrid.counts.num_items).expand(len(histories), -1))
+def every_part(ensemble, histories, model):
+    (ranked,) = rank(ensemble, new_contexts(histories), model)
+    return ranked.prob_BM, ranked.parts(torch.arange(ensemble.counts.num_items).expand(len(histories), -1))
 
 
 def test_a_text_that_comes_later_has_the_vector_that_it_would_have_had():
-    assert np.array_equal(LONGER.unit_ID[:NUM_ITEMS], HYBRID.unit_ID)
-    assert np.array_equal(LONGER.unit_ID[TWIN], HYBRID.unit_ID[5])
+    assert np.array_equal(LONGER.unit_ID[:NUM_ITEMS], ENSEMBLE.unit_ID)
+    assert np.array_equal(LONGER.unit_ID[TWIN], ENSEMBLE.unit_ID[5])
     assert LONGER.counts.event_I[NUM_ITEMS:].tolist() == [0, 0]
-    assert (LONGER.counts.pair_II[:NUM_ITEMS, :NUM_ITEMS] != HYBRID.counts.pair_II).nnz == 0
+    assert (LONGER.counts.pair_II[:NUM_ITEMS, :NUM_ITEMS] != ENSEMBLE.counts.pair_II).nnz == 0
 
 
 @pytest.mark.parametrize("model", [None, longer_model()], ids=["alone", "beside the model"])

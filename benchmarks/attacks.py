@@ -5,9 +5,9 @@
 Companies: four with one catalogue (crime of the embedded sample, its users dealt out), a small decoder set up as in
 configs/companies.yaml; users: Amazon gift cards ($FEDECIDER_DATA). The first client attacks in every round, or from
 the second on where it sends its last upload again. Figures are the honest companies' mean test ndcg@10 without the
-ensemble, of users that of all. A cell is that figure over the one under `away`, where the attacker is not there at all: what the
-honest ones have without it is the most that any defence can keep. One JSON a cell in WORK: what is there is not run
-again; `--cells` ends after so many. The page benchmarks/results/attacks.md is written after every row.
+ensemble, of users that of all. A cell is that figure over the one under `away`, where the attacker is not there at
+all: what the honest ones have without it is the most that any defence can keep. One JSON a cell in WORK: what is there
+is not run again; `--cells` ends after so many. The page benchmarks/results/attacks.md is written after every row.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ beauty and toys (Amazon 2014), amazon_cpu with video_games and office (Amazon 20
 
 Settings: configs/companies.yaml with what SETTINGS says. A company is dealt customers at random; the 300 public users
 of a data set teach one backbone, with seed 0, for all its cells: a seed deals the companies out and trains them. Every
-company is trained alone beside the rounds. Joined and pooled companies add up their counts, alone a company has its own.
+company is trained alone beside the rounds. Joined and pooled companies add up counts, alone a company has its own.
 Every customer is tested on the last event, seen items dropped, the whole catalogue ranked.
 
 A cell is a federation with one seed. One JSON a cell in --work: what is there is not run again. --cells and --minutes

@@ -11,7 +11,8 @@ of a history.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import scipy
 import torch
 from torch import Tensor
 
+from fedecider.baselines import baskets
 from fedecider.data.near_texts import NearTexts, nearest_texts, unit_vectors
 from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
@@ -32,9 +34,8 @@ year of shopping has a thousand times as many of those."""
 
 def train_counts(sequences: protocols.Sequences, num_items: int, extra: protocols.Sequences = ()) -> Tensor:
     """Events per item in the train parts of ``sequences`` and in all of ``extra``. float64 (I,)."""
-    parts = _train_parts(sequences, extra)
-    items = [item for part in parts for item in part]
-    return torch.bincount(torch.tensor(items, dtype=torch.int64), minlength=num_items).to(torch.float64)
+    item_E = counted_parts(sequences, extra).value_E
+    return torch.from_numpy(np.bincount(item_E, minlength=num_items).astype(np.float64))
 
 
 def cooccurrence_matrix(
@@ -49,11 +50,15 @@ def cooccurrence_matrix(
 
     ``window=1, directed=True`` counts direct successors (a first-order Markov chain); ``window=None`` goes as far as
     `FARTHEST`; ``directed=False`` adds the transpose. Train parts of ``sequences`` and all of ``extra``.
+    Of baskets counted are the pairs of a basket with the next, and with ``directed=False`` those within a basket, each
+    by 1.
     """
-    parts = _train_parts(sequences, extra)
-    item_E = np.fromiter((item for part in parts for item in part), dtype=np.int64)
-    owner_E = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    longest = max((len(part) for part in parts), default=1)
+    parts = counted_parts(sequences, extra)
+    if parts.basket_E is not None:
+        within_II, next_II = baskets.basket_pairs(parts, num_items)
+        return next_II if directed else scipy.sparse.csr_array(within_II + next_II + next_II.T)
+    item_E, owner_E = parts.value_E.astype(np.int64, copy=False), parts.row_E
+    longest = int(parts.length_U.max(initial=1))
     total = scipy.sparse.csr_array((num_items, num_items))
     pairs: list[np.ndarray] = []
     for distance in range(1, min(longest - 1, window or FARTHEST) + 1):
@@ -94,20 +99,23 @@ def cooccurrence_votes(
     matrix = cooccurrence_matrix(sequences, num_items, extra, window=window, directed=directed)
     scale = 1.0 / (1.0 + np.asarray(matrix.sum(1)).ravel())
     rows = scipy.sparse.csr_array(scipy.sparse.diags_array(scale) @ matrix)
-    count_I = train_counts(sequences, num_items, extra).numpy()
-    return Votes(rows, 1e-9 * count_I / (1.0 + count_I.max(initial=0.0)))
+    return Votes(rows, tie_scores(train_counts(sequences, num_items, extra).numpy()))
+
+
+def tie_scores(count_I: np.ndarray) -> np.ndarray:
+    """What orders items that have no other score, by popularity: too small to overturn a count. (I,)."""
+    return 1e-9 * count_I / (1.0 + count_I.max(initial=0.0))
 
 
 def newest_weights(
     sequences: protocols.Sequences, user_B: Tensor, split: str, num_items: int, num_context: int
 ) -> scipy.sparse.csr_array:
-    """1, 1/2, 1/3, ... for the newest ``num_context`` items of each history, (B, I)."""
+    """1, 1/2, 1/3, ... for the newest ``num_context`` items of each history, or items of as many baskets, (B, I)."""
     rows = protocols.histories(SequenceArray.of(sequences).take(user_B), split)
-    contexts = [context[: -num_context - 1 : -1] for context in rows]
-    row_T = np.repeat(np.arange(len(contexts)), [len(context) for context in contexts])
-    item_T = np.array([item for context in contexts for item in context], dtype=np.int64)
-    weight_T = np.array([1.0 / (age + 1) for context in contexts for age in range(len(context))])
-    return scipy.sparse.coo_array((weight_T, (row_T, item_T)), shape=(len(contexts), num_items)).tocsr()
+    newest_E = np.flatnonzero(rows.num_after_E < num_context)[::-1]  # newest first: so an item's weights are added up
+    weight_T = 1.0 / (1.0 + rows.num_after_E[newest_E])
+    places = (rows.row_E[newest_E], rows.value_E[newest_E])
+    return scipy.sparse.coo_array((weight_T, places), shape=(len(rows), num_items)).tocsr()
 
 
 def voted(context_BI: scipy.sparse.csr_array, votes: Votes) -> SparseScores:
@@ -156,8 +164,17 @@ def popularity(
     )
 
 
-def _train_parts(sequences: protocols.Sequences, extra: protocols.Sequences) -> list[list[int]]:
-    return [*protocols.train_parts(sequences), *map(list, extra)]
+def counted_parts(sequences: protocols.Sequences, extra: protocols.Sequences = ()) -> SequenceArray:
+    """Train parts of ``sequences`` and all of ``extra``; with baskets where ``sequences`` have some."""
+    both = (protocols.train_parts(sequences), SequenceArray.of(extra))
+    numbers = [
+        np.arange(len(part.value_E)) if part.basket_E is None else part.basket_E.astype(np.int64) for part in both
+    ]
+    return SequenceArray.of_lengths(
+        np.concatenate([part.length_U for part in both]),
+        np.concatenate([part.value_E for part in both]),
+        None if both[0].basket_E is None else np.concatenate(numbers),
+    )
 
 
 def _summed(pairs: list[np.ndarray], num_items: int) -> scipy.sparse.csr_array:
@@ -215,8 +232,13 @@ POPULARITY, LAST_ITEM, DECAYED = "popularity", "last-item co-occurrence", "decay
 COUNTS = (POPULARITY, LAST_ITEM, DECAYED)
 """Rows of the rules that count."""
 TEXT, TEXT_AND_COUNTS = "text neighbours", "text neighbours + counts"
-UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS)
+OWN_FREQUENCY, LIKE_USERS, TRANSITIONS = "own frequency", "TIFU-KNN", "transitions by text"
+REPEATS = (OWN_FREQUENCY, LIKE_USERS, TRANSITIONS)
+"""Rows of the rules for customers who buy again, where nothing is dropped and some do."""
+UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS, *REPEATS)
 USERS_AT_ONCE = 1024
+ALL, REPEATED, NEW = "all items", "repeats", "new items"
+"""Lists that a rule makes: of the whole catalogue, of what the user bought before, of all else."""
 
 
 def heuristic_positions(
@@ -228,35 +250,105 @@ def heuristic_positions(
     extra: protocols.Sequences = (),
     drop_seen: bool = True,
 ) -> dict[str, dict[str, Tensor]]:
-    """Split -> row -> positions (U,) as of `rank_held_out`, for all of ``UNTRAINED``.
+    """Split -> row -> positions (U,), of baskets (U, T), as of `rank_held_out`: one list of :func:`heuristic_lists`."""
+    name = NEW if drop_seen else ALL
+    return heuristic_lists(sequences, num_items, splits, text, extra=extra, lists=(name,))[name]
 
+
+def heuristic_lists(
+    sequences: protocols.Sequences,
+    num_items: int,
+    splits: Sequence[str],
+    text: Votes,
+    *,
+    extra: protocols.Sequences = (),
+    lists: Sequence[str] = (ALL, REPEATED, NEW),
+) -> dict[str, dict[str, dict[str, Tensor]]]:
+    """List -> split -> row -> positions of the held-out items, (U,), or (U, T) of baskets.
+
+    Rows are those of ``UNTRAINED``; ``REPEATS`` only where ``lists`` has more than `NEW` and users have items again.
     Scores are those of :func:`popularity_scores`, :func:`cooccurrence_scores` (direct successors of the newest item,
-    and the whole context), ``text`` and :func:`text_and_count_scores`; no (U, I) or (B, I) scores are held.
+    and the whole context), ``text``, :func:`text_and_count_scores` and :mod:`fedecider.baselines.baskets`; no (U, I)
+    scores are held. In `REPEATED` items that were not bought before stand behind all others, in `NEW` those that were
+    are `NOT_RANKED`: look at the positions of a list's own part (`protocols.is_repeat`).
     """
-    sequences = SequenceArray.of(sequences)
-    protocols.check_sequences(sequences, num_items)
-    count_I = train_counts(sequences, num_items, extra).numpy()
-    last = cooccurrence_votes(sequences, num_items, extra)
-    decayed = cooccurrence_votes(sequences, num_items, extra, window=None, directed=False)
-    found: dict[str, dict[str, list[Tensor]]] = {split: {row: [] for row in UNTRAINED} for split in splits}
+    rows = SequenceArray.of(sequences)
+    protocols.check_sequences(rows, num_items)
+    rules = [_counting(rows, num_items, text, extra)]
+    if set(lists) != {NEW} and protocols.train_parts(rows).num_repeats_U.any():
+        rules.append(_repeating(rows, num_items, text, extra))
+    found: dict[str, dict[str, dict[str, list[Tensor]]]] = {name: {split: {} for split in splits} for name in lists}
     for split in splits:
-        target_U, seen_U = protocols.held_out(sequences, split), protocols.histories(sequences, split)
-        for user_B in torch.arange(len(sequences)).split(USERS_AT_ONCE):
-            newest_BI = newest_weights(sequences, user_B, split, num_items, 1)
-            context_BI = newest_weights(sequences, user_B, split, num_items, NUM_CONTEXT)
-            counted_BI = scipy.sparse.csr_array(context_BI @ decayed.vote_II)
-            text_BI = scipy.sparse.csr_array(context_BI @ text.vote_II)
-            scores = {
-                POPULARITY: SparseScores(scipy.sparse.csr_array(newest_BI.shape), count_I),
-                LAST_ITEM: voted(newest_BI, last),
-                DECAYED: with_others(counted_BI, decayed.other_I),
-                TEXT: with_others(text_BI, text.other_I),
-                TEXT_AND_COUNTS: with_others(
-                    scipy.sparse.csr_array(counted_BI + TEXT_WEIGHT * text_BI), decayed.other_I
-                ),
-            }
-            seen = seen_U.take(user_B if drop_seen else user_B[:0])
-            row_N, item_N, target_B = seen.row_E, seen.value_E.astype(np.int64), target_U[user_B].numpy()
-            for row, score in scores.items():
-                found[split][row].append(sparse_positions(score, target_B, row_N, item_N))
-    return {split: {row: torch.cat(parts) for row, parts in rows.items()} for split, rows in found.items()}
+        target_U = protocols.held_out(rows, split).numpy()
+        for user_B in torch.arange(len(rows)).split(USERS_AT_ONCE if rows.basket_E is None else USERS_AT_ONCE // 4):
+            seen = protocols.histories(rows.take(user_B), split)
+            scores = {row: score for rule in rules for row, score in rule(user_B, split).items()}
+            for name, (row, score) in itertools.product(lists, scores.items()):
+                dropped = seen if name == NEW else seen[:0]
+                score = lifted(score, seen) if name == REPEATED else score
+                place_B = sparse_positions(score, target_U[user_B], dropped.row_E, dropped.value_E)
+                found[name][split].setdefault(row, []).append(place_B)
+    return {
+        name: {split: {row: torch.cat(parts) for row, parts in of_rows.items()} for split, of_rows in of_splits.items()}
+        for name, of_splits in found.items()
+    }
+
+
+def lifted(score: SparseScores, seen: SequenceArray) -> SparseScores:
+    """The same scores with the items of ``seen`` in front of all others."""
+    value_BI, other_I = score
+    largest, least = (bound(value_BI.data, initial=bound(other_I)) for bound in (np.max, np.min))
+    above_BI = value_BI.copy()
+    above_BI.data = value_BI.data - other_I[value_BI.indices]
+    seen_BI = scipy.sparse.coo_array((np.ones(len(seen.value_E)), (seen.row_E, seen.value_E)), value_BI.shape).tocsr()
+    seen_BI.data[:] = 1.0 + largest - least
+    return with_others(scipy.sparse.csr_array(above_BI + seen_BI), other_I)
+
+
+Rule = Callable[[Tensor, str], dict[str, SparseScores]]
+"""User numbers (B,) and a split -> row -> scores."""
+
+
+def _counting(rows: SequenceArray, num_items: int, text: Votes, extra: protocols.Sequences) -> Rule:
+    count_I = train_counts(rows, num_items, extra).numpy()
+    last = cooccurrence_votes(rows, num_items, extra)
+    decayed = cooccurrence_votes(rows, num_items, extra, window=None, directed=False)
+
+    def scores(user_B: Tensor, split: str) -> dict[str, SparseScores]:
+        newest_BI = newest_weights(rows, user_B, split, num_items, 1)
+        context_BI = newest_weights(rows, user_B, split, num_items, NUM_CONTEXT)
+        counted_BI = scipy.sparse.csr_array(context_BI @ decayed.vote_II)
+        text_BI = scipy.sparse.csr_array(context_BI @ text.vote_II)
+        both_BI = scipy.sparse.csr_array(counted_BI + TEXT_WEIGHT * text_BI)
+        return {
+            POPULARITY: SparseScores(scipy.sparse.csr_array(newest_BI.shape), count_I),
+            LAST_ITEM: voted(newest_BI, last),
+            DECAYED: with_others(counted_BI, decayed.other_I),
+            TEXT: with_others(text_BI, text.other_I),
+            TEXT_AND_COUNTS: with_others(both_BI, decayed.other_I),
+        }
+
+    return scores
+
+
+def _repeating(rows: SequenceArray, num_items: int, text: Votes, extra: protocols.Sequences) -> Rule:
+    known = counted_parts(rows, extra)
+    step = max(1, -(-len(known) // baskets.MAX_ASKED))
+    vector_VI = baskets.temporal_frequency(known.take(np.arange(0, len(known), step)), num_items)
+    edge_II = baskets.transition_edges(cooccurrence_matrix(rows, num_items, extra))
+    cosine_II = text.vote_II.copy()
+    cosine_II.data = np.cbrt(text.vote_II.data)
+    other_I = tie_scores(train_counts(rows, num_items, extra).numpy())
+
+    def scores(user_B: Tensor, split: str) -> dict[str, SparseScores]:
+        history = protocols.histories(rows.take(user_B), split)
+        newest_BI = newest_weights(rows, user_B, split, num_items, 1)
+        self_B = np.where(user_B.numpy() % step == 0, user_B.numpy() // step, -1)
+        values = {
+            OWN_FREQUENCY: baskets.own_frequency(history, num_items),
+            LIKE_USERS: baskets.like_users(baskets.temporal_frequency(history, num_items), vector_VI, self_B),
+            TRANSITIONS: baskets.transitions_by_text(newest_BI, edge_II, cosine_II),
+        }
+        return {row: with_others(value_BI, other_I) for row, value_BI in values.items()}
+
+    return scores

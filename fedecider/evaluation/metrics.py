@@ -260,13 +260,8 @@ def sparse_positions(score: SparseScores, target_B: np.ndarray, row_N: np.ndarra
     """
     value_BI, other_I = score
     if target_B.ndim == 2:
-        seen = scipy.sparse.csr_array((np.ones(len(row_N)), (row_N, item_N)), value_BI.shape)
-
-        def of_pairs(row_P: Tensor, item_P: Tensor) -> Tensor:
-            part = SparseScores(scipy.sparse.csr_array(value_BI[row_P.numpy()]), other_I)
-            return sparse_positions(part, item_P.numpy(), *seen[row_P.numpy()].nonzero())
-
-        return _of_baskets(torch.from_numpy(target_B), of_pairs)
+        seen_BI = scipy.sparse.csr_array((np.ones(len(row_N)), (row_N, item_N)), value_BI.shape)
+        return _sparse_baskets(score, target_B, seen_BI)
     num_rows, num_items = value_BI.shape
     row_S = np.repeat(np.arange(num_rows), np.diff(value_BI.indptr))
     item_S, value_S = value_BI.indices, value_BI.data
@@ -294,6 +289,28 @@ def sparse_positions(score: SparseScores, target_B: np.ndarray, row_N: np.ndarra
     tied_B = counted(np.equal, last_B - first_B) - 1.0
     position_B = np.where(seen_BI[np.arange(num_rows), target_B], float(NOT_RANKED), above_B + 0.5 * tied_B)
     return torch.from_numpy(position_B)
+
+
+def _sparse_baskets(score: SparseScores, target_BT: np.ndarray, seen_BI: scipy.sparse.csr_array) -> Tensor:
+    """Of baskets, row by row: comparing the few items of a basket with all costs less than sorting all."""
+    value_BI, other_I = score
+    found_BT = not_ranked(torch.from_numpy(target_BT)).numpy()
+    for row, target_T in enumerate(target_BT):
+        target_T = target_T[target_T != NO_ITEM]
+        (item_S, value_S), (seen_N, _) = (
+            (rows.indices[part], rows.data[part])
+            for rows in (value_BI, seen_BI)
+            for part in [slice(rows.indptr[row], rows.indptr[row + 1])]
+        )
+        score_I = other_I.astype(np.float64)
+        score_I[item_S] = value_S
+        score_I[seen_N] = -np.inf
+        if np.isnan(score_I).any():
+            raise ValueError("got NaN scores, expected numbers: the vectors or counts behind them are none")
+        for place, own in enumerate(score_I[target_T]):
+            above, tied = np.count_nonzero(score_I > own), np.count_nonzero(score_I == own) - 1
+            found_BT[row, place] = float(NOT_RANKED) if own == -np.inf else above + 0.5 * tied
+    return torch.from_numpy(found_BT)
 
 
 def activity_buckets(num_train_U: Sequence[int] | Tensor, users: Sequence[str], num_buckets: int = 5) -> Tensor:

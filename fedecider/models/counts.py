@@ -27,7 +27,8 @@ UNIT = 2.0**-FRACTION_BITS
 """What a stored 1 of ``pair_II`` is worth: 1 / distance is rounded to multiples of it, so that sums and differences of
 users are exact in any order."""
 MAX_DISTANCE = 20
-"""Baskets between two that are counted as a pair: farther ones weigh next to nothing."""
+"""Of two events that are counted as a pair: farther ones weigh next to nothing. Baskets hold many items, and those of
+one basket and of the next one are pairs enough."""
 
 
 class Counts(NamedTuple):
@@ -75,7 +76,7 @@ def count_events(parts: Sequence[Sequence[int]], num_items: int) -> Counts:
     """Counts of users whose events are ``parts``, oldest first; give train parts only.
 
     C[a, b] = sum over users, and over their pairs of baskets of which one holds a and the other b, of 1 / distance;
-    within one basket of different items a and b, 1. Up to `MAX_DISTANCE`.
+    within one basket of different items a and b, 1. Up to `MAX_DISTANCE`; of baskets to the next one alone.
     """
     rows = SequenceArray.of(parts)
     new_E = rows.is_new_basket_E
@@ -88,8 +89,8 @@ def count_events(parts: Sequence[Sequence[int]], num_items: int) -> Counts:
     piles = [counts.pair_II]
     if rows.basket_E is not None:
         together_II = has_NI.T @ has_NI
-        piles.append((together_II - scipy.sparse.diags_array(together_II.diagonal())) * pair_weight(0))
-    for distance in range(1, MAX_DISTANCE + 1):
+        piles.append((together_II - scipy.sparse.diags_array(together_II.diagonal(), dtype=np.int64)) * pair_weight(0))
+    for distance in range(1, 1 + (MAX_DISTANCE if rows.basket_E is None else 1)):
         first_P = np.flatnonzero(row_N[:-distance] == row_N[distance:])
         if not len(first_P):
             break

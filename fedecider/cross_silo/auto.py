@@ -28,6 +28,7 @@ from fedecider.running.options import merged, typed
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_new
 from fedecider.running.settings_files import load_yaml
+from idgen.candidates import SAMPLED_ABOVE
 from idgen.precision import PAYS, bf16_speedup, in_words
 from idgen.ranking_config import RankingConfig
 
@@ -39,6 +40,11 @@ NUM_TINY = 5_000
 NUM_DENSE = 20
 """Events a user from which layers may have to learn too. Measured were seven and a hundred (docs/backbones.md): between
 them, a history that fills the model's own (samples.max_history 20)."""
+MANY_ROWS = 100_000
+"""Items times clients from which tables are half as wide: each client keeps several (its own, sent, the best one)."""
+MANY_EVENTS = 500_000
+"""From which one pass a round, and `FEW_ROUNDS`, teach more than ten rounds of small data."""
+FEW_ROUNDS = 5
 WIDTHS = {"minilm": 256, "tfidf": 128}
 """Wider was better up to 256 (docs/backbones.md); vectors of TF-IDF have 128 numbers at most."""
 LONG_S = 3600.0
@@ -185,6 +191,8 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
     # each catalogue is centred on its mean; two heads of even size
     most = max(4, facts.num_texts - facts.num_catalogues) // 4 * 4
     wanted = backbone["d_model"] if facts.num_events < NUM_TINY and not facts.is_shared else WIDTHS[machine.encoder]
+    is_large = facts.num_all_items * len(facts.names) > MANY_ROWS
+    wanted = min(wanted, 128) if is_large else wanted
     width = _asked(asked, "pretrain.backbone.d_model") or min(wanted, most)
     backbone["d_model"] = width
     if "table" in found["lora_targets"]:
@@ -196,7 +204,11 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
             "(docs/backbones.md)"
         ),
         "pretrain.backbone.d_model": (
-            "the few texts span no more" if width < wanted else f"{reader} start it; wider was better up to 256"
+            "the few texts span no more"
+            if width < wanted
+            else f"{facts.num_all_items:,} items, of which each client has tables, take room and time; wider is better"
+            if is_large
+            else f"{reader} start it; wider was better up to 256"
         )
         + " (docs/backbones.md)",
         "pretrain.samples.synthetic_share": (
@@ -210,6 +222,11 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
         reasons["pretrain.backbone.d_model"] += (
             f". Warning: {facts.num_all_items:,} items have {facts.num_texts:,} different texts with words, and others "
             "are learned from events alone; give titles if there are any"
+        )
+    if facts.num_all_items > SAMPLED_ABOVE and facts.num_public == 0:
+        found["distill"]["epochs"] = 1
+        reasons["distill.epochs"] = (
+            f"one pass is a synthetic history for each of {facts.num_all_items:,} items, which are many; not measured"
         )
     if machine.gpu:
         backbone["num_layers"], found["num_eval_users"] = 4, 0
@@ -239,6 +256,10 @@ def _rounds(facts: DataFacts, found: dict[str, Any]) -> dict[str, str]:
         rounds = "with many events a user validation rose for twenty (benchmarks/results/joining.md)"
     else:
         rounds = "clients with different items are soon done (benchmarks/results/joining.md)"
+    if facts.num_events > MANY_EVENTS:
+        found |= {"num_rounds": FEW_ROUNDS, "local_epochs": 1, "hyperparameter_candidates": []}
+        rounds = f"{facts.num_events:,} events are many, so each is seen once a round; not measured"
+        targets = "nothing is tried before the rounds, which would take as long as they do; not measured"
     if patience := found.get("patience"):
         rounds += f"; it ends after {_number(patience, 'round')} without a gain"
     ensemble = "own counts and text neighbours beside the model were better in every table"

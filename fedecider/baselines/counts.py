@@ -12,6 +12,7 @@ of a history.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -252,7 +253,7 @@ def heuristic_positions(
 ) -> dict[str, dict[str, Tensor]]:
     """Split -> row -> positions (U,), of baskets (U, T), as of `rank_held_out`: one list of :func:`heuristic_lists`."""
     name = NEW if drop_seen else ALL
-    return heuristic_lists(sequences, num_items, splits, text, extra=extra, lists=(name,))[name]
+    return _lists(SequenceArray.of(sequences), num_items, splits, text, extra, (name,))[name]
 
 
 def heuristic_lists(
@@ -262,17 +263,32 @@ def heuristic_lists(
     text: Votes,
     *,
     extra: protocols.Sequences = (),
-    lists: Sequence[str] = (ALL, REPEATED, NEW),
 ) -> dict[str, dict[str, dict[str, Tensor]]]:
     """List -> split -> row -> positions of the held-out items, (U,), or (U, T) of baskets.
 
-    Rows are those of ``UNTRAINED``; ``REPEATS`` only where ``lists`` has more than `NEW` and users have items again.
+    Rows are those of ``UNTRAINED``; ``REPEATS`` only where users have items again.
     Scores are those of :func:`popularity_scores`, :func:`cooccurrence_scores` (direct successors of the newest item,
     and the whole context), ``text``, :func:`text_and_count_scores` and :mod:`fedecider.baselines.baskets`; no (U, I)
-    scores are held. In `REPEATED` items that were not bought before stand behind all others, in `NEW` those that were
-    are `NOT_RANKED`: look at the positions of a list's own part (`protocols.is_repeat`).
+    scores are held. Of `REPEATED` and `NEW` the positions of other held-out items are NaN.
     """
     rows = SequenceArray.of(sequences)
+    found = _lists(rows, num_items, splits, text, extra, (ALL, REPEATED, NEW))
+    for split in splits:
+        repeated_U = protocols.is_repeat(rows, split)
+        for name, is_other_U in ((REPEATED, ~repeated_U), (NEW, repeated_U)):
+            for position_U in found[name][split].values():
+                position_U[is_other_U] = math.nan
+    return found
+
+
+def _lists(
+    rows: SequenceArray,
+    num_items: int,
+    splits: Sequence[str],
+    text: Votes,
+    extra: protocols.Sequences,
+    lists: Sequence[str],
+) -> dict[str, dict[str, dict[str, Tensor]]]:
     protocols.check_sequences(rows, num_items)
     rules = [_counting(rows, num_items, text, extra)]
     if set(lists) != {NEW} and protocols.train_parts(rows).num_repeats_U.any():

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.baselines.counts import heuristic_positions, text_votes
+from fedecider.baselines.counts import ALL, NEW, REPEATED, heuristic_lists, heuristic_positions, text_votes
 from fedecider.baselines.own import own_positions
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.near_texts import NearTexts, nearest_texts, unit_vectors
 from fedecider.evaluation.canary import memoriser_positions
-from fedecider.evaluation.protocols import get_protocol
+from fedecider.evaluation.protocols import get_protocol, is_repeat
 from fedecider.federation.streams import stream
 from fedecider.methods.client_models import ClientModels
 from fedecider.models.client_model import ClientModel
@@ -85,14 +85,23 @@ def item_texts_of(
     return found
 
 
+class Rules(NamedTuple):
+    """How entries that need no training rank."""
+
+    whole: dict[str, dict[str, Positions]]
+    """Split -> entry -> client -> positions."""
+    lists: dict[str, dict[str, Positions]]
+    """`fedecider.cross_silo.lists.Lists`; nothing where seen items are dropped."""
+
+
 def counting_positions(
     settings: Settings,
     artifacts: BaseArtifacts,
     texts: Mapping[str, ItemTexts],
     splits: Sequence[str] = ("test",),
     on_ranked: OnRanked = silent,
-) -> dict[str, dict[str, Positions]]:
-    """Split -> positions of the rows that need no training, of the user's own baselines and of the canary.
+) -> Rules:
+    """How the rows that need no training, the user's own baselines and the canary rank.
 
     Counts are those of the public pool and of the clients' train parts of the domain; texts and counts are added up
     with one weight for all data.
@@ -104,15 +113,33 @@ def counting_positions(
     if protocol.num_sampled is not None:
         raise ValueError(f"got protocol {protocol.name}, expected one whose candidates are the whole catalogue")
     found: dict[str, dict[str, Positions]] = {split: {} for split in splits}
+    apart: dict[str, dict[str, Positions]] = {REPEATED: {}, NEW: {}}
     for name, domain in artifacts.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
         text, extra = text_votes(texts[name].near), domain.public.sequences
         asked = (sequences, num_items, splits)
-        rules = heuristic_positions(*asked, text, extra=extra, drop_seen=protocol.drop_seen)
+        if protocol.drop_seen:
+            rules = heuristic_positions(*asked, text, extra=extra)
+        else:
+            lists = heuristic_lists(*asked, text, extra=extra)
+            rules = lists[ALL]
+            if "test" in splits:
+                _add_lists(apart, name, lists, is_repeat(sequences, "test"))
         canary = memoriser_positions(*asked, protocol, generator=stream(settings.run.seed, CANARY, name))
         own = own_positions(domain, splits, protocol)
         for split in splits:
             for label, position_U in {**rules[split], **own[split], CANARY: canary[split]}.items():
                 found[split].setdefault(label, {})[name] = position_U
         on_ranked("heuristic baselines")
-    return found
+    return Rules(found, apart)
+
+
+def _add_lists(
+    apart: dict[str, dict[str, Positions]],
+    client: str,
+    lists: Mapping[str, Mapping[str, Positions]],
+    is_repeat_U: Tensor,
+) -> None:
+    for name, is_other_U in ((REPEATED, ~is_repeat_U), (NEW, is_repeat_U)):
+        for row, position_U in lists[name]["test"].items():
+            apart[name].setdefault(row, {})[client] = position_U.masked_fill(is_other_U, torch.nan)

@@ -23,9 +23,10 @@ from fedecider.models.ensemble import BOUND
 from fedecider.models.features import FEATURES
 from fedecider.models.folders import read_llm_run
 from fedecider.report.analysis_sections import fusion_section, sections_of
+from fedecider.report.conclusion import LEVEL
 from fedecider.report.joining import joining_rows, without_rows, words_of
 from fedecider.report.page import PageTable, Section
-from fedecider.report.tables import number_text
+from fedecider.report.tables import number_text, shown_metrics
 
 
 def run_page(root: Path, result: RunResult, analyses: Sequence[Section] = ()) -> Path:
@@ -37,7 +38,7 @@ def run_page(root: Path, result: RunResult, analyses: Sequence[Section] = ()) ->
         return Parts(
             run_conclusion(result),
             [f"Text neighbours: item texts as vectors of {encoder}."] if encoder else [],
-            [*joining_section(result), *first_examples],
+            [*joining_section(result), *lists_section(result), *first_examples],
             [
                 *fusion_section(result.fusion_weights, result.best_round),
                 *ensemble_section(result),
@@ -87,6 +88,34 @@ WORDS = (
     "and habit (the log of the customer's own share of the item, and of what follows) do. The weights and counts of a "
     "client stay with it; they are in one place here, which only a simulation has."
 )
+
+
+def lists_section(result: RunResult) -> list[Section]:
+    """What is bought again and what is new, apart; nothing where seen items are dropped."""
+    tables, said = [], []
+    for name, of_list in result.metrics.get("lists", {}).items():
+        values = of_list["values"]
+        metrics = shown_metrics(next(iter(values.values()))[MACRO])
+        rows = [[entry, *(number_text(value[MACRO][metric]) for metric in metrics)] for entry, value in values.items()]
+        number = sum(of_list["num_customers"].values())
+        caption = f"{name}: of {number:,} customers with such an item; last, the best rule"
+        tables.append(PageTable(("", *metrics), rows, caption))
+        said.append(f"{name.capitalize()}: {'; '.join(list_sentences(of_list))}.")
+    words = "A list of items that a customer had before, and one of all others: what each holds of its own part."
+    return [Section("Bought again, and new", [words, *said], tables)] if tables else []
+
+
+def list_sentences(of_list: Mapping[str, Any]) -> list[str]:
+    """The handed-over list against the others, by the first metric."""
+    first, sentences = of_list["tests"][0]["metric"], []
+    for test in of_list["tests"]:
+        if test["metric"] == first:
+            mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
+            beyond = "" if test["p_holm"] < LEVEL else ", not significant"
+            sentences.append(
+                f"{first} {mean:+.1f} points [{low:+.1f}, {high:+.1f}]{beyond} against {test['methods'][1]}"
+            )
+    return sentences
 
 
 def ensemble_section(result: RunResult) -> list[Section]:

@@ -27,6 +27,7 @@ from fedecider.cross_silo.joining import (
     local_system,
     may_choose,
 )
+from fedecider.cross_silo.lists import lists_data, lists_of
 from fedecider.cross_silo.page import run_page
 from fedecider.cross_silo.privacy import privacy_data, privacy_notes
 from fedecider.cross_silo.reported import Scales, chosen_scale
@@ -123,13 +124,17 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
             if set(keeps.values()) != {"joined"}:
                 entries = _with_system(entries, KEPT, kept, mixes)
         students = of_entries.zero_shot(settings, run.artifacts, run.models, on_ranked=on_ranked)
-        rules = of_entries.counting_positions(settings, run.artifacts, texts, SPLITS, on_ranked)
+        rules, rule_lists = of_entries.counting_positions(settings, run.artifacts, texts, SPLITS, on_ranked)
     models = {"test": {**entries["test"], **students}, "valid": entries["valid"]}
     metrics = {**_facts(run, known), **_figures(run, models, rules)}
     if settings.run.share_grid != [1.0]:
         metrics["update_scales"] = dict(scales)
     if kept.ensembles is not None:
         metrics["ensemble"] = ensembles.ensembles_data(kept.ensembles)
+    if kept.ensembles is not None and not get_protocol(settings.run.protocol).drop_seen:
+        apart = {subject_of(run.method.name, metrics["reported"], models["test"]): kept.apart}
+        apart |= {with_ensemble(LOCAL): alone.apart} if run.alone is not None else {}
+        metrics["lists"] = lists_data(lists_of(apart, rule_lists), list(apart))
     if run.alone is not None:
         events = checked_events(domains, {name: texts[name].unit_ID for name in domains})
         subject = with_ensemble(run.method.name) if mixes else metrics["reported"]

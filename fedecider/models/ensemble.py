@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedecider.data.near_texts import NearTexts
-from fedecider.evaluation.metrics import positions_from_scores
+from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.features import (
     BOUGHT,
@@ -374,29 +374,47 @@ def positions(
         seen_BI, rows = candidates.seen_BM, slice(start, start + len(candidates.seen_BM))
         start, target_BT, item_BM = rows.stop, target_NT[rows], candidates.item_BM
         num_items = knowledge.counts.num_items
-        there_BI = torch.ones_like(seen_BI)
         if item_BM is not None:
-            there_BI, seen_BI = (_spread(item_BM, flag_BM, num_items) for flag_BM in (item_BM >= 0, seen_BI))
-        there_BT, repeated_BT = target_BT >= 0, seen_BI.gather(1, target_BT.clamp(min=0).view(len(seen_BI), -1))
-        repeated_BT = repeated_BT.view(target_BT.shape) & there_BT
+            seen_BI = _spread(item_BM, seen_BI, num_items)
+        repeated_BT = seen_BI.gather(1, target_BT.clamp(min=0).view(len(seen_BI), -1)).view(target_BT.shape)
+        repeated_BT &= target_BT >= 0
         for part, weights in zip(parts, every, strict=True):
             score_BI = candidates.score(weights)
             if item_BM is not None:
                 score_BI = _spread(item_BM, score_BI, num_items)
-            new_BT = positions_from_scores(score_BI, target_BT, there_BI & ~seen_BI).cpu()
+            new_BT = _places(score_BI.masked_fill(seen_BI, -torch.inf), target_BT)
             if drop_seen:
                 part.append(Places(new_BT, torch.full_like(new_BT, torch.nan), new_BT))
                 continue
-            again_BT = positions_from_scores(score_BI, target_BT, there_BI & seen_BI).cpu()
+            again_BT = _places(score_BI.masked_fill(~seen_BI, -torch.inf), target_BT)
             part.append(
                 Places(
-                    positions_from_scores(score_BI, target_BT, there_BI).cpu(),
+                    _places(score_BI, target_BT),
                     again_BT.masked_fill_(~repeated_BT, torch.nan),
                     new_BT.masked_fill_(repeated_BT, torch.nan),
                 )
             )
     empty = Places(*(torch.zeros(target_NT.shape, dtype=torch.float64) for _ in range(3)))
     return [Places(*map(torch.cat, zip(*part, strict=True))) if part else empty for part in parts]
+
+
+PAIRS_AT_ONCE = 64
+"""Targets that are compared with all items together: bounds memory."""
+
+
+def _places(score_BI: Tensor, target_BT: Tensor) -> Tensor:
+    """0-based places of targets, the mean place among equals; `NOT_RANKED` for a score of minus infinity, NaN for
+    `NO_ITEM`."""
+    place_BT = torch.full(target_BT.shape, torch.nan, dtype=torch.float64).view(len(target_BT), -1)
+    wide_BT = target_BT.view(len(target_BT), -1)
+    for pair_P2 in (wide_BT >= 0).nonzero().split(PAIRS_AT_ONCE):
+        row_P, column_P = pair_P2.T
+        score_PI = score_BI[row_P]
+        own_P1 = score_PI.gather(1, wide_BT[row_P, column_P][:, None])
+        above_P, equal_P = (torch.count_nonzero(flag, 1).double() for flag in (score_PI > own_P1, score_PI == own_P1))
+        place_P = above_P + (equal_P - 1.0) / 2
+        place_BT[row_P, column_P] = place_P.masked_fill_(own_P1[:, 0] == -torch.inf, float(NOT_RANKED))
+    return place_BT.view(target_BT.shape)
 
 
 def _spread(item_BM: Tensor, value_BM: Tensor, num_items: int) -> Tensor:

@@ -1,0 +1,92 @@
+"""What is bought again and what is new, apart: how well each kind of list holds its own part of the next basket.
+
+"repeats": the list of items that a customer had before, and the held-out items that are such; "new items": the list of
+all others. Each stands beside the best heuristic baseline of its kind (A Next Basket Recommendation Reality Check, Li
+et al., 2023, reports repetition and exploration apart; it ranks both in one list, we rank each in a list of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedecider.baselines.counts import NEW, REPEATED, UNTRAINED
+from fedecider.cross_silo.entries import Positions
+from fedecider.evaluation.metrics import MACRO, macro_mean, mean_metrics
+from fedecider.evaluation.statistics import compare_table, of_one_run
+from fedecider.federation.streams import stream
+from fedecider.models.ensemble import Places
+from fedecider.report.tables import compared_by, comparisons_data
+
+LISTS = (REPEATED, NEW)
+Lists = Mapping[str, Mapping[str, Positions]]
+"""List -> entry -> client -> places of the test items of its part, NaN for all others."""
+
+
+def lists_of(places: Mapping[str, Mapping[str, Places]], rules: Lists) -> dict[str, dict[str, Positions]]:
+    """The lists of ensembles (entry -> client -> places) and of rules."""
+    part_of = {REPEATED: "again", NEW: "new"}
+    return {
+        name: {
+            **{
+                entry: {client: getattr(place, part_of[name]) for client, place in of_clients.items()}
+                for entry, of_clients in places.items()
+            },
+            **rules[name],
+        }
+        for name in LISTS
+    }
+
+
+def lists_data(lists: Lists, entries: Sequence[str]) -> dict[str, Any]:
+    """What stands in ``metrics.json`` under ``lists``.
+
+    ``entries``: those of ensembles, the handed-over one first. Each list has its means by client over the customers
+    with an item of its part, the best rule by ndcg@10 alone of all rules, and paired tests of the first entry against
+    the others and that rule.
+    """
+    data = {}
+    for name, of_list in lists.items():
+        shown = {entry: _of_part(of_list[entry]) for entry in (*entries, *UNTRAINED) if entry in of_list}
+        shown = {entry: positions for entry, positions in shown.items() if all(map(len, positions.values()))}
+        if not shown:
+            continue
+        values = {entry: _figures(positions) for entry, positions in shown.items()}
+        rules = [entry for entry in values if entry not in entries]
+        best = max(rules, key=lambda entry: values[entry][MACRO]["ndcg@10"])
+        kept = [*(entry for entry in entries if entry in values), best]
+        compared = {entry: shown[entry] for entry in kept}
+        tests = compare_table(
+            of_one_run(compared),
+            stream(0, "lists", name),
+            compared_by(compared),
+            [(kept[0], entry) for entry in kept[1:]],
+            each_domain=False,
+        )
+        data[name] = {
+            "best_rule": best,
+            "num_customers": {client: len(places) for client, places in shown[best].items()},
+            "values": {entry: values[entry] for entry in kept},
+            "tests": comparisons_data(tests),
+        }
+    return data
+
+
+def _figures(positions: Positions) -> dict[str, dict[str, float]]:
+    means = {client: mean_metrics(place) for client, place in positions.items()}
+    return {**means, MACRO: macro_mean(means)}
+
+
+def _of_part(positions: Positions) -> dict[str, Tensor]:
+    """The customers with an item of the part; items of the other part are moved behind theirs."""
+    parts = {}
+    for client, place in positions.items():
+        if place.ndim == 1:
+            parts[client] = place[~place.isnan()]
+        else:
+            some = place[~place.isnan().all(1)]
+            parts[client] = some.sort(1).values if len(some) else torch.zeros(0, 1, dtype=place.dtype)
+    return parts

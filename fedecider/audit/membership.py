@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.evaluation.protocols import train_parts
-
 STATISTICS = ("mean gain over the student", "largest gain over the student", "mean log-probability")
 
 
@@ -34,11 +32,10 @@ class Questions(NamedTuple):
         return int(self.user_Q.max()) + 1 if len(self.user_Q) else 0
 
 
-def questions_about(sequences: Sequence[Sequence[int]], num_events: int) -> Questions:
-    """The ``num_events`` newest events of each user's train part, none of them the first; users without any are left
-    out. Members and others are asked alike."""
-    parts = list(train_parts(sequences))
-    asked = [part for part in parts if len(part) > 1]
+def questions_about(parts: Sequence[Sequence[int]], num_events: int) -> Questions:
+    """The ``num_events`` newest events of each train part, none of them the first; users without any are left out.
+    Members and others are asked alike."""
+    asked = [list(part) for part in parts if len(part) > 1]
     places = [
         (user, place) for user, part in enumerate(asked) for place in range(max(1, len(part) - num_events), len(part))
     ]

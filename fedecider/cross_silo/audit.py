@@ -32,6 +32,7 @@ from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.protocol import under
 from fedecider.data.store import CARD_FILE, load_domains
+from fedecider.evaluation.protocols import train_parts
 from fedecider.federation.aggregate import with_robust_mean
 from fedecider.federation.method import Block, Download, Tree, Upload
 from fedecider.federation.privacy import protector
@@ -273,15 +274,16 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
 def members_and_others(
     config: AuditConfig, settings: Settings, domains: Mapping[str, Any], name: str
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Sequences of a client's users on whom it trained, and of users on whom no client did.
+    """Train parts of a client's users on whom it trained, and of users on whom no client did.
 
     The others are the users of domains of the same catalogue that took no part in the run (silos, prepared together),
     Raises:
         ValueError: there are no others.
     """
     domain, run = domains[name], settings.run
-    members = list(domain.clients.sequences)
-    others = [sequence for one in away_from_run(run.data, run.protocol, domain, domains) for sequence in one]
+    members = list(train_parts(domain.clients.sequences))
+    away = away_from_run(run.data, run.protocol, domain, domains)
+    others = [part for one in away for part in train_parts(one)]
     if not others:
         raise ValueError(
             f"got nobody of the catalogue {domain.catalogue.name} on whom the run did not train, expected some to "

@@ -7,15 +7,15 @@ from fedecider.audit.membership import questions_about, user_scores
 from fedecider.audit.separation import Scored, auc
 
 
-def test_questions_are_of_the_train_part_only():
-    asked = questions_about([[1, 2, 3, 4, 90, 91], [7, 92, 93], [5, 6, 94, 95]], 2)
+def test_questions_are_of_the_newest_events_but_the_first():
+    asked = questions_about([[1, 2, 3, 4], [7], [5, 6]], 2)
     assert asked.histories == [[1, 2], [1, 2, 3], [5]]
     assert asked.targets.tolist() == [3, 4, 6]
     assert asked.user_Q.tolist() == [0, 0, 1]  # the user with one train event is not asked about
 
 
 def test_others_stand_behind_members():
-    members, others = [[1, 2, 3, 8, 9]], [[4, 5, 8, 9], [6, 7, 8, 9]]
+    members, others = [[1, 2, 3]], [[4, 5], [6, 7]]
     both = questions_about([*members, *others], 5)
     assert questions_about(members, 5).num_users == 1
     assert both.num_users == 3

@@ -242,8 +242,8 @@ def _result_section(table: Table, protocol: str, marks: bool) -> Section:
 
 def _said(table: Table, protocol: str) -> str:
     canary = [row.values[MACRO]["hit@10"].mean for row in table.results[protocol].rows if row.label == CANARY]
-    chance = fmean(_words(table).chance[protocol].values())
-    return f"{stamp(get_protocol(protocol), canary[0] if canary else None)}; chance hit@10 {chance:.3f}"
+    chance, lead = fmean(_words(table).chance[protocol].values()), compared(table.results[protocol].rows[0].metrics)[0]
+    return f"{stamp(get_protocol(protocol), canary[0] if canary else None)}; chance {lead} {chance:.3f}"
 
 
 def _notes(table: Table, protocol: str) -> list[str]:

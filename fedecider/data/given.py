@@ -391,23 +391,43 @@ def _guessed_clock(batch: pa.RecordBatch, given: Given, reading: Reading) -> Clo
 def _add_columns(
     batch: pa.RecordBatch, given: Given, tables: dict[str, EventTable], empty: Callable[[], EventTable]
 ) -> bool:
-    """Add the events of a batch at once; False, and nothing added, where it takes more than plain keys and times."""
-    if not batch.num_rows or set(given.columns) - {"user", "item", "time"}:
+    """Add the events of a batch at once; False, and nothing added, where it takes more than plain keys, times, order
+    numbers and quantities."""
+    if not batch.num_rows or set(given.columns) - {"user", "item", "time", "order", "quantity"}:
         return False
+    num_returns = 0
+    if "quantity" in given.columns:
+        is_event_N = _is_sold(batch.column(given.columns["quantity"]))
+        if is_event_N is None or not is_event_N.any():
+            return False
+        num_returns, batch = batch.num_rows - int(is_event_N.sum()), batch.filter(pa.array(is_event_N))
     coded_users, coded_items = (_coded(batch.column(given.columns[one])) for one in ("user", "item"))
     has_times = "time" in given.columns
     micro_N: np.ndarray | None = np.zeros(batch.num_rows, np.int64)
     if has_times:
         micro_N = _microseconds(batch.column(given.columns["time"]), given.clock or Clock())
-    if coded_users is None or coded_items is None or micro_N is None:
+    orders = _coded(batch.column(given.columns["order"])) if "order" in given.columns else None
+    if coded_users is None or coded_items is None or micro_N is None or (orders is None and "order" in given.columns):
         return False
     (users, user_N), (items, item_N) = coded_users, coded_items
     if given.company:
         users = [f"{given.company}:{user}" for user in users]
+        orders = orders and ([f"{given.company}:{one}" for one in orders[0]], orders[1])
     time_N = micro_N // MICROSECONDS if has_times else np.full(batch.num_rows, UNKNOWN_TIME)
     table = tables.setdefault(given.domain, empty())
-    table.add_all(users, user_N, items, item_N, time_N, micro_N)
+    table.add_all(users, user_N, items, item_N, time_N, micro_N, orders)
+    if num_returns:
+        table.dropped.add(RETURNS, events=num_returns)
     return True
+
+
+def _is_sold(column: pa.Array) -> np.ndarray | None:
+    """(N,) bool: a quantity above 0; None where one is no number, which :func:`_number` tells."""
+    try:
+        quantity_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowException:
+        return None
+    return quantity_N > 0 if np.isfinite(quantity_N).all() else None
 
 
 def _coded(column: pa.Array) -> tuple[list[str], np.ndarray] | None:
@@ -565,6 +585,12 @@ def _carried(batches: Iterable[pa.RecordBatch], given: Given) -> Iterator[pa.Rec
     names = [given.columns[one] for one in ("user", "company", "time") if one in given.columns]
     before: dict[str, Any] = {}
     for batch in batches:
+        if batch.num_rows and not any(_has_blank(batch.column(name)) for name in names):
+            last = batch.slice(batch.num_rows - 1)
+            before = {"": last.column(given.columns["order"])[0].as_py()}
+            before |= {name: last.column(name)[0].as_py() for name in names}
+            yield batch
+            continue
         orders = batch.column(given.columns["order"]).to_pylist()
         columns = {name: batch.column(name).to_pylist() for name in names}
         for row, order in enumerate(orders):
@@ -577,6 +603,14 @@ def _carried(batches: Iterable[pa.RecordBatch], given: Given) -> Iterator[pa.Rec
             place = batch.schema.get_field_index(name)
             batch = batch.set_column(place, name, pa.array(values, batch.schema.field(name).type))
         yield batch
+
+
+def _has_blank(column: pa.Array) -> bool:
+    if column.null_count:
+        return True
+    if pa.types.is_floating(column.type):
+        return bool(np.isnan(column.to_numpy(zero_copy_only=False)).any())
+    return _is_text(column.type) and "" in column.unique().to_pylist()
 
 
 def _schema(given: Given) -> list[str]:

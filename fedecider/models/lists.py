@@ -191,6 +191,8 @@ def save_histories(histories: Histories, path: Path) -> None:
         "items": pa.LargeListArray.from_arrays(sequences.start_U, pa.array(sequences.value_E, pa.int64())),
         "last_time": pa.array([histories.last_time.get(one) for one in histories.customers], pa.int64()),
     }
+    if baskets := sequences.baskets:
+        columns["baskets"] = pa.LargeListArray.from_arrays(baskets.start_U, pa.array(baskets.value_E, pa.int64()))
     counted = WHOLE if histories.is_counted_whole else TRAIN_PARTS
     pa.parquet.write_table(pa.table(columns).replace_schema_metadata({COUNTED: counted}), path)
 
@@ -204,6 +206,8 @@ def _kept_histories(path: Path, item_keys: Sequence[str]) -> Histories:
         table = pa.parquet.read_table(path).combine_chunks()
         customers, times = (table.column(name).to_pylist() for name in ("customer", "last_time"))
         sequences = SequenceArray.of(table.column("items").to_pylist())
+        if "baskets" in table.column_names:
+            sequences = sequences.with_baskets(SequenceArray.of(table.column("baskets").to_pylist()).value_E)
         is_whole = (table.schema.metadata or {}).get(COUNTED, WHOLE) == WHOLE
     except (pa.ArrowException, KeyError, OSError, TypeError) as error:
         raise damaged(path, error) from error

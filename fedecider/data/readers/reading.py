@@ -477,9 +477,10 @@ class EventTable:
         item_N: np.ndarray,
         time_N: np.ndarray,
         order_N: np.ndarray,
+        baskets: tuple[Sequence[str], np.ndarray] | None = None,
     ) -> None:
         """Append N events at once, as :meth:`add`: of user ``user_keys[user_N[n]]``; keys in the order of their first
-        events."""
+        events. ``baskets``: order numbers, and which of them each event has."""
         columns = ((self._user, self._users, user_keys, user_N), (self._item, self._items, item_keys, item_N))
         for column, known, keys, number_N in columns:
             place_K = np.fromiter((known.setdefault(key, len(known)) for key in keys), np.int32, len(keys))
@@ -487,6 +488,10 @@ class EventTable:
         self._time.frombytes(time_N.astype(np.int64).tobytes())
         if self._order is not None:
             self._order.frombytes(order_N.astype(np.int64).tobytes())
+        if self._basket is not None:
+            keys, basket_N = baskets or ([""], np.zeros(len(user_N), np.int64))
+            place_K = np.array([self._orders.setdefault(key, len(self._orders) - 1) for key in keys], np.int64)
+            self._basket.frombytes(place_K[basket_N].tobytes())
 
     def skip(self, reason: str) -> None:
         """Count a readable event that is left out on purpose."""

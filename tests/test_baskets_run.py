@@ -17,7 +17,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import held_out
 
 THINGS = [
-    {"sku": f"s{n}", "title": f"{colour} {thing}"}
+    {"sku": f"s{n}", "title": f"{colour} {thing} brand{n}"}
     for n, (colour, thing) in enumerate(
         (c, t) for c in ("red", "blue", "green", "grey", "white", "amber") for t in ("soup", "tea", "bread", "salt")
     )
@@ -45,6 +45,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("baskets")
     data = from_events({name: orders(name) for name in ("north", "south")}, THINGS, order="order")
     settings = decoder_settings()
+    settings["pretrain"]["backbone"]["d_model"] = 16
     settings |= {"ensemble": {"kind": "none"}, "hyperparameter_candidates": []}
     settings = {name: value for name, value in settings.items() if name not in ("domains", "output", "data", "cache")}
     federate(data, config=settings, output=folder / "run", cache=str(folder / "cache"), progress=False)

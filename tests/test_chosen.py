@@ -13,6 +13,7 @@ from fedecider.cross_silo.estimate import LEAST_ROUNDS, ROOM, DataFacts, draw, e
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.federation.record import read_json
+from fedecider.running.options import read_words
 
 CPU = Machine(2, 16.0, "", 0.0, "minilm", 0.1, 60e9)
 COMPANIES = DataFacts(("north", "south", "east"), 1, (1500,) * 3, 34_756, 6.0, 3820, 3820, 3767, 0)
@@ -279,9 +280,11 @@ def test_minutes_come_first_and_stand_in_the_settings(prepared, monkeypatch, cap
 def test_a_run_of_a_few_minutes_is_over_the_customers_that_were_drawn(prepared, monkeypatch, capsys):
     monkeypatch.setattr("fedecider.cross_silo.auto.this_machine", lambda: CPU._replace(flops=1e9))
     monkeypatch.setattr("fedecider.data.drawn.LEAST", 30)
-    assert (
-        main(["federate", "--data", "data", *QUICK[2:], "--num_rounds", "9", "--minutes", "4", "--output", "run"]) == 0
-    )
+    words = ["--data", "data", *QUICK[2:], "--num_rounds", "9", "--ensemble.kind", "none"]
+    chosen = chosen_settings(read_words(words).options, log=[].append)
+    whole = estimate(facts_of(sample_domains(["crime", "comics"])), make_settings({}, chosen), 1e9)
+    minutes = (whole.once + 2 * whole.round + whole.results) * ROOM / 60
+    assert main(["federate", *words, "--minutes", str(minutes), "--output", "run"]) == 0
     first, said = capsys.readouterr().out.splitlines()[0], read_json(Path("run/run.json"))["config"]["run"]
     assert first == said["drawn"]
     users = [domain["num_users"] for domain in read_json(Path("run/metrics.json"))["domains"].values()]

@@ -18,7 +18,7 @@ from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.near_texts import NearTexts, nearest_texts, unit_vectors
 from fedecider.evaluation.canary import memoriser_positions
-from fedecider.evaluation.protocols import get_protocol, is_repeat
+from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.streams import stream
 from fedecider.methods.client_models import ClientModels
 from fedecider.models.client_model import ClientModel
@@ -123,8 +123,9 @@ def counting_positions(
         else:
             lists = heuristic_lists(*asked, text, extra=extra)
             rules = lists[ALL]
-            if "test" in splits:
-                _add_lists(apart, name, lists, is_repeat(sequences, "test"))
+            for part, of_part in apart.items() if "test" in splits else ():
+                for label, position_U in lists[part]["test"].items():
+                    of_part.setdefault(label, {})[name] = position_U
         canary = memoriser_positions(*asked, protocol, generator=stream(settings.run.seed, CANARY, name))
         own = own_positions(domain, splits, protocol)
         for split in splits:
@@ -132,14 +133,3 @@ def counting_positions(
                 found[split].setdefault(label, {})[name] = position_U
         on_ranked("heuristic baselines")
     return Rules(found, apart)
-
-
-def _add_lists(
-    apart: dict[str, dict[str, Positions]],
-    client: str,
-    lists: Mapping[str, Mapping[str, Positions]],
-    is_repeat_U: Tensor,
-) -> None:
-    for name, is_other_U in ((REPEATED, ~is_repeat_U), (NEW, is_repeat_U)):
-        for row, position_U in lists[name]["test"].items():
-            apart[name].setdefault(row, {})[client] = position_U.masked_fill(is_other_U, torch.nan)

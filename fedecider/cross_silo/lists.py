@@ -19,6 +19,7 @@ from fedecider.evaluation.metrics import MACRO, macro_mean, mean_metrics
 from fedecider.evaluation.statistics import compare_table, of_one_run
 from fedecider.federation.streams import stream
 from fedecider.models.ensemble import Places
+from fedecider.report.conclusion import LEVEL
 from fedecider.report.tables import compared_by, comparisons_data
 
 LISTS = (REPEATED, NEW)
@@ -90,3 +91,15 @@ def _of_part(positions: Positions) -> dict[str, Tensor]:
             some = place[~place.isnan().all(1)]
             parts[client] = some.sort(1).values if len(some) else torch.zeros(0, 1, dtype=place.dtype)
     return parts
+
+
+def list_sentence(name: str, of_list: Mapping[str, Any]) -> str:
+    """The handed-over list against the others, by the first metric."""
+    first, subject = of_list["tests"][0]["metric"], next(iter(of_list["values"]))
+    parts = [f"{name.capitalize()}: {subject} has {first} {of_list['values'][subject][MACRO][first]:.3f}"]
+    for test in of_list["tests"]:
+        if test["metric"] == first:
+            mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
+            beyond = "" if test["p_holm"] < LEVEL else ", not significant"
+            parts.append(f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]{beyond} against {test['second']}")
+    return "; ".join(parts) + "."

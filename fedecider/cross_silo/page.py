@@ -11,6 +11,7 @@ from fedecider.audit.attacks import audit_section
 from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.conclusion import run_conclusion
 from fedecider.cross_silo.hyperparameter_selection import selection_text
+from fedecider.cross_silo.lists import list_sentence
 from fedecider.cross_silo.prepare import data_of_run
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.cross_silo.warnings import run_warnings
@@ -23,7 +24,6 @@ from fedecider.models.ensemble import BOUND
 from fedecider.models.features import FEATURES
 from fedecider.models.folders import read_llm_run
 from fedecider.report.analysis_sections import fusion_section, sections_of
-from fedecider.report.conclusion import LEVEL
 from fedecider.report.joining import joining_rows, without_rows, words_of
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import number_text, shown_metrics
@@ -100,22 +100,9 @@ def lists_section(result: RunResult) -> list[Section]:
         number = sum(of_list["num_customers"].values())
         caption = f"{name}: of {number:,} customers with such an item; last, the best rule"
         tables.append(PageTable(("", *metrics), rows, caption))
-        said.append(f"{name.capitalize()}: {'; '.join(list_sentences(of_list))}.")
+        said.append(list_sentence(name, of_list))
     words = "A list of items that a customer had before, and one of all others: what each holds of its own part."
     return [Section("Bought again, and new", [words, *said], tables)] if tables else []
-
-
-def list_sentences(of_list: Mapping[str, Any]) -> list[str]:
-    """The handed-over list against the others, by the first metric."""
-    first, sentences = of_list["tests"][0]["metric"], []
-    for test in of_list["tests"]:
-        if test["metric"] == first:
-            mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
-            beyond = "" if test["p_holm"] < LEVEL else ", not significant"
-            sentences.append(
-                f"{first} {mean:+.1f} points [{low:+.1f}, {high:+.1f}]{beyond} against {test['methods'][1]}"
-            )
-    return sentences
 
 
 def ensemble_section(result: RunResult) -> list[Section]:

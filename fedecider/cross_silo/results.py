@@ -27,7 +27,7 @@ from fedecider.cross_silo.joining import (
     local_system,
     may_choose,
 )
-from fedecider.cross_silo.lists import lists_data, lists_of
+from fedecider.cross_silo.lists import list_sentence, lists_data, lists_of
 from fedecider.cross_silo.page import run_page
 from fedecider.cross_silo.privacy import privacy_data, privacy_notes
 from fedecider.cross_silo.reported import Scales, chosen_scale
@@ -67,6 +67,8 @@ def write_results(run: Ended, folder: RunFolder, launch: Launch) -> None:
     log_line(f"{said.question} {said.answer}")
     for sentence in joining_lines(outcome.result):
         log_line(sentence)
+    for name, of_list in outcome.result.metrics.get("lists", {}).items():
+        log_line(list_sentence(name, of_list))
 
 
 def write_outcome(run: Ended, outcome: Outcome, folder: RunFolder) -> None:

@@ -34,6 +34,7 @@ from fedecider.models.features import (
     Block,
     Knowledge,
     block_of,
+    check_histories,
     near_of,
 )
 from idgen.decode import stable_topk
@@ -148,7 +149,12 @@ def candidates_of(
 def blocks_of(
     knowledge: Knowledge, histories: SequenceArray, near: NearTexts | None = None
 ) -> Iterator[tuple[Block, SequenceArray]]:
-    """The histories, some after the other, with the features of all items."""
+    """The histories, some after the other, with the features of all items.
+
+    Raises:
+        ValueError: an empty history, or item numbers out of range.
+    """
+    check_histories(histories, knowledge.counts.num_items)
     near = near or near_of(knowledge, histories)
     size = max(1, MAX_NUMBERS // knowledge.counts.num_items)
     for start in range(0, len(histories), size):
@@ -371,11 +377,10 @@ def positions(
     parts: list[list[Places]] = [[] for _ in every]
     start, first = 0, every[0] if every else MODEL_ALONE
     for candidates in candidates_of(knowledge, histories, model, first, near):
-        seen_BI, rows = candidates.seen_BM, slice(start, start + len(candidates.seen_BM))
-        start, target_BT, item_BM = rows.stop, target_NT[rows], candidates.item_BM
-        num_items = knowledge.counts.num_items
-        if item_BM is not None:
-            seen_BI = _spread(item_BM, seen_BI, num_items)
+        rows, item_BM = slice(start, start + len(candidates.seen_BM)), candidates.item_BM
+        start, target_BT, past, num_items = rows.stop, target_NT[rows], histories[rows], knowledge.counts.num_items
+        seen_BI = torch.zeros(len(past), num_items, dtype=torch.bool)
+        seen_BI[past.row_E, past.value_E] = True  # also of what is no candidate
         repeated_BT = seen_BI.gather(1, target_BT.clamp(min=0).view(len(seen_BI), -1)).view(target_BT.shape)
         repeated_BT &= target_BT >= 0
         for part, weights in zip(parts, every, strict=True):
@@ -418,9 +423,8 @@ def _places(score_BI: Tensor, target_BT: Tensor) -> Tensor:
 
 
 def _spread(item_BM: Tensor, value_BM: Tensor, num_items: int) -> Tensor:
-    """(B, I) values of some items; False or minus infinity for the others."""
-    nothing = False if value_BM.dtype == torch.bool else -torch.inf
-    value_BI = torch.full((len(item_BM), num_items + 1), nothing, dtype=value_BM.dtype)
+    """(B, I) values of some items; minus infinity for the others."""
+    value_BI = torch.full((len(item_BM), num_items + 1), -torch.inf)
     return value_BI.scatter_(1, torch.where(item_BM < 0, num_items, item_BM), value_BM)[:, :-1]
 
 

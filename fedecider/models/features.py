@@ -78,12 +78,8 @@ def block_of(knowledge: Knowledge, near: NearTexts, histories: SequenceArray) ->
     - habit: log(s_b + q_b), of items bought before.
 
     ``near``: the neighbours of all items that vote (`near_of`).
-
-    Raises:
-        ValueError: an empty history, or item numbers out of range.
     """
     num_items = knowledge.counts.num_items
-    check_histories(histories, num_items)
     counts, num_rows = knowledge.counts, len(histories)
     age_E = histories.num_after_E
     event_I = counts.event_I + POPULARITY_FLOOR

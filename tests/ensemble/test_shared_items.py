@@ -8,8 +8,8 @@ from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.deployment.counts import what_sites_learn
-from fedecider.models.counts import Counts, shared_items, without
-from fedecider.models.ensemble import EnsembleConfig
+from fedecider.models.config import EnsembleConfig
+from fedecider.models.counts import Counts, counts_of, shared_items, without
 
 SOLD = {"north": "abcde", "south": "bcdef", "east": "cdefg", "west": "xyz"}
 OTHERS = EnsembleConfig(kind="logit", sources="others")
@@ -62,7 +62,7 @@ def test_a_pair_that_fewer_sell_is_left_out_though_both_items_are_sold_by_three(
     shared = shared_items([list("ab"), list("bc"), list("bcz"), list("c")])
     assert shared.number_S.tolist() == [1, 2]
     pair_II = scipy.sparse.csr_array(np.array([[4, 7], [7, 6]]))
-    sent = shared.sent(1, Counts(pair_II, np.array([3, 5])))
+    sent = shared.sent(1, counts_of(pair_II, np.array([3, 5])))
     assert sent.pair_II.toarray().tolist() == [[4, 0], [0, 6]]
     assert sent.event_I.tolist() == [3, 5]
     got = shared.received(2, sent)

@@ -1,23 +1,19 @@
 """What a client of a run counts: its own events, public ones, and those of clients with the same catalogue."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from ensemble_toys import NUM_ITEMS, sequences
 
-from fedecider.cross_silo import ensembles, prepare
-from fedecider.cross_silo.prepare import calibration
+from fedecider.cross_silo import ensembles
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
-from fedecider.models.counts import calibration_users, count_events
-from fedecider.models.ensemble import EnsembleConfig
+from fedecider.models.config import EnsembleConfig
+from fedecider.models.counts import count_events
 
 
 def shop(name: str, seed: int, silo: bool = True) -> Domain:
@@ -85,47 +81,3 @@ def test_events_held_out_by_other_clients_are_not_in_the_sum():
         changed[name] = replace(domain, clients=users._replace(sequences=cut))
     after = ensembles.client_counts(changed, EnsembleConfig(), seed=1)[0]
     assert all(same(before[name], after[name]) for name in SHOPS)
-    for name in SHOPS:
-        contexts = [ensembles.ensemble_contexts(one[name], 3) for one in (SHOPS, changed)]
-        assert contexts[0] == contexts[1]
-
-
-def test_users_who_fit_the_weights_are_a_draw_of_those_who_can():
-    sequences = [[1, 2, 3, 4], [1, 1, 3, 4], [1, 2], [5, 6, 7, 8], [5, 6, 7, 8, 9], [2, 3, 7, 8]]
-    draws = {
-        seed: calibration_users(sequences, 0.5, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1, 2, 3, 4, 5)
-    }
-    assert all(len(draw) == 2 and draw == sorted(draw) and set(draw) <= {0, 3, 4, 5} for draw in draws.values())
-    assert len({tuple(draw) for draw in draws.values()}) > 1
-    assert len(calibration_users(sequences, 0.01, torch.Generator())) == 1
-    with pytest.raises(ValueError, match="got 1 users with two different train events, expected two"):
-        calibration_users(sequences[:3], 0.5, torch.Generator())
-
-
-def test_weights_are_fitted_on_the_users_who_train_no_adapter():
-    domain = SHOPS["books.1"]
-    kept = calibration(domain, 5)
-    assert kept == calibration(domain, 5)
-    parts = [list(train_part(domain.clients.sequences[user])) for user in kept]
-    contexts = ensembles.ensemble_contexts(domain, 5)
-    assert {tuple(part) for part in contexts.left_out} == {tuple(part) for part in parts}
-
-
-@pytest.mark.parametrize("kind", ["counts", "none"])
-def test_tasks_that_adapters_train_on_are_without_the_users_of_the_weights(monkeypatch, kind):
-    """They must not have shaped the model whose weight they decide."""
-    domain = SHOPS["books.1"]
-
-    class Task(NamedTuple):
-        name: str
-        left_out: tuple = ()
-
-        def without_users(self, users):
-            return self._replace(left_out=tuple(users))
-
-    monkeypatch.setattr(prepare, "client_tasks", lambda *_: [Task("books.1")])
-    run = SimpleNamespace(ensemble=SimpleNamespace(kind=kind), pretrain=None, seed=5)
-    artifacts = SimpleNamespace(domains={"books.1": domain}, ids=None)
-    (task,) = prepare.training_tasks(SimpleNamespace(run=run), artifacts, None)
-    assert task.left_out == (tuple(calibration(domain, 5)) if kind == "counts" else ())
-    assert len(calibration(domain, 5)) > 0

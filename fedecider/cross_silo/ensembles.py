@@ -26,6 +26,7 @@ from fedecider.models.counts import Counts, count_events, no_counts, securely_su
 from fedecider.models.ensemble import Choices, Ensemble, Places, Weights
 from fedecider.models.ensemble_files import save_ensemble, weights_data
 from fedecider.models.features import Knowledge
+from fedecider.models.weight_sums import securely_meaned
 from fedecider.report.tables import CANARY
 from fedecider.running.run_folder import RunFolder
 
@@ -47,7 +48,7 @@ class Ensembles(NamedTuple):
     prior: Mapping[str, float] | None
     """The weights of all clients, where they were exchanged."""
     traffic: dict[str, dict[str, int]]
-    """Domain -> bytes up and down of the secure sum; clients with a catalogue of their own are left out."""
+    """Domain -> bytes up and down of the secure sums of counts and of weights, of those who take part in any."""
 
 
 class System(NamedTuple):
@@ -111,7 +112,8 @@ class Fitted(NamedTuple):
 def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Collection[str] | None = None) -> System:
     """Fit every client's ensemble beside its model, on its validation items, and rank both splits.
 
-    All clients first fit their weights by themselves; the mean of these is the prior with which they fit them again.
+    All clients first fit their weights by themselves; the mean of these is the prior with which they fit them again,
+    and comes from a secure sum.
     A client's users are scored once a split, for the model and for all ensembles. ``label``: the entry of the models.
     ``names``: of some clients alone.
     """
@@ -133,8 +135,12 @@ def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Colle
         return Fitted(knowledge, choices_for(fitting, name, model_of(name), knowledge), sources)
 
     by_itself = {name: fitted(ENSEMBLE_ROW, name) for name in names}
+    traffic = counted[ENSEMBLE_ROW][1]
     if fitting.shares and prior is None and len(names) > 1:
-        prior = ensemble.mean_weights([ensemble.fit_weights(one.choices, True) for one in by_itself.values()])
+        every = [ensemble.fit_weights(one.choices, True) for one in by_itself.values()]
+        prior, sizes = securely_meaned(every, derive_seed(settings.run.seed, "weight sum"))
+        each = {name: traffic.get(name, {"down": 0, "up": 0}) for name in names}
+        traffic = {name: {way: size + sizes[way] for way, size in own.items()} for name, own in each.items()}
     clients: dict[str, Ensemble] = {}
     apart: dict[str, Places] = {}
     model_places: dict[str, Positions] = {split: {} for split in SPLITS}
@@ -159,8 +165,16 @@ def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Colle
     def with_own(name: str) -> ClientModel:
         return model_of(name)._replace(ensemble=clients[name])
 
-    ensembles = Ensembles(clients, prior, counted[ENSEMBLE_ROW][1])
+    ensembles = Ensembles(clients, prior, traffic)
     return System(with_own, model_places, whole, ensembles, entries, apart)
+
+
+def own_weights(fitting: Fitting, name: str, model: ClientModel) -> Weights:
+    """The weights that a client fits by itself, of which the others learn the mean."""
+    run = fitting.settings.run
+    counts = client_counts(fitting.artifacts.domains, run.ensemble, run.seed, fitting.others)[0]
+    knowledge = Knowledge(counts[name], fitting.texts[name].unit_ID)
+    return ensemble.fit_weights(choices_for(fitting, name, model, knowledge), True)
 
 
 def choices_for(fitting: Fitting, name: str, model: ClientModel, knowledge: Knowledge) -> Choices:

@@ -176,6 +176,8 @@ def chosen_systems(fitting: Fitting, joined: System, local: System) -> tuple[dic
     def half_of(name: str) -> ClientModel:
         return mean_of([joined.model_of(name), local.model_of(name)])
 
+    if joined.ensembles is not None:
+        fitting = fitting._replace(prior=joined.ensembles.prior)
     half = system_of(fitting, HALF, half_of, leave)
     for name in leave:
         halved, alone = (_gains(system.whole["valid"][name]).mean() for system in (half, local))

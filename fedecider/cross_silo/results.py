@@ -41,6 +41,7 @@ from fedecider.federation.record import capped_clients, non_finite_uploads, read
 from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.models.client_model import ClientModel
+from fedecider.models.ensemble import Weights
 from fedecider.report import tables
 from fedecider.report.tables import CANARY, ResultRow, ResultTable, rows_data
 from fedecider.running.damage import read_object
@@ -160,6 +161,14 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
         examples={name: examples.decode_examples(kept.model_of(name), domain) for name, domain in domains.items()},
     )
     return Outcome(result, kept, keeps, scales, added)
+
+
+def weights_by_itself(run: Ended, name: str) -> Weights:
+    """What a client tells of its ensemble before it knows the weights of all: a sum of theirs."""
+    texts = of_entries.item_texts_of(run.settings, run.artifacts, run.models.base.device)
+    model = run.joined(name)
+    model = model.scaled(chosen_scale(run.settings, model))
+    return ensembles.own_weights(Fitting(run.settings, run.artifacts, texts, run.others), name, model)
 
 
 def _joined(run: Ended, fitting: Fitting, variants: Entries, scales: Scales) -> tuple[System, Entries]:

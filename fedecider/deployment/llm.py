@@ -23,17 +23,19 @@ from fedecider.cross_silo.feasibility import check_sizes, check_uploads
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
 from fedecider.cross_silo.privacy import check_privacy, privacy_data
-from fedecider.cross_silo.results import evaluate, variant_entries, write_outcome
+from fedecider.cross_silo.results import evaluate, variant_entries, weights_by_itself, write_outcome
 from fedecider.data.domain import NO_EVENTS, Domain
 from fedecider.data.encoders import chosen_encoder
 from fedecider.data.near_texts import unit_vectors
 from fedecider.data.protocol import chosen_protocol, under
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.counts import SiteCounts, share_counts, site_counts, what_sites_learn
+from fedecider.deployment.messages import Channel, Message
 from fedecider.deployment.project import Parts, PartyFile, Project, Shared, check_run
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site, one_client
+from fedecider.deployment.weights import SiteWeights, share_weights, site_weights
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NEXT_BASKET
@@ -51,6 +53,7 @@ from fedecider.methods.beside import beside, best_model, best_score, has_local
 from fedecider.methods.client_models import ClientModels
 from fedecider.methods.rows import summed_rows
 from fedecider.models.client_model import ClientModel
+from fedecider.models.ensemble import Weights
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.versions import drop_versions
 from fedecider.report.joining import difference_row, odd_sentences
@@ -215,17 +218,22 @@ def own_domain(project: Project, data: str, name: str) -> Domain:
 
 
 def server(project: Project, output: Path, device: torch.device) -> Plan:
-    """All rounds, then the sums of counts."""
+    """All rounds, then the sums of counts and of weights."""
     run, served = project.settings.run, party(project, {}, device)
     everyone, promised = served.artifacts.everyone, privacy_data(project.settings, len(project.names))
     overlap = overlap_data(project.settings, everyone, everyone)
     for sentence in overlap["sentences"]:
         log_line(sentence)
+
+    def after_rounds(channel: Channel, round: int, requests: Mapping[int, Message]) -> None:
+        share_counts(channel, run.ensemble, run.seed, everyone, round, output)
+        share_weights(channel, run.ensemble, run.seed, requests, output)
+
     return Plan(
         served.method,
         RoundSettings(run.num_rounds, run.seed, run.participation, patience=run.patience),
         sums=sums_of(project, served) if run.secure_sum else None,
-        after_rounds=lambda channel, round: share_counts(channel, run.ensemble, run.seed, everyone, round, output),
+        after_rounds=after_rounds,
         facts=lambda state, records: {"privacy": promised} if promised else {},
         about={"overlap": overlap},
     )
@@ -259,17 +267,21 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
         log_line(sentence)
     client = project.names.index(name)
     counts = site_counts(run.ensemble, run.seed, own.artifacts, project.names, client, output, project.run)
+    weights = site_weights(run.ensemble, run.seed, project.names, client, output, project.run)
+    end = _End(project, own, client, RunFolder(output), launch, counts, weights, place.data)
     return Site(
         method=own.method,
         hosted=one_client(client),
         run=project.run,
         folder=output,
-        finish=_End(project, own, client, RunFolder(output), launch, counts, place.data).write,
+        finish=end.write,
         most_bytes=place.deployment.max_bytes,
         protect=protector(own.method, run.privacy, seed=None),
         spends=run.num_rounds if privacy_data(project.settings, len(project.names)) else 0,
         sums=SiteSums(sums_of(project, own), client) if run.secure_sum else None,
         counts=counts,
+        weights=weights,
+        fit=end.weights_by_itself,
     )
 
 
@@ -282,6 +294,7 @@ class _End(NamedTuple):
     folder: RunFolder
     launch: Launch
     counts: SiteCounts | None
+    weights: SiteWeights | None
     data: str
     """The folder of its prepared domain."""
 
@@ -289,6 +302,10 @@ class _End(NamedTuple):
         """Test, tables, ensemble and adapter of one site, as a simulated run writes them; the figures that it tells."""
         name, logged = self.project.names[self.client], self.folder.root / SITE_LOGS
         run = self._ended(name, state, download)
+        if self.weights is not None:
+            run = run._replace(prior=self.weights.prior)
+            if run.prior is None:
+                log_line(f"the ensemble of {name} is fitted without the weights of all: no sum of theirs has come")
         logs = read_records(logged) if logged.is_file() else []
         outcome = evaluate(run, variant_entries(run), RunResult(self._record(name), {}, [], logs))
         result = outcome.result
@@ -300,6 +317,11 @@ class _End(NamedTuple):
         test = result.figures[name]["test"]  # what a site keeps is its own affair
         known = {entry: values for entry, values in test.items() if not entry.startswith(KEPT)}
         return {**known, **difference_row(result.metrics.get("joining", {}), name)}
+
+    def weights_by_itself(self, state: RunState, download: Download) -> Weights:
+        """The weights of the ensemble, before those of all are known."""
+        name = self.project.names[self.client]
+        return weights_by_itself(self._ended(name, state, download), name)
 
     def _ended(self, name: str, state: RunState, download: Download) -> Ended:
         """The models of one domain, from what its site was sent and its own row of the state."""

@@ -244,6 +244,19 @@ class Channel:
                 self.refuse(site, str(error))
         return found
 
+    def ask_with_download(self, round: int, requests: Mapping[int, Message]) -> dict[int, Message]:
+        """The same for messages of `of_download`, which go to those who do not hold it already, or no longer do."""
+        short, whole = {}, {}
+        for site, one in requests.items():
+            digest = download_digest(one)
+            whole[site] = one._replace(facts={**one.facts, "digest": digest})
+            held = self.holds.get(site) == digest
+            short[site] = Message(one.kind, round, {}, {**whole[site].facts, "held": True}) if held else whole[site]
+            self.holds[site] = digest
+        answers = self.ask(round, short)
+        again = {site: whole[site] for site, answer in answers.items() if answer.kind == RESEND}
+        return dict(sorted({**answers, **self.ask(round, again)}.items())) if again else answers
+
     def read(self, answers: Mapping[int, Message], what: Callable[[int, Message], Read]) -> dict[int, Read]:
         """``what`` (site, answer) makes of answers; those of which it raises ``ValueError`` are refused."""
         found = {}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedecider.deployment.messages import RESEND, Channel, Message, download_digest, of_download, to_upload
+from fedecider.deployment.messages import Channel, Message, of_download, to_upload
 from fedecider.deployment.secure import ServerSums
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.federation import channel as channels
@@ -75,21 +75,14 @@ def remote(
     def ask(
         kind: str, round: int, download: Download, clients: Sequence[int], more: Mapping[int, Mapping[str, Any]] | None
     ) -> dict[int, Message]:
-        """Answers, by site; a download is sent to those who do not hold it already, or no longer do."""
-        short, whole = {}, {}
+        """Answers, by site."""
+        requests = {}
         for site, rows in channel.rows_by_site(clients).items():
             if more is not None and site not in more:
                 continue
             asked = {"run": channel.run, "best_round": best_round(), "clients": [clients[row] for row in rows]}
-            one = of_download(kind, round, download, rows, {**asked, **(more[site] if more else {})})
-            digest = download_digest(one)
-            whole[site] = one._replace(facts={**one.facts, "digest": digest})
-            held = channel.holds.get(site) == digest
-            short[site] = Message(kind, round, {}, {**whole[site].facts, "held": True}) if held else whole[site]
-            channel.holds[site] = digest
-        answers = channel.ask(round, short)
-        again = {site: whole[site] for site, answer in answers.items() if answer.kind == RESEND}
-        return dict(sorted({**answers, **channel.ask(round, again)}.items())) if again else answers
+            requests[site] = of_download(kind, round, download, rows, {**asked, **(more[site] if more else {})})
+        return channel.ask_with_download(round, requests)
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         clients = block.clients.tolist()
@@ -235,8 +228,8 @@ class Plan(NamedTuple):
     """Where uploads are summed under masks."""
     validated: Sequence[int] | None = None
     """The clients that are scored after each round, where those are not all."""
-    after_rounds: Callable[[Channel, int], None] = lambda channel, round: None
-    """What else sites are asked before the test, given the last round."""
+    after_rounds: Callable[[Channel, int, Mapping[int, Message]], None] = lambda channel, round, requests: None
+    """What else sites are asked before the test, given the last round and what asks them for the test."""
     facts: Callable[[RunState, list[dict]], Mapping[str, Any]] = lambda state, records: {}
     """End, lines of ``rounds.jsonl`` -> what the track adds to ``metrics.json``."""
     about: Mapping[str, Any] = {}
@@ -284,11 +277,13 @@ def run_deployed(
     between = channels.Channel(delivery=without_refused(channel), aggregation=aggregation)
     kept = [recording(checkpoints.recorder), checkpoints.callback()] if checkpoints else []
     state = run_rounds(asked, clients, plan.settings, between, [*kept, RoundCallback(note)], state=state)
-    plan.after_rounds(channel, state.round)
     download = method.broadcast(state.best_round + 1, state.best_server, everyone.clients)
     facts = {"run": channel.run, "best_round": state.best_round}
     requests = {
         site: of_download("finish", state.round, download, hosted, {**facts, "clients": list(hosted)})
         for site, hosted in enumerate(channel.hosts)
     }
-    return state, channel.read(channel.ask(state.round, requests), lambda site, answer: _read_results(answer))
+    plan.after_rounds(channel, state.round, requests)
+    return state, channel.read(
+        channel.ask_with_download(state.round, requests), lambda site, answer: _read_results(answer)
+    )

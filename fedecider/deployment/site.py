@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from fedecider.deployment import messages
-from fedecider.deployment.counts import COUNT_KINDS, SiteCounts
+from fedecider.deployment.counts import COUNTS, SiteCounts
 from fedecider.deployment.messages import pack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
+from fedecider.deployment.weights import WEIGHTS, SiteWeights
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.channel import Protect
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree
@@ -32,6 +33,7 @@ from fedecider.federation.rounds import Pack
 from fedecider.federation.rows import write_rows
 from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, download_at, joined
+from fedecider.models.ensemble import Weights
 from fedecider.running.damage import read_object
 from fedecider.running.run_folder import SITE_LOGS
 
@@ -144,6 +146,10 @@ class Site(NamedTuple):
     """Its part in secure sums, where uploads are masked."""
     counts: SiteCounts | None = None
     """Its part in the sum over the sites with its catalogue, where ensembles ask for that."""
+    weights: SiteWeights | None = None
+    """The same of the weights of all sites' ensembles."""
+    fit: Callable[[RunState, Download], Weights] | None = None
+    """state at the end, download of the selected round -> weights of the own ensemble, without those of all."""
 
     @property
     def checkpoints(self) -> Path:
@@ -312,6 +318,18 @@ def _counted(site: Site, asked: messages.Message) -> messages.Message:
     return site.counts.answer(asked)
 
 
+def _weighed(site: Site, asked: messages.Message) -> messages.Message:
+    def fit() -> Weights:
+        assert site.fit is not None
+        return site.fit(_with_best(_state(site, asked.round), asked), _download(site, asked))
+
+    if site.weights is None:
+        raise ValueError(
+            "got a step of a sum of weights, expected none: the ensemble of this site goes without those of others"
+        )
+    return site.weights.answer(asked, fit)
+
+
 _ANSWERS: dict[str, Callable[[Site, messages.Message], messages.Message]] = {
     "train": _train,
     "validate": _validate,
@@ -319,7 +337,8 @@ _ANSWERS: dict[str, Callable[[Site, messages.Message], messages.Message]] = {
     KEYS: lambda site, asked: _sums(site).announce(asked),
     SHARES: lambda site, asked: _sums(site).share(asked),
     UNMASK: lambda site, asked: _sums(site).reveal(asked),
-    **dict.fromkeys(COUNT_KINDS, _counted),
+    **dict.fromkeys(COUNTS, _counted),
+    **dict.fromkeys(WEIGHTS, _weighed),
 }
 
 

@@ -148,7 +148,7 @@ class SharedItems(NamedTuple):
     def sent(self, client: int, counts: Counts) -> Counts:
         """What ``client`` gives to the sum: counts over S items, of pairs those alone that enough clients can have."""
         if self.sells_KN.all():
-            return counts
+            return counts_of(counts.pair_II, counts.event_I)
         place_I, pairs = self._place_I(client), counts.pair_II.tocoo()
         row_P, column_P, value_P = place_I[pairs.row], place_I[pairs.col], pairs.data
         sold_KS = self.sells_KN[:, self.number_S]
@@ -269,9 +269,10 @@ def of_upper(upper_II: scipy.sparse.csr_array, event_I: np.ndarray) -> Counts:
 
 def without(total: Counts, own: Counts) -> Counts:
     """The counts of the others."""
-    rest_II = scipy.sparse.csr_array(total.pair_II - own.pair_II)
-    rest_II.eliminate_zeros()
-    return counts_of(rest_II, total.event_I - own.event_I)
+    pair_II, next_II = total.pair_II - own.pair_II, total.next_II - own.next_II
+    pair_II.eliminate_zeros()
+    next_II.eliminate_zeros()
+    return Counts(scipy.sparse.csr_array(pair_II), scipy.sparse.csr_array(next_II), total.event_I - own.event_I)
 
 
 def _first_rows(num_items: int) -> range:

@@ -332,23 +332,6 @@ MAX_STEPS = 50
 """Of Newton's method; five to ten are needed."""
 
 
-def mean_weights(every: Sequence[Weights]) -> dict[str, float]:
-    """The weights of all clients: their mean, each weighing as many customers as it was fitted on."""
-    sums = weighted_sums(every)
-    return {name: total / number for name, (total, number) in sums.items() if number}
-
-
-def weighted_sums(every: Sequence[Weights]) -> dict[str, tuple[float, int]]:
-    """Feature -> sum over clients of customers times weight, and of customers: all that the mean needs of them."""
-    return {
-        name: (
-            math.fsum(weights.value[name] * weights.num_customers for weights in every if name in weights.value),
-            sum(weights.num_customers for weights in every if name in weights.value),
-        )
-        for name in FEATURES
-    }
-
-
 class Places(NamedTuple):
     """Positions of held-out items, (N,) or (N, T) float64; NaN behind the last one of a basket."""
 

@@ -35,7 +35,7 @@ from fedecider.deployment.project import Parts, PartyFile, Project, Shared, chec
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.server import Plan
 from fedecider.deployment.site import Site, one_client
-from fedecider.deployment.weights import SiteWeights, share_weights, site_weights
+from fedecider.deployment.weights import SiteWeights, share_weights, site_weights, what_all_learn
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import NEXT_BASKET
@@ -130,6 +130,7 @@ def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared
 
     hosts = {name: [client] for client, name in enumerate(known)}
     notes = [*why, *lost, *overlap["sentences"], *what_sites_learn(known, settings.run.ensemble)]
+    notes += what_all_learn(settings.run.ensemble, list(known))
     return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
 
 

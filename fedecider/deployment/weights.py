@@ -15,19 +15,35 @@ from fedecider.deployment.messages import Channel, Message
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.sums import Numbers, SiteSum, Summing, is_whole, kinds_of, shared_sum, site_sums
 from fedecider.models.config import EnsembleConfig
+from fedecider.models.counts import FEWEST_SELLERS
 from fedecider.models.ensemble import Weights
+from fedecider.models.features import FEATURES
 from fedecider.models.weight_sums import NUM_NUMBERS, mean_weights, weight_numbers
 
 WEIGHTS = kinds_of("weight")
 PURPOSE = "weights of all in round"
-FEWEST = 2
 
 logger = logging.getLogger(__name__)
 
 
 def shares_weights(config: EnsembleConfig, num_sites: int) -> bool:
     """Whether sites tell each other the mean of their weights."""
-    return config.kind != "none" and "others" in config.source_names and num_sites >= FEWEST
+    return config.kind != "none" and "others" in config.source_names and num_sites > 1
+
+
+def fewest(num_sites: int) -> int:
+    """Sites that a mean is over: of two each has the other's weights, which only a pair is told."""
+    return min(num_sites, FEWEST_SELLERS)
+
+
+def what_all_learn(config: EnsembleConfig, names: Sequence[str]) -> list[str]:
+    """A sentence for whoever makes a project."""
+    if not shares_weights(config, len(names)):
+        return []
+    learns = "their mean over all customers" + (", and from it the other's" if len(names) == 2 else "")
+    return [
+        f"ensembles of {', '.join(names)} add up their {len(FEATURES)} weights after the rounds: each learns {learns}"
+    ]
 
 
 @dataclass
@@ -49,7 +65,7 @@ class SiteWeights:
             return self.own_L
 
         numbers = Numbers(1, own, _read_sum, self._use)
-        return SiteSum(self.sums, WEIGHTS, self.folder, self.run, self.group, FEWEST, numbers)
+        return SiteSum(self.sums, WEIGHTS, self.folder, self.run, self.group, fewest(len(self.group)), numbers)
 
     def answer(self, asked: Message, fit: Callable[[], Weights]) -> Message:
         """The answer to one message of `WEIGHTS`; ``fit`` is called once, when the weights are asked for."""
@@ -86,7 +102,7 @@ def share_weights(
             WEIGHTS,
             PURPOSE,
             list(requests),
-            FEWEST,
+            fewest(len(requests)),
             [NUM_NUMBERS],
             lambda parts: {"weights": next(parts)},
             "are fitted without each other's weights",

@@ -18,7 +18,7 @@ from fedecider.data.sellers import by_catalogue, once_each, with_shared_catalogu
 from fedecider.data.store import load_domains, save_domains
 from fedecider.evaluation.protocols import PROTOCOLS
 from fedecider.id_based.clients import id_clients
-from fedecider.models.ensemble import EnsembleConfig
+from fedecider.models.config import EnsembleConfig
 
 NAMES = ("north", "south", "east")
 

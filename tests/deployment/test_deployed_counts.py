@@ -27,8 +27,8 @@ from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pa
 from fedecider.deployment.secure import SiteSums
 from fedecider.federation.secure_rounds import SecureSums
 from fedecider.models import counts as others
+from fedecider.models.config import EnsembleConfig
 from fedecider.models.counts import no_counts, shared_items
-from fedecider.models.ensemble import EnsembleConfig
 
 pytestmark = pytest.mark.whole
 
@@ -194,7 +194,7 @@ def test_too_few_sites_go_on_without_each_other(kind, reason, tmp_path, caplog):
         f"ensembles of books.1, books.2, books.3 count without each other's events: got {reason}", caplog.text
     )
     assert "the ensemble of books.2 counts without the others of its catalogue" in caplog.text
-    told = [one["reason"] for one in line.refused if "counts without the others of its catalogue" in one["reason"]]
+    told = [one["reason"] for one in line.refused if "count without each other's events" in one["reason"]]
     assert len(told) == 3
     assert not any(one["kind"] == "count_sum" for one in line.carried)
     assert list((tmp_path / "server").iterdir()) == []
@@ -220,7 +220,7 @@ def test_a_run_that_goes_on_tells_the_sum_it_has(tmp_path):
     (tmp_path / "server" / "counts_books.safetensors").unlink()
     third = sites_in(tmp_path, FOUR)
     line = shared(third, tmp_path / "server", shops=FOUR)
-    assert any("two sums would tell single counts by their difference" in one["reason"] for one in line.refused)
+    assert any("two sums would tell single numbers by their difference" in one["reason"] for one in line.refused)
     assert all(third[client].counts.found() == {} for client in range(4))
 
 
@@ -313,7 +313,7 @@ def test_a_site_sends_its_parts_alone_and_the_server_takes_no_others(tmp_path):
         assert "expected a number from 1 to 4" in answer.facts["reason"]
     alone = sites[0]._replace(counts=None)
     assert "has no others of its catalogue" in unpack(alone.answer(pack(asked_before["counts"])), MOST).facts["reason"]
-    kept = json.loads((sites[0].folder / "counted.json").read_text())
+    kept = json.loads((sites[0].folder / "summed_counts.json").read_text())
     assert (kept["run"], kept["clients"], len(kept["sum"])) == ("abc", [0, 2, 3], 64)
 
 
@@ -354,11 +354,14 @@ def test_silos_with_their_settings_are_those_of_the_simulated_run(tmp_path):
         assert (tmp_path / "out" / name / adapter).read_bytes() == twin.read_bytes()
         site = read(tmp_path / "out" / name / "metrics.json")
         assert site["ensemble"] == {name: simulated["ensemble"][name]}
+        for file in ("ensemble.json", "ensemble.safetensors"):
+            own = Path("private") / name / file
+            assert (tmp_path / "out" / name / own).read_bytes() == (tmp_path / "runs" / "simulated" / own).read_bytes()
         expected, found = simulated["domains"][name]["test"], site["domains"][name]["test"]
         own = ("fedecider + own ensemble", "own ensemble without a model") if name in silos else ()
         for row in ("fedecider + ensemble", "ensemble without a model", *own):
             assert found[row]["ndcg@10"]["mean"] == pytest.approx(expected[row]["ndcg@10"]["mean"], abs=1e-12)
-        assert (tmp_path / "out" / name / "counted.json").is_file() == (name in silos)
+        assert (tmp_path / "out" / name / "summed_counts.json").is_file() == (name in silos)
     wire = read(tmp_path / "out" / "server" / "wire.json")
     assert {one["client"] for one in wire["messages"] if one["kind"] == "count_sum"} == {0, 1}
     assert wire["refused_after_rounds"] == []
@@ -392,7 +395,7 @@ def test_companies_with_parts_of_a_catalogue_end_as_the_simulation_does(tmp_path
     """FedAvg with adapters of the table and secure sums: rows at home, ensembles and adapters, bit for bit."""
     sample = {"crime": few(sample_domains(["crime"])["crime"])}
     parts = share_out(sample, 3, None, 0, 0.5)
-    more = {"ensemble": {"kind": "mixture"}, "num_rounds": 2, "learning_rate": 0.01}
+    more = {"ensemble": {"kind": "logit"}, "num_rounds": 2, "learning_rate": 0.01}
     more |= {"method": "fedavg", "secure_sum": True}
     write_playground(tmp_path, parts, **more)
     deploy_playground(tmp_path)

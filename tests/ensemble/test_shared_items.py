@@ -85,6 +85,9 @@ def test_two_companies_sum_what_both_sell():
 def test_equal_catalogues_send_what_they_always_did():
     counts = [own_counts(shop(name, "abcde")) for name in ("north", "south")]
     shared = shared_items([list("abcde"), list("abcde")])
-    assert all(shared.sent(client, one) is one for client, one in enumerate(counts))
+    for client, one in enumerate(counts):
+        sent = shared.sent(client, one)
+        assert (sent.pair_II is one.pair_II, sent.event_I is one.event_I, one.next_II.nnz > 0) == (True, True, True)
+        assert sent.next_II.nnz == 0  # who follows whom is not sent
     assert shared.received(0, counts[1]) is counts[1]
     assert without(counts[0].plus(counts[1]), counts[0]).event_I.tolist() == counts[1].event_I.tolist()

@@ -79,7 +79,7 @@ def nearest_of(
             kept_E
         )
         item_E = by_text_I[start_T[place_BN].flatten().repeat_interleave(kept_E) + number_E]
-        item_BN, order_BN = item_E.view(len(text_B), -1).sort(1)
+        item_BN, order_BN = item_E.view(len(text_B), min(num_nearest, num_items)).sort(1)
         value_BN = top_BN.flatten().repeat_interleave(kept_E).view_as(item_BN).gather(1, order_BN)
         far_BT = count_T.float().repeat(len(text_B), 1).scatter_(1, place_BN, (count_BN - kept_BN).float())
         cube_BT = cosine_BT.clamp_(min=0.0) * cosine_BT * cosine_BT

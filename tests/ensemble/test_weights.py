@@ -13,7 +13,7 @@ from fedecider.evaluation.protocols import histories, targets, train_parts
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models import ensemble
 from fedecider.models.counts import count_events
-from fedecider.models.ensemble import BOUND, PRIOR, PRIOR_ALONE, STRENGTH, Choices, Weights, choices_of, fit_weights
+from fedecider.models.ensemble import BOUND, PRIOR, PRIOR_ALONE, STRENGTH, Choices, choices_of, fit_weights
 from fedecider.models.features import BOUGHT, FEATURES, Knowledge
 
 
@@ -117,15 +117,6 @@ def test_without_a_customer_the_weights_are_the_prior():
         assert {name: weight for name, weight in found.value.items() if weight} == prior
         assert (found.error, found.constant, found.num_customers) == ({}, (), 0)
         assert found.with_model == with_model
-
-
-def test_the_mean_of_all_clients_weighs_customers():
-    every = [
-        Weights({"text": 1.0, "counts": 2.0}, {}, (), 30),
-        Weights({"text": 4.0}, {}, ("counts",), 10),
-        Weights({"text": 99.0, "counts": 99.0}, {}, (), 0),
-    ]
-    assert ensemble.mean_weights(every) == {"text": 1.75, "counts": 2.0}
 
 
 USERS = sequences(12)

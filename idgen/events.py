@@ -81,12 +81,6 @@ def shuffled(events: EventTable, rng: np.random.Generator) -> EventTable:
     return events._replace(item_E=events.item_E[order_E])
 
 
-def without_targets(events: EventTable, users: Collection[int]) -> EventTable:
-    """The table with nothing of ``users`` to train on: their training parts are empty."""
-    gone_E = np.isin(events.user_E, np.fromiter(users, events.user_E.dtype, len(users)))
-    return events._replace(train_end_E=np.where(gone_E, events.first_E, events.train_end_E))
-
-
 def without_last_targets(events: EventTable, users: Collection[int]) -> EventTable:
     """The table without the last basket of the training parts of ``users``."""
     cut_E = np.isin(events.user_E, np.fromiter(users, events.user_E.dtype, len(users)))

@@ -18,7 +18,6 @@ from idgen.events import (
     event_table,
     merge_events,
     without_last_targets,
-    without_targets,
 )
 from idgen.item_ids import ItemIds
 from idgen.segments import PromptParts, make_parts, merge_parts
@@ -43,10 +42,6 @@ class Task(NamedTuple):
     hold_out: bool
     neighbours: Neighbours | None = None
     """Items with near texts, for synthetic histories; None where there are none."""
-
-    def without_users(self, users: Collection[int]) -> Task:
-        """The same task with ``users`` (row numbers) left out of training; they are ranked as before."""
-        return self._replace(train=without_targets(self.train, users))
 
     def without_last(self, users: Collection[int]) -> Task:
         """The same task with the last training event of ``users`` (row numbers) left out of training."""

@@ -27,7 +27,7 @@ from idgen.config import BackboneConfig, SampleConfig
 from idgen.item_ids import keyword_item_ids
 from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig
-from idgen.samples import eval_batches, num_samples
+from idgen.samples import eval_batches
 from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
 from idgen.trie import Trie
@@ -186,23 +186,6 @@ def test_rates_fall_from_round_to_round(parts, monkeypatch):
     first, third = (seen[at] for at in (0, -1))
     assert sorted(first) == pytest.approx([1e-2, 3e-2, 0.5])
     assert third == pytest.approx([rate / 4 for rate in first])
-
-
-def test_users_who_are_left_out_train_nothing_and_are_ranked(parts):
-    tokenizer, (task, other) = parts
-    domain, gone = make_domain("crime", 15, [5, 9, 4, 7], 2), [1, 3]
-    sequences = [row[::-1] if user in gone else row for user, row in enumerate(domain.clients.sequences)]
-    changed = replace(domain, clients=domain.clients._replace(sequences=sequences))
-    again = build_task(changed, changed.clients, task.item_ids, tokenizer, task.config, hold_out=True)
-    found = {}
-    for name, one in {"all": task, "cut": task.without_users(gone), "changed": again.without_users(gone)}.items():
-        recommender = recommender_of((tokenizer, [one, other]))
-        found[name] = train_locally(recommender, 0, 1, recommender.start).pair
-        assert len(recommender.student("crime").positions("test")) == 4
-        assert recommender.clients[0].num_examples == num_samples(one)
-    assert all(torch.equal(found["cut"][name], value) for name, value in found["changed"].items())
-    assert not all(torch.equal(found["all"][name], value) for name, value in found["cut"].items())
-    assert [num_samples(one) for one in (task, task.without_users(gone))] == [2 + 6 + 1 + 4, 2 + 1]
 
 
 def test_processes_that_share_a_client_rank_its_users_between_them(parts):

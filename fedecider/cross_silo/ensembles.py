@@ -22,7 +22,7 @@ from fedecider.federation.streams import derive_seed, stream
 from fedecider.models import ensemble
 from fedecider.models.client_model import ClientModel
 from fedecider.models.config import EnsembleConfig
-from fedecider.models.counts import Counts, count_events, no_counts, securely_summed, shared_items, without
+from fedecider.models.counts import Counts, count_events, no_counts, rest_of_sum, securely_summed, shared_items
 from fedecider.models.ensemble import Choices, Ensemble, Places, Weights
 from fedecider.models.ensemble_files import save_ensemble, weights_data
 from fedecider.models.features import Knowledge
@@ -233,7 +233,7 @@ def client_counts(
         sent = [shared.sent(client, own[name]) for client, name in enumerate(names)]
         summed = securely_summed(sent, derive_seed(seed, "memory sum", catalogue))
         for client, name in enumerate(names):
-            found[name].append(shared.received(client, without(summed.total, sent[client])))
+            found[name].append(shared.received(client, rest_of_sum(summed.total, sent[client])))
             traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
 

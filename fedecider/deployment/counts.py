@@ -7,7 +7,7 @@ Shape legend: I items, N pairs on and above the diagonal that are not 0.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import scipy
 import torch
+from torch import Tensor
 
 from fedecider.cross_silo.ensembles import catalogue_groups, own_counts
 from fedecider.cross_silo.prepare import BaseArtifacts
@@ -26,7 +27,9 @@ from fedecider.federation.method import Tree
 from fedecider.models import counts
 from fedecider.models.config import EnsembleConfig
 
-COUNTS = kinds_of("count")
+EVENTS, COUNTS = kinds_of("event"), kinds_of("count")
+"""Of a catalogue of more than `MOST_SUMMED_ITEMS` events are summed first, and then, over the same sites, the counts of
+those items that have most of them."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,8 @@ def what_sites_learn(domains: Mapping[str, Domain], config: EnsembleConfig) -> l
         shared = _shared_items(domains, names)
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
         of_part = f" of the {shared.num_items:,} items that {shared.fewest} or more of them sell"
+        if shared.num_items > counts.MOST_SUMMED_ITEMS:
+            learns += f"; pairs of items are those of the {counts.MOST_SUMMED_ITEMS:,} that are bought most"
         found.append(
             f"ensembles of {', '.join(names)} add up their counts{'' if shared.sells_KN.all() else of_part} after the "
             f"rounds: each learns {learns}. With --ensemble.sources own,public nothing is sent"
@@ -71,6 +76,10 @@ class SiteCounts:
     shared: counts.SharedItems
     """What is summed of the items of these clients, in their order."""
     others: counts.Counts | None = None
+    item_P: np.ndarray | None = None
+    """The items whose counts are summed, once the sum of events has said which, in a large catalogue."""
+    among: Sequence[int] = ()
+    """The clients in that sum of events."""
 
     @cached_property
     def own(self) -> counts.Counts:
@@ -81,19 +90,44 @@ class SiteCounts:
     def _place(self) -> int:
         return list(self.group).index(self.sums.client)
 
+    @property
+    def _is_large(self) -> bool:
+        return self.own.num_items > counts.MOST_SUMMED_ITEMS
+
+    @cached_property
+    def _events(self) -> SiteSum:
+        """The sum of events in a large catalogue."""
+
+        def read(asked: Message, clients: Sequence[int]) -> np.ndarray:
+            return _read_events(asked, self.own.num_items)
+
+        sums = SiteSums(self.sums.sums, self.sums.client, _before(self.sums.purpose))
+        numbers = Numbers(1, lambda part: torch.from_numpy(self.own.event_I), read, self._use_events)
+        return SiteSum(sums, EVENTS, self.folder, self.run, self.group, fewest(self.shared), numbers)
+
     @cached_property
     def _sum(self) -> SiteSum:
-        num_items = self.own.num_items
-        numbers = Numbers(
-            counts.num_parts(num_items),
-            lambda part: counts.part_of(self.own, part),
-            lambda asked, clients: _read_sum(asked, num_items),
-            self._use,
-        )
-        return SiteSum(self.sums, COUNTS, self.folder, self.run, self.group, fewest(self.shared), numbers)
+        sent = self.own if self.item_P is None else counts.items_of(self.own, self.item_P)
+
+        def read(asked: Message, clients: Sequence[int]) -> counts.Counts:
+            return _read_sum(asked, sent.num_items)
+
+        def use(total: counts.Counts, clients: Sequence[int]) -> None:
+            self._use(counts.without(total, sent) if self.sums.client in clients else total)
+
+        numbers = Numbers(counts.num_parts(sent.num_items), lambda part: counts.part_of(sent, part), read, use)
+        group, least = (self.among, len(self.among)) if self.among else (self.group, fewest(self.shared))
+        return SiteSum(self.sums, COUNTS, self.folder, self.run, group, least, numbers)
 
     def answer(self, asked: Message) -> Message:
-        """The answer to one message of `COUNTS`."""
+        """The answer to one message of `COUNTS` or `EVENTS`."""
+        if asked.kind in EVENTS and self._is_large:
+            return self._events.answer(asked)
+        if asked.kind in EVENTS or (self._is_large and self.item_P is None):
+            raise ValueError(
+                f"got {asked.kind}, expected sums of events and then of counts in a catalogue of more than "
+                f"{counts.MOST_SUMMED_ITEMS:,} items, and of counts alone in others"
+            )
         return self._sum.answer(asked)
 
     def found(self) -> dict[str, counts.Counts]:
@@ -106,12 +140,19 @@ class SiteCounts:
             return {}
         return {self.domain.name: self.shared.received(self._place, self.others)}
 
-    def _use(self, total: counts.Counts, clients: Sequence[int]) -> None:
-        rest = counts.without(total, self.own) if self.sums.client in clients else total
+    def _use_events(self, total_I: np.ndarray, clients: Sequence[int]) -> None:
+        self.item_P, self.among = counts.summed_items(total_I), list(clients)
+        event_I = total_I - self.own.event_I if self.sums.client in clients else total_I
+        self._use(counts.no_counts(len(event_I))._replace(event_I=event_I))
+
+    def _use(self, rest: counts.Counts) -> None:
         if min(rest.pair_II.data.min(initial=0), rest.event_I.min()) < 0:
             logger.warning("got a sum that is below this site's own counts, expected one with them: it is not used")
-        else:
+        elif self.item_P is None or rest.num_items == self.own.num_items:
             self.others = rest
+        elif self.others is not None:
+            pair_II = counts.at_items(rest, self.item_P, self.own.num_items).pair_II
+            self.others = self.others._replace(pair_II=pair_II)
 
 
 def site_counts(
@@ -141,17 +182,23 @@ def share_counts(
 ) -> None:
     """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
     for catalogue, names in sites_by_catalogue(domains, ensemble).items():
-        shared = _shared_items(domains, names)
-        num_items = shared.num_items
-        one = Summing(
-            COUNTS,
-            _purpose(catalogue),
-            [channel.names.index(name) for name in names],
-            fewest(shared),
-            [counts.part_size(num_items, part) for part in range(1, counts.num_parts(num_items) + 1)],
-            lambda parts, num_items=num_items: _told(counts.joined(parts, num_items)),  # type: ignore[misc]
-            "count without each other's events",
-        )
+        shared, clients = _shared_items(domains, names), [channel.names.index(name) for name in names]
+        num_items, among, least, purpose = shared.num_items, clients, fewest(shared), _purpose(catalogue)
+        without = "count without each other's events"
+        if num_items > counts.MOST_SUMMED_ITEMS:
+            sizes, before = [num_items], _before(purpose)
+            one = Summing(EVENTS, before, clients, least, sizes, lambda parts: {"events": next(parts)}, without)
+            of_events = shared_sum(channel, seed, one, round, folder / f"events_{catalogue}.safetensors")
+            if of_events is None:
+                continue
+            among, num_items = of_events.facts["clients"], counts.MOST_SUMMED_ITEMS
+            least, without = len(among), "count without each other's pairs of items"
+        sizes = [counts.part_size(num_items, part) for part in range(1, counts.num_parts(num_items) + 1)]
+
+        def tensors(parts: Iterator[Tensor], num_items: int = num_items) -> Tree:
+            return _told(counts.joined(parts, num_items))
+
+        one = Summing(COUNTS, purpose, clients, least, sizes, tensors, without, among)
         shared_sum(channel, seed, one, round, folder / f"counts_{catalogue}.safetensors")
 
 
@@ -184,6 +231,17 @@ def _read_sum(asked: Message, num_items: int) -> counts.Counts:
     places = np.divmod(place_N.numpy(), num_items)
     upper_II = scipy.sparse.coo_array((pair_N.numpy(), places), shape=(num_items, num_items)).tocsr()
     return counts.of_upper(scipy.sparse.csr_array(upper_II), event_I.numpy())
+
+
+def _read_events(asked: Message, num_items: int) -> np.ndarray:
+    event_I = asked.tensors.get("events")
+    if event_I is None or not is_whole(event_I) or event_I.shape != (num_items,) or int(event_I.min()) < 0:
+        raise ValueError(f"got no sum of events, expected those of {num_items} items")
+    return event_I.numpy()
+
+
+def _before(purpose: str) -> str:
+    return f"events before {purpose}"
 
 
 def _purpose(catalogue: str) -> str:

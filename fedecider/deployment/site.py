@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fedecider.deployment import messages
-from fedecider.deployment.counts import COUNTS, SiteCounts
+from fedecider.deployment.counts import COUNTS, EVENTS, SiteCounts
 from fedecider.deployment.messages import pack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.weights import WEIGHTS, SiteWeights
@@ -337,7 +337,7 @@ _ANSWERS: dict[str, Callable[[Site, messages.Message], messages.Message]] = {
     KEYS: lambda site, asked: _sums(site).announce(asked),
     SHARES: lambda site, asked: _sums(site).share(asked),
     UNMASK: lambda site, asked: _sums(site).reveal(asked),
-    **dict.fromkeys(COUNTS, _counted),
+    **dict.fromkeys((*EVENTS, *COUNTS), _counted),
     **dict.fromkeys(WEIGHTS, _weighed),
 }
 

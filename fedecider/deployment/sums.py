@@ -153,7 +153,7 @@ class Summing(NamedTuple):
     kinds: Kinds
     purpose: str
     clients: Sequence[int]
-    """Those that it is over, and for."""
+    """Those that it is told, and over."""
     fewest: int
     sizes: Sequence[int]
     """L of each part."""
@@ -161,6 +161,8 @@ class Summing(NamedTuple):
     """The opened parts, in their order -> what is told."""
     without: str
     """What ensembles do that get no sum."""
+    among: Sequence[int] = ()
+    """The clients that it is over where those are not all."""
     requests: Mapping[int, Message] = {}
     """What the messages that ask for parts say besides, such as a download."""
 
@@ -204,7 +206,7 @@ def _summed(server: ServerSums, one: Summing, round: int, scratch: Path, begun: 
     """
     before = read_object(begun, {"clients": list})["clients"] if begun.is_file() else None
     with _emptied(scratch):
-        facts = server.begin(round, before or one.clients)
+        facts = server.begin(round, before or one.among or one.clients)
         there = list(facts)
         place = f"{scratch}/{{}}.{{}}.npy".format
         parts = range(1, len(one.sizes) + 1)
@@ -212,7 +214,7 @@ def _summed(server: ServerSums, one: Summing, round: int, scratch: Path, begun: 
             for client, masked_L in _received(server.channel, one, facts, there, part, round).items():
                 np.save(place(client, part), masked_L.numpy())
             there = [client for client in there if Path(place(client, part)).is_file()]
-        check_survivors(server.rules_of(round, one.clients), there)
+        check_survivors(server.rules_of(round, one.among or one.clients), there)
         _check_there(there, one, before)
         write_json(begun, {"clients": there})
         opened = server.opened(round, there)

@@ -106,6 +106,6 @@ def share_weights(
             [NUM_NUMBERS],
             lambda parts: {"weights": next(parts)},
             "are fitted without each other's weights",
-            requests,
+            requests=requests,
         )
         shared_sum(channel, seed, one, next(iter(requests.values())).round, folder / "weights.safetensors")

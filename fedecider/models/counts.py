@@ -166,12 +166,7 @@ class SharedItems(NamedTuple):
             return counts
         place_I, num_items = self._place_I(client), len(self.number_KI[client])
         own_S = np.flatnonzero(place_I >= 0)
-        pairs = counts.pair_II[place_I[own_S]][:, place_I[own_S]].tocoo()
-        places = (own_S[pairs.row], own_S[pairs.col])
-        event_I = np.zeros(num_items, np.int64)
-        event_I[own_S] = counts.event_I[place_I[own_S]]
-        pair_II = scipy.sparse.coo_array((pairs.data, places), shape=(num_items, num_items))
-        return counts_of(scipy.sparse.csr_array(pair_II), event_I)
+        return at_items(items_of(counts, place_I[own_S]), own_S, num_items)
 
 
 def shared_items(item_keys: Sequence[Sequence[str]]) -> SharedItems:
@@ -191,6 +186,9 @@ def shared_items(item_keys: Sequence[Sequence[str]]) -> SharedItems:
 
 NUMBERS_AT_ONCE = 2**22
 """Numbers of one client that are masked together: bounds the memory, changes no result."""
+MOST_SUMMED_ITEMS = 12_288
+"""Of whom pairs are summed: of I items a client sends I (I + 1) / 2 numbers. In a larger catalogue events are summed
+first, and then the pairs of those items that have most of them."""
 
 
 class Summed(NamedTuple):
@@ -213,6 +211,16 @@ def securely_summed(counts: Sequence[Counts], seed: int, round: int = 0) -> Summ
     if len(counts) < 2:
         raise ValueError(f"got counts of {len(counts)} client, expected two or more: there is nothing to sum")
     num_items, clients = counts[0].num_items, range(len(counts))
+    if num_items > MOST_SUMMED_ITEMS:
+        parties = simulated(tuple(clients), seed, "events", round)
+        total_I = sum(parties.send(client, torch.from_numpy(one.event_I)) for client, one in enumerate(counts))
+        assert isinstance(total_I, Tensor)
+        event_I = parties.open(total_I, clients).numpy()
+        item_P = summed_items(event_I)
+        among = securely_summed([items_of(one, item_P) for one in counts], seed, round)
+        down, up = (8 * num_items + sum(sizes.values()) for sizes in protocol_bytes(parties.rules, 0))
+        pairs = at_items(among.total, item_P, num_items)
+        return Summed(pairs._replace(event_I=event_I), among.bytes_up + up, among.bytes_down + down)
     parties = simulated(tuple(clients), seed, "counts", round)
     secrets = parties.secrets(clients)
 
@@ -225,6 +233,25 @@ def securely_summed(counts: Sequence[Counts], seed: int, round: int = 0) -> Summ
     sent = num_items * (num_items + 1) // 2 + num_items
     down, up = (sum(sizes.values()) for sizes in protocol_bytes(parties.rules, 0))
     return Summed(total, 8 * sent + up, 16 * num_pairs + 8 * num_items + down)
+
+
+def summed_items(event_I: np.ndarray) -> np.ndarray:
+    """Numbers of the items whose pairs are summed where these are the events of all clients; rising."""
+    return np.sort(np.argsort(-event_I, kind="stable")[:MOST_SUMMED_ITEMS])
+
+
+def items_of(counts: Counts, item_P: np.ndarray) -> Counts:
+    """The counts of some items, without successors."""
+    return counts_of(scipy.sparse.csr_array(counts.pair_II[item_P][:, item_P]), counts.event_I[item_P])
+
+
+def at_items(counts: Counts, item_P: np.ndarray, num_items: int) -> Counts:
+    """The same counts among more items, of which they are the ``item_P``."""
+    pairs, event_I = counts.pair_II.tocoo(), np.zeros(num_items, np.int64)
+    event_I[item_P] = counts.event_I
+    places = (item_P[pairs.row], item_P[pairs.col])
+    pair_II = scipy.sparse.coo_array((pairs.data, places), shape=(num_items, num_items))
+    return counts_of(scipy.sparse.csr_array(pair_II), event_I)
 
 
 def num_parts(num_items: int) -> int:
@@ -273,6 +300,14 @@ def without(total: Counts, own: Counts) -> Counts:
     pair_II.eliminate_zeros()
     next_II.eliminate_zeros()
     return Counts(scipy.sparse.csr_array(pair_II), scipy.sparse.csr_array(next_II), total.event_I - own.event_I)
+
+
+def rest_of_sum(total: Counts, own: Counts) -> Counts:
+    """The counts of the others in a sum that ``own`` is in: its pairs that were not summed are not in it."""
+    if own.num_items > MOST_SUMMED_ITEMS:
+        item_P = summed_items(total.event_I)
+        own = at_items(items_of(own, item_P), item_P, own.num_items)._replace(event_I=own.event_I)
+    return without(total, own)
 
 
 def _first_rows(num_items: int) -> range:

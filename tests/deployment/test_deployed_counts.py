@@ -390,6 +390,72 @@ def test_sites_that_sell_parts_get_the_counts_of_items_that_three_sell(tmp_path)
         assert sold
 
 
+@pytest.fixture
+def large(monkeypatch):
+    monkeypatch.setattr(others, "MOST_SUMMED_ITEMS", 6)
+
+
+@pytest.mark.parametrize("shops", [FOUR, PARTS], ids=["whole", "parts"])
+def test_sites_with_a_large_catalogue_sum_events_and_then_what_is_bought_most(shops, large, tmp_path):
+    expected, _ = client_counts(shops, EnsembleConfig(kind="logit", sources="others"), RUN.seed)
+    sites = sites_in(tmp_path, shops)
+    line = shared(sites, tmp_path / "server", shops=shops)
+    assert line.refused == []
+    for site, (name, counts) in zip(sites, expected.items(), strict=True):
+        assert same(site.counts.found()[name], counts)
+        assert counts.pair_II.nnz
+    kinds = [one["kind"] for one in line.carried if one["client"] == 0]
+    assert kinds[:5] == ["event_keys", "event_shares", "events", "event_unmask", "event_sum"]
+    assert kinds[5:7] + kinds[-2:] == ["count_keys", "count_shares", "count_unmask", "count_sum"]
+    assert {path.name for path in (tmp_path / "server").iterdir()} == {
+        "events_books.safetensors",
+        "counts_books.safetensors",
+    }
+
+
+def test_a_site_lost_before_its_events_are_in_is_in_neither_sum(large, tmp_path):
+    sites = sites_in(tmp_path, FOUR)
+    line = shared(sites, tmp_path / "server", shops=FOUR, away=asked_for("events"))
+    assert {one["kind"] for one in line.carried if one["client"] == 1} == {
+        "event_keys",
+        "event_shares",
+        "events",
+        "event_sum",
+        "count_sum",
+    }
+    left = {name: domain for name, domain in FOUR.items() if name != "books.2"}
+    expected, _ = client_counts(left, EnsembleConfig(kind="logit", sources="others"), RUN.seed)
+    for client, (name, site) in enumerate(zip(FOUR, sites, strict=True)):
+        if client != 1:
+            assert same(site.counts.found()[name], expected[name])
+    late = sites[1].counts.found()["books.2"]  # it takes nothing away
+    assert late.event_I.tolist() == rest(*left).event_I.tolist()
+    assert 0 < late.pair_II.nnz <= 36
+
+
+def test_a_site_lost_between_the_sums_leaves_events_alone(large, tmp_path):
+    """Sums over other sites would tell its counts by their difference."""
+    sites = sites_in(tmp_path, FOUR)
+    line = shared(sites, tmp_path / "server", shops=FOUR, away=asked_for("counts"))
+    reasons = [one["reason"] for one in line.refused]
+    assert any("count without each other's pairs of items: got the counts of 3 of 4" in one for one in reasons)
+    for client, name in enumerate(FOUR):
+        found = sites[client].counts.found()[name]
+        assert found.event_I.tolist() == rest(*(one for one in FOUR if one != name)).event_I.tolist()
+        assert found.pair_II.nnz == 0
+
+
+def test_a_site_gives_events_alone_where_its_catalogue_is_large_and_before_its_counts(tmp_path, monkeypatch):
+    small = site_in(tmp_path, 0)
+    assert "expected sums of events and then of counts in a catalogue of more than 12,288" in told_by(
+        small, "event_keys"
+    ).facts.get("reason", "")
+    monkeypatch.setattr(others, "MOST_SUMMED_ITEMS", 6)
+    large = site_in(tmp_path, 1)
+    assert "expected sums of events and then of counts" in told_by(large, "count_keys").facts["reason"]
+    assert told_by(large, "event_keys").kind == "event_keys"
+
+
 @pytest.mark.slow
 def test_companies_with_parts_of_a_catalogue_end_as_the_simulation_does(tmp_path):
     """FedAvg with adapters of the table and secure sums: rows at home, ensembles and adapters, bit for bit."""

@@ -12,6 +12,7 @@ from fedecider.data.domain import Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.protocols import train_part
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
+from fedecider.models import counts
 from fedecider.models.config import EnsembleConfig
 from fedecider.models.counts import count_events
 
@@ -81,3 +82,22 @@ def test_events_held_out_by_other_clients_are_not_in_the_sum():
         changed[name] = replace(domain, clients=users._replace(sequences=cut))
     after = ensembles.client_counts(changed, EnsembleConfig(), seed=1)[0]
     assert all(same(before[name], after[name]) for name in SHOPS)
+
+
+def test_of_a_large_catalogue_pairs_of_the_items_with_most_events_are_summed(monkeypatch):
+    """All events are; own counts have all pairs."""
+    whole = counted("others")[0]
+    monkeypatch.setattr(counts, "MOST_SUMMED_ITEMS", 5)
+    found, traffic = counted("others")
+    total_I = own("books.1").plus(own("books.2")).plus(own("books.3")).event_I
+    chosen = sorted(range(NUM_ITEMS), key=lambda item: (-total_I[item], item))[:5]
+    is_kept_II = np.zeros((NUM_ITEMS, NUM_ITEMS), bool)
+    is_kept_II[np.ix_(chosen, chosen)] = True
+    for name in ("books.1", "books.2", "books.3"):
+        assert np.array_equal(found[name].event_I, whole[name].event_I)
+        assert np.array_equal(found[name].pair_II.toarray(), whole[name].pair_II.toarray() * is_kept_II)
+        assert 0 < found[name].pair_II.nnz < whole[name].pair_II.nnz
+        with_own = counted("own,others")[0][name]
+        assert same(with_own, found[name].plus(own(name)))
+    protocol = sum(protocol_bytes(simulated((0, 1, 2), 1, "any", 0).rules, 0)[1].values())
+    assert traffic["books.1"]["up"] == 8 * (NUM_ITEMS + 5 * 6 // 2 + 5) + 2 * protocol

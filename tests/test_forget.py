@@ -12,7 +12,7 @@ from fedecider.evaluation.protocols import train_part
 from fedecider.lifecycle.forget import forget
 from fedecider.lifecycle.update import update
 from fedecider.models.counts import count_events, without
-from fedecider.models.ensemble import load_ensemble
+from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.recommender import Recommender
 from fedecider.models.versions import read_versions
 
@@ -30,11 +30,12 @@ def domain():
 
 
 def counts(folder, domain):
-    return load_ensemble(folder / "private" / "crime", domain.item_keys).counts
+    return load_ensemble(folder / "private" / "crime", domain.item_keys).knowledge.counts
 
 
 def same(first, second):
-    return (first.event_I == second.event_I).all() and (first.pair_II != second.pair_II).nnz == 0
+    parts = ((first.pair_II, second.pair_II), (first.next_II, second.next_II))
+    return (first.event_I == second.event_I).all() and not any((one != other).nnz for one, other in parts)
 
 
 def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, capsys):
@@ -46,6 +47,7 @@ def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, caps
     said = capsys.readouterr().out
     assert "crime: 2 customers and" in said
     assert "still remembers: the adapter of crime was trained with their events" in said
+    assert "still remembers: the weights of the ensemble" in said
     assert "per_user.parquet" in said
     assert "same catalogue" not in said, "here every company has its own"
     left = [place for place in range(len(users)) if place not in (3, 5)]

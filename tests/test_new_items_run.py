@@ -24,6 +24,7 @@ from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS, train_part
 from fedecider.models import item_texts, new_items
+from fedecider.models.features import COUNTED
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
@@ -155,7 +156,7 @@ def test_items_may_be_added_later(there):
     assert [match.key for match in rec.items.search("a later", 1)] == ["later"]
 
 
-def test_a_ensemble_stays_beside_the_model_when_items_are_added(there):
+def test_an_ensemble_stays_beside_the_model_when_items_are_added(there):
     rec, titles = Recommender.from_pretrained("run", "crime"), CRIME.titles
     popular = rec.recommend([], k=3)
     later = NewItem("later", "A Later Book", CRIME.item_texts[7])
@@ -164,9 +165,10 @@ def test_a_ensemble_stays_beside_the_model_when_items_are_added(there):
     answer = rec.recommend([titles[7]], k=len(rec.items.keys))
     assert sum(math.exp(item.score) for item in answer) == pytest.approx(1.0)
     (found,) = (item for item in answer if item.key == "later")
-    assert found.experts["counts"] == found.experts["agreement"] == 0.0  # it was not there to be counted
-    assert any(item.experts["counts"] > 0.0 for item in answer)
-    assert rec.recommend(["A Later Book"], k=1)[0].experts.keys() == found.experts.keys()
+    counted = [name for name in COUNTED if name in found.features]
+    assert [found.features[name] for name in counted] == [0.0] * len(counted)  # it was not there to be counted
+    assert any(item.features[name] for item in answer for name in counted)
+    assert rec.recommend(["A Later Book"], k=1)[0].features.keys() == found.features.keys()
     assert [item.key for item in rec.recommend([], k=3)] == [item.key for item in popular]
 
 
@@ -188,7 +190,7 @@ def test_a_service_takes_items_while_it_runs(there):
 
 def test_similar_items_are_those_with_the_nearest_texts(there, capsys):
     rec = Recommender.from_pretrained("run", "crime")
-    unit_ID = rec._loaded.ensemble.unit_ID
+    unit_ID = rec._loaded.ensemble.knowledge.unit_ID
     cosine_I = unit_ID @ unit_ID[7]
     expected = [int(item) for item in (-cosine_I).argsort(kind="stable") if item != 7]
     answer = rec.similar(CRIME.titles[7], k=4)
@@ -421,8 +423,8 @@ def the_months_new_items_are_counted(run, ids, capsys):
     assert "left out: 1 events of 1 items" in said
     updated = Recommender.from_pretrained(run, "crime")
     assert list(updated._loaded.table.id_texts[-2:]) == ids
-    assert updated._loaded.ensemble.counts.event_I[-2:].tolist() == [40, 1]
-    found = updated.recommend(["First"], k=len(updated.items), exclude_seen=False)
+    assert updated._loaded.ensemble.knowledge.counts.event_I[-2:].tolist() == [40, 1]
+    found = updated.recommend(["First"], k=len(updated.items))
     assert {item.key for item in found} >= {first, "n2"}
     ask = ("recommend", "--run", run, "--company", "crime", "--customers", "new", "--json=true")
     asked = json.loads(told(capsys, *ask))

@@ -147,7 +147,7 @@ def test_many_histories_get_what_each_gets_alone_and_an_empty_one_what_is_likely
         assert [item.key for item in one] == [item.key for item in other]
         assert [item.score for item in one] == pytest.approx([item.score for item in other], abs=1e-4)
         assert len(one) == 10
-        assert not one[0].experts
+        assert not one[0].features
     assert together[0].notes == ("no history was given: the items that the model finds likely whoever asks",)
     input_ids, attention_mask = empty_prompt(rec.task)
     best = rec.task.item_ids.token_ids[rec.items.keys.index(together[0][0].key)]

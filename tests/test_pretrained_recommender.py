@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy as copy_of
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,12 @@ from hub_toys import FolderHub
 from safetensors.torch import load_file
 
 import fedecider
-from fedecider.models.counts import new_contexts
-from fedecider.models.ensemble import TENSOR_FILE, load_ensemble, rank
+from fedecider.models.ensemble_files import TENSOR_FILE, load_ensemble
+from fedecider.models.features import FEATURES
 from fedecider.models.folders import MANIFEST_FILE
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
-
-EXPERTS = {"counts", "text", "agreement", "model", "consensus", "uniform"}
 
 
 @pytest.fixture(scope="module")
@@ -77,37 +76,25 @@ def test_an_answer_says_what_was_understood_and_what_each_item_is_made_of(rec, r
     ]
     assert len(answer) == len(answer.items) == 4
     assert answer[0] == next(iter(answer))
-    ensemble = load_ensemble(run / "private" / "crime", rec.items.keys)
-    (ranked,) = rank(ensemble, new_contexts([[4, 9]]), rec._loaded.scores)
+    weights = load_ensemble(run / "private" / "crime", rec.items.keys).beside_model.value
     for item in answer:
-        assert set(item.experts) == EXPERTS
-        assert sum(item.experts.values()) == pytest.approx(1.0, abs=1e-12)
-        assert item.score == pytest.approx(float(ranked.prob_BM[0, rec.items.keys.index(item.key)].log()), abs=1e-6)
+        assert set(item.features) == set(weights) <= set(FEATURES)
+    everything = rec.recommend([rec.items.keys[4], second], k=len(rec.items))
+    assert sum(np.exp(item.score) for item in everything) == pytest.approx(1.0)
+    added = [item.score - sum(item.features.values()) for item in everything]
+    assert max(added) - min(added) < 1e-4, "the same constant for all of them"
     assert set(answer.alpha) == {"crime", "comics"}
     assert sum(answer.alpha.values()) == pytest.approx(1.0)
     assert answer.notes == ()
-    assert json.loads(json.dumps(answer.to_dict()))["items"][0]["experts"] == answer[0].experts
+    assert json.loads(json.dumps(answer.to_dict()))["items"][0]["features"] == answer[0].features
     assert (rec.domain, rec.domains, rec.num_beams) == ("crime", ["comics", "crime"], 20)
-
-
-def test_shares_of_experts_are_their_parts_of_the_probability(rec, run):
-    """The model's share of an item is its weight times its probability, over the probability of the item."""
-    ensemble = load_ensemble(run / "private" / "crime", rec.items.keys)
-    everything = rec.recommend([rec.items.titles[4]], k=len(rec.items))
-    probs = {item.key: np.exp(item.score) for item in everything}
-    assert sum(probs.values()) == pytest.approx(1.0)
-    given = {name: sum(probs[item.key] * item.experts[name] for item in everything) for name in EXPERTS}
-    rows = [
-        dict(zip(ensemble.beside_model.experts, weights, strict=True)) for weights in ensemble.beside_model.weight_QE
-    ]
-    assert any(given == pytest.approx(row, abs=1e-6) for row in rows)  # every expert sums to 1, so its weight is left
 
 
 def test_many_histories_get_what_each_gets_alone(rec, alone):
     for one in (rec, alone):
         asked = histories(one)
         assert same(one.recommend(asked, k=15), [one.recommend(history, k=15) for history in asked])
-    assert not alone.recommend(histories(alone)[0])[0].experts
+    assert not alone.recommend(histories(alone)[0])[0].features
 
 
 def test_several_threads_get_what_one_gets(rec):
@@ -116,14 +103,36 @@ def test_several_threads_get_what_one_gets(rec):
         assert same(list(pool.map(rec.recommend, asked)), [rec.recommend(history) for history in asked])
 
 
-def test_items_of_the_history_stay_out_unless_they_are_wanted(rec, alone):
-    titles = list(alone.items.titles[:3])
-    everything = len(alone.items)
-    assert len(alone.recommend(titles, k=everything)) == everything - 3
-    assert len(alone.recommend(titles, k=everything, exclude_seen=False)) == everything
-    mixed = rec.recommend(titles, k=everything, exclude_seen=False)
-    assert len(mixed) == everything - 3
-    assert mixed.notes == ("the ensemble leaves out items of the history, also with exclude_seen false",)
+def test_what_next_something_new_or_buy_again(rec, alone):
+    titles, everything = list(alone.items.titles[:3]), len(alone.items)
+    for one in (rec, alone):
+        keys = set(one.items.keys[:3])
+        again = one.recommend(titles, 10, "only")
+        assert {item.key for item in again} == keys
+        assert again.notes == ("3 items that may come were bought before, and repeats only gives no others",)
+        assert one.recommend(titles, 2, "only").notes == ()
+        assert not keys & {item.key for item in one.recommend(titles, everything, "drop")}
+        assert len(one.recommend(titles, everything, "drop")) == everything - 3
+        assert not one.recommend([], 3, "only").items
+    assert same([alone.recommend(titles)], [alone.recommend(titles, 10, "drop")]), "as the protocol of the run"
+    learned = rec.recommend(titles, everything)
+    assert len(learned) == everything
+    assert {item.key for item in learned.items[-3:]} == set(rec.items.keys[:3]), "nobody of this run bought twice"
+    kept = copy_of(alone)
+    place = alone._loaded.place
+    kept._loaded = alone._loaded._replace(place=place._replace(inference=place.inference._replace(drop_seen=False)))
+    assert len(kept.recommend(titles, everything)) == everything
+
+
+def test_a_basket_is_one_step_back(rec):
+    a, b, c = rec.items.keys[3], rec.items.keys[7], rec.items.keys[12]
+    one, other = (rec.recommend(history, k=20) for history in ([a, b, c], [a, [b, c]]))
+    assert [entry.key for entry in other.history] == [a, b, c]
+    assert [item.features["successors"] for item in one] != [item.features["successors"] for item in other]
+    many = rec.recommend([[a, b, c], [a, [b, c]]], k=20)
+    assert same(many, [one, other])
+    assert same([found.answer for found in rec.recommend_many({"x": [a, b, c], "y": [a, [b, c]]}, k=20)], many)
+    assert same(rec.recommend([[a, b, c], [a, [c, b]]], k=20)[1:], [rec.recommend([a, [c, b]], k=20)])
 
 
 def test_without_a_history_the_counts_of_the_ensemble_say_what_is_popular(rec, alone, run):
@@ -133,7 +142,7 @@ def test_without_a_history_the_counts_of_the_ensemble_say_what_is_popular(rec, a
         :5
     ].tolist()
     assert np.exp(empty[0].score) == pytest.approx(float(events.max() + 0.1) / float(events.sum() + 0.1 * len(events)))
-    assert empty[0].experts == {"popularity": 1.0}
+    assert empty[0].features == {"popularity": empty[0].score}
     assert empty.notes == ("no history was given: the items with most events in the counts of the ensemble",)
     assert same([other], [rec.recommend([rec.items.titles[3]], k=5)])
     assert other.notes == ()
@@ -144,10 +153,12 @@ def test_without_a_history_the_counts_of_the_ensemble_say_what_is_popular(rec, a
 BAD = {
     "no item": ({"history": [], "k": 0}, "got k 0"),
     "half an item": ({"history": [], "k": 1.5}, "got k 1.5"),
+    "other repeats": ({"history": [], "repeats": "never"}, "got repeats 'never', expected learned, drop, only"),
+    "as before": ({"history": [], "repeats": True}, "got repeats True"),
     "a text": ({"history": "a title"}, "expected a list of titles"),
     "a number": ({"history": 3}, "expected a list of titles"),
     "numbers": ({"history": [1, 2]}, "texts and other things"),
-    "texts and lists": ({"history": ["a", ["b"]]}, "texts and other things"),
+    "lists in lists": ({"history": ["a", ["b", ["c"]]]}, "texts and other things"),
     "an unknown title among others": ({"history": [[], ["no such title at all"]]}, "history 2: got title"),
 }
 

@@ -3,15 +3,18 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet
 import pytest
 
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models import loaded
 from fedecider.models.allowed_items import allowed_items
 from fedecider.models.item_search import Items
+from fedecider.models.lists import Histories, _kept_histories, save_histories
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import NO_HISTORY_ENSEMBLE
 
@@ -128,9 +131,21 @@ def test_beams_that_end_at_items_which_may_not_come_are_completed():
         return [["exact"]]
 
     found = [[1, 2], [1], []]
-    done = loaded._completed(found, [[0], [1, 2, 3], [4]], 2, {1, 2, 3, 4}, True, exact)
+    histories = SequenceArray.of([[0], [1, 2, 3], [4]])
+    done = loaded._completed(found, histories, 2, {1, 2, 3, 4}, "drop", exact)
     assert done == [[1, 2], [1], ["exact"]]  # of the second one item alone is left
     assert asked == [[[4]]]
+
+
+def test_kept_histories_keep_their_baskets(tmp_path):
+    rows = SequenceArray.of([[0, 1, 2], [3], [1, 2]]).with_baskets(np.array([5, 5, 6, 5, 1, 1]))
+    kept = Histories(["x", "y", "z"], ["a", "b", "c", "d"], rows, {"y": 7}, True)
+    save_histories(kept, tmp_path / "h.parquet")
+    found = _kept_histories(tmp_path / "h.parquet", kept.item_keys)
+    assert found.sequences == rows
+    expected = [("x", [["a", "b"], ["c"]]), ("y", [["d"]]), ("z", [["b", "c"]])]
+    assert list(found.of(None, "shop")) == expected
+    assert list(found.of(["z", "new"], "shop")) == [expected[2], ("new", [])]
 
 
 def recommend(*words):

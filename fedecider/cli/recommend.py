@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedecider.bounds import dataclass
-from fedecider.models.answers import Answer, check_k
+from fedecider.models.answers import Answer, Repeats, check_k
 from fedecider.models.source import popular_items
 from fedecider.running.command import run
 from fedecider.running.machine import checked_device
@@ -21,8 +21,8 @@ from fedecider.running.options import keys_of, pairs_of, parse
 from fedecider.running.progress import console, log_line
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
-SMALLEST_SHARE = 0.005
-"""Of an expert that is printed."""
+SMALLEST = 0.005
+"""Of what a feature adds that is printed."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class RecommendConfig:
         stock: A table of items and how many are left; items with none, or that are not there, are not recommended.
         unknown: What an item of a customer's history is that the catalogue does not have: the list is refused, with its
             reason, or the item is left out (skip).
+        repeats: What becomes of items that the history holds: the ensemble's weights decide (learned: what next), they
+            are left out (drop: something new), or nothing else comes (only: buy again).
         k: The number of recommendations.
         device: The device, cpu or cuda.
         ensemble: If true, and the run folder holds the client's ensemble, rank with it; else with the model alone.
@@ -73,6 +75,7 @@ class RecommendConfig:
     candidates: str = ""
     stock: str = ""
     unknown: Literal["refuse", "skip"] = "refuse"
+    repeats: Repeats = "learned"
     k: int = 10
     device: str = "cpu"
     ensemble: bool = True
@@ -105,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         checked_device(config.device)
         filters = (config.exclude, config.candidates, config.stock)
-        simple = config.ensemble and not titles and not (config.new_items or config.similar or any(filters))
+        simple = config.ensemble and not titles and config.repeats != "only"
+        simple = simple and not (config.new_items or config.similar or any(filters))
         found = popular_items(config.run, config.domain or None, config.k) if simple else None
         domain, answer = _by_model(config, titles) if found is None else found
         if config.json:
@@ -121,7 +125,7 @@ def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answ
     recommender, filters = _recommender(config), _filters(config)
     if config.similar:
         return recommender.domain, recommender.similar(config.similar, config.k, **filters)
-    return recommender.domain, recommender.recommend(list(titles), config.k, **filters)
+    return recommender.domain, recommender.recommend(list(titles), config.k, config.repeats, **filters)
 
 
 def _recommender(config: RecommendConfig) -> Any:
@@ -168,7 +172,7 @@ def _many(config: RecommendConfig) -> None:
     wanted = None if config.all else keys_of(config.customers, "customers")
     how = pairs_of(config.columns, "columns", "user=customer,item=sku")
     found = histories_of(config.run, company, config.data, config.events, how)
-    pairs: Iterable[tuple[str, list[str]]] = found.of(wanted, company)
+    pairs: Iterable[tuple[str, list[Any]]] = found.of(wanted, company)
     if wanted is not None:
         pairs = known = list(pairs)
         new = [customer for customer, items in known if not items]
@@ -177,7 +181,7 @@ def _many(config: RecommendConfig) -> None:
                 f"{len(new):,} of {len(known):,} customers have no history here, such as {new[0]}: they count as new"
             )
     filters, recommender = _filters(config), _recommender(config)
-    lists = recommender.recommend_many(pairs, config.k, unknown=config.unknown, **filters)
+    lists = recommender.recommend_many(pairs, config.k, config.repeats, unknown=config.unknown, **filters)
     if config.output:
         done = write_lists(lists, Path(config.output))
         rate = done.num_lists / max(done.seconds, 1e-9)
@@ -208,10 +212,10 @@ def _show(answer: Answer, heading: str) -> None:
         table.add_row(str(place), escape(item.title), f"{item.score:.3f}", escape(item.key))
     console.print(table)
     for place, item in enumerate(answer, 1):
-        if len(item.experts) > 1:
-            ordered = sorted(item.experts.items(), key=lambda share: -share[1])
-            shares = ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= SMALLEST_SHARE)
-            console.print(f"probability of {place}: {shares}", highlight=False, markup=False)
+        if len(item.features) > 1:
+            ordered = sorted(item.features.items(), key=lambda added: -abs(added[1]))
+            parts = ", ".join(f"{name} {value:+.2f}" for name, value in ordered if abs(value) >= SMALLEST)
+            console.print(f"score of {place}: {parts}", highlight=False, markup=False)
     if answer.alpha:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in answer.alpha.items())
         console.print(f"share of each domain's direction: {shares}", highlight=False, markup=False)

@@ -10,9 +10,9 @@ from fedecider.running.options import pairs_of, parse
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
-    "Put a company's new events into the counts of its ensemble, in seconds; with --epochs train its adapter on. Each "
-    "customer's newest event is ranked by the old and the new before a new version of the run is in force. Without "
-    "events: the versions of the run, or another one in force."
+    "Put a company's new events into the counts of its ensemble and fit its weights again, in seconds; with --epochs "
+    "train its adapter on. Each customer's newest event or basket is ranked by the old and the new before a new "
+    "version of the run is in force. Without events: the versions of the run, or another one in force."
 )
 
 
@@ -31,8 +31,8 @@ class UpdateConfig:
         version: The version that is in force from now on, such as the one before; 1 is the run as it was trained.
         output: A run folder to write in the place of a new version of the run.
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
-        device: The device of the training, cpu or cuda.
-        force: If true, written also where the updated counts rank the newest events worse.
+        device: The device of the model, cpu or cuda.
+        force: If true, written also where the updated ensemble ranks the newest events worse.
     """
 
     run: str
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             log_line(line)
         if done.folder is None:
             raise ValueError(
-                f"got updated counts that rank worse (hit@10 {done.test.new:.4f}, before {done.test.old:.4f}), "
+                f"got an updated ensemble that ranks worse (hit@10 {done.test.new:.4f}, before {done.test.old:.4f}), "
                 "expected no loss of two standard errors; nothing was written. Look at the events, or give --force true"
             )
         if not done.version:

@@ -74,7 +74,8 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
     )
     titles, encoder = pretrain.words.as_written, pretrain.text_encoder
     read = (pretrain.samples, settings.ranking, pretrain.ids, titles, encoder, settings.run.quantize)
-    write_inference_config(InferenceConfig(name, *read, alpha), folder.adapters / name)
+    drop_seen = get_protocol(settings.run.protocol).drop_seen
+    write_inference_config(InferenceConfig(name, *read, drop_seen, alpha), folder.adapters / name)
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:

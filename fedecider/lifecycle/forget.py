@@ -109,7 +109,8 @@ def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
     name = now.place.domain
     said = [
         f"the adapter of {name} was trained with their events, and so was what others took from it: training on "
-        "without them (update --epochs) lets it fade, a federation anew forgets it"
+        "without them (update --epochs) lets it fade, a federation anew forgets it",
+        "the weights of the ensemble, one number a feature, were fitted with their events: an update fits them again",
     ]
     sums = [one for one in now.source.domains if one != name and _sums(now, one)]
     if sums:

@@ -1,8 +1,9 @@
 """Next month: a company's new events into its ensemble and, if asked, its adapter, tested before they are in force.
 
-Counts are whole numbers, so that the users' old ones are taken off and the new ones put on exactly; the weights of the
-mixture stay. The adapter is trained on from where it is, by the customers with new events. The last new event of each
-customer is held out until the old and the new have ranked it. What is written is another version of the run.
+Counts are whole numbers, so that the users' old ones are taken off and the new ones put on exactly. The weights are
+fitted again, from where they are, on the newest basket of every customer, behind counts that do not hold it. The
+adapter is trained on from where it is, by the customers with new events. The newest basket of each of these is held out
+until the old and the new have ranked it. What is written is another version of the run.
 """
 
 from __future__ import annotations
@@ -19,22 +20,31 @@ import torch
 from fedecider.bounds import Diverged
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.filtering import compress, order_events
 from fedecider.data.frames import events_file
-from fedecider.evaluation.protocols import NUM_HELD_OUT
+from fedecider.evaluation.metrics import user_metrics
+from fedecider.evaluation.protocols import NUM_HELD_OUT, held_out, histories, is_repeat, targets
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
-from fedecider.lifecycle.warm_start import Scores, ranked_by, train_on
+from fedecider.lifecycle.warm_start import Scores, loaded_scores, ranked_by, train_on
 from fedecider.models.counts import Counts, count_events, without
-from fedecider.models.ensemble import Ensemble, positions
+from fedecider.models.ensemble import (
+    MAX_CUSTOMERS,
+    Ensemble,
+    ModelScores,
+    Weights,
+    choices_of,
+    fit_weights,
+    positions,
+)
 from fedecider.models.ensemble_files import load_ensemble, save_ensemble
 from fedecider.models.folders import replace_in_manifest
 from fedecider.models.item_table import lengthen, read_item_ids
 from fedecider.models.lists import (
     HISTORIES_FILE,
     Histories,
-    build_events,
     counted_histories,
+    knows_baskets,
+    ordered_events,
     refuse_others,
     save_histories,
 )
@@ -47,7 +57,7 @@ from idgen.tokenizer import load_tokenizer
 MOST_TESTED = 500
 """Customers of the test, drawn once."""
 LARGEST_LOSS = 2.0
-"""Standard errors by which the updated counts may be behind the old ones."""
+"""Standard errors by which the updated ensemble may be behind the old one."""
 
 
 class NewEvents(NamedTuple):
@@ -55,6 +65,8 @@ class NewEvents(NamedTuple):
 
     items: dict[str, list[int]]
     """Customer -> numbers of the items, oldest first."""
+    baskets: dict[str, list[int]]
+    """The basket of each of these events: 1, 2, ..., some of which may be left out."""
     last_time: dict[str, int]
     num_rows: int
     num_known: int
@@ -66,7 +78,8 @@ class NewEvents(NamedTuple):
 
 
 class Tested(NamedTuple):
-    """The last new event of each customer, ranked by the old and by the updated counts, which do not hold it."""
+    """The newest basket of each customer with new events, ranked by the old and by the updated ensemble without its
+    model; neither has counted it or was fitted on it."""
 
     num_customers: int
     old: float
@@ -81,7 +94,7 @@ class Tested(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The adapter before and after it was trained on, each beside the updated counts without the held-out events."""
+    """The adapter before and after it was trained on, each beside the updated ensemble of `Tested`."""
 
     num_customers: int
     old: Scores
@@ -101,6 +114,8 @@ class Updated(NamedTuple):
     events: NewEvents
     num_new_customers: int
     test: Tested
+    weights: tuple[Weights, Weights]
+    """Those that decide, beside the model where there is one: before, and after."""
     num_new_items: int = 0
     trained: Trained | None = None
     version: int = 0
@@ -145,9 +160,9 @@ def counted(run: str | Path, company: str | None, data: str = "") -> Counted:
     if list(before.item_keys) != keys:
         raise ValueError(f"got histories of another catalogue than that of {run}, expected the run's own data (--data)")
     others = without(ensemble.knowledge.counts, count_events(counted_part(before), len(keys)))
-    least = min(int(others.event_I.min()), int(others.pair_II.data.min(initial=0)))
+    least = min(int(others.event_I.min()), *(int(part.data.min(initial=0)) for part in others[:2]))
     nobody_else = ensemble.sources == ("own",)
-    if least < 0 or (nobody_else and (others.event_I.any() or others.pair_II.nnz)):
+    if least < 0 or (nobody_else and (others.event_I.any() or others.pair_II.nnz or others.next_II.nnz)):
         raise ValueError(
             f"got histories that are not those in the counts of {name}, expected the run's own data (--data)"
         )
@@ -157,6 +172,34 @@ def counted(run: str | Path, company: str | None, data: str = "") -> Counted:
 def with_counts(ensemble: Ensemble, counts: Counts) -> Ensemble:
     """The ensemble with other counts, and the same weights."""
     return ensemble._replace(knowledge=ensemble.knowledge._replace(counts=counts))
+
+
+def deciding(ensemble: Ensemble) -> Weights:
+    """The weights beside the model, or without one where there is none."""
+    return ensemble.beside_model or ensemble.alone
+
+
+def refitted(now: Counted, sequences: SequenceArray, model: ModelScores | None) -> Ensemble:
+    """The ensemble with counts of ``sequences``, and its weights fitted again as a run fits them.
+
+    They are fitted on the newest basket of every customer, or of a draw of many, behind counts that hold none of these;
+    the prior are the weights in force. Without ``model`` those beside it stay.
+    """
+
+    def counting(rows: SequenceArray) -> Ensemble:
+        return with_counts(now.ensemble, now.others.plus(count_events(rows, len(now.keys))))
+
+    draw = stream(0, "update weights", now.place.domain)
+    chosen = np.flatnonzero(sequences.num_baskets_U > 1)
+    chosen = chosen[torch.randperm(len(chosen), generator=draw)[:MAX_CUSTOMERS].sort().values.numpy()]
+    rows = sequences.take(chosen)
+    asked = (histories(rows, "test"), targets(rows, "test"))
+    with torch.no_grad():
+        choices = choices_of(counting(sequences.without_last(1)).knowledge, *asked, model, draw)
+    alone, beside = fit_weights(choices, False, now.ensemble.alone.value), now.ensemble.beside_model
+    if model is not None and beside is not None:
+        beside = fit_weights(choices, True, beside.value)
+    return counting(sequences)._replace(alone=alone, beside_model=beside)
 
 
 def counted_part(histories: Histories) -> SequenceArray:
@@ -184,7 +227,7 @@ def update(
         events: A table of events, of customers who are known or new.
         output: Another run folder to write; if empty, a new version of the run, in force from then on.
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
-        force: Write even where the updated counts rank the newest events worse than the old ones.
+        force: Write even where the updated ensemble ranks the newest events worse than the old one.
         epochs: Of training over the customers with new events. The adapter is taken where it ranks their held-out
             events better than the old one does (ndcg@10); else the old one stays.
         new_items: A file of items that came after the training, as for `Recommender.add_items`; those that the
@@ -207,7 +250,7 @@ def update(
         if new_items:
             now, old_ensemble = with_new_items(now, new_items, Path(scratch) / "longer")
         before, num_items = now.histories, len(now.keys)
-        new = new_events(events, before, name, how)
+        new = new_events(events, before, name, how, knows_baskets(now.run))
         if not new.items:
             raise ValueError(
                 f"got {new.num_rows:,} events of which none is new ({new.num_known:,} are not newer than the "
@@ -215,27 +258,31 @@ def update(
             )
         _refuse_repeated(before, new)
         after, kept = merged(before, new), merged(before, new, without_last=True)
-        held_out = _held_out(kept, new, name)
-        tested = with_counts(now.ensemble, now.others.plus(count_events(kept.sequences, num_items)))
-        test = _test(old_ensemble, tested, *held_out)
-        found = Updated(None, new, len(after.customers) - len(before.customers), test, num_items - num_old)
+        ranked = _ranked(after, new, now.place)
+        tested = refitted(now, kept.sequences, None)
+        test = _test(old_ensemble, tested, ranked, now.place.inference.drop_seen)
+        weights = (deciding(old_ensemble),) * 2
+        found = Updated(None, new, len(after.customers) - len(before.customers), test, weights, num_items - num_old)
         if test.is_worse and not force:
             return found
-        whole = with_counts(now.ensemble, now.others.plus(count_events(after.sequences, num_items)))
         adapter = Path(scratch) / "adapter"
-        rows = zip(kept.customers, kept.sequences, strict=True)
-        longer = [items for customer, items in rows if customer in new.items and len(items) > 1]
-        trained = _train(now, tested, longer, held_out, epochs, where, adapter) if epochs else None
+        is_longer_U = (kept.sequences.length_U > 1) & np.array([one in new.items for one in kept.customers])
+        longer = kept.sequences.take(is_longer_U)
+        trained = _train(now, tested, longer, ranked, epochs, where, adapter) if epochs else None
+        place = now.place
+        if trained is not None and trained.is_better:
+            place = place._replace(adapter=adapter)
+        model = None if old_ensemble.beside_model is None else loaded_scores(now.source, place, where)
+        whole = refitted(now, after.sequences, model)
+        found = found._replace(trained=trained, weights=(deciding(old_ensemble), deciding(whole)))
 
         def change(folder: RunFolder) -> None:
             put_private(folder, name, whole, now.keys, after)
-            taken = adapter if trained is not None and trained.is_better else now.place.adapter
-            if taken in (adapter, Path(scratch) / "longer"):
+            if place.adapter in (adapter, Path(scratch) / "longer"):
                 shutil.rmtree(folder.adapters / name)
-                shutil.copytree(taken, folder.adapters / name)
+                shutil.copytree(place.adapter, folder.adapters / name)
                 replace_in_manifest(folder.root, folder.adapters / name)
 
-        found = found._replace(trained=trained)
         if output:
             write_copy(now.run.root, target, change)
             return found._replace(folder=target)
@@ -247,7 +294,7 @@ def update(
 
 def with_new_items(now: Counted, path: str, folder: Path) -> tuple[Counted, Ensemble]:
     """A company with the items of a file that its catalogue does not have, which nobody had yet; and the ensemble in
-    which experts that count abstain from them, as before their events were known.
+    which features that count have nothing to say of them, as before their events were known.
 
     ``folder``: where the adapter is written with the longer table of items. No weight changes.
 
@@ -295,17 +342,21 @@ def _in_short(found: Updated, name: str) -> str:
     return f"{num_new:,} new events of {name} in its counts{' and its adapter' if trained else ''}"
 
 
-def new_events(path: str | Path, before: Histories, company: str, how: Mapping[str, str] | None = None) -> NewEvents:
-    """The events of a table that can be counted; customers are called as before, ``17`` or ``north:17``."""
+def new_events(
+    path: str | Path, before: Histories, company: str, how: Mapping[str, str] | None = None, baskets: bool = False
+) -> NewEvents:
+    """The events of a table that can be counted, in ``baskets`` or by themselves; customers are called as before,
+    ``17`` or ``north:17``."""
     given = events_file(path, how)
     refuse_others(given, company)
-    raw = build_events(given)
-    ordered = order_events(compress(raw, raw.item_E >= 0))
+    ordered, rows = ordered_events(given, baskets)
+    basket_E = np.repeat(rows.num_baskets_U, rows.length_U) - rows.num_after_E
     number_of = {key: number for number, key in enumerate(before.item_keys)}
     number_I = np.array([number_of.get(key, -1) for key in ordered.items], np.int64)
     known = set(before.customers)
     prefix = before.prefix(company)
     items: dict[str, list[int]] = {}
+    basket_of: dict[str, list[int]] = {}
     last: dict[str, int] = {}
     num_known, unknown_E = 0, []
     for place, user in enumerate(ordered.users):
@@ -320,7 +371,7 @@ def new_events(path: str | Path, before: Histories, company: str, how: Mapping[s
         unknown_E.append(ordered.item_E[part][(item_E < 0) & ~is_old_E])
         kept_E = (item_E >= 0) & ~is_old_E
         if kept_E.any():
-            items[customer] = item_E[kept_E].tolist()
+            items[customer], basket_of[customer] = item_E[kept_E].tolist(), basket_E[part][kept_E].tolist()
             if (newest := int(time_E[kept_E].max())) != UNKNOWN_TIME:
                 last[customer] = max(newest, old)
     gone_I = (
@@ -328,7 +379,7 @@ def new_events(path: str | Path, before: Histories, company: str, how: Mapping[s
     )
     order = np.argsort(-gone_I, kind="stable")
     unknown = [ordered.items[item] for item in order.tolist() if gone_I[item]]
-    return NewEvents(items, last, len(raw.item_E), num_known, int(gone_I.sum()), unknown)
+    return NewEvents(items, basket_of, last, len(ordered.item_E), num_known, int(gone_I.sum()), unknown)
 
 
 def _refuse_repeated(before: Histories, new: NewEvents) -> None:
@@ -347,71 +398,74 @@ def _refuse_repeated(before: Histories, new: NewEvents) -> None:
 
 
 def merged(before: Histories, new: NewEvents, without_last: bool = False) -> Histories:
-    """Histories with the new events behind the old ones; customers without old ones follow."""
-    cut = {customer: items[:-1] if without_last else items for customer, items in new.items.items()}
+    """Histories with the new events behind the old ones, or all of them but the newest basket; customers without old
+    ones follow."""
+    added = {customer: list(zip(new.items[customer], new.baskets[customer], strict=True)) for customer in new.items}
+    if without_last:
+        added = {customer: [one for one in pairs if one[1] < pairs[-1][1]] for customer, pairs in added.items()}
     known = set(before.customers)
-    others = [customer for customer in sorted(cut) if customer not in known and cut[customer]]
-    sequences = [
-        [*items, *cut.get(customer, ())] for customer, items in zip(before.customers, before.sequences, strict=True)
+    others = [customer for customer in sorted(added) if customer not in known and added[customer]]
+    old = before.sequences
+    baskets = SequenceArray(old.start_U, -old.num_after_E)
+    rows = [
+        [*zip(items, numbers, strict=True), *added.get(customer, ())]
+        for customer, items, numbers in zip(before.customers, old, baskets, strict=True)
     ]
-    sequences += [cut[customer] for customer in others]
+    rows += [added[customer] for customer in others]
+    sequences = SequenceArray.of([[item for item, _ in pairs] for pairs in rows])
+    sequences = sequences.with_baskets(np.array([basket for pairs in rows for _, basket in pairs], np.int64))
     last_time = {**before.last_time, **new.last_time}
-    return Histories([*before.customers, *others], before.item_keys, SequenceArray.of(sequences), last_time, True)
+    return Histories([*before.customers, *others], before.item_keys, sequences, last_time, True)
 
 
-def _held_out(kept: Histories, new: NewEvents, name: str) -> tuple[list[list[int]], list[int]]:
-    """Histories of some customers without their last new event, and that event."""
-    place_of = {customer: place for place, customer in enumerate(kept.customers)}
-    found = []
-    for customer, items in sorted(new.items.items()):
-        history = kept.sequences[place_of[customer]] if customer in place_of else []
-        if history and items[-1] not in history:  # an item of the history is no candidate
-            found.append((history, items[-1]))
-    order = torch.randperm(len(found), generator=stream(0, "update", name))[:MOST_TESTED].tolist()
-    chosen = [found[place] for place in sorted(order)]
-    return [history for history, _ in chosen], [target for _, target in chosen]
+def _ranked(after: Histories, new: NewEvents, place: Place) -> SequenceArray:
+    """Some customers with new events and others before these."""
+    rows = after.sequences.take(np.array([customer in new.items for customer in after.customers]))
+    rows = rows.take(rows.num_baskets_U > 1)
+    if place.inference.drop_seen:  # an item of the history is no candidate
+        rows = rows.take(~is_repeat(rows, "test").numpy())
+    order = torch.randperm(len(rows), generator=stream(0, "update", place.domain))[:MOST_TESTED]
+    return rows.take(order.sort().values.numpy())
 
 
-def _test(old: Ensemble, new: Ensemble, histories: list[list[int]], targets: list[int]) -> Tested:
-    """By the ensemble without its model, in which counts alone have changed."""
-    if not targets:
+def _test(old: Ensemble, new: Ensemble, rows: SequenceArray, drop_seen: bool) -> Tested:
+    if not len(rows):
         return Tested(0, 0.0, 0.0, 0.0)
-    asked = (SequenceArray.of(histories), torch.tensor(targets))
-    hits = [
-        (positions(ensemble.knowledge, *asked, None, [ensemble.alone], True)[0].whole < 10).double()
-        for ensemble in (old, new)
-    ]
+    asked = (histories(rows, "test"), held_out(rows, "test"), None)
+    places = [positions(one.knowledge, *asked, [one.alone], drop_seen)[0].whole for one in (old, new)]
+    hits = [user_metrics(place)["hit@10"] for place in places]
     difference_U = hits[1] - hits[0]
     error = float(difference_U.std(correction=0)) / len(difference_U) ** 0.5
-    return Tested(len(targets), float(hits[0].mean()), float(hits[1].mean()), error)
+    return Tested(len(rows), float(hits[0].mean()), float(hits[1].mean()), error)
 
 
 def _train(
     now: Counted,
     tested: Ensemble,
-    histories: Sequence[list[int]],
-    held_out: tuple[list[list[int]], list[int]],
+    sequences: SequenceArray,
+    ranked: SequenceArray,
     epochs: int,
     device: torch.device,
     folder: Path,
 ) -> Trained:
-    """Train the adapter on by ``histories``, and rank what is held out by the old one and by the files of the new one.
+    """Train the adapter on by ``sequences``; the old one and the files of the new one rank the last basket of
+    ``ranked``.
 
     Raises:
         ValueError: no customer has two events to train on and a third one to rank.
     """
-    if not histories or not held_out[1]:
+    if not len(sequences) or not len(ranked):
         raise ValueError(
             f"got --epochs {epochs} and no customer of {now.place.domain} with two events before a new one, expected "
             "some: nothing can be trained or tested. Leave --epochs out"
         )
-    old = ranked_by(now.source, now.place, tested, *held_out, device)
+    old = ranked_by(now.source, now.place, tested, ranked, device)
     try:
-        train_on(now.place, SequenceArray.of(histories), recorded_settings(now.run.root), epochs, device, folder)
+        train_on(now.place, sequences, recorded_settings(now.run.root), epochs, device, folder)
     except Diverged:
-        return Trained(len(histories), old, None)
+        return Trained(len(sequences), old, None)
     new_place = now.place._replace(adapter=folder)
-    return Trained(len(histories), old, ranked_by(now.source, new_place, tested, *held_out, device))
+    return Trained(len(sequences), old, ranked_by(now.source, new_place, tested, ranked, device))
 
 
 def in_words(done: Updated, company: str) -> list[str]:
@@ -433,13 +487,17 @@ def in_words(done: Updated, company: str) -> list[str]:
         lines.append(f"{done.num_new_items:,} new items have an ID by their text, and are recommended from now on")
     if test.num_customers:
         lines.append(
-            f"the last new event of {test.num_customers:,} customers, ensemble without its model: hit@10 "
-            f"{test.old:.4f} by the old counts, {test.new:.4f} by the updated ones (standard error {test.error:.4f})"
+            f"the newest events of {test.num_customers:,} customers, ensemble without its model: hit@10 "
+            f"{test.old:.4f} by the old one, {test.new:.4f} by the updated one (standard error {test.error:.4f})"
         )
     else:
-        lines.append("no customer's last new event can be ranked: the update is not tested")
+        lines.append("no customer's newest events can be ranked: the update is not tested")
     if (trained := done.trained) is not None:
         lines.append(_training_in_words(trained))
+    if done.folder is not None:
+        before, after = done.weights
+        parts = (f"{name} {before.value.get(name, 0.0):+.2f} to {theta:+.2f}" for name, theta in after.value.items())
+        lines.append(f"weights fitted again on {after.num_customers:,} customers: {', '.join(parts)}")
     return lines
 
 

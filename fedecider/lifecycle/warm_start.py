@@ -7,7 +7,6 @@ trained, by the run's settings of local training, for as many epochs as are aske
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from fedecider.bounds import Diverged
 from fedecider.cross_silo.settings import Settings
 from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import held_out, histories
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import Tree
 from fedecider.methods.client_models import client_models
@@ -25,7 +25,7 @@ from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import attach_lora
 from fedecider.models.client_model import Base
 from fedecider.models.config import LoraSettings
-from fedecider.models.ensemble import Ensemble, positions
+from fedecider.models.ensemble import Ensemble, ModelScores, positions
 from fedecider.models.export import save_peft_folder
 from fedecider.models.folders import read_inference_config, write_inference_config
 from fedecider.models.item_table import CONFIG_FILE, WEIGHTS_FILE, read_item_ids, write_items
@@ -96,22 +96,22 @@ def train_on(
         (folder / CARD).write_text(card.removesuffix(note) + note if note in card else card + note, encoding="utf-8")
 
 
-def ranked_by(
-    source: Source,
-    place: Place,
-    ensemble: Ensemble,
-    histories: Sequence[Sequence[int]],
-    targets: Sequence[int],
-    device: torch.device,
-) -> Scores:
-    """How ``ensemble`` beside the adapter of ``place``, as it is loaded to be asked, ranks what followed histories."""
+def loaded_scores(source: Source, place: Place, device: torch.device) -> ModelScores:
+    """What an ensemble asks of the model of ``place``, as it is loaded to be asked."""
     tokenizer = load_tokenizer(place.backbone)
     base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)
-    loaded = adapted(base, tokenizer, source, place, read_item_ids(place.adapter), device, False)
+    return adapted(base, tokenizer, source, place, read_item_ids(place.adapter), device, False).scores
+
+
+def ranked_by(
+    source: Source, place: Place, ensemble: Ensemble, sequences: SequenceArray, device: torch.device
+) -> Scores:
+    """How ``ensemble`` beside the adapter of ``place`` ranks the last basket of every row behind those before it."""
     assert ensemble.beside_model is not None
-    asked = (SequenceArray.of(histories), torch.tensor(targets), loaded.scores, [ensemble.beside_model], True)
+    asked = (histories(sequences, "test"), held_out(sequences, "test"), loaded_scores(source, place, device))
     with torch.no_grad():
-        means = mean_metrics(positions(ensemble.knowledge, *asked)[0].whole)
+        (places,) = positions(ensemble.knowledge, *asked, [ensemble.beside_model], place.inference.drop_seen)
+    means = mean_metrics(places.whole)
     return Scores(means["hit@10"], means["ndcg@10"])
 
 

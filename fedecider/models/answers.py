@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
+
+Repeats = Literal["learned", "drop", "only"]
+"""What becomes of items that the history holds: the weights of the ensemble decide ("what next"), they are left out
+("something new"), or nothing else comes ("buy again")."""
 
 
 class Scored(NamedTuple):
@@ -12,8 +16,8 @@ class Scored(NamedTuple):
 
     item: int
     score: float
-    experts: dict[str, float]
-    """Expert -> its share of the probability; empty without an ensemble."""
+    features: dict[str, float]
+    """Feature -> what it adds to the log-score; empty without an ensemble."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Recommendation:
     key: str
     title: str
     score: float
-    """Log-probability: of the item's ID; with an ensemble, of the item in the mixture."""
-    experts: Mapping[str, float]
-    """With an ensemble: the share of each expert in the item's probability, which sum to 1; else empty."""
+    """Log-probability: of the item's ID; with an ensemble, of the item in the whole catalogue."""
+    features: Mapping[str, float]
+    """With an ensemble: what each feature adds to the item's log-score, its weight times its value; else empty."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,12 @@ class Answer:
 
 def recommendations(scored: Sequence[Scored], keys: Sequence[str], titles: Sequence[str]) -> tuple[Recommendation, ...]:
     """Items of a catalogue by their keys and titles."""
-    return tuple(Recommendation(keys[one.item], titles[one.item], one.score, one.experts) for one in scored)
+    return tuple(Recommendation(keys[one.item], titles[one.item], one.score, one.features) for one in scored)
 
 
-def check_k(k: int) -> None:
-    """``ValueError`` for a number of recommendations that is none."""
+def check_k(k: int, repeats: str = "learned") -> None:
+    """``ValueError`` for a number of recommendations that is none, or an unknown ``repeats``."""
     if type(k) is not int or k < 1:
         raise ValueError(f"got k {k!r}, expected a whole number of at least 1")
+    if repeats not in get_args(Repeats):
+        raise ValueError(f"got repeats {repeats!r}, expected {', '.join(get_args(Repeats))}")

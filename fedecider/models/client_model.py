@@ -219,17 +219,19 @@ def model_scores(model: Any, task: Task, context: RankingContext) -> ModelScores
                 score_BM[rows] = trie_log_probs(model, *asked).cpu()
         return score_BM
 
-    def beams(histories: Histories, k: int) -> Tensor:
+    def search(histories: Histories, k: int) -> tuple[Tensor, Tensor]:
         room = [ranking.beams_for(k, len(set(items)), len(trie)) if k else ranking.num_beams for items in histories]
         item_BK = torch.full((len(histories), max(room)), -1)
+        score_BK = torch.full(item_BK.shape, -torch.inf)
         for num_beams in sorted(set(room)):  # apart: nobody's answer depends on who else is asked for
             alike = np.flatnonzero(np.array(room) == num_beams)
             for part in batches([histories[row] for row in alike.tolist()]):
                 rows = alike[part]
                 with autocast(device, precision):
                     asked = (*prompts(histories, rows), trie)
-                    found_BK, _ = constrained_beam_search(model, *asked, num_beams=num_beams)
-                item_BK[rows, :num_beams] = found_BK.cpu()
-        return item_BK
+                    found = constrained_beam_search(model, *asked, num_beams=num_beams)
+                item_BK[rows, :num_beams], score_BK[rows, :num_beams] = (part_RK.cpu() for part_RK in found)
+        return item_BK, score_BK
 
-    return ModelScores(log_probs, beams if trie.max_length > 1 else None)
+    beams = None if trie.max_length == 1 else (lambda histories, k: search(histories, k)[0])
+    return ModelScores(log_probs, beams, search)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 from fedecider.data.near_texts import NearTexts
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.sequences import SequenceArray
+from fedecider.models.answers import Repeats
 from fedecider.models.features import (
     BOUGHT,
     COUNTS,
@@ -67,6 +68,8 @@ class ModelScores(NamedTuple):
     beams: Callable[[Histories, int], Tensor] | None
     """histories, k -> items (B, K), -1 as padding, with room for k beside those of the history; k 0: as many as the
     evaluation has. None where asking for every item is cheap."""
+    search: Callable[[Histories, int], tuple[Tensor, Tensor]] | None = None
+    """The same with the log-probabilities of these items, by beams in any case."""
 
 
 class Weights(NamedTuple):
@@ -411,9 +414,6 @@ def _spread(item_BM: Tensor, value_BM: Tensor, num_items: int) -> Tensor:
     return value_BI.scatter_(1, torch.where(item_BM < 0, num_items, item_BM), value_BM)[:, :-1]
 
 
-Repeats = Literal["learned", "drop", "only"]
-
-
 class Best(NamedTuple):
     """One recommended item."""
 
@@ -435,8 +435,7 @@ def best_items(
 ) -> list[list[Best]]:
     """The k best items of each history; fewer where no more may come.
 
-    ``repeats``: whether items of the history come is for the weights to say (``learned``), they are left out
-    (``drop``), or nothing else comes (``only``). ``allowed_I``: bool (I,), items that may come.
+    ``allowed_I``: bool (I,), items that may come.
 
     Raises:
         ValueError: there is a model, and the ensemble was fitted without one; an empty history.
@@ -444,6 +443,8 @@ def best_items(
     weights = ensemble.alone if model is None else ensemble.beside_model
     if weights is None:
         raise ValueError("got an ensemble that was fitted without a model, expected one fitted beside it: fit it again")
+    if repeats == "only" and model is not None and model.beams is not None:
+        model = _with_history(model, model.beams)
     lists = []
     for candidates in candidates_of(ensemble.knowledge, histories, model, weights, near, k):
         item_BM = candidates.item_BM
@@ -469,6 +470,17 @@ def best_items(
                 ]
             )
     return lists
+
+
+def _with_history(model: ModelScores, beams: Callable[[Histories, int], Tensor]) -> ModelScores:
+    """The model with the items of every history among its beams."""
+
+    def longer(histories: Histories, k: int) -> Tensor:
+        rows = [torch.tensor(items) for items in histories]
+        own_BM = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+        return torch.cat([beams(histories, k).cpu(), own_BM], 1)
+
+    return model._replace(beams=longer)
 
 
 def with_items(ensemble: Ensemble, unit_ND: np.ndarray) -> Ensemble:

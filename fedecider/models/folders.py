@@ -42,7 +42,7 @@ def read_llm_run(root: Path) -> dict[str, Any]:
 
 INFERENCE_FILE = "inference_config.json"
 FIELDS = {"domain": str, "samples": dict, "ranking": dict, "ids": str, "titles_as_written": bool}
-FIELDS |= {"text_encoder": str, "quantize": str, "alpha": dict}
+FIELDS |= {"text_encoder": str, "quantize": str, "drop_seen": bool, "alpha": dict}
 
 
 class InferenceConfig(NamedTuple):
@@ -58,6 +58,8 @@ class InferenceConfig(NamedTuple):
     text_encoder: str
     quantize: Quantize
     """Format of the backbone's linear layers while the adapter was trained."""
+    drop_seen: bool
+    """Whether the model alone leaves out items of the history, as the protocol of the run does."""
     alpha: Mapping[str, float]
     """Fusion weight of the client for every domain, the mean over layers; empty for methods without."""
 
@@ -115,6 +117,7 @@ def read_inference_config(folder: Path) -> InferenceConfig:
         content["titles_as_written"],
         content["text_encoder"],
         content["quantize"],
+        content["drop_seen"],
         alpha,
     )
 

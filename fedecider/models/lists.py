@@ -7,20 +7,25 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedecider.data.baskets import with_orders
 from fedecider.data.domain import UNKNOWN_TIME, Domain
-from fedecider.data.filtering import compress, order_events
+from fedecider.data.filtering import Sequences, chosen_events, compress, order_events, take
 from fedecider.data.frames import events_file
 from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns
 from fedecider.data.protocol import under
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
-from fedecider.evaluation.protocols import STRICT
+from fedecider.evaluation.protocols import STRICT, get_protocol
 from fedecider.evaluation.sequences import SequenceArray
+from fedecider.models.histories import Entry
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
 from fedecider.running.damage import damaged
@@ -41,7 +46,7 @@ class Histories(NamedTuple):
     customers: list[str]
     item_keys: list[str]
     sequences: SequenceArray
-    """Item numbers of each customer."""
+    """Item numbers of each customer, in baskets where the protocol of the run knows them."""
     last_time: dict[str, int]
     """Unix seconds of the last event, where it is known."""
     is_counted_whole: bool
@@ -57,21 +62,29 @@ class Histories(NamedTuple):
         owner, colon, _ = (self.customers[0] if self.customers else "").partition(":")
         return f"{owner}:" if colon and f".{company}".endswith(f".{owner}") else ""
 
-    def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[str]]]:
-        """Customer -> keys of its items; of all customers, or of those ``wanted``, in their order.
+    def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[Entry]]]:
+        """Customer -> keys of its items, those of one basket in a list; of all customers, or of those ``wanted``, in
+        their order.
 
         A customer is called ``17`` or, where companies share a catalogue, ``north:17``. Who is not there is new, and
         has an empty history.
         """
         if wanted is None:
-            for customer, items in zip(self.customers, self.sequences, strict=True):
-                yield customer, [self.item_keys[item] for item in items]
+            yield from ((customer, self._entries(place)) for place, customer in enumerate(self.customers))
             return
         place_of = {customer: place for place, customer in enumerate(self.customers)}
         prefix = self.prefix(company)
         for customer in wanted:
             place = place_of.get(customer, place_of.get(f"{prefix}{customer}"))
-            yield customer, [] if place is None else [self.item_keys[item] for item in self.sequences[place]]
+            yield customer, [] if place is None else self._entries(place)
+
+    def _entries(self, place: int) -> list[Entry]:
+        row = self.sequences[place : place + 1]
+        keys = [self.item_keys[item] for item in row[0]]
+        if row.basket_E is None:
+            return list(keys)
+        pairs = groupby(zip(row.basket_E.tolist(), keys, strict=True), key=itemgetter(0))
+        return [[key for _, key in basket] for _, basket in pairs]
 
     def split(self, customers: Collection[str]) -> tuple[Histories, Histories]:
         """Some customers, and all others."""
@@ -96,13 +109,12 @@ def histories_of(
         ValueError: there is none, or it cannot be read.
         FileNotFoundError: there is no such run.
     """
+    folder = find_source(run).run
     if events:
         given = events_file(events, how)
         refuse_others(given, company)
-        raw = build_events(given)
-        found = order_events(compress(raw, raw.item_E >= 0))
-        return Histories(found.users, found.items, SequenceArray(found.start_U, found.item_E), {}, False)
-    folder = find_source(run).run
+        found, sequences = ordered_events(given, knows_baskets(folder))
+        return Histories(found.users, found.items, sequences, {}, False)
     if folder is not None and not data and (kept := folder.private / company / HISTORIES_FILE).is_file():
         return _kept_histories(kept, read_item_ids(folder.adapters / company).keys)
     return _histories(_domain(folder, run, company, data), company)
@@ -134,7 +146,7 @@ def counted_histories(folder: RunFolder, company: str, data: str = "") -> Histor
 
 def _domain(folder: RunFolder | None, run: str, company: str, data: str) -> Domain:
     """The prepared domain in ``data``, or in the run's data."""
-    protocol = read_run(folder.root).get("protocol", STRICT.name) if folder else STRICT.name
+    protocol = _protocol(folder)
     if data:
         return under(protocol, load_domains(data, [company]))[0][company]
     if folder is None:
@@ -145,6 +157,15 @@ def _domain(folder: RunFolder | None, run: str, company: str, data: str) -> Doma
         raise ValueError(f"got the run's data {where}, which is no folder from here, expected it: name it with --data")
     domains = load_domains(where, [company]) if where else sample_domains([company], seed)
     return under(protocol, domains)[0][company]
+
+
+def _protocol(folder: RunFolder | None) -> str:
+    return str(read_run(folder.root).get("protocol", STRICT.name)) if folder else STRICT.name
+
+
+def knows_baskets(folder: RunFolder | None) -> bool:
+    """Whether events of one order or time are one basket in a run."""
+    return get_protocol(_protocol(folder)).baskets
 
 
 def _histories(domain: Domain, company: str) -> Histories:
@@ -160,6 +181,18 @@ def build_events(given: Given) -> RawEvents:
     """The events of a table, with its times where there are some; rows of quantity 0 or less are returns."""
     (table,) = event_tables([given], None).values()
     return with_orders(table.build(), given.columns.get("order", ""))[0]
+
+
+def ordered_events(given: Given, baskets: bool) -> tuple[Sequences, SequenceArray]:
+    """The events of a table by customer, oldest first, and the items of each customer; in ``baskets`` of one order or
+    time, where an item counts once in each, or by themselves."""
+    raw = build_events(given)
+    found = order_events(compress(raw, raw.item_E >= 0))
+    if not baskets or not found.users:
+        return found, SequenceArray(found.start_U, found.item_E)
+    rows = chosen_events(found, np.ones(len(found.users), bool), None).sequences
+    kept_E = rows.is_first_in_basket_E
+    return take(found, kept_E), rows.keep(kept_E)
 
 
 def refuse_others(given: Given, company: str) -> None:
@@ -207,7 +240,10 @@ def _kept_histories(path: Path, item_keys: Sequence[str]) -> Histories:
         customers, times = (table.column(name).to_pylist() for name in ("customer", "last_time"))
         sequences = SequenceArray.of(table.column("items").to_pylist())
         if "baskets" in table.column_names:
-            sequences = sequences.with_baskets(SequenceArray.of(table.column("baskets").to_pylist()).value_E)
+            baskets = SequenceArray.of(table.column("baskets").to_pylist())
+            if not np.array_equal(baskets.start_U, sequences.start_U):
+                raise TypeError("baskets of other events than there are")
+            sequences = sequences.with_baskets(baskets.value_E)
         is_whole = (table.schema.metadata or {}).get(COUNTED, WHOLE) == WHOLE
     except (pa.ArrowException, KeyError, OSError, TypeError) as error:
         raise damaged(path, error) from error

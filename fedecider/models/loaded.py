@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
-from torch import Tensor
 
 from fedecider.data.near_texts import NearTexts
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.models.answers import Scored
+from fedecider.models.answers import Repeats, Scored
 from fedecider.models.client_model import model_scores
-from fedecider.models.ensemble import Ensemble, Histories, ModelScores, best_items
+from fedecider.models.ensemble import Ensemble, ModelScores, best_items
 from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.export import load_adapter
 from fedecider.models.item_search import Items
@@ -28,7 +27,7 @@ from idgen.decode import constrained_beam_search
 from idgen.item_ids import ItemIds
 from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
-from idgen.samples import empty_prompt, encode_histories
+from idgen.samples import empty_prompt
 from idgen.tasks import Task, catalogue_task
 
 
@@ -93,118 +92,96 @@ DIRECT = 500
 """Items that may be recommended up to which each is scored; among more, beams are searched first."""
 
 
-def search_allowed(
-    loaded: Loaded, histories: Histories, k: int, drop_seen: bool, number_A: Sequence[int] | None
-) -> list[list[Scored]]:
-    """`search` among the items ``number_A``; None: all."""
-    model, task, ranking = loaded.model, loaded.task, loaded.place.inference.ranking
-    if number_A is None:
-        return search(model, task, ranking, histories, k, drop_seen)
-
-    def exact(asked: Histories) -> list[list[Scored]]:
-        return _direct(loaded.scores, asked, k, drop_seen, number_A)
-
-    if len(number_A) <= DIRECT or task.trie.max_length == 1:
-        return exact(histories)
-    wide = search(model, task, ranking, histories, _room(loaded, k, number_A), drop_seen)
-    allowed = set(number_A)
-    found = [[one for one in items if one.item in allowed][:k] for items in wide]
-    return _completed(found, histories, k, allowed, drop_seen, exact)
-
-
-def mix_allowed(
+def best(
     loaded: Loaded,
-    ensemble: Ensemble,
-    histories: Histories,
+    histories: SequenceArray,
     k: int,
-    number_A: Sequence[int] | None,
+    repeats: Repeats,
+    number_A: Sequence[int] | None = None,
     near: NearTexts | None = None,
 ) -> list[list[Scored]]:
-    """`mix` among the items ``number_A``; None: all. Scores stay those in the whole catalogue."""
-    scores = loaded.scores
-    if number_A is None:
-        return mix(ensemble, scores, histories, k, near=near)
-    allowed_I = torch.zeros(len(loaded.items), dtype=torch.bool)
-    allowed_I[list(number_A)] = True
-    item_1A = torch.tensor(number_A)[None]
-    each = scores if scores.beams is None else scores._replace(beams=lambda asked, _: item_1A.repeat(len(asked), 1))
+    """The k best items of each history, by the ensemble where there is one, else by the model alone.
 
-    def exact(asked: Histories) -> list[list[Scored]]:
-        return mix(ensemble, each, asked, k, allowed_I, near)
+    ``number_A``: the items that alone may come; None: all. Scores stay those in the whole catalogue. ``near``: where it
+    is known, of all items. Of the model alone "learned" is what the protocol of the run does.
+    """
+    scores, ensemble = loaded.scores, loaded.ensemble
+    if ensemble is None and repeats == "learned" and loaded.place.inference.drop_seen:
+        repeats = "drop"
+    allowed = set(range(len(loaded.items)) if number_A is None else number_A)
+    every_I = torch.arange(len(loaded.items))
+    allowed_I = None if number_A is None else torch.isin(every_I, torch.tensor(number_A))
 
-    if len(number_A) <= DIRECT or scores.beams is None:
+    def beside(asked: SequenceArray, scores: ModelScores, room: int) -> list[list[Scored]]:
+        assert ensemble is not None
+        lists = best_items(ensemble, asked, scores, room, repeats, allowed_I, near)
+        return [[Scored(one.item, one.log_prob, one.adds) for one in items] for items in lists]
+
+    def exact(asked: SequenceArray) -> list[list[Scored]]:
+        if ensemble is None:
+            return _direct(scores, asked, k, [_may_come(allowed, items, repeats) for items in asked])
+        each = scores._replace(beams=scores.beams and (lambda asked, _: torch.tensor([sorted(allowed)] * len(asked))))
+        return beside(asked, each, k)
+
+    few = number_A is not None and (len(allowed) <= DIRECT or scores.beams is None)
+    if few or (ensemble is None and repeats == "only"):
         return exact(histories)
-    wide = mix(ensemble, scores, histories, _room(loaded, k, number_A), allowed_I, near)
-    found = [items[:k] for items in wide]
-    return _completed(found, histories, k, set(number_A), True, exact)
+    room = k + min(len(loaded.items) - len(allowed), 4 * k)  # beside items that may not come
+    if ensemble is None:
+        wide = _search(scores, histories, room, repeats == "drop")
+    else:
+        wide = beside(histories, scores, room)
+    found = [[one for one in items if one.item in allowed][:k] for items in wide]
+    return found if number_A is None else _completed(found, histories, k, allowed, repeats, exact)
 
 
-def _room(loaded: Loaded, k: int, number_A: Sequence[int]) -> int:
-    """For the ``k`` best beside some that may not be recommended."""
-    return k + min(len(loaded.items) - len(number_A), 4 * k)
+def _may_come(allowed: Set[int], seen: Sequence[int], repeats: Repeats) -> list[int]:
+    """Those of the allowed items that come behind a history, in the order of their numbers."""
+    if repeats == "learned":
+        return sorted(allowed)
+    return sorted(allowed - set(seen) if repeats == "drop" else allowed & set(seen))
 
 
 def _completed(
     found: list[list[Scored]],
-    histories: Histories,
+    histories: SequenceArray,
     k: int,
     allowed: Set[int],
-    drop_seen: bool,
-    exact: Callable[[Histories], list[list[Scored]]],
+    repeats: Repeats,
+    exact: Callable[[SequenceArray], list[list[Scored]]],
 ) -> list[list[Scored]]:
     """Histories with too short a list are asked again for every item that may come."""
-    left = (len(allowed - set(seen)) if drop_seen else len(allowed) for seen in histories)
-    short = [row for row, (items, most) in enumerate(zip(found, left, strict=True)) if len(items) < min(k, most)]
-    for row in short:  # one by one: every one of them asks for most of the catalogue
-        (found[row],) = exact([histories[row]])
+    for row, seen in enumerate(histories):  # one by one: every one of them asks for most of the catalogue
+        if len(found[row]) < k and len(found[row]) < len(_may_come(allowed, seen, repeats)):
+            (found[row],) = exact(histories[row : row + 1])
     return found
 
 
 def _direct(
-    scores: ModelScores, histories: Histories, k: int, drop_seen: bool, number_A: Sequence[int]
+    scores: ModelScores, histories: SequenceArray, k: int, candidates: Sequence[Sequence[int]]
 ) -> list[list[Scored]]:
-    """Every one of some items is scored."""
-    item_BA = torch.tensor(number_A).expand(len(histories), -1)
-    score_BA, found = scores.log_probs(histories, item_BA), []
-    for seen, score_A in zip(histories, score_BA, strict=True):
-        place_A = torch.argsort(-score_A, stable=True).tolist()
-        dropped = set(seen) if drop_seen else set()
-        ranked = (Scored(number_A[place], float(score_A[place]), {}) for place in place_A)
-        found.append([one for one in ranked if one.item not in dropped][:k])
+    """The best of some items of each history, every one of which is scored."""
+    rows = [torch.tensor(items, dtype=torch.int64) for items in candidates]
+    item_BM = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
+    if not item_BM.shape[1]:
+        return [[] for _ in candidates]
+    score_BM, found = scores.log_probs(list(histories), item_BM), []
+    for items, score_M in zip(candidates, score_BM, strict=True):
+        place_M = torch.argsort(-score_M[: len(items)], stable=True).tolist()
+        found.append([Scored(items[place], float(score_M[place]), {}) for place in place_M[:k]])
     return found
 
 
-def search(
-    model: Any, task: Task, ranking: RankingConfig, histories: Histories, k: int, drop_seen: bool
-) -> list[list[Scored]]:
-    """The k best items of each history under the model alone, by beam search.
-
-    Histories are searched together where they need the same number of beams, which has room for the items that may have
-    to be dropped; so nobody's answer depends on who else is asked for.
-    """
-    by_beams: dict[int, list[int]] = {}
-    for row, seen in enumerate(histories):
-        num_beams = ranking.beams_for(k, len(set(seen)), len(task.trie))
-        by_beams.setdefault(num_beams, []).append(row)
-    found: list[list[Scored]] = [[] for _ in histories]
-    device = next(model.parameters()).device
-    for num_beams, rows in by_beams.items():
-        rows.sort(key=lambda row: len(histories[row]))  # so that prompts need little padding
-        for start in range(0, len(rows), ranking.eval_batch_size):
-            batch = rows[start : start + ranking.eval_batch_size]
-            input_ids, attention_mask = encode_histories(task, [histories[row] for row in batch])
-            item_BK, score_BK = constrained_beam_search(
-                model,
-                input_ids.to(device),
-                attention_mask.to(device),
-                task.trie.to(device),
-                num_beams=num_beams,
-            )
-            for row, items, scores in zip(batch, item_BK.tolist(), score_BK.tolist(), strict=True):
-                dropped = {-1, *(histories[row] if drop_seen else ())}
-                ranked = [Scored(item, score, {}) for item, score in zip(items, scores, strict=True)]
-                found[row] = [one for one in ranked if one.item not in dropped][:k]
-    return found
+def _search(scores: ModelScores, histories: SequenceArray, k: int, drop_seen: bool) -> list[list[Scored]]:
+    """The k best items of each history under the model alone, by beams with room for those that are dropped."""
+    assert scores.search is not None
+    lists = []
+    item_BK, score_BK = scores.search(histories, k)
+    for seen, items, values in zip(histories, item_BK.tolist(), score_BK.tolist(), strict=True):
+        dropped = {-1, *(seen if drop_seen else ())}
+        ranked = (Scored(item, value, {}) for item, value in zip(items, values, strict=True))
+        lists.append([one for one in ranked if one.item not in dropped][:k])
+    return lists
 
 
 def search_without_history(
@@ -228,17 +205,3 @@ def search_without_history(
     allowed = None if number_A is None else set(number_A)
     kept = (Scored(item, score, {}) for item, score in found if item >= 0 and (allowed is None or item in allowed))
     return list(islice(kept, k))
-
-
-def mix(
-    ensemble: Ensemble,
-    scores: ModelScores,
-    histories: Histories,
-    k: int,
-    allowed_I: Tensor | None = None,
-    near: NearTexts | None = None,
-) -> list[list[Scored]]:
-    """The k best items of each history in the mixture of an ensemble; items of the history are no candidates, nor are
-    those that ``allowed_I`` (I,) leaves out. ``near``: where it is known, of all items."""
-    lists = best_items(ensemble, SequenceArray.of(histories), scores, k, "drop", allowed_I, near)
-    return [[Scored(best.item, best.log_prob, best.adds) for best in items] for items in lists]

@@ -11,39 +11,35 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
 
 from fedecider.data.near_texts import NearTexts, nearest_texts
 from fedecider.models.allowed_items import Allowed, allowed_items
-from fedecider.models.answers import Answer, HistoryItem, Scored, check_k, recommendations
+from fedecider.models.answers import Answer, HistoryItem, Repeats, Scored, check_k, recommendations
 from fedecider.models.ensemble import Ensemble
-from fedecider.models.histories import History, as_histories, exact_history, resolve_history
-from fedecider.models.item_search import Items, Resolved
+from fedecider.models.histories import (
+    History,
+    ResolvedHistory,
+    as_histories,
+    as_sequences,
+    exact_history,
+    resolve_history,
+)
+from fedecider.models.item_search import Items
 from fedecider.models.item_table import read_item_ids
-from fedecider.models.loaded import (
-    Loaded,
-    adapted,
-    mix_allowed,
-    ready_to_rank,
-    search_allowed,
-    search_without_history,
-)
+from fedecider.models.loaded import Loaded, adapted, best, ready_to_rank, search_without_history
 from fedecider.models.new_items import NewItem, add_to, as_new_item
-from fedecider.models.source import (
-    NO_HISTORY_ENSEMBLE,
-    find_source,
-    most_popular,
-)
+from fedecider.models.source import NO_HISTORY_ENSEMBLE, find_source, most_popular
 from fedecider.running.machine import checked_device
 from idgen.backbone import load_backbone
 from idgen.tasks import Task
 from idgen.tokenizer import load_tokenizer
 
-SEEN_STAYS_OUT = "the ensemble leaves out items of the history, also with exclude_seen false"
 NO_HISTORY_MODEL = "no history was given: the items that the model finds likely whoever asks"
+NO_HISTORY_REPEATS = "no history was given: nothing was bought before"
 
 
 BATCH = 256
@@ -155,66 +151,45 @@ class Recommender:
         """The catalogue as the model sees it: item IDs, their trie, the parts of prompts."""
         return self._loaded.task
 
-    @overload
-    def recommend(  # type: ignore[overload-overlap]  # a text is a sequence of texts
-        self,
-        history: History,
-        k: int = 10,
-        exclude_seen: bool = True,
-        *,
-        exclude: Iterable[str] | None = None,
-        candidates: Iterable[str] | None = None,
-        stock: Mapping[str, float] | None = None,
-    ) -> Answer: ...
-
-    @overload
-    def recommend(
-        self,
-        history: Sequence[History],
-        k: int = 10,
-        exclude_seen: bool = True,
-        *,
-        exclude: Iterable[str] | None = None,
-        candidates: Iterable[str] | None = None,
-        stock: Mapping[str, float] | None = None,
-    ) -> list[Answer]: ...
-
     def recommend(
         self,
         history: History | Sequence[History],
         k: int = 10,
-        exclude_seen: bool = True,
+        repeats: Repeats = "learned",
         *,
         exclude: Iterable[str] | None = None,
         candidates: Iterable[str] | None = None,
         stock: Mapping[str, float] | None = None,
-    ) -> Answer | list[Answer]:
-        """The k best next items for one history, or for each of many, which the model reads together.
+    ) -> Any:
+        """The k best next items for one history, an `Answer`, or for each of many, a list of them.
 
-        A history is a list of titles or item keys, oldest first, as `Items.resolve` understands them. For an empty one
-        the most popular items of the ensemble's counts are taken; without an ensemble, what the model finds likely
-        without a history, where its prompts have words of their own. A history among many has
-        the items that it has alone, and their scores but for the rounding of sums.
+        A history is a list of titles or item keys, oldest first, as `Items.resolve` understands them; a list in it is
+        one basket, and a list of nothing but lists is many histories. For an empty one the most popular items of the
+        ensemble's counts are taken; without an ensemble, what the model finds likely without a history, where its
+        prompts have words of their own. A history among many has the items that it has alone, and their scores but for
+        the rounding of sums.
 
         Args:
             history: One, or many.
             k: How many items; less come where there are no more.
-            exclude_seen: Leave out items of the history; an ensemble always does.
+            repeats: What becomes of items of the history: the weights of the ensemble decide (``learned``, "what
+                next"), they are left out (``drop``, "something new"), or nothing else comes (``only``, "buy again").
+                Without an ensemble ``learned`` is what the protocol of the run does: leave them out, or not.
             exclude: Keys of items that are not recommended.
             candidates: Keys of the items that alone may be recommended.
             stock: Key -> how many are left: items with none, and items that it does not name, are not recommended.
 
         Raises:
-            ValueError: k below 1, an entry that is no item or may be several, an empty history where nothing is known
-                without one, or filters that leave no item.
+            ValueError: k below 1, another word as ``repeats``, an entry that is no item or may be several, an empty
+                history where nothing is known without one, or filters that leave no item.
         """
-        check_k(k)
+        check_k(k, repeats)
         many, histories = as_histories(history)
         with self._lock:
             items, count = self.items, len(histories)
             allowed = allowed_items(items, exclude, candidates, stock)
             resolved = [resolve_history(items, one, number, count) for number, one in enumerate(histories)]
-            answers = self._answers(resolved, k, exclude_seen, allowed)
+            answers = self._answers(resolved, k, repeats, allowed)
         return answers if many else answers[0]
 
     def similar(
@@ -255,7 +230,7 @@ class Recommender:
         self,
         histories: Mapping[str, Any] | Iterable[tuple[str, Any]],
         k: int = 10,
-        exclude_seen: bool = True,
+        repeats: Repeats = "learned",
         *,
         exclude: Iterable[str] | None = None,
         candidates: Iterable[str] | None = None,
@@ -276,19 +251,19 @@ class Recommender:
         Raises:
             ValueError: k below 1, another word as ``unknown``, or filters that leave no item: before the first answer.
         """
-        check_k(k)
+        check_k(k, repeats)
         if unknown not in ("refuse", "skip"):
             raise ValueError(f"got unknown {unknown!r}, expected refuse or skip")
         allowed = allowed_items(self.items, exclude, candidates, stock)
         pairs = iter(histories.items() if isinstance(histories, Mapping) else histories)
-        return self._many(pairs, k, exclude_seen, allowed, unknown)
+        return self._many(pairs, k, repeats, allowed, unknown)
 
     def _many(
-        self, pairs: Iterator[tuple[str, Any]], k: int, exclude_seen: bool, allowed: Allowed | None, unknown: str
+        self, pairs: Iterator[tuple[str, Any]], k: int, repeats: Repeats, allowed: Allowed | None, unknown: str
     ) -> Iterator[ForCustomer]:
         near_of: tuple[Ensemble | None, NearTexts | None] = (None, None)
         for number, batch in enumerate(iter(lambda: list(islice(pairs, BATCH)), [])):
-            found: dict[int, tuple[list[Resolved], int]] = {}
+            found: dict[int, tuple[ResolvedHistory, int]] = {}
             errors: dict[int, str] = {}
             with self._lock:
                 for row, (_, history) in enumerate(batch):
@@ -297,37 +272,30 @@ class Recommender:
                     except ValueError as error:
                         errors[row] = str(error)
                 ensemble = self._loaded.ensemble
-                if (
-                    number and ensemble is not None and ensemble is not near_of[0]
-                ):  # of a few, each batch looks up its own
+                if number and ensemble is not None and ensemble is not near_of[0]:  # of a few, a batch looks up its own
                     near_of = ensemble, nearest_texts(ensemble.knowledge.unit_ID)
-                answers = self._each(found, k, exclude_seen, allowed, errors, near_of[1])
+                answers = self._each(found, k, repeats, allowed, errors, near_of[1])
             for row, (customer, _) in enumerate(batch):
                 yield ForCustomer(customer, answers.get(row), errors.get(row, ""))
 
     def _each(
         self,
-        found: Mapping[int, tuple[list[Resolved], int]],
+        found: Mapping[int, tuple[ResolvedHistory, int]],
         k: int,
-        exclude_seen: bool,
+        repeats: Repeats,
         allowed: Allowed | None,
         errors: dict[int, str],
         near: NearTexts | None,
     ) -> dict[int, Answer]:
         """Row -> its answer. Where all of them together fail, each is asked for alone, and fails alone."""
         try:
-            answers = dict(
-                zip(
-                    found,
-                    self._answers([one for one, _ in found.values()], k, exclude_seen, allowed, near),
-                    strict=True,
-                )
-            )
+            given = self._answers([one for one, _ in found.values()], k, repeats, allowed, near)
+            answers = dict(zip(found, given, strict=True))
         except ValueError as error:
             if len(found) == 1:
                 errors[next(iter(found))] = str(error)
                 return {}
-            parts = (self._each({row: one}, k, exclude_seen, allowed, errors, near) for row, one in found.items())
+            parts = (self._each({row: one}, k, repeats, allowed, errors, near) for row, one in found.items())
             return {row: answer for part in parts for row, answer in part.items()}
         for row, (_, num_unknown) in found.items():
             if num_unknown:
@@ -354,38 +322,34 @@ class Recommender:
 
     def _answers(
         self,
-        resolved: Sequence[Sequence[Resolved]],
+        resolved: Sequence[ResolvedHistory],
         k: int,
-        exclude_seen: bool,
+        repeats: Repeats,
         allowed: Allowed | None,
         near: NearTexts | None = None,
     ) -> list[Answer]:
-        loaded, ensemble = self._loaded, self._loaded.ensemble
-        seen = [[entry.number for entry in entries] for entries in resolved]
-        asked = [row for row, items in enumerate(seen) if items]
-        given, number_A = [seen[row] for row in asked], None if allowed is None else allowed.number_A
-        if ensemble is not None:
-            scored = mix_allowed(loaded, ensemble, given, k, number_A, near)
-        else:
-            scored = search_allowed(loaded, given, k, exclude_seen, number_A)
-        found: dict[int, list[Scored]] = dict(zip(asked, scored, strict=True))
-        nobody, why = ([], "") if len(asked) == len(seen) else self._without_history(ensemble, k, number_A)
+        loaded, number_A = self._loaded, None if allowed is None else allowed.number_A
+        asked = [row for row, one in enumerate(resolved) if one.entries]
+        rows = as_sequences([resolved[row] for row in asked])
+        found = dict(zip(asked, best(loaded, rows, k, repeats, number_A, near), strict=True)) if asked else {}
+        nobody, why = ([], "") if len(asked) == len(resolved) else self._without_history(k, repeats, number_A)
         answers = []
-        for row, entries in enumerate(resolved):
+        for row, (entries, _) in enumerate(resolved):
+            scored, seen = found.get(row, nobody), [entry.number for entry in entries]
             notes = [*(() if allowed is None else allowed.notes), *(entry.note for entry in entries if entry.note)]
             if not entries:
                 notes.append(why)
-            elif ensemble is not None and not exclude_seen:
-                notes.append(SEEN_STAYS_OUT)
-            answers.append(self._answer(found.get(row, nobody), seen[row], notes))
+            elif repeats == "only" and len(scored) < k:
+                notes.append(f"{len(scored)} items that may come were bought before, and repeats only gives no others")
+            answers.append(self._answer(scored, seen, notes))
         return answers
 
-    def _without_history(
-        self, ensemble: Ensemble | None, k: int, number_A: Sequence[int] | None
-    ) -> tuple[list[Scored], str]:
+    def _without_history(self, k: int, repeats: Repeats, number_A: Sequence[int] | None) -> tuple[list[Scored], str]:
         loaded = self._loaded
-        if ensemble is not None:
-            return most_popular(ensemble, k, number_A), NO_HISTORY_ENSEMBLE
+        if repeats == "only":
+            return [], NO_HISTORY_REPEATS
+        if loaded.ensemble is not None:
+            return most_popular(loaded.ensemble, k, number_A), NO_HISTORY_ENSEMBLE
         try:
             return search_without_history(
                 loaded.model, loaded.task, loaded.place.inference.ranking, k, number_A

@@ -235,7 +235,7 @@ def most_popular(ensemble: Ensemble, k: int, number_A: Sequence[int] | None = No
     asked = np.arange(len(prob_I)) if number_A is None else np.array(number_A)
     asked = asked[asked < len(prob_I)]
     best = asked[np.argsort(-prob_I[asked], kind="stable")[:k]]
-    return [Scored(int(item), math.log(prob_I[item]), {POPULARITY: 1.0}) for item in best]
+    return [Scored(int(item), math.log(prob_I[item]), {POPULARITY: math.log(prob_I[item])}) for item in best]
 
 
 def popular_items(source: str | Path, domain: str | None, k: int) -> tuple[str, Answer] | None:

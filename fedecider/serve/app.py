@@ -146,14 +146,14 @@ def _add_questions(app: FastAPI, service: Service, keyed: dict[str, Any]) -> Non
         asked: Any = body
         exclude, candidates = (None if one is None else frozenset(one) for one in (asked.exclude, asked.candidates))
         stock = None if asked.stock is None else frozenset(asked.stock.items())
-        kind = Kind(asked.domain, asked.k, asked.exclude_seen, exclude, candidates, stock)
+        kind = Kind(asked.domain, asked.k, asked.repeats, exclude, candidates, stock)
         waiting = await run_in_threadpool(service.submit, kind, asked.history)
         answer = await asyncio.wait_for(asyncio.wrap_future(waiting.answer), limits.timeout_s)
         return messages.Recommendations(
             domain=kind.domain,
             history=[messages.Item(**named(one)) for one in answer.history],
             items=[
-                messages.RecommendedItem(**named(one), score=one.score, expert_shares=dict(one.experts))
+                messages.RecommendedItem(**named(one), score=one.score, features=dict(one.features))
                 for one in answer.items
             ],
             alpha_shares=dict(answer.alpha),

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from fedecider.bounds import is_out_of_memory
 from fedecider.serve.batching import Busy, Closed
 from fedecider.serve.config import Limits
+from fedecider.serve.messages import TAGS
 from fedecider.serve.service import BadRequest, UnknownDomain
 
 SHOWN = 60
@@ -79,7 +80,7 @@ def wrong_field(errors: Sequence[Any]) -> str:
     """The first of pydantic's errors as one sentence."""
     first = errors[0]
     kind, given = first["type"], repr(first.get("input"))
-    place = ".".join(str(part) for part in first["loc"][1:])  # the first one is "body" or "query"
+    place = ".".join(str(part) for part in first["loc"][1:] if part not in TAGS)  # the first one is "body" or "query"
     if kind == "json_invalid":
         return "got a body that is no JSON, expected an object such as /openapi.json shows"
     if kind == "missing":

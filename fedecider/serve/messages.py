@@ -2,12 +2,15 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
+from fedecider.models.answers import Repeats
 from fedecider.serve.config import Limits
 
 TITLE = "Burning Moon Investigations, Book 1: The Frozen Alibi"
 DEFAULT_K = 10
+TAGS = ("<title>", "<basket>")
+"""Of the two kinds of entries of a history, as pydantic names them in errors."""
 
 
 class Failure(BaseModel):
@@ -67,11 +70,11 @@ class RecommendedItem(Item):
             examples=[-1.692],
         ),
     ]
-    expert_shares: Annotated[
+    features: Annotated[
         dict[str, float],
         Field(
-            description="Of the item's probability, the share from each expert; empty without an ensemble.",
-            examples=[{"counts": 0.41, "text": 0.32, "model": 0.27}],
+            description="What each feature adds to the item's score; empty without an ensemble.",
+            examples=[{"model": 1.84, "counts": 0.41, "bought before": -0.27}],
         ),
     ]
 
@@ -95,17 +98,28 @@ def request_class(limits: Limits) -> type[BaseModel]:
     title = Annotated[str, Field(min_length=1, max_length=limits.max_title)]
     history = Field(
         max_length=limits.max_history,
-        description="Titles or item keys of the domain, oldest first; none asks for what is popular.",
+        description="Titles or item keys of the domain, oldest first, or lists of those of one basket; none asks "
+        "for what is popular.",
         examples=[[TITLE, "crime-0017"]],
     )
+    basket = Annotated[list[title], Field(min_length=1, max_length=limits.max_history)]  # type: ignore[valid-type]
+    kinds = Annotated[title, Tag(TAGS[0])] | Annotated[basket, Tag(TAGS[1])]
+    entry = Annotated[kinds, Discriminator(lambda given: TAGS[isinstance(given, list)])]
     k = Field(default=min(DEFAULT_K, limits.max_k), ge=1, le=limits.max_k, description="The number of recommendations.")
     return create_model(
         "RecommendRequest",
         __config__=ConfigDict(extra="forbid", strict=True),
         domain=(str, Field(max_length=limits.max_title, examples=["crime"])),
-        history=(list[title], history),  # type: ignore[valid-type]
+        history=(list[entry], history),  # type: ignore[valid-type]
         k=(int, k),
-        exclude_seen=(bool, Field(default=True, description="Whether the history's items are left out.")),
+        repeats=(
+            Repeats,
+            Field(
+                default="learned",
+                description="Items of the history: the weights decide (learned), they are left out (drop), or no "
+                "others come (only).",
+            ),
+        ),
         exclude=(
             list[title] | None,  # type: ignore[valid-type]
             Field(default=None, description="Keys of items that are not recommended."),

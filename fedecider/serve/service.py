@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from fedecider.models.answers import Answer
+from fedecider.models.answers import Answer, Repeats
+from fedecider.models.histories import Entry
 from fedecider.models.item_search import Match
 from fedecider.serve.batching import Batcher, BatchLimits
 from fedecider.serve.config import Limits
@@ -27,7 +28,7 @@ class Kind(NamedTuple):
 
     domain: str
     k: int
-    exclude_seen: bool
+    repeats: Repeats = "learned"
     exclude: frozenset[str] | None = None
     candidates: frozenset[str] | None = None
     stock: frozenset[tuple[str, float]] | None = None
@@ -72,7 +73,7 @@ class Service:
         for one in recommenders.values():
             one.items.prepare()  # else the first requests would wait, and work it out side by side
         bounds = BatchLimits(limits.max_batch, limits.max_beams, limits.max_waiting, limits.window_ms / 1000)
-        self._batcher: Batcher[Kind, Sequence[str], Answer] = Batcher(self._call, bounds, metrics.observe_call)
+        self._batcher: Batcher[Kind, Sequence[Entry], Answer] = Batcher(self._call, bounds, metrics.observe_call)
         metrics.watch_queue(lambda: self._batcher.num_waiting)
 
     @property
@@ -121,8 +122,8 @@ class Service:
         recommender.items.prepare()
         return len(recommender.items)
 
-    def submit(self, kind: Kind, history: Sequence[str]) -> Asked:
-        """The answer for a history of titles or item keys, oldest first, once the model has given it.
+    def submit(self, kind: Kind, history: Sequence[Entry]) -> Asked:
+        """The answer for a history, oldest first, once the model has given it.
 
         Raises:
             UnknownDomain: there is no such domain.
@@ -130,26 +131,32 @@ class Service:
             Busy, Closed: as `fedecider.serve.batching.Batcher.submit`.
         """
         recommender = self.of(kind.domain)
-        beams = max(recommender.num_beams, kind.k + len(history))
+        length = sum(1 if isinstance(entry, str) else len(entry) for entry in history)
+        beams = max(recommender.num_beams, kind.k + length)
         if beams > self.limits.max_beams:
             raise BadRequest(
-                f"got k {kind.k} and a history of {len(history)}, expected at most {self.limits.max_beams} together, "
+                f"got k {kind.k} and a history of {length}, expected at most {self.limits.max_beams} together, "
                 "the beams of one model call"
             )
+        notes: list[str] = []
+
+        def key(entry: str) -> str:
+            found = recommender.items.resolve(entry)
+            notes.extend([found.note] if found.note else [])
+            return str(recommender.items.keys[found.number])
+
         with _told():
-            found = [recommender.items.resolve(entry) for entry in history]
-        keys = [recommender.items.keys[one.number] for one in found]
-        notes = [one.note for one in found if one.note]
+            keys = [key(entry) if isinstance(entry, str) else [key(one) for one in entry] for entry in history]
         return Asked(self._batcher.submit(kind, keys, beams), notes)
 
     def close(self) -> None:
         """Answer what waits and end the thread."""
         self._batcher.close()
 
-    def _call(self, kind: Kind, histories: Sequence[Sequence[str]]) -> list[Answer]:
+    def _call(self, kind: Kind, histories: Sequence[Sequence[Entry]]) -> list[Answer]:
         with _told():
             recommender = self.recommenders[kind.domain]
-            answers: list[Answer] = recommender.recommend(histories, kind.k, kind.exclude_seen, **kind.filters)
+            answers: list[Answer] = recommender.recommend(histories, kind.k, kind.repeats, **kind.filters)
             return answers
 
 

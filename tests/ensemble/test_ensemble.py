@@ -328,7 +328,7 @@ def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
 
     def search(model, input_ids_BS, mask_BS, trie, *, num_beams):
         searched.append((input_ids_BS[:, 0].tolist(), num_beams))
-        return torch.arange(num_beams).expand(len(input_ids_BS), -1), None
+        return torch.arange(num_beams).expand(len(input_ids_BS), -1), torch.zeros(len(input_ids_BS), num_beams)
 
     class Catalogue:
         max_length = 2

@@ -176,14 +176,14 @@ def requests(draw):
     """Method, path and content of a request that is nearly right."""
     right = {
         "k": 7,
-        "exclude_seen": False,
+        "repeats": "only",
         "exclude": KEYS[:1],
         "candidates": KEYS,
         "stock": {KEYS[1]: 1.5, KEYS[3]: -2},
     }
     body = {"domain": "crime", "history": [draw.choice(KEYS[:2])], "k": 3}
     for _ in range(draw.choice([1, 1, 2])):
-        name = draw.choice(["domain", "history", "k", "exclude_seen", "exclude", "candidates", "stock", "more"])
+        name = draw.choice(["domain", "history", "k", "repeats", "exclude", "candidates", "stock", "more"])
         if name in right and draw.random() < 0.6:
             body[name] = right[name]
         else:

@@ -33,7 +33,7 @@ class ToyItem(NamedTuple):
     key: str
     title: str
     score: float
-    experts: dict[str, float]
+    features: dict[str, float]
 
 
 class ToyAnswer(NamedTuple):
@@ -56,7 +56,7 @@ class ToyRecommender:
         self.may_answer.set()
         self.asked = threading.Event()
         self.error: Exception | None = None
-        self.shares = {"counts": 0.625, "text": 0.25, "model": 0.125}
+        self.features = {"counts": 0.625, "model": -1.25, "text": 0.004}
 
     def add_items(self, new_items):
         taken = [one["key"] for one in new_items if one["key"] in self.items.keys]
@@ -69,26 +69,27 @@ class ToyRecommender:
         if not self.has_ensemble:
             raise ValueError("got similar items of a recommender without an ensemble")
         found = self.items.resolve(item)
-        (answer,) = self.recommend([[self.items.keys[found.number]]], k)
+        (answer,) = self.recommend([[self.items.keys[found.number]]], k, "drop")
         return answer._replace(alpha={}, notes=[])
 
-    def recommend(self, histories, k=10, exclude_seen=True):
+    def recommend(self, histories, k=10, repeats="learned"):
         self.calls.append(len(histories))
         self.asked.set()
         assert self.may_answer.wait(20)
         if self.error is not None:
             raise self.error
-        return [self._answer(history, k, exclude_seen) for history in histories]
+        return [self._answer(history, k, repeats) for history in histories]
 
-    def _answer(self, history, k, exclude_seen):
+    def _answer(self, history, k, repeats):
         keys = self.items.keys
+        history = [key for entry in history for key in ([entry] if isinstance(entry, str) else entry)]
         start = keys.index(history[-1]) if history else 0
         order = [(start + step) % len(keys) for step in range(len(keys))]
-        shares = self.shares if self.has_ensemble else {}
+        features = self.features if self.has_ensemble else {}
         found = [
-            ToyItem(keys[place], self.items.titles[place], -float(step), shares)
+            ToyItem(keys[place], self.items.titles[place], -float(step), features)
             for step, place in enumerate(order)
-            if not (exclude_seen and keys[place] in history)
+            if repeats == "learned" or (keys[place] in history) == (repeats == "only")
         ]
         known = [ToyItem(key, self.items.titles[keys.index(key)], 0.0, {}) for key in history]
         return ToyAnswer(found[:k], {"crime": 0.75, "comics": 0.25}, known, ["a note"])

@@ -164,7 +164,7 @@ def test_filters_are_asked_of_the_recommender_and_never_mixed():
             def resolve(entry):
                 return SimpleNamespace(number=("a", "b").index(entry), note="")
 
-        def recommend(self, histories, k, exclude_seen, **filters):
+        def recommend(self, histories, k, repeats, **filters):
             asked.append((len(histories), filters))
             return ["answer"] * len(histories)
 

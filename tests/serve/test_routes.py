@@ -71,8 +71,9 @@ def test_items_are_searched(small):
 
 
 def test_recommendations(small):
-    answer = small.client.post("/recommend", json=question("the silent harbour", "crime-0001", k=2)).json()
-    shares = {"counts": 0.625, "text": 0.25, "model": 0.125}
+    asked = question("the silent harbour", "crime-0001", k=2, repeats="drop")
+    answer = small.client.post("/recommend", json=asked).json()
+    features = {"counts": 0.625, "model": -1.25, "text": 0.004}
     assert answer == {
         "domain": "crime",
         "history": [
@@ -80,17 +81,20 @@ def test_recommendations(small):
             {"key": "crime-0001", "title": "The Last Ledger"},
         ],
         "items": [
-            {"key": "crime-0002", "title": "The Silent Witness", "score": -1.0, "expert_shares": shares},
-            {"key": "crime-0003", "title": MARKUP, "score": -2.0, "expert_shares": shares},
+            {"key": "crime-0002", "title": "The Silent Witness", "score": -1.0, "features": features},
+            {"key": "crime-0003", "title": MARKUP, "score": -2.0, "features": features},
         ],
         "alpha_shares": {"crime": 0.75, "comics": 0.25},
         "notes": ["a note"],
     }
-    seen = small.client.post("/recommend", json=question("crime-0001", k=1, exclude_seen=False)).json()
+    seen = small.client.post("/recommend", json=question("crime-0001", k=1)).json()
     assert [item["key"] for item in seen["items"]] == ["crime-0001"]
-    other = small.client.post("/recommend", json=question("comics-0001", domain="comics")).json()
+    baskets = small.client.post("/recommend", json=question(["the silent harbour", "crime-0001"], k=2)).json()
+    assert baskets["history"] == answer["history"]
+    asked = question("comics-0001", domain="comics", repeats="drop")
+    other = small.client.post("/recommend", json=asked).json()
     assert [item["key"] for item in other["items"]] == ["comics-0002", "comics-0000"]
-    assert other["items"][0]["expert_shares"] == {}
+    assert other["items"][0]["features"] == {}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,11 @@ def test_recommendations(small):
         (question("a", k=True), ("got k True",)),
         (question("a", k=1e400), ("k",)),
         (question("a", "b", "c", k=5), ("got k 5 and a history of 3", "at most 7")),
-        (question("a", exclude_seen="no"), ("exclude_seen", "boolean")),
+        (question("a", repeats="no"), ("repeats", "'learned', 'drop' or 'only'")),
+        (question("a", exclude_seen=True), ("unknown field 'exclude_seen'",)),
+        (question(["a", 7]), ("history.0.1 7", "string")),
+        (question([]), ("history.0 []", "at least 1")),
+        (question(["a", "b", "c", "d"]), ("history.0", "at most 3")),
         (question("a", beams=7), ("unknown field 'beams'",)),
         ({"domain": "crime"}, ("got no history",)),
         ({"history": ["a"]}, ("got no domain",)),
@@ -302,7 +310,8 @@ def test_openapi_shows_bounds_and_examples_that_work(small):
     assert set(schema["paths"]) == {"/health", "/metrics", "/domains", "/items", "/recommend", "/similar"}
     body = schema["components"]["schemas"]["RecommendRequest"]["properties"]
     assert body["history"]["maxItems"] == 3
-    assert body["history"]["items"]["maxLength"] == 200
+    title, basket = body["history"]["items"]["oneOf"]
+    assert (title["maxLength"], basket["items"]["maxLength"], basket["maxItems"]) == (200, 200, 3)
     assert (body["k"]["minimum"], body["k"]["maximum"]) == (1, 5)
     assert {"404", "422", "503"} <= set(schema["paths"]["/recommend"]["post"]["responses"])
     example = {name: field["examples"][0] for name, field in body.items() if "examples" in field}
@@ -371,7 +380,7 @@ def test_pictures_are_told_and_let_in():
     pictures = {"crime-0001": "https://img.example/a.jpg", "crime-0002": "http://127.0.0.1:9/b.png"}
     made = world(SMALL, pictures=pictures)
     with made.client:
-        answer = made.client.post("/recommend", json=question("The Silent Harbour", k=3))
+        answer = made.client.post("/recommend", json=question("The Silent Harbour", k=3, repeats="drop"))
     assert [one.get("picture") for one in answer.json()["items"]] == [*pictures.values(), None]
     assert "picture" not in answer.json()["items"][2]
     assert "img-src 'self' http://127.0.0.1:9 https://img.example;" in answer.headers["content-security-policy"]

@@ -64,8 +64,7 @@ def test_answers_at_once_are_those_of_single_calls(run, served):
         assert [item["title"] for item in answer["items"]] == [item.title for item in alone.items]
         for item, own in zip(answer["items"], alone.items, strict=True):
             assert item["score"] == pytest.approx(own.score, abs=1e-4)
-            assert item["expert_shares"] == pytest.approx(dict(own.experts), abs=1e-4)
-            assert sum(item["expert_shares"].values()) == pytest.approx(1.0)
+            assert item["features"] == pytest.approx(dict(own.features), abs=1e-4)
         assert answer["alpha_shares"] == pytest.approx(dict(alone.alpha))
         assert [item["key"] for item in answer["history"]] == history
     calls = re.search(r"^fedecider_batch_size_count (\S+)$", httpx.get(f"{address}metrics").text, re.M)
@@ -112,14 +111,14 @@ def test_without_ensembles(run):
     loaded = load_recommenders(ServeConfig(run=str(run), ensemble=False))
     service = Service(loaded, Limits(), Metrics())
     try:
-        asked = [service.submit(Kind("crime", 3, True), [loaded["crime"].items.keys[place]]) for place in range(5)]
+        asked = [service.submit(Kind("crime", 3), [loaded["crime"].items.keys[place]]) for place in range(5)]
         answers = [one.answer.result(60) for one in asked]
     finally:
         service.close()
     for place, answer in enumerate(answers):
         alone = loaded["crime"].recommend([loaded["crime"].items.keys[place]], k=3)
         assert [item.key for item in answer.items] == [item.key for item in alone.items]
-        assert all(not item.experts for item in answer.items)
+        assert all(not item.features for item in answer.items)
 
 
 @pytest.mark.slow

@@ -13,13 +13,13 @@ from fedecider.serve import run
 
 
 class Slow(ToyRecommender):
-    def recommend(self, histories, k=10, exclude_seen=True):
+    def recommend(self, histories, k=10, repeats="learned"):
         if place := os.environ.get("TOY_ASKED"):  # tells whoever waits for it that a request has arrived
             Path(place).write_text(histories[0][0])
         time.sleep(float(sys.argv[1]))
         if "crime-0003" in histories[0]:
             raise KeyError(f"history {histories[0]}")
-        return super().recommend(histories, k, exclude_seen)
+        return super().recommend(histories, k, repeats)
 
 
 run.load_recommenders = lambda config: {"crime": Slow("crime")}

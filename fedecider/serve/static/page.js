@@ -24,9 +24,9 @@ function fail(error) {
 }
 
 function tellDomain() {
-  const { num_items: items, hybrid } = known.find((one) => one.name === byId("domain").value);
+  const { num_items: items, ensemble } = known.find((one) => one.name === byId("domain").value);
   byId("domain-items").textContent = items;
-  byId("domain-hybrid").textContent = hybrid ? "with" : "without";
+  byId("domain-ensemble").textContent = ensemble ? "with" : "without";
 }
 
 async function start() {
@@ -85,7 +85,7 @@ byId("ask").addEventListener("submit", async (event) => {
     byId("title").focus();
     return;
   }
-  const request = { domain: byId("domain").value, history, k: byId("k").valueAsNumber, exclude_seen: byId("exclude").checked };
+  const request = { domain: byId("domain").value, history, k: byId("k").valueAsNumber, repeats: byId("repeats").value };
   announce("Asking the model");
   question += 1;
   const own = question;

@@ -120,6 +120,8 @@ def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Colle
     settings, artifacts, texts, others, prior, on_ranked = fitting
     domains, config = artifacts.domains, settings.run.ensemble
     names = list(domains) if names is None else list(names)
+    if not names:
+        return System(model_of, {split: {} for split in SPLITS}, {split: {} for split in SPLITS})
     configs = {ENSEMBLE_ROW: config}
     kept = [name for name in config.source_names if name != "others"]
     if kept and (others if others is not None else catalogue_groups(domains, config)):

@@ -10,7 +10,8 @@ from fedecider.cross_silo import ensembles
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
-from fedecider.evaluation.protocols import train_part
+from fedecider.evaluation.protocols import train_part, train_parts
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models import counts
 from fedecider.models.config import EnsembleConfig
@@ -101,3 +102,12 @@ def test_of_a_large_catalogue_pairs_of_the_items_with_most_events_are_summed(mon
         assert same(with_own, found[name].plus(own(name)))
     protocol = sum(protocol_bytes(simulated((0, 1, 2), 1, "any", 0).rules, 0)[1].values())
     assert traffic["books.1"]["up"] == 8 * (NUM_ITEMS + 5 * 6 // 2 + 5) + 2 * protocol
+
+
+def test_who_goes_takes_all_counts_along():
+    """Also which item follows which, which no sum holds."""
+    stay, gone = (train_parts(SequenceArray.of(SHOPS[name].clients.sequences)) for name in ("books.1", "books.2"))
+    both = count_events([*stay, *gone], NUM_ITEMS)
+    left, expected = counts.without(both, count_events(gone, NUM_ITEMS)), count_events(stay, NUM_ITEMS)
+    assert same(left, expected)
+    assert (left.next_II != expected.next_II).nnz == 0 < expected.next_II.nnz

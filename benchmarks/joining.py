@@ -3,7 +3,9 @@
     python benchmarks/joining.py --data data --work runs/joining [--parts companies,overlap] [--seeds 3] [--minutes 60]
 
 Data, each prepared in a folder of its own below --data, as for benchmarks/public_bar.py and configs/amazon_t5.yaml:
-beauty and toys (Amazon 2014), amazon_cpu with video_games and office (Amazon 2018).
+beauty and toys (Amazon 2014), amazon_cpu with video_games and office (Amazon 2018). Of the part "nobody public" also
+taste0, taste1, ...: companies c0 to c3 of 500 video_games customers each, two of one taste and two of another, with one
+catalogue and nobody public. Data that are not there are left out.
 
 Settings: configs/companies.yaml with what SETTINGS says. A company is dealt customers at random; the 300 public users
 of a data set teach one backbone, with seed 0, for all its cells: a seed deals the companies out and trains them. Every
@@ -11,8 +13,8 @@ company is trained alone beside the rounds. Joined and pooled companies add up c
 Every customer is tested on the last event, seen items dropped, the whole catalogue ranked.
 
 A cell is a federation with one seed. One JSON a cell in --work: what is there is not run again. --cells and --minutes
-end after so much. benchmarks/results/joining.md is written after every cell; what stands there under "Older
-measurements" stays.
+end after so much; --only takes the cells whose keys begin so. benchmarks/results/joining.md is written after every
+cell; what stands there under "Older measurements" stays.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.card import make_card
-from fedecider.data.domain import Domain, Events
+from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.near_texts import unit_vectors
 from fedecider.data.silos import share_by, share_out
 from fedecider.data.store import load_domains
@@ -115,7 +117,10 @@ ALONE, JOINED, KEPT, POOLED = "alone", "joined", "kept", "pooled"
 
 
 def whole_domain(name: str, data: Path) -> Domain:
-    """A data set with 300 public users, whoever is public in the prepared data; all others are clients."""
+    """A data set with 300 public users, whoever is public in the prepared data; all others are clients. Nobody is
+    public beside companies by taste."""
+    if name not in FOLDERS:
+        return by_taste(name, data)
     (domain,) = load_domains(data / FOLDERS[name], [name]).values()
     parts = (domain.clients.arrays(), domain.public.arrays())
     users = [user for part in parts for user in part.users]
@@ -123,6 +128,16 @@ def whole_domain(name: str, data: Path) -> Domain:
     public = len(domain.clients.users) + np.arange(len(domain.public.users))[:PUBLIC_USERS]
     own = np.setdiff1d(np.arange(len(users)), public)
     return with_card(replace(domain, clients=everyone.take(own), public=everyone.take(public), card={}))
+
+
+def by_taste(name: str, data: Path) -> Domain:
+    """Customers of four companies by taste as one domain; which company has one is in front of the user."""
+    first, *others = companies = list(load_domains(data / name, TASTE).values())
+    assert all(one.item_keys == first.item_keys for one in others), f"{data / name}: companies with other catalogues"
+    parts = [company.clients.arrays() for company in companies]
+    users = [user for part in parts for user in part.users]
+    everyone = Events(users, [list(items) for part in parts for items in part.sequences], None)
+    return with_card(replace(first, name=name, clients=everyone, public=NO_EVENTS, card={}))
 
 
 def with_card(domain: Domain, **facts: Any) -> Domain:
@@ -144,6 +159,11 @@ def four(domain: Domain, seed: int, load: Load, overlap: float = 1.0) -> dict[st
     """Four companies of 500 customers; below an ``overlap`` of 1 with so much of the catalogue in common."""
     whole = some(domain, COMPANIES * CUSTOMERS, seed)
     return share_out({domain.name: whole}, COMPANIES, None, seed, overlap)
+
+
+def alike(domain: Domain, seed: int, load: Load) -> dict[str, Domain]:
+    """The four companies of `by_taste`."""
+    return share_by({domain.name: domain}, lambda user: user.partition(":")[0])
 
 
 def dealt(domain: Domain, seed: int, load: Load, sizes: Mapping[str, int]) -> dict[str, Domain]:
@@ -255,6 +275,17 @@ class Cell(NamedTuple):
     @property
     def key(self) -> str:
         return re.sub(r"[^\w.-]+", "_", f"{self.part}-{self.data}-{self.row}-{self.seed}")
+
+
+NOBODY = "nobody public"
+NOBODY_DATA = ("video_games", "beauty")
+TASTE = ("c0", "c1", "c2", "c3")
+RANDOM, BY_TASTE = "at random", "by taste"
+
+
+def nobody_cells(seed: int) -> list[Cell]:
+    cells = [Cell(NOBODY, f"{data} {RANDOM}", data, seed, four) for data in NOBODY_DATA]
+    return [cells[0], Cell(NOBODY, f"{cells[0].data} {BY_TASTE}", f"taste{seed}", seed, alike), *cells[1:]]
 
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
@@ -406,6 +437,7 @@ def departments_cells(seed: int) -> list[Cell]:
 
 PARTS: dict[str, Callable[[int], list[Cell]]] = {
     "companies": companies_cells,
+    NOBODY: nobody_cells,
     "overlap": overlap_cells,
     "unequal": unequal_cells,
     "wrong": wrong_cells,
@@ -441,7 +473,7 @@ class Shared(NamedTuple):
 
 def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: Path) -> Settings:
     words = [f"--config={CONFIG}", f"--method={cell.method}", f"--output={output}", f"--cache={cache}"]
-    words += [f"--seed={cell.seed}", f"--domains={','.join(clients)}"]
+    words += [f"--seed={cell.seed}", f"--domains={','.join(clients)}", "--protocol=strict"]
     given = read_words(words)
     return make_settings({**given.options, **SETTINGS, **cell.options}, given.config)
 
@@ -449,6 +481,8 @@ def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: 
 def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:
     """The backbone of a data set, trained on its public users with seed 0; no company's customers teach it."""
     whole = load(cell.data)
+    if cell.part == NOBODY:
+        whole = with_card(replace(whole, public=NO_EVENTS, card={}))
     few = some(whole, CUSTOMERS, 0)  # the distillation report ranks some
     settings = settings_of({cell.data: few}, cell._replace(seed=0, method="local", options={}), cache, cache)
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
@@ -500,7 +534,7 @@ class Measured(NamedTuple):
     """What companies have after their rounds."""
 
     systems: dict[str, System]
-    """Row -> models, each with its memory."""
+    """Row -> models, each with its ensemble."""
     keeps: dict[str, str]
     added: dict[str, dict[str, float]]
     """Company -> company -> size of what the second adds to the first one's model, where a method weighs."""
@@ -524,8 +558,9 @@ def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
     alone = local_system(fitting, ended.alone)
     systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
     if may_choose(settings) and leaving(joined, alone):
-        keeps, systems[KEPT] = chosen_systems(fitting, joined, alone)
-    return Measured(systems, dict(keeps), added)
+        kept, systems[KEPT] = chosen_systems(fitting, joined, alone)
+        keeps = dict(kept)
+    return Measured(systems, keeps, added)
 
 
 def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, Any]:
@@ -682,7 +717,7 @@ def in_words(cells: Cells, first: str, second: str, others: Cells | None = None,
 
 Found = Mapping[str, Mapping[str, Any]]
 """Key of a cell -> what it found."""
-MEMORIES = {"": "without", ENSEMBLE: "with"}
+BESIDE = {"": "without", ENSEMBLE: "with"}
 
 
 def of_row(found: Found, cells: Sequence[Cell], row: str, data: str) -> Cells:
@@ -694,25 +729,56 @@ def of_row(found: Found, cells: Sequence[Cell], row: str, data: str) -> Cells:
 def companies_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     lines = ["## Four companies with one catalogue", "", f"{COMPANIES} companies of {CUSTOMERS} customers.", ""]
     lines += [
-        f"| data | items | memory | {' | '.join(f'{row} hit@10 | ndcg@10' for row in (ALONE, JOINED, POOLED))} | "
+        f"| data | items | ensemble | {' | '.join(f'{row} hit@10 | ndcg@10' for row in (ALONE, JOINED, POOLED))} | "
     ]
     lines[-1] += "seeds | minutes |"
     lines += ["|---|---:|---|" + "---:|" * 8]
-    tests = ["| data | memory | compared | of 100 customers | ndcg@10 | p |", "|---|---|---|---:|---|---:|"]
+    tests = [COMPARED, COMPARED_LINE]
     for data in DATASETS:
         joined, pooled = (of_row(found, cells, row, data) for row in (JOINED, POOLED))
         if not joined:
             continue
-        for after, memory in MEMORIES.items():
+        tests += compared_rows(data, joined)
+        for after, beside in BESIDE.items():
             values = [figures(joined, f"{row}{after}") for row in (ALONE, JOINED)] + [figures(pooled, POOLED + after)]
             minutes = fmean(one["minutes"] for one in joined)
             size = f"{joined[0]['num_items']:,}"
-            lines.append(f"| {data} | {size} | {memory} | {' | '.join(values)} | {len(joined)} | {minutes:.1f} |")
-            tests.append(f"| {data} | {memory} | joined - alone | {in_words(joined, JOINED + after, ALONE + after)} |")
+            lines.append(f"| {data} | {size} | {beside} | {' | '.join(values)} | {len(joined)} | {minutes:.1f} |")
             if both := min(len(joined), len(pooled)):
                 words = in_words(joined[:both], JOINED + after, POOLED + after, pooled[:both])
-                tests.append(f"| {data} | {memory} | joined - pooled | {words} |")
+                tests.append(f"| {data} | {beside} | joined - pooled | {words} |")
     return [*lines, "", *tests, ""]
+
+
+def nobody_page(found: Found, cells: Sequence[Cell]) -> list[str]:
+    lines = ["## Nobody public", ""]
+    lines += [
+        f"{COMPANIES} companies of {CUSTOMERS} customers, and no public user: texts of items and what is made of them "
+        "teach the backbone. By taste: two companies have customers of one taste, two of another.",
+        "",
+        f"| data | ensemble | {' | '.join(f'{row} hit@10 | ndcg@10' for row in (ALONE, JOINED))} | seeds |",
+        "|---|---|" + "---:|" * 5,
+    ]
+    tests = [COMPARED, COMPARED_LINE]
+    for row in rows_in(cells):
+        these = [found[cell.key] for cell in cells if cell.row == row and cell.key in found]
+        if these:
+            for after, beside in BESIDE.items():
+                values = " | ".join(figures(these, own + after) for own in (ALONE, JOINED))
+                lines.append(f"| {row} | {beside} | {values} | {len(these)} |")
+            tests += compared_rows(row, these)
+    return [*lines, "", *tests, ""]
+
+
+def compared_rows(data: str, cells: Cells) -> list[str]:
+    """Joined against alone, and with an ensemble against without."""
+    rows = [(beside, "joined - alone", JOINED + after, ALONE + after) for after, beside in BESIDE.items()]
+    rows += [(row, "with - without", row + ENSEMBLE, row) for row in (ALONE, JOINED)]
+    return [f"| {data} | {beside} | {what} | {in_words(cells, row, than)} |" for beside, what, row, than in rows]
+
+
+COMPARED = "| data | ensemble | compared | of 100 customers | ndcg@10 | p |"
+COMPARED_LINE = "|---|---|---|---:|---|---:|"
 
 
 def overlap_page(found: Found, cells: Sequence[Cell]) -> list[str]:
@@ -721,7 +787,7 @@ def overlap_page(found: Found, cells: Sequence[Cell]) -> list[str]:
         f"Beauty: {COMPANIES} companies of {CUSTOMERS} customers, a share of the items sold by all, each other item "
         "by one of them; events of items that a company does not sell are gone, and customers with fewer than three.",
         "",
-        "| sold by all | customers | events | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | "
+        "| sold by all | customers | events | ensemble | alone ndcg@10 | joined ndcg@10 | of 100 customers | "
         "joined - alone, ndcg@10 | p | seeds |",
         "|---|---:|---:|---|---:|---:|---:|---|---:|---:|",
     ]
@@ -732,8 +798,8 @@ def overlap_page(found: Found, cells: Sequence[Cell]) -> list[str]:
             continue
         customers = fmean(sum(map(len, one["users"].values())) for one in these)
         events = fmean(one["events"] for one in these)
-        for after, memory in MEMORIES.items():
-            start = f"| {row} | {customers:,.0f} | {events:,.0f} | {memory}"
+        for after, beside in BESIDE.items():
+            start = f"| {row} | {customers:,.0f} | {events:,.0f} | {beside}"
             alone = shown(mean(places_of(these, ALONE + after), "ndcg@10"))
             if not places_of(these, JOINED + after):
                 lines.append(f"{start} | {alone} | trained alone | 0 | exactly 0 | - | {len(these)} |")
@@ -757,8 +823,8 @@ def unequal_page(found: Found, cells: Sequence[Cell]) -> list[str]:
         "take the trained model, each the share of its update that its own validation customers like best, and train "
         "nothing; alone they train as long as the others did.",
         "",
-        "| weights | companies | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 "
-        "| p | seeds |",
+        "| weights | companies | ensemble | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, "
+        "ndcg@10 | p | seeds |",
         "|---|---|---|---:|---:|---:|---|---:|---:|",
     ]
     rows = [(row, names, row, UNEQUAL) for row in WEIGHTS for names in ("large", "small")]
@@ -767,7 +833,7 @@ def unequal_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     for row, names, other, data in rows:
         joined, alone = (of_row(found, cells, one, data) for one in (row, other))
         both = min(len(joined), len(alone))
-        for after, memory in MEMORIES.items() if both else ():
+        for after, beside in BESIDE.items() if both else ():
             first, second = JOINED + after, ALONE + after
             figures = [
                 shown(mean(places_of(of[:both], one, names), "ndcg@10"))
@@ -776,7 +842,7 @@ def unequal_page(found: Found, cells: Sequence[Cell]) -> list[str]:
             words = in_words(joined[:both], first, second, alone[:both], names)
             weights = {HUGE_JOINED: "by examples", NEW_JOINED: "equal"}.get(row, row)
             who = f"{weights} | {names}{' of 10,000 or 300' if row == HUGE_JOINED else ''}"
-            lines.append(f"| {who} | {memory} | {' | '.join(figures)} | {words} | {both} |")
+            lines.append(f"| {who} | {beside} | {' | '.join(figures)} | {words} | {both} |")
     return [*lines, ""]
 
 
@@ -789,21 +855,21 @@ def wrong_page(found: Found, cells: Sequence[Cell]) -> list[str]:
         f"{WRONG_DATA}: the three others, of {CUSTOMERS} customers; ndcg@10. *Of without*: what they have when joined, "
         "as a share of what they have when joined without the wrong one. *Kept*: what they chose. *Below*: how many of "
         "them are below alone by more than noise, joined and kept. *Share*: of the updates in the others' models, "
-        "that of the wrong one (equal would be 25 %). Nothing bounds counts, which memory adds up.",
+        "that of the wrong one (equal would be 25 %). Nothing bounds counts, which are added up.",
         "",
-        "| wrong | mean | memory | alone | joined | of without | kept | below | share | seeds |",
+        "| wrong | mean | ensemble | alone | joined | of without | kept | below | share | seeds |",
         "|---|---|---|---:|---:|---:|---:|---|---:|---:|",
     ]
     rows = [(WITHOUT, "", "")] + [(f"{kind}, {name}", kind, name) for kind in WRONG for name in DEFENCES]
     for row, kind, name in rows:
         these = of_row(found, cells, row, WRONG_DATA)
-        for after, memory in MEMORIES.items() if these else ():
+        for after, beside in BESIDE.items() if these else ():
             alone, joined, kept = (mean(places_of(these, one + after), "ndcg@10") for one in (ALONE, JOINED, KEPT))
             whole = mean(places_of(without[: len(these)], JOINED + after), "ndcg@10")
             below = [below_alone(these, after, one)[1] for one in (JOINED, KEPT)]
             figures = f"{shown(alone)} | {shown(joined)} | {100 * joined / whole:.0f} % | {shown(kept)}"
             told = f"{below[0]}, {below[1]} of {3 * len(these)} | {share_of_wrong(these)}"
-            lines.append(f"| {kind or WITHOUT} | {name} | {memory} | {figures} | {told} | {len(these)} |")
+            lines.append(f"| {kind or WITHOUT} | {name} | {beside} | {figures} | {told} | {len(these)} |")
     return [*lines, ""]
 
 
@@ -865,18 +931,18 @@ def privacy_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     lines = ["## What privacy leaves of it", ""]
     lines += [
         f"{PRIVACY_DATA}, the companies of the first part. Epsilon is of one customer over all rounds, delta "
-        f"{DELTA:g}, clip {CLIP:g}; alone needs no noise. What memory adds up is not hidden.",
+        f"{DELTA:g}, clip {CLIP:g}; alone needs no noise. Counts that are added up are not hidden.",
         "",
-        "| customers | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 | p | "
+        "| customers | ensemble | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 | p | "
         "seeds |",
         "|---|---|---:|---:|---:|---|---:|---:|",
     ]
     rows = {"not hidden": plain, **{row: of_row(found, cells, row, PRIVACY_DATA) for row in rows_in(cells)}}
     for row, these in rows.items():
-        for after, memory in MEMORIES.items() if these else ():
+        for after, beside in BESIDE.items() if these else ():
             values = [shown(mean(places_of(these, one + after), "ndcg@10")) for one in (ALONE, JOINED)]
             words = in_words(these, JOINED + after, ALONE + after)
-            lines.append(f"| {row} | {memory} | {' | '.join(values)} | {words} | {len(these)} |")
+            lines.append(f"| {row} | {beside} | {' | '.join(values)} | {words} | {len(these)} |")
     return [*lines, ""]
 
 
@@ -888,20 +954,20 @@ def common_page(found: Found, cells: Sequence[Cell]) -> list[str]:
         "events of other customers. Nobody links customers. Companies with customers in common and no item are trained "
         "alone.",
         "",
-        "| in common | memory | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 | p | "
+        "| in common | ensemble | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 | p | "
         "seeds |",
         "|---|---|---:|---:|---:|---|---:|---:|",
     ]
     apart, same = (of_row(found, cells, row, COMMON_DATA) for row in COMMON)
     for row, these in zip(COMMON, (apart, same), strict=True):
-        for after, memory in MEMORIES.items() if these else ():
+        for after, beside in BESIDE.items() if these else ():
             values = [shown(mean(places_of(these, one + after), "ndcg@10")) for one in (ALONE, JOINED)]
             words = in_words(these, JOINED + after, ALONE + after)
-            lines.append(f"| {row} | {memory} | {' | '.join(values)} | {words} | {len(these)} |")
+            lines.append(f"| {row} | {beside} | {' | '.join(values)} | {words} | {len(these)} |")
     both = min(len(apart), len(same))
-    for after, memory in MEMORIES.items() if both else ():
+    for after, beside in BESIDE.items() if both else ():
         words = in_words(same[:both], JOINED + after, JOINED + after, apart[:both])
-        lines.append(f"| the second row less the first, joined | {memory} | | | {words} | {both} |")
+        lines.append(f"| the second row less the first, joined | {beside} | | | {words} | {both} |")
     return [*lines, ""]
 
 
@@ -911,6 +977,7 @@ def rows_in(cells: Sequence[Cell]) -> list[str]:
 
 PAGES: dict[str, Callable[[Found, Sequence[Cell]], list[str]]] = {
     "companies": companies_page,
+    NOBODY: nobody_page,
     "overlap": overlap_page,
     "unequal": unequal_page,
     "wrong": wrong_page,
@@ -940,15 +1007,15 @@ def choice_page(found: Found, seeds: int) -> list[str]:
         "ndcg@10 (by chance one in twenty would be). *Kept* is what each company chose by its own validation "
         "customers; who hides customers by noise may not choose.",
         "",
-        "| part | memory | companies | below alone, joined | below alone, kept |",
+        "| part | ensemble | companies | below alone, joined | below alone, kept |",
         "|---|---|---:|---:|---:|",
     ]
     keys = {part: [cell.key for cell in cells_of([part], seeds)] for part in PARTS}
     of_part = {part: [found[key] for key in of if key in found] for part, of in keys.items()}
     for part, cells in {**of_part, "all": list(found.values())}.items():
-        for after, memory in MEMORIES.items():
+        for after, beside in BESIDE.items():
             (total, joined), (_, kept) = (below_alone(cells, after, row) for row in (JOINED, KEPT))
-            lines += [f"| {part} | {memory} | {total} | {joined} | {kept} |"] if total else []
+            lines += [f"| {part} | {beside} | {total} | {joined} | {kept} |"] if total else []
     chosen = [keeps for cell in found.values() for name, keeps in cell["keeps"].items() if name in cell["honest"]]
     counts = ", ".join(f"{chosen.count(kind)} {words}" for kind, words in KEEPS.items())
     return [*lines, "", f"They keep: {counts}.", ""]
@@ -992,6 +1059,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/joining"), help="cells and cache")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ...")
+    parser.add_argument("--only", default="", help="beginnings of the cells to run, separated by ',' (default: all)")
     parser.add_argument("--cells", type=int, default=sys.maxsize, help="end after so many new cells")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no cell after so many minutes")
     parser.add_argument("--output", type=Path, default=PAGE)
@@ -1004,9 +1072,12 @@ def main() -> None:
     every = cells_of(list(PARTS), args.seeds)
     found = {cell.key: read_json(path) for cell in every if (path := args.work / f"{cell.key}.json").is_file()}
     found = {key: one for key, one in found.items() if one.get("settings") == SETTINGS}  # else it is measured again
-    load, shared = cache(partial(whole_domain, data=args.data)), dict[str, Shared]()
+    load, shared = cache(partial(whole_domain, data=args.data)), dict[tuple[str, bool], Shared]()
     for cell in cells_of(args.parts.split(","), args.seeds):
-        if cell.key in found:
+        if cell.key in found or not cell.key.startswith(tuple(args.only.split(","))):
+            continue
+        if not (args.data / FOLDERS.get(cell.data, cell.data)).is_dir():
+            print(f"{cell.key}: left out, no {args.data / FOLDERS.get(cell.data, cell.data)}", flush=True)
             continue
         if left <= 0 or time.monotonic() - started > 60 * args.minutes:
             break
@@ -1014,9 +1085,10 @@ def main() -> None:
         if cell.part in UNTRAINED:
             facts = UNTRAINED[cell.part](cell, load, args.work)
         else:
-            if cell.data not in shared:
-                shared[cell.data] = shared_of(cell, load, args.work / "cache")
-            facts = measured(cell, shared[cell.data], load, args.work)
+            base = (cell.data, cell.part == NOBODY)
+            if base not in shared:
+                shared[base] = shared_of(cell, load, args.work / "cache")
+            facts = measured(cell, shared[base], load, args.work)
         found[cell.key] = {**facts, "commit": commit}
         write_json(args.work / f"{cell.key}.json", found[cell.key])
         if cell.part not in UNTRAINED:  # a page takes longer than these

@@ -9,12 +9,14 @@ Data, each in a folder of its own below --data, here data/beauty (the 5-core fil
 A cell is a row of the page on one data set with one seed. One JSON a cell in --work: what is there is not run again.
 --cells and --minutes end after so much; a cell that was killed goes on from the checkpoints of its stages and rounds.
 --rows takes the rows whose names begin so. --budget gpu, the default where there is one, has larger models, sized for
-ten minutes a cell at most. The page benchmarks/results/public_bar.md is written after every cell.
+ten minutes a cell at most. The page benchmarks/results/public_bar.md is written after every cell; what stands there
+under "Older measurements" stays.
 
 Every user is tested on the last event, the users of the pool too: of everybody all but the last two events are trained
 on. Stages learn from the pool, rounds from the clients. Pool of the four companies on the decoder: the public users of
 the prepared data; of all other rows: everyone but --budget's clients. A company ranks its own users and its part of the
-pool. Rounds and weights are chosen on validation items with seen items dropped.
+pool. Rounds are chosen on validation items with seen items dropped; an ensemble learns its weights on validation items
+with seen items kept, and has them under both protocols.
 
 Shape legend: U all users, first the clients, then the public users of the prepared data.
 """
@@ -52,13 +54,14 @@ from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains
 from fedecider.engine.command_line import data_options
 from fedecider.engine.track import track_named
-from fedecider.evaluation.metrics import catalogue_positions, mean_metrics
-from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protocol, history
+from fedecider.evaluation.metrics import NOT_RANKED, catalogue_positions, mean_metrics
+from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protocol, held_out, histories, history
 from fedecider.evaluation.statistics import compare_table, holm, verdict
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.models import client_model
-from fedecider.models.ensemble import beside_model_of, load_ensemble
+from fedecider.models.client_model import model_scores
+from fedecider.models.ensemble import Ensemble, ModelScores, positions
+from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.export import load_adapter
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.item_texts import encoded_texts
@@ -77,6 +80,7 @@ from idgen.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results" / "public_bar.md"
+OLDER = "## Older measurements"
 PROTOCOLS = {"strict": "strict", "keep_seen": "strict/keep_seen"}
 K = 10
 """Later places are kept as this one: hit@10 and ndcg@10 are all that is read."""
@@ -206,7 +210,7 @@ def options_of(base: Base, budget: Budget, device: torch.device) -> dict[str, An
     """All that is changed in the configuration of ``base``, by dotted name."""
     sizes = budget.t5 if base is T5 else {**budget.decoder, **(budget.large_pool if base.has_large_pool else {})}
     precision = {"precision": "bf16"}
-    return {**base.options, **sizes, **(precision if device.type == "cuda" else {})}
+    return {"protocol": PROTOCOLS["strict"], **base.options, **sizes, **(precision if device.type == "cuda" else {})}
 
 
 # What others published, R@10 and N@10 with seen items dropped; None where it was not published.
@@ -237,6 +241,10 @@ PUBLISHED: dict[str, dict[str, tuple[float | None, float | None]]] = {
     "ActionPiece: paper": {"beauty": (0.0775, 0.0424), "sports": (0.0500, 0.0264)},
     "TIGER: paper": {"beauty": (0.0648, 0.0384), "sports": (0.0400, 0.0225), "toys": (0.0712, 0.0432)},
 }
+PUBLISHED_KEPT: dict[str, dict[str, float]] = {
+    "TASTE, CIKM 2023: paper": {"beauty": 0.0517, "sports": 0.0338, "toys": 0.0640},
+}
+"""N@10 with seen items kept."""
 ABOUT_PUBLISHED = (
     "Of the published ones BSARec, ICSRec and WEARec set the scores of seen items to 0, not to minus infinity; FADE on "
     "Beauty has an N@10 of .0390 with seen items kept. Not here: tables of RecBole's sequential models, which keep "
@@ -388,14 +396,9 @@ def run_places(cell: Cell, clients: Mapping[str, Domain], options: Mapping[str, 
         ids = ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
         task = task_of(cell.domain, users.take(own), ids, tokenizer, settings)
         if cell.row.is_ensemble:
-            ensemble = load_ensemble(folder.private / client, cell.domain.item_keys)
+            whole = load_ensemble(folder.private / client, cell.domain.item_keys)
             context = RankingContext(settings.ranking, True, settings.training.precision, cell.device)
-            ranks = client_model.Base(model, tokenizer, context)
-            side = client_model.client_of(ranks, task, cell.seed, batch_size=1)
-            asked = {client: (ensemble, {client: beside_model_of(ensemble)})}
-            near = nearest_texts(ensemble.unit_ID, device=cell.device)
-            _, mixed = client_model.ClientModel(ranks, side, None).mixed("test", asked, near)
-            ranked = {"strict": mixed[client][client]}
+            ranked = rank_ensemble(whole, model_scores(model, task, context), users.take(own))
         else:
             ranked = rank(model, task, settings, cell.device)
         for name, position_N in ranked.items():
@@ -415,9 +418,9 @@ def rank(model: Any, task: Task, settings: Settings, device: torch.device) -> Pl
     found = {name: torch.empty(len(task.sequences), dtype=torch.float64) for name in PROTOCOLS}
 
     def seen_by(user_B: Tensor) -> dict[str, list[Sequence[int]]]:
-        histories: list[Sequence[int]] = [history(task.sequences[user], "test") for user in user_B.tolist()]
+        seen: list[Sequence[int]] = [history(task.sequences[user], "test") for user in user_B.tolist()]
         drops = {name: get_protocol(full).drop_seen for name, full in PROTOCOLS.items()}
-        return {name: histories if drop else [[] for _ in histories] for name, drop in drops.items()}
+        return {name: seen if drop else [[] for _ in seen] for name, drop in drops.items()}
 
     if ranks_all(trie):
         for block in catalogue_blocks(model, task, "test", None, context):
@@ -431,6 +434,15 @@ def rank(model: Any, task: Task, settings: Settings, device: torch.device) -> Pl
         for name, seen in seen_by(user_B).items():
             found[name][user_B] = item_positions(item_BK.cpu(), target_B, seen).double()
     return found
+
+
+def rank_ensemble(whole: Ensemble, model: ModelScores, users: Events) -> Places:
+    """Under every protocol, with the same weights: of an item bought before they say how much it is worth."""
+    assert whole.beside_model is not None
+    sequences, near = users.arrays().sequences, nearest_texts(whole.knowledge.unit_ID)
+    asked = (histories(sequences, "test"), held_out(sequences, "test"), model, [whole.beside_model])
+    (place,) = positions(whole.knowledge, *asked, drop_seen=False, near=near)
+    return {"strict": place.new.nan_to_num(nan=NOT_RANKED), "keep_seen": place.whole}
 
 
 def measured(cell: Cell) -> dict[str, Any]:
@@ -460,13 +472,13 @@ def page(found: Found, datasets: Sequence[str], seeds: int, budget: str) -> list
     lines += [
         f"Budget `{budget}`. Means over the seeds that are there, N@10 of each behind them. R is the hit rate, N ndcg; "
         "*kept*: seen items are candidates too. *Clients*: N@10 of the users outside the pool. The ensemble stands "
-        "beside the model after two rounds of the clients, and knows no probability of a seen item. Minutes: of the "
-        "processor, or of the clock where a GPU did it; what a cell before it has built is not counted again.",
+        "beside the model after two rounds of the clients. Minutes: of the processor, or of the clock where a GPU did "
+        "it; what a cell before it has built is not counted again.",
         "",
         f"Sizes, beside what the configurations and the script say: `{json.dumps(BUDGETS[budget]._asdict())}`",
         "",
     ]
-    for dataset in datasets:
+    for dataset in [one for one in datasets if any(key[0] == one for key in found)]:
         lines += [f"## {dataset.capitalize()}", ""]
         lines += ["| row | pool | tested | R@10 | N@10 | seeds | kept R@10 | kept N@10 | clients N@10 | minutes |"]
         lines += ["|---|---:|---:|---:|---:|---|---:|---:|---:|---:|"]
@@ -476,6 +488,11 @@ def page(found: Found, datasets: Sequence[str], seeds: int, budget: str) -> list
         lines += [
             f"| *{label}* | - | all | {shown(of[dataset][0])} | {shown(of[dataset][1])} | | | | | |"
             for label, of in PUBLISHED.items()
+            if dataset in of
+        ]
+        lines += [
+            f"| *{label}* | - | all | - | - | | - | {shown(of[dataset])} | | |"
+            for label, of in PUBLISHED_KEPT.items()
             if dataset in of
         ]
         lines += ["", *tests(found, dataset, seeds)]
@@ -583,9 +600,11 @@ def main() -> None:
 
 
 def write_page(args: argparse.Namespace, found: Found, datasets: Sequence[str]) -> None:
+    before = args.output.read_text(encoding="utf-8") if args.output.is_file() else ""
+    older = ["", OLDER + before.partition(OLDER)[2].rstrip()] if OLDER in before else []
     lines = page(found, datasets, args.seeds, args.budget)
     heading = provenance.heading("public_bar.py", torch.get_num_threads())
-    args.output.write_text("\n".join([*lines, *heading]) + "\n")
+    args.output.write_text("\n".join([*lines, *heading, *older]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

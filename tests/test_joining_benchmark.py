@@ -79,6 +79,7 @@ def load(name):
 def test_a_cell_is_what_federate_gives(tiny, tmp_path):
     clients, cache = joining.four(shop(), 0, load), tmp_path / "cache"
     asked = {"config": joining.CONFIG, "output": tmp_path / "run", "cache": str(cache), "progress": False}
+    asked["protocol"] = "strict"
     result = fedecider.federate(clients, "fedavg", **asked, **joining.SETTINGS)
     first, second = (Stage(next(cache.glob(f"{name}-*")), True) for name in ("pretrain", "distill"))
     cell = joining.companies_cells(0)[0]

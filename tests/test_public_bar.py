@@ -92,7 +92,7 @@ def test_cells_go_on_where_they_stopped_and_the_page_says_what_was_not_run(domai
     counts, decoder = rows["text neighbours + counts"], rows["decoder"]
     assert counts[2] == decoder[2] == str(len(public_bar.everyone(domain).users))
     assert float(counts[3]) > float(counts[6]) * 0.9  # the sample has few repeats, and dropped ones only help
-    assert rows["decoder, half depth + ensemble"][6] == "-"  # it knows no seen item
+    assert float(rows["decoder, half depth + ensemble"][6]) > 0  # it ranks seen items by what it learned of them
     num_pool = sum(len(sequence) >= 5 for sequence in domain.public.sequences)
     assert rows["four companies, decoder: FedAvg"][1:3] == [str(num_pool), str(40 + num_pool)]
     assert rows["*SOMEBODY, 2020*"][3:5] == [".2500", "-"]

@@ -123,7 +123,7 @@ def all_texts(splits: Mapping[str, Split], encoder: str, cache: str) -> dict[str
 
 def settings_of(args: argparse.Namespace, seed: int, changes: Sequence[str]) -> Settings:
     words = ["--config", str(CONFIG), "--data", args.data, "--domains", args.domains, "--cache", args.cache]
-    words += ["--num_beams", str(NUM_BEAMS)]
+    words += ["--num_beams", str(NUM_BEAMS), "--protocol", "strict"]
     return parse_settings([*words, "--seed", str(seed), "--pretrain.text_encoder", args.encoder, *args.set, *changes])
 
 

@@ -86,7 +86,7 @@ def settings_of(
     words += ["--pretrain.ids", kind, "--pretrain.train.max_steps", str(max_steps), "--seed", str(args.seed)]
     words += [f"--pretrain.train.learning_rate={rates[0]}", f"--pretrain.train.table_lr_multiplier={rates[1]}"]
     words += ["--pretrain.backbone.embedding_init", "random"] if args.reports else []  # it stays untrained
-    return parse_settings([*words, "--cache", str(args.work / "cache")])
+    return parse_settings(["--protocol", "strict", *words, "--cache", str(args.work / "cache")])
 
 
 def cell(args: argparse.Namespace, place: str, kind: str) -> dict[str, Any]:

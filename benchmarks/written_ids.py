@@ -81,7 +81,7 @@ ROWS = [START, TEACHER, STUDENT, *METHODS, *BACKBONES]
 def settings_of(clients: Mapping[str, Domain], options: Mapping[str, Any], work: Path, seed: int) -> Settings:
     cache = work / "cache"
     given = {**data_options(track_named("llm"), clients, cache), "cache": str(cache), "seed": seed}
-    settings = make_settings({**given, **options}, load_config(CONFIG))
+    settings = make_settings({"protocol": "strict", **given, **options}, load_config(CONFIG))
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
     return settings
 

@@ -86,7 +86,7 @@ def table_of(config, rows) -> Table:
     users = dict.fromkeys(("crime", "comics"), USERS)
     sequences = [[0, 1, 2]] * NUM_USERS
     domain = SimpleNamespace(clients=SimpleNamespace(users=USERS, sequences=sequences), item_keys=range(300))
-    settings = parse_settings(["--data", config.data, "--domains", "crime,comics"])
+    settings = parse_settings(["--protocol", "strict", "--data", config.data, "--domains", "crime,comics"])
     words = words_of(Scope(config, settings, dict.fromkeys(users, domain)))._replace(heading=lambda table: [])
     asked = Plan("compare", Path(config.output), [], ["strict"], users, 2, baselines=config.baselines, words=words)
     return collect(asked._replace(against=config.against), rows)
@@ -99,8 +99,8 @@ def config(tmp_path):
     return CompareConfig(rows=rows, seeds=2, baselines=BASELINES, against=against, data=str(tmp_path))
 
 
-def test_a_row_with_a_ensemble_is_shown_tested_and_chosen(tmp_path, config):
-    methods = rows_of(tmp_path, ours=("fedecider", "mixture", 0.0), local=("local", "mixture", 0.1))
+def test_a_row_with_an_ensemble_is_shown_tested_and_chosen(tmp_path, config):
+    methods = rows_of(tmp_path, ours=("fedecider", "logit", 0.0), local=("local", "logit", 0.1))
     table = table_of(config, methods)
     found = table.results["strict"]
     assert [row.label for row in found.rows] == ["ours", "ours + ensemble", "local", "local + ensemble", *BASELINES]
@@ -161,7 +161,7 @@ def test_what_companies_have_without_sending_counts_stands_beside(tmp_path, conf
     assert list(said.without_exchange) == ["local", "local + own ensemble"], "a sum of counts is an exchange"
 
 
-def test_a_test_against_a_ensemble_that_no_row_has_is_refused(tmp_path, monkeypatch):
+def test_a_test_against_an_ensemble_that_no_row_has_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"domains": "crime,comics", "num_rounds": 1}))
     rows = {"fedavg": {"ensemble.kind": "none"}, "local": {}}

@@ -1,5 +1,4 @@
-"""Runs with the private part of the ensemble: rows, files, the same numbers again, bad input; IDs of one and of many
-tokens."""
+"""Runs with ensembles: rows, files, the page, the same numbers again, bad input; IDs of one and of many tokens."""
 
 import json
 import runpy
@@ -7,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from slow import slow
 from small_runs import SMALL, finished
 from test_pipeline import SETTINGS
@@ -15,7 +13,8 @@ from test_pipeline import SETTINGS
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import metric_intervals
 from fedecider.federation.streams import stream
-from fedecider.models.ensemble import SETTINGS_FILE, TENSOR_FILE, load_ensemble
+from fedecider.models.ensemble_files import SETTINGS_FILE, TENSOR_FILE, load_ensemble
+from fedecider.models.features import FEATURES
 from fedecider.models.recommender import Recommender
 
 pytestmark = pytest.mark.whole
@@ -64,13 +63,13 @@ def test_rows_weights_and_files(playground):
             > domain["test"]["popularity"]["ndcg@10"]["mean"]
         )
         assert {("ensemble without a model", name), ("fedecider + ensemble", name)} <= variants
-        weights = metrics["ensemble"][name]["beside_model"]
-        one_token = playground.name.startswith("decoder")
-        names = ["counts", "text", "agreement", "model", *["consensus"] * one_token, "uniform"]
-        assert weights["experts"] == names
-        assert torch.tensor(weights["weight_QE"]).shape == (3, len(names))
-        assert sum(weights["mean_E"]) == pytest.approx(1.0)
-        assert 20 < weights["num_contexts"] <= 2000
+        weights = metrics["ensemble"][name]
+        for part, features in (("beside_model", FEATURES), ("alone", FEATURES[1:])):
+            assert {*weights[part]["value"], *weights[part]["constant"]} == set(features)
+            assert weights[part]["num_customers"] == 240
+            assert all(error > 0 for error in weights[part]["error"].values())
+        kept = load_ensemble(run / "private" / name, Recommender.from_pretrained(run, name).items.keys)
+        assert weights["beside_model"]["value"] == kept.beside_model.value
         assert sorted(path.name for path in (run / "private" / name).iterdir()) == [SETTINGS_FILE, TENSOR_FILE]
     assert metrics["reported"] == "fedecider (post_broadcast)"
     assert read(run / "communication.json")["ensemble"] == {}  # every catalogue has one client
@@ -93,8 +92,11 @@ def test_rows_weights_and_files(playground):
         assert one["difference"]["mean"] == pytest.approx(next(means) - next(means))
         assert 0 < one["p_value"] <= one["p_holm"] <= 1
     page = (run / "report.html").read_text()
-    assert "Would one switch fedecider + ensemble on?" in page
-    assert "Weights of the experts" in page
+    section = page[page.index("What decides") :]
+    name, weights = next(iter(metrics["ensemble"].items()))
+    theta, error = (weights["beside_model"][part]["text"] for part in ("value", "error"))
+    assert f"{theta:.2f} ± {error:.2f}" in section
+    assert name in section
 
 
 def test_intervals_of_the_mean_over_domains_take_a_reader_of_two_domains_as_one(playground):
@@ -124,17 +126,13 @@ def test_evaluate_sees_another_ensemble(playground, monkeypatch, capsys):
     shutil.copytree("runs/whole", "runs/other")
     path = Path("runs/other/private/crime") / SETTINGS_FILE
     content = read(path)
-    content["mixtures"]["alone"]["weight_QE"] = [[0.0, 1.0, 0.0, 0.0]] * 3
+    content["weights"]["alone"]["value"]["text"] = 5.0
     path.write_text(json.dumps(content))
     assert main("evaluate", "--run", "runs/other") == 2
     assert "ensemble.json was changed since it was written" in capsys.readouterr().err
-    del content["checksum"]  # as it was written before there was one
-    path.write_text(json.dumps(content))
-    assert main("evaluate", "--run", "runs/other") == 2
-    assert "ensemble without a model of crime" in capsys.readouterr().err
 
 
-def test_recommendations_are_those_of_the_mixture_while_the_ensemble_is_there(playground, monkeypatch, capsys):
+def test_recommendations_are_those_of_the_ensemble_while_it_is_there(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     loaded = Recommender.from_pretrained("runs/whole", "crime")
     titles = [loaded.items.titles[item] for item in (3, 9)]
@@ -155,7 +153,8 @@ def test_recommendations_are_those_of_the_mixture_while_the_ensemble_is_there(pl
 
 
 @pytest.mark.slow
-def test_a_ensemble_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(playground, monkeypatch):
+def test_an_ensemble_changes_no_other_row(playground, monkeypatch):
+    """All customers train, with an ensemble and without."""
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--ensemble.kind", "none", "--output", "runs/plain")
     assert main("federate", *words) == 0
@@ -165,18 +164,26 @@ def test_a_ensemble_changes_the_adapters_by_the_users_it_keeps_and_no_other_row(
     for name, domain in plain["domains"].items():
         for split in ("valid", "test"):
             rows = whole["domains"][name][split]
-            trained = {row for row in domain[split] if row.startswith("fedecider")}
-            assert {row: rows[row] for row in domain[split] if row not in trained} == {
-                row: found for row, found in domain[split].items() if row not in trained
-            }
-            assert set(rows) - set(domain[split]) == {"ensemble without a model", "fedecider + ensemble"}
-    whole, plain = (read_json_lines(Path("runs") / name / "rounds.jsonl")[0]["clients"] for name in ("whole", "plain"))
-    assert all(one["loss"] != other["loss"] for one, other in zip(whole, plain, strict=True))
-    assert sum(log["steps"] for log in whole) <= sum(log["steps"] for log in plain)
+            assert {row: rows[row] for row in domain[split]} == domain[split]
+            assert {row for row in set(rows) - set(domain[split]) if "ensemble" not in row} == set()
+
+
+def test_a_run_that_ended_before_its_ensembles_has_the_same_ones(playground, monkeypatch):
+    monkeypatch.chdir(playground)
+    shutil.copytree("runs/whole", "runs/resumed")
+    for gone in ("metrics.json", "report.html", "per_user.parquet"):
+        (Path("runs/resumed") / gone).unlink()
+    shutil.rmtree("runs/resumed/private")
+    assert main("federate", "--config", "toy.yaml", "--output", "runs/resumed", "--resume", "true") == 0
+    whole, again = (read(Path("runs") / name / "metrics.json") for name in ("whole", "resumed"))
+    assert again["ensemble"] == whole["ensemble"]
+    assert again["domains"] == whole["domains"]
+    for path in sorted(Path("runs/whole/private").rglob("*.*")):
+        other = Path("runs/resumed/private") / path.relative_to("runs/whole/private")
+        assert other.read_bytes() == path.read_bytes()
 
 
 BAD_INPUT = {
-    "seen items": (("--protocol", "strict/keep_seen"), "expected strict"),
     "an unknown kind": (("--ensemble.kind", "knn"), "ensemble.kind"),
     "no sources": (("--ensemble.sources", ""), "expected some of own, public, others"),
 }
@@ -192,7 +199,7 @@ def test_bad_input_is_one_line_and_code_2(playground, case, capsys, monkeypatch)
     assert "Traceback" not in error
 
 
-def test_a_damaged_ensemble_is_told(playground, monkeypatch, capsys):
+def test_a_damaged_ensemble_is_named(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     shutil.copytree("runs/whole", "runs/damaged")
     (Path("runs/damaged/private/crime") / TENSOR_FILE).write_bytes(b"nothing")

@@ -318,7 +318,7 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
 def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = ("--config", "toy.yaml", "--domains", "crime.*", "--method", "local", "--num_rounds", "1")
-    words += ("--ensemble.kind", "mixture")
+    words += ("--ensemble.kind", "logit")
     assert main("federate", *words, "--output", "runs/summed") == 0
     assert main("federate", *words, "--ensemble.sources", "own,public", "--output", "runs/kept") == 0
     summed, kept = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("summed", "kept"))
@@ -338,7 +338,7 @@ def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monke
 def test_clients_without_a_common_item_train_alone_and_everything_says_so(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     words = ("--config", "toy.yaml", "--domains", "crime,comics", "--lora_targets", "table", "--num_rounds", "1")
-    assert main("federate", *words, "--ensemble.kind", "mixture", "--output", "runs/apart") == 0
+    assert main("federate", *words, "--ensemble.kind", "logit", "--output", "runs/apart") == 0
     said = capsys.readouterr().out
     run = folder / "runs" / "apart"
     sentence = "No two of crime, comics share an item: each can gain only through public users."
@@ -354,13 +354,13 @@ def test_clients_without_a_common_item_train_alone_and_everything_says_so(folder
     assert sentence in load(run).verdict
     assert main("evaluate", "--run", "runs/apart") == 0
     assert main("report", "--run", "runs/apart") == 0
-    assert main("federate", *words, "--ensemble.kind", "mixture", "--output", "runs/apart", "--resume", "true") == 0
+    assert main("federate", *words, "--ensemble.kind", "logit", "--output", "runs/apart", "--resume", "true") == 0
 
 
 def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(joining, "leaving", lambda joined, local: ["crime.1", "crime.2"])
-    words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--ensemble.kind", "mixture", "--num_rounds", "1")
+    words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--ensemble.kind", "logit", "--num_rounds", "1")
     assert main("federate", *words, "--output", "runs/left") == 0
     said = capsys.readouterr().out
     metrics = json.loads((folder / "runs" / "left" / "metrics.json").read_text())
@@ -383,7 +383,7 @@ def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
 
 def test_the_row_local_is_a_run_of_that_method(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    words = ("--config", "toy.yaml", "--domains", "crime.*", "--num_rounds", "1", "--ensemble.kind", "mixture")
+    words = ("--config", "toy.yaml", "--domains", "crime.*", "--num_rounds", "1", "--ensemble.kind", "logit")
     assert main("federate", *words, "--method", "fedavg", "--output", "runs/joined") == 0
     own = ("--method", "local", "--ensemble.sources", "own,public", "--output", "runs/by_itself")
     assert main("federate", *words, *own) == 0
@@ -399,7 +399,7 @@ def test_the_row_local_is_a_run_of_that_method(folder, monkeypatch):
 def trained(folder):
     """A run whose rounds change what is recommended."""
     words = ("--config", "toy.yaml", "--domains", "crime.*,comics.*", "--method", "fedavg", "--update_scales", "1")
-    words += ("--local_epochs", "4", "--learning_rate", "1e-2", "--ensemble.kind", "mixture", "--local_row", "off")
+    words += ("--local_epochs", "4", "--learning_rate", "1e-2", "--ensemble.kind", "logit", "--local_row", "off")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main("federate", *words, "--output", "runs/trained") == 0

@@ -83,8 +83,9 @@ WORDS = (
     "log p(item) is a weighted sum of features, each the log of how much more an item has than all on average; the "
     "weights are those under which the validation items of the client's customers are most likely. Model: the "
     "client's model. Text: items with texts near those of the newest baskets. Counts: what stood near them with all "
-    "customers. Successors: what followed in the next basket. Popularity: events of the item. These speak of items "
-    "that a customer has not bought; of those that were bought before, bought before (against the average new item) "
+    "customers. Successors: what followed the last basket. Followers: what followed all that was bought. Popularity: "
+    "events of the item. These speak of items that a customer has not bought; of those that were, bought before "
+    "(against the average new item) "
     "and habit (the log of the customer's own share of the item, and of what follows) do. The weights and counts of a "
     "client stay with it; they are in one place here, which only a simulation has."
 )

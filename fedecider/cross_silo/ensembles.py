@@ -199,14 +199,16 @@ def ranked(fitting: Fitting, name: str, model: ClientModel, whole: Ensemble, spl
     drop_seen, near = get_protocol(fitting.settings.run.protocol).drop_seen, fitting.texts[name].near
     past, target_NT = histories(sequences, split), held_out(sequences, split)
     assert whole.beside_model is not None
-    beside = [whole.beside_model, ensemble.MODEL_ALONE]
+    scores, beside = model.scores(), [whole.beside_model, ensemble.MODEL_ALONE]
 
     def places(scores: ensemble.ModelScores | None, every: list[Weights]) -> list[Places]:
         return ensemble.positions(whole.knowledge, past, target_NT, scores, every, drop_seen, near)
 
-    both, alone = places(model.scores(), beside)
-    if model.scores().beams is not None:  # where beams are asked, the model's own list is that of its beams
-        alone = alone._replace(whole=model.positions(split))
+    if scores.beams is None:
+        both, alone, without = places(scores, [*beside, whole.alone])
+        return [alone, both, without]
+    both, alone = places(scores, beside)
+    alone = alone._replace(whole=model.positions(split))  # the model's own list is that of its beams
     return [alone, both, *places(None, [whole.alone])]
 
 

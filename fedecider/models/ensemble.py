@@ -34,9 +34,10 @@ from fedecider.models.features import (
     TEXT,
     Block,
     Knowledge,
-    block_of,
     check_histories,
+    features_of,
     near_of,
+    tables_of,
 )
 from idgen.decode import stable_topk
 
@@ -158,11 +159,11 @@ def blocks_of(
         ValueError: an empty history, or item numbers out of range.
     """
     check_histories(histories, knowledge.counts.num_items)
-    near = near or near_of(knowledge, histories)
+    tables = tables_of(knowledge, near or near_of(knowledge, histories), histories)
     size = max(1, MAX_NUMBERS // knowledge.counts.num_items)
     for start in range(0, len(histories), size):
         part = histories[start : start + size]
-        yield block_of(knowledge, near, part), part
+        yield features_of(tables, part), part
 
 
 def of_catalogue(model: ModelScores, histories: SequenceArray, block: Block) -> Tensor:

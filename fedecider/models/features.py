@@ -3,7 +3,8 @@
 A customer's own events stay in all counts, when weights are fitted, tested and served: who asks cannot be told apart
 from who was counted, and one rule for all three is one list for all three.
 
-Shape legend: B histories of a block, I items, E events of all of them, T of them that count, H their items, each once.
+Shape legend: B histories of a block, I items, E events of all of them, T of them that count, H their items, each once,
+S items of each history.
 """
 
 from __future__ import annotations
@@ -59,6 +60,51 @@ class Block(NamedTuple):
     """Feature -> (B, I) float32."""
 
 
+class Votes(NamedTuple):
+    """What the items of some histories give to all others, float32."""
+
+    vote_HI: scipy.sparse.csr_array
+    backed_H: np.ndarray
+    """What popularity, or the mean of far texts, stands for beside it."""
+
+    def of(self, weight_BH: scipy.sparse.csr_array, other_I: np.ndarray | float) -> np.ndarray:
+        """(B, I): the weighted sum of what the items of each history give; ``other_I`` times what stands beside."""
+        vote_BI: np.ndarray = (weight_BH @ self.vote_HI).toarray()
+        vote_BI += (weight_BH @ self.backed_H)[:, None] * other_I
+        return vote_BI
+
+
+class Tables(NamedTuple):
+    """What features of some histories are read from, worked out once for all of them."""
+
+    item_H: np.ndarray
+    """The items of the histories, rising."""
+    text: Votes
+    pair: Votes
+    successor: Votes
+    popularity_I: np.ndarray
+    num_new: int
+
+
+def tables_of(knowledge: Knowledge, near: NearTexts, histories: SequenceArray) -> Tables:
+    """The tables of the items in ``histories``; ``near``: the neighbours of all items that vote (`near_of`)."""
+    counts, item_H = knowledge.counts, np.unique(histories.value_E)
+    event_I = counts.event_I + POPULARITY_FLOOR
+
+    def votes(count_II: scipy.sparse.csr_array) -> Votes:
+        count_HI = count_II[item_H]
+        scale_H = 1.0 / (np.asarray(count_HI.sum(1)).ravel() * UNIT + PRIOR)
+        value_S = count_HI.data * np.repeat(scale_H * UNIT, np.diff(count_HI.indptr))
+        vote_HI = scipy.sparse.csr_array(
+            (value_S.astype(np.float32), count_HI.indices, count_HI.indptr), count_HI.shape
+        )
+        return Votes(vote_HI, (PRIOR * scale_H).astype(np.float32))
+
+    text = Votes(near.sixth_II[item_H].astype(np.float32), near.far_sixth_I[item_H].astype(np.float32))
+    popularity_I = (event_I / event_I.sum()).astype(np.float32)
+    return Tables(item_H, text, votes(counts.pair_II), votes(counts.next_II), popularity_I, knowledge.num_new)
+
+
 def block_of(knowledge: Knowledge, near: NearTexts, histories: SequenceArray) -> Block:
     """The features of every item behind each history; h_k are its items, w_k = 1 / (1 + baskets behind that of h_k).
 
@@ -76,47 +122,46 @@ def block_of(knowledge: Knowledge, near: NearTexts, histories: SequenceArray) ->
 
     - bought before: 1 or 0;
     - habit: log(s_b + q_b), of items bought before.
-
-    ``near``: the neighbours of all items that vote (`near_of`).
     """
-    num_items = knowledge.counts.num_items
-    counts, num_rows = knowledge.counts, len(histories)
-    age_E = histories.num_after_E
-    event_I = counts.event_I + POPULARITY_FLOOR
-    popularity_I = event_I / event_I.sum()
+    return features_of(tables_of(knowledge, near, histories), histories)
+
+
+def features_of(tables: Tables, histories: SequenceArray) -> Block:
+    """`block_of` of some of the histories that ``tables`` are of."""
+    age_E, column_E = histories.num_after_E, np.searchsorted(tables.item_H, histories.value_E)
+    popularity_I, shape = tables.popularity_I, (len(histories), len(tables.item_H))
 
     def shares(weight_T: np.ndarray, is_there_E: np.ndarray) -> scipy.sparse.csr_array:
-        """(B, I) that sum to 1 a row."""
-        places = (histories.row_E[is_there_E], histories.value_E[is_there_E])
-        weight_BI = scipy.sparse.coo_array((weight_T, places), shape=(num_rows, num_items)).tocsr()
-        return scipy.sparse.csr_array(scipy.sparse.diags_array(1.0 / weight_BI.sum(1)) @ weight_BI)
+        """(B, H) that sum to 1 a row."""
+        places = (histories.row_E[is_there_E], column_E[is_there_E])
+        weight_BH = scipy.sparse.coo_array((weight_T, places), shape=shape).tocsr()
+        weight_BH = scipy.sparse.csr_array(scipy.sparse.diags_array(1.0 / weight_BH.sum(1)) @ weight_BH)
+        return scipy.sparse.csr_array(weight_BH.astype(np.float32))
 
-    def votes(weight_BI: scipy.sparse.csr_array, count_II: scipy.sparse.csr_array) -> np.ndarray:
-        scale_I = 1.0 / (np.asarray(count_II.sum(1)).ravel() * UNIT + PRIOR)
-        scaled_BI = scipy.sparse.csr_array(weight_BI @ scipy.sparse.diags_array(scale_I))
-        vote_BI = (scaled_BI @ count_II).toarray() * UNIT
-        vote_BI += (PRIOR * np.asarray(scaled_BI.sum(1)).ravel())[:, None] * popularity_I
-        return vote_BI
-
-    is_near_E = age_E < NUM_CONTEXT
-    context_BI, own_BI = shares(1.0 / (1.0 + age_E[is_near_E]), is_near_E), shares(DECAY**age_E, age_E >= 0)
-    text_BI = (context_BI @ near.sixth_II).toarray()
-    text_BI += (context_BI @ near.far_sixth_I)[:, None] + TEXT_FLOOR
-    follower_BI = votes(own_BI, counts.next_II)
-    row_H, item_H = own_BI.nonzero()
-    seen_BI = torch.zeros(num_rows, num_items, dtype=torch.bool)
-    seen_BI[row_H, item_H] = True
-    habit_BI = torch.zeros(num_rows, num_items)
-    habit_BI[row_H, item_H] = torch.from_numpy(np.log(own_BI.data + follower_BI[row_H, item_H])).float()
-    value = {TEXT: text_BI, COUNTS: votes(context_BI, counts.pair_II), FOLLOWERS: follower_BI}
-    value[SUCCESSORS] = votes(shares(np.ones(int((age_E == 0).sum())), age_E == 0), counts.next_II)
-    value[POPULARITY] = np.tile(popularity_I, (num_rows, 1))
+    is_near_E, is_last_E = age_E < NUM_CONTEXT, age_E == 0
+    context_BH, own_BH = shares(1.0 / (1.0 + age_E[is_near_E]), is_near_E), shares(DECAY**age_E, age_E >= 0)
+    follower_BI = tables.successor.of(own_BH, popularity_I)
+    row_S, column_S = own_BH.nonzero()
+    item_S = tables.item_H[column_S]
+    seen_BI = torch.zeros(follower_BI.shape, dtype=torch.bool)
+    seen_BI[row_S, item_S] = True
+    habit_BI = torch.zeros(follower_BI.shape)
+    habit_BI[row_S, item_S] = torch.from_numpy(np.log(own_BH.data + follower_BI[row_S, item_S]))
+    last_BH = shares(np.ones(int(is_last_E.sum())), is_last_E)
+    value = {
+        TEXT: tables.text.of(context_BH, 1.0) + np.float32(TEXT_FLOOR),
+        COUNTS: tables.pair.of(context_BH, popularity_I),
+        FOLLOWERS: follower_BI,
+        SUCCESSORS: tables.successor.of(last_BH, popularity_I),
+        POPULARITY: popularity_I[None],
+    }
     of_new = {}
     for name, part_BI in value.items():
-        part_BI /= part_BI.mean(1, keepdims=True)
-        if name in COUNTED and knowledge.num_new:
-            part_BI[:, -knowledge.num_new :] = 1.0
-        of_new[name] = torch.from_numpy(np.log(part_BI, out=part_BI)).float().masked_fill_(seen_BI, 0.0)
+        part_BI = part_BI / part_BI.mean(1, keepdims=True, dtype=np.float64).astype(np.float32)
+        if name in COUNTED and tables.num_new:
+            part_BI[:, -tables.num_new :] = 1.0
+        log_BI = torch.from_numpy(np.log(part_BI, out=part_BI)).expand(seen_BI.shape)
+        of_new[name] = log_BI.masked_fill(seen_BI, 0.0)
     return Block(seen_BI, {**of_new, BOUGHT: seen_BI.float(), HABIT: habit_BI})
 
 

@@ -94,7 +94,6 @@ OLDER = "## Older measurements"
 CONFIG = HERE.parent / "configs" / "companies.yaml"
 SETTINGS: dict[str, Any] = {
     # what is chosen for such data where nobody chose (fedecider.cross_silo.auto), in fewer rounds
-    "protocol": "strict",
     "hyperparameter_candidates": [],
     "num_rounds": 6,
     "local_epochs": 2,

@@ -266,7 +266,7 @@ def update(
         if test.is_worse and not force:
             return found
         adapter = Path(scratch) / "adapter"
-        is_longer_U = (kept.sequences.length_U > 1) & np.array([one in new.items for one in kept.customers])
+        is_longer_U = (kept.sequences.num_baskets_U > 1) & np.array([one in new.items for one in kept.customers])
         longer = kept.sequences.take(is_longer_U)
         trained = _train(now, tested, longer, ranked, epochs, where, adapter) if epochs else None
         place = now.place
@@ -456,8 +456,8 @@ def _train(
     """
     if not len(sequences) or not len(ranked):
         raise ValueError(
-            f"got --epochs {epochs} and no customer of {now.place.domain} with two events before a new one, expected "
-            "some: nothing can be trained or tested. Leave --epochs out"
+            f"got --epochs {epochs} and no customer of {now.place.domain} with two events or baskets before a new one, "
+            "expected some: nothing can be trained or tested. Leave --epochs out"
         )
     old = ranked_by(now.source, now.place, tested, ranked, device)
     try:

@@ -59,7 +59,7 @@ def artifacts(domains):
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_text_rows_stand_in_every_run(domains, tmp_path, split):
     settings, asked = settings_of(tmp_path), artifacts(domains)
-    found = counting_positions(settings, asked, item_texts_of(settings, asked), (split,))[split]
+    found = counting_positions(settings, asked, item_texts_of(settings, asked), (split,)).whole[split]
     assert list(found) == [*COUNTS, TEXT, TEXT_AND_COUNTS, CANARY]
     vectors = encoded_texts(domains, "tfidf", str(tmp_path))
     for name, domain in domains.items():
@@ -85,7 +85,7 @@ def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
     settings = settings_of(tmp_path)
     other = {name: with_other_ends(domain) for name, domain in domains.items()}
     before, after = (
-        counting_positions(settings, artifacts(one), item_texts_of(settings, artifacts(one)), (split,))[split]
+        counting_positions(settings, artifacts(one), item_texts_of(settings, artifacts(one)), (split,)).whole[split]
         for one in (domains, other)
     )
     assert set(before) == {*UNTRAINED, CANARY} - set(REPEATS)

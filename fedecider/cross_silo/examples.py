@@ -50,12 +50,12 @@ def decode_examples(model: ClientModel, domain: Domain) -> list[dict[str, Any]]:
         position_B = item_positions(item_BK.cpu(), target_B.cpu(), seen if drop_seen else None)
         first_B = position_B if position_B.ndim == 1 else position_B.nan_to_num(NOT_RANKED).amin(1).long()
         targets = target_B.reshape(len(target_B), -1).tolist()
-        for user, items, position, past, held in zip(
+        for user, items, position, past, basket in zip(
             user_B.tolist(), item_BK.tolist(), first_B.tolist(), seen, targets, strict=True
         ):
             kept = [item for item in items if item >= 0 and not (drop_seen and item in past)]
-            basket = [item for item in held if item != NO_ITEM]
-            examples[user] = _example(domain, past, basket, kept[:NUM_RECOMMENDED], position)
+            wanted = [item for item in basket if item != NO_ITEM]
+            examples[user] = _example(domain, past, wanted, kept[:NUM_RECOMMENDED], position)
     return [examples[user] for user in users.tolist()]
 
 

@@ -39,7 +39,7 @@ EQUAL = [DECODER, slow(SENTENCES), slow(dataclasses.replace(DECODER, ids="semant
 @pytest.mark.parametrize("settings", EQUAL, ids=["decoder", "sentences", "semantic"])
 def test_parts_that_are_the_whole_start_as_silos_do(settings, tmp_path):
     """The public users are known to one of the two alone, so that the union is another object than either."""
-    config, silos = RunConfig(cache=str(tmp_path), pretrain=settings), share_out(SHOP, 2, None, 0)
+    config, silos = RunConfig(cache=str(tmp_path), pretrain=settings, protocol="strict"), share_out(SHOP, 2, None, 0)
     parts = {name: dataclasses.replace(one, card={}) for name, one in silos.items()}
     parts["crime.2"] = dataclasses.replace(parts["crime.2"], public=NO_EVENTS)
     one, other = (base_stages.begin(config, found, CPU) for found in (silos, parts))
@@ -60,7 +60,7 @@ def test_parts_that_are_the_whole_start_as_silos_do(settings, tmp_path):
 
 @pytest.mark.parametrize("settings", EQUAL, ids=["decoder", "sentences", "semantic"])
 def test_a_common_item_has_one_id_and_companies_have_their_own_candidates(settings, tmp_path):
-    config = RunConfig(cache=str(tmp_path), pretrain=settings)
+    config = RunConfig(cache=str(tmp_path), pretrain=settings, protocol="strict")
     stage = base_stages.pretrain_stage(config, CUT, CPU, quiet=True)
     ids = load_ids(stage.folder, CUT, settings)
     by_key = {name: dict(zip(one.item_keys, ids[name].items.texts, strict=True)) for name, one in CUT.items()}

@@ -33,7 +33,7 @@ CALLS = {
         lambda: compare_table({"a": {"x": TWO[0]}, "b": {"x": TWO[1]}}, torch.Generator(), metrics=["foo"]),
         "got metrics ['foo'], expected hit@k",
     ),
-    "positions of two rows": (lambda: mean_metrics(torch.zeros(2, 3)), "got positions of the shape (2, 3)"),
+    "positions of two runs": (lambda: mean_metrics(torch.zeros(2, 3, 4)), "got positions of the shape (2, 3, 4)"),
     "other metrics": (lambda: macro_mean({"a": {"x": 1.0}, "b": {"y": 1.0}}), "got the metrics y of b and x of a"),
     "numbers as companies": (lambda: publish(None, ITEMS, companies=[1, 2]), "got the name 1"),
     "a number as name": (lambda: from_events(EVENTS, ITEMS, name=5), "got the name 5"),

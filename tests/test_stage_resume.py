@@ -54,6 +54,7 @@ def build(tmp_path, monkeypatch):
 
         monkeypatch.setattr(base_stages, "progress", reports)
         config = RunConfig(
+            protocol="strict",
             domains="crime,comics",
             cache=str(tmp_path / cache),
             pretrain=PRETRAIN,

@@ -204,12 +204,15 @@ def model_scores(model: Any, task: Task, context: RankingContext) -> ModelScores
         input_ids_BS, attention_mask_BS = encode_histories(task, [histories[row] for row in rows])
         return input_ids_BS.to(device), attention_mask_BS.to(device)
 
+    rows_ID: list[Tensor] = []  # of all items: worked out once, as the model stays what it is
+
     def log_probs(histories: Histories, item_BM: Tensor | None) -> Tensor:
         if item_BM is None:
+            if not rows_ID:
+                rows_ID.append(catalogue_rows(model, trie))
             score_BI = torch.empty(len(histories), len(trie), dtype=torch.float32, device=device)
-            rows_ID = catalogue_rows(model, trie)
             for rows in batches(histories):
-                for part, score_RI in catalogue_scores(model, *prompts(histories, rows), trie, precision, rows_ID):
+                for part, score_RI in catalogue_scores(model, *prompts(histories, rows), trie, precision, rows_ID[0]):
                     score_BI[rows[part]] = score_RI
             return score_BI
         score_BM = torch.empty(item_BM.shape, dtype=torch.float64)

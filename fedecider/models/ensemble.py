@@ -39,7 +39,6 @@ from fedecider.models.features import (
     near_of,
     tables_of,
 )
-from idgen.decode import stable_topk
 
 BOUND = 20.0
 """Of the weight of "bought before", either way: exp(-20) is never."""
@@ -446,6 +445,8 @@ def best_items(
         raise ValueError("got an ensemble that was fitted without a model, expected one fitted beside it: fit it again")
     if repeats == "only" and model is not None and model.beams is not None:
         model = _with_history(model, model.beams)
+    from idgen.decode import stable_topk  # reads the library of models, which popular items do without
+
     lists = []
     for candidates in candidates_of(ensemble.knowledge, histories, model, weights, near, k):
         item_BM = candidates.item_BM

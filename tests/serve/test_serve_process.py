@@ -82,7 +82,7 @@ def test_it_stops_after_answering_and_logs_nothing_that_was_asked(kind, tmp_path
         assert service.stop(kind) == 0
         last.join(30)
     assert [response.status_code for response in found] == [500, 422, 200]
-    assert found[2].json()["items"][0]["title"] == TITLES[1]
+    assert found[2].json()["items"][0]["title"] == TITLES[0]
     lines = service.output.splitlines()
     assert len(lines) == 3, lines
     assert lines[0].startswith("toy: crime; http://127.0.0.1:")

@@ -241,7 +241,6 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
     if METHODS[settings.run.method].pooled:
         raise ValueError(f"got a run of {settings.run.method}, expected a method whose clients keep their data")
     domains = data_of_run(settings.run, result.record, root)
-    groups = {name: members_and_others(config, settings, domains, name) for name in clients_of(domains)}
     if settings.run.start_from:
         raise ValueError(
             f"got {root}, which started from the adapters of {settings.run.start_from}, expected a run that started "
@@ -253,6 +252,7 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
             f"no checkpoint in {folder.checkpoints}, expected that of the last round: uploads are made again from it. "
             "Copy the run folder with its checkpoints, which are private"
         )
+    groups = {name: members_and_others(config, settings, domains, name) for name in clients_of(domains)}
     artifacts = build_base_artifacts(settings.run, launch)
     check_same_student(folder, artifacts, root)
     models = make_recommender(settings, artifacts, launch.device)

@@ -96,16 +96,12 @@ def load(folder: Path, size: int) -> dict[str, Any]:
 
 
 def count(folder: Path, size: int) -> dict[str, Any]:
-    """What a client counts of its customers' training parts, and the contexts that its weights are fitted on."""
-    from fedecider.federation.streams import stream
-    from fedecider.models.counts import calibration_users, count_events, training_contexts
+    """What a client counts of its customers' training parts."""
+    from fedecider.models.counts import count_events
 
     domain = read(folder)
-    sequences = domain.clients.arrays().sequences
-    counts = count_events(sequences.without_last(2), len(domain.item_keys))
-    users = calibration_users(sequences, 0.1, stream(0, "calibration"))
-    contexts = training_contexts(sequences.take(users), stream(0, "contexts"))
-    return {"pairs": int(counts.pair_II.nnz), "contexts": len(contexts.targets)}
+    counts = count_events(domain.clients.arrays().sequences.without_last(2), len(domain.item_keys))
+    return {"pairs": int(counts.pair_II.nnz), "successors": int(counts.next_II.nnz)}
 
 
 def texts(folder: Path, size: int) -> dict[str, Any]:

@@ -7,35 +7,42 @@ import json
 from pathlib import Path
 
 from fedecider.baselines.counts import TEXT, TEXT_AND_COUNTS, heuristic_positions, text_votes
-from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, client_counts, ensemble_contexts
+from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, own_counts
 from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import NUM_HELD_OUT
-from fedecider.models.counts import held_out_contexts
-from fedecider.models.ensemble import EnsembleConfig, block_positions, fit_ensemble
+from fedecider.evaluation.protocols import NUM_HELD_OUT, held_out, histories, targets
+from fedecider.federation.streams import stream
+from fedecider.models.counts import count_events
+from fedecider.models.ensemble import choices_of, fit_weights, positions
+from fedecider.models.features import Knowledge
 from fedecider.models.item_texts import encoded_texts
 
 DATA_SETS = ("toys", "beauty", "sports")
 EVERY = 4
 """Of the customers every fourth is ranked; all are counted."""
+FITTED = 2000
+"""Customers on whose validation items the weights are fitted."""
 
 
 def measure(data: Path, name: str, cache: str, every_one: bool = False) -> dict[str, float]:
     """ndcg@10 of the rows that read texts, and how many near ones an item has at most."""
     domains = load_domains(data, [name])
-    domain, config = domains[name], EnsembleConfig(kind="logit", sources="own,public,others")
+    domain = domains[name]
     unit_ID = unit_vectors(encoded_texts(domains, "auto", cache)[name].numpy())
     near = nearest_texts(unit_ID, num_nearest=len(unit_ID) if every_one else None)
-    counts, _ = client_counts(domains, config, 0)
-    ensemble = fit_ensemble(counts[name], unit_ID, ensemble_contexts(domain, 0), None, config, near)
-    sequences = domain.clients.arrays().sequences
+    counts = own_counts(domain).plus(count_events(domain.public.sequences, len(unit_ID)))
+    knowledge, sequences = Knowledge(counts, unit_ID), domain.clients.arrays().sequences
+    some = sequences[:FITTED]
+    fitted_on = (histories(some, "valid"), targets(some, "valid"))
+    weights = fit_weights(choices_of(knowledge, *fitted_on, None, stream(0, "texts", name), near), False)
     is_asked_U = [user % EVERY == 0 for user in range(len(sequences))]
     asked = [list(sequence) for sequence, is_asked in zip(sequences, is_asked_U, strict=True) if is_asked]
     others = [list(sequence) for sequence, is_asked in zip(sequences, is_asked_U, strict=True) if not is_asked]
     extra = [sequence[:-NUM_HELD_OUT] for sequence in others] + [list(part) for part in domain.public.sequences]
     found = heuristic_positions(asked, len(unit_ID), ["test"], text_votes(near), extra=extra)["test"]
-    (found[ENSEMBLE_ROW],) = block_positions(ensemble, near, held_out_contexts(asked, "test"), [ensemble.alone], None)
+    ranked = (histories(asked, "test"), held_out(asked, "test"))
+    found[ENSEMBLE_ROW] = positions(knowledge, *ranked, None, [weights], True, near)[0].whole
     ndcg = {row: mean_metrics(found[row])["ndcg@10"] for row in (TEXT, TEXT_AND_COUNTS, ENSEMBLE_ROW)}
     return {"items": len(unit_ID), "near": int((near.cube_II.indptr[1:] - near.cube_II.indptr[:-1]).max()), **ndcg}
 

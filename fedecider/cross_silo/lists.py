@@ -100,6 +100,6 @@ def list_sentence(name: str, of_list: Mapping[str, Any]) -> str:
     for test in of_list["tests"]:
         if test["metric"] == first:
             mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
-            beyond = "" if test["p_holm"] < LEVEL else ", not significant"
+            beyond = "" if test["p_holm"] < LEVEL else ", not significant by Holm's correction"
             parts.append(f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]{beyond} against {test['second']}")
     return "; ".join(parts) + "."

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.dropped import Dropped, Size
@@ -402,6 +403,36 @@ class RawEvents(NamedTuple):
     def size(self) -> Size:
         """Users, items and events as read."""
         return Size(len(self.users), len(self.items), len(self.user_E))
+
+
+def events_of_columns(
+    users: pa.ChunkedArray,
+    items: pa.ChunkedArray,
+    time_E: np.ndarray,
+    order_E: np.ndarray | None = None,
+    orders: pa.ChunkedArray | None = None,
+) -> RawEvents:
+    """Events from columns of (E,) keys, none of them NULL, numbered in the order of their first events; an order number
+    may be NULL."""
+    (user_keys, user_E), (item_keys, item_E) = _coded(users), _coded(items)
+    order_keys, basket_E = (None, None) if orders is None else _coded(orders)
+    return RawEvents(
+        users=user_keys,
+        items=item_keys,
+        user_E=user_E.astype(np.int32),
+        item_E=item_E.astype(np.int32),
+        time_E=time_E.astype(np.int64),
+        order_E=order_E,
+        dropped=Dropped(),
+        basket_E=None if basket_E is None else basket_E.astype(np.int64),
+        orders=order_keys or (),
+    )
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    """Different keys, and which of them each row has; -1 for NULL."""
+    coded = column.combine_chunks().dictionary_encode()
+    return coded.dictionary.to_pylist(), coded.indices.fill_null(-1).to_numpy()
 
 
 class ItemRecords(NamedTuple):

@@ -14,7 +14,7 @@ from fedecider.engine.track import track_of_config
 from fedecider.models.versions import in_force
 from fedecider.report.tables import compared
 from fedecider.running.damage import read_object
-from fedecider.running.run_folder import RunFolder
+from fedecider.running.run_folder import RunFolder, check_file
 
 
 class Result:
@@ -139,7 +139,11 @@ class Result:
         return Recommender.from_pretrained(self.folder.root, client, **options)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """The page of the run in one HTML file; returns ``path``, or where it lies in the run folder."""
+        """The page of the run in one HTML file; returns ``path``, or where it lies in the run folder.
+
+        Raises:
+            ValueError: ``path`` is there and no such page.
+        """
         page = self.folder.root / "report.html"
         if not page.is_file():
             from fedecider.engine.page import ReportConfig
@@ -147,6 +151,9 @@ class Result:
             page = self._track.part("page")(ReportConfig(run=str(self.folder.root)))
         if path is None:
             return page
+        from fedecider.report.page import POLICY  # and figures with it
+
+        check_file(Path(path), lambda one: POLICY in one.read_text(encoding="utf-8"))
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copyfile(page, path))
 

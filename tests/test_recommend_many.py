@@ -1,6 +1,7 @@
 """Lists for many customers, and what may be recommended: equal to asking one by one, and no history fails another."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models import loaded
 from fedecider.models.allowed_items import allowed_items
 from fedecider.models.item_search import Items
-from fedecider.models.lists import Histories, _kept_histories, save_histories
+from fedecider.models.lists import Histories, _kept_histories, keys_in, save_histories
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import NO_HISTORY_ENSEMBLE
 
@@ -111,6 +112,8 @@ def test_filters_by_hand():
     assert allowed_items(ITEMS, [], ["d", "a"], {"d": 0, "a": 0.5}).number_A == (0,)
     found = allowed_items(ITEMS, ["x", "b", "y"], None, None)
     assert found.notes == ("2 of 3 keys of exclude are no items, such as 'x'",)
+    found = allowed_items(Items(["0012", "0345"], ["A", "B"]), None, ["12", "0345"], None)
+    assert found.notes[0].endswith("such as '12'; the tables write keys differently (12 and 0012: leading zeros)")
     for bad, expected in (
         ({"exclude": "abc"}, "got exclude 'abc', expected a list"),
         ({"candidates": ["x"]}, "got filters that leave none of the 4 items"),
@@ -148,6 +151,15 @@ def test_kept_histories_keep_their_baskets(tmp_path):
     assert list(found.of(["z", "new"], "shop")) == [expected[2], ("new", [])]
 
 
+def test_customers_are_called_as_their_company_calls_them():
+    rows = SequenceArray.of([[0], [1]])
+    of_north = Histories(["north:17", "north:north:17"], ["a", "b"], rows, {}, True)
+    assert list(of_north.of(None, "books.north")) == [("17", ["a"]), ("north:17", ["b"])]
+    assert list(of_north.of(["17", "north:8"], "north")) == [("17", ["a"]), ("8", [])]
+    mixed = Histories(["north:17", "18"], ["a", "b"], rows, {}, True)
+    assert [customer for customer, _ in mixed.of(None, "north")] == ["north:17", "18"]
+
+
 def recommend(*words):
     return main(["recommend", *map(str, words)])
 
@@ -168,6 +180,47 @@ def test_all_customers_into_a_file(run, tmp_path, monkeypatch, capsys):
     num_public = len(sample_domains(["crime"], 0)["crime"].public.users)
     assert f"{num_public} public customers are not among them" in " ".join(told.split())
     assert [path.name for path in tmp_path.iterdir()] == ["lists.parquet"]
+
+
+def test_lists_in_a_table_of_rows_and_no_other_file_replaced(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rec, words = Recommender.from_pretrained(run, "crime"), ("--run", run, "--company", "crime", "--k", 2)
+    user, history = next(iter(customers(1).items()))
+    last = rec.items.keys[-1]
+    Path("events.csv").write_text(f"user,item,time\n{user},{history[0]},1\n{user},{history[1]},2\nodd,gone,1\n")
+    words = (*words, "--events", "events.csv")
+    Path("not.csv").write_text(f"key,title,text\n{last},T,title: t\nnew-1,New,title: new\n")
+    for kind in ("csv", "jsonl", "parquet"):
+        lists, orders = f"lists.{kind}", f"orders.{kind}"
+        for _ in range(2):  # an earlier list is replaced
+            assert recommend(*words, "--all", "--output", lists, "--exclude", "not.csv") == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.startswith("1 of 2 keys of exclude are no items, such as 'new-1'")
+        Path(orders).write_text("order,customer\n7,a\n")
+        assert recommend(*words, "--all", "--output", orders) == 2
+        assert "which is there already and was not written by this command" in capsys.readouterr().err
+        assert Path(orders).read_text() == "order,customer\n7,a\n"
+    answer = rec.recommend(history[:2], k=2, exclude=[last])
+    rows = pd.read_csv("lists.csv").to_dict("records")
+    assert [(row["customer"], row["rank"], row["item"], row["title"]) for row in rows[:2]] == [
+        (user, rank, item.key, item.title) for rank, item in enumerate(answer, 1)
+    ]
+    assert [row["score"] for row in rows[:2]] == pytest.approx([item.score for item in answer], abs=1e-5)
+    assert (rows[2]["customer"], pd.isna(rows[2]["item"])) == ("odd", True)
+    assert "got 'gone' in a history" in rows[2]["note"]
+
+
+def test_a_table_of_keys_has_every_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("crime-1\ncrime-2\n")
+    Path("b.csv").write_text("sku\ncrime-1\n")
+    Path("c.csv").write_text("key,title,text\ncrime-1,T,title: t\n")
+    assert [keys_in(name, "exclude") for name in ("a.csv", "b.csv", "c.csv", "x | y")] == [
+        ["crime-1", "crime-2"],  # it has no line of names
+        ["crime-1"],
+        ["crime-1"],
+        ["x", "y"],
+    ]
 
 
 def test_some_customers_of_a_table_with_what_is_in_stock(run, tmp_path, capsys):
@@ -226,7 +279,7 @@ def test_histories_of_several_companies_are_no_histories_of_one(run, tmp_path, c
 
 BAD = {
     "no file": (["--all"], "got --all without --output"),
-    "another kind of file": (["--all", "--output", "x.csv"], "expected a file that ends with .parquet or .jsonl"),
+    "another kind of file": (["--all", "--output", "x.txt"], "expected a file that ends with .parquet, .jsonl, .csv"),
     "both": (["--customers", "a", "--all", "--output", "x.jsonl"], "got several of --all, --customers and --history"),
     "no customers": (["--output", "x.jsonl"], "got --output without customers, expected --all"),
     "another company": (["--company", "x", "--domain", "crime"], "got the company x and the domain crime"),

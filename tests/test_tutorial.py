@@ -154,7 +154,7 @@ def test_the_whole_way_goes_from_own_tables_to_the_next_month(tmp_path):
         (whole,) = [block for block in blocks("README.md") if block.heading == "The whole way"]
         said = run(whole, {})
     assert said.index("share 100 % of items") < said.index("What joining brought") < said.index("version 2 of")
-    assert (tmp_path / "lists.parquet").is_file()
+    assert (tmp_path / "lists.csv").is_file()
 
 
 def leaderboard(heading: str, folder: Path) -> str:

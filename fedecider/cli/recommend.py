@@ -45,7 +45,8 @@ class RecommendConfig:
         data: The folder of prepared data with the customers' histories; if empty, that of the run.
         events: A table of events with the customers' histories, in place of data.
         columns: How events is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
-        output: The file of the lists, .parquet or .jsonl: a row for each customer.
+        output: The file of the lists, .parquet or .jsonl, a row for each customer, or .csv, one for each customer and
+            item.
         exclude: Items that are not recommended: a table with a column of item keys, or keys separated by " | ".
         candidates: The items that alone may be recommended, as exclude.
         stock: A table of items and how many are left; items with none, or that are not there, are not recommended.
@@ -122,20 +123,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _by_model(config: RecommendConfig, titles: Sequence[str]) -> tuple[str, Answer]:
     """The domain and what its model says of a history; the libraries of models are imported here alone."""
-    recommender, filters = _recommender(config), _filters(config)
+    recommender, filters = _recommender(config)
     if config.similar:
         return recommender.domain, recommender.similar(config.similar, config.k, **filters)
     return recommender.domain, recommender.recommend(list(titles), config.k, config.repeats, **filters)
 
 
-def _recommender(config: RecommendConfig) -> Any:
+def _recommender(config: RecommendConfig) -> tuple[Any, dict[str, Any]]:
+    """It, and what filters it is asked with; which of their keys are no items is said first."""
     from fedecider.models.new_items import read_new_items
     from fedecider.models.recommender import Recommender
 
+    filters = _filters(config)
     new_items = read_new_items(Path(config.new_items)) if config.new_items else []
-    return Recommender.from_pretrained(
+    found = Recommender.from_pretrained(
         config.run, config.domain or None, device=config.device, ensemble=config.ensemble, new_items=new_items
     )
+    if filters and config.output:
+        from fedecider.models.allowed_items import allowed_items
+
+        allowed = allowed_items(found.items, **filters)
+        for note in () if allowed is None else allowed.notes:
+            log_line(note)
+    return found, filters
 
 
 def _filters(config: RecommendConfig) -> dict[str, Any]:
@@ -156,7 +166,7 @@ def _many(config: RecommendConfig) -> None:
     if config.history or (config.all and config.customers):
         raise ValueError("got several of --all, --customers and --history, expected one of them")
     if config.all and not config.output:
-        raise ValueError("got --all without --output, expected the file of the lists, such as --output lists.parquet")
+        raise ValueError("got --all without --output, expected the file of the lists, such as --output lists.csv")
     if config.columns and not config.events:
         raise ValueError("got --columns without --events, expected the table that it is about")
     if config.data and config.events:
@@ -180,7 +190,7 @@ def _many(config: RecommendConfig) -> None:
             log_line(
                 f"{len(new):,} of {len(known):,} customers have no history here, such as {new[0]}: they count as new"
             )
-    filters, recommender = _filters(config), _recommender(config)
+    recommender, filters = _recommender(config)
     lists = recommender.recommend_many(pairs, config.k, config.repeats, unknown=config.unknown, **filters)
     if config.output:
         done = write_lists(lists, Path(config.output))
@@ -205,6 +215,8 @@ def _many(config: RecommendConfig) -> None:
 
 
 def _show(answer: Answer, heading: str) -> None:
+    for note in answer.notes:
+        console.print(f"note: {note}", highlight=False, markup=False)
     table = Table(title=escape(heading), show_edge=False)
     for column in ("", "title", "score", "key"):
         table.add_column(column)
@@ -219,5 +231,3 @@ def _show(answer: Answer, heading: str) -> None:
     if answer.alpha:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in answer.alpha.items())
         console.print(f"share of each domain's direction: {shares}", highlight=False, markup=False)
-    for note in answer.notes:
-        console.print(f"note: {note}", highlight=False, markup=False)

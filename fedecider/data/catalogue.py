@@ -7,8 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from fedecider.data.content import update_json
+
+
+class NewItem(NamedTuple):
+    """An item that no event is of, such as one that came after the training."""
+
+    key: str
+    """Unique in the catalogue."""
+    title: str
+    text: str
+    """As the item texts of prepared data: ``title: ...; brand: ...``; letter case and line breaks do not matter."""
 
 
 @dataclass(frozen=True, eq=False)

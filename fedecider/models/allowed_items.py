@@ -52,8 +52,15 @@ def allowed_items(
         numbers = {number for key in keys if (number := items.number(key)) is not None}
         unknown = [key for key in keys if items.number(key) is None]
         if unknown:
-            notes.append(f"{len(unknown)} of {len(keys)} keys of {what} are no items, such as {str(unknown[0])[:60]!r}")
+            from fedecider.data.import_report import how_keys_differ  # for what is wrong alone
+
+            how = how_keys_differ(unknown, items.keys)
+            notes.append(
+                f"{len(unknown)} of {len(keys)} keys of {what} are no items, such as {str(unknown[0])[:60]!r}"
+                f"{f'; {how}' if how else ''}"
+            )
         left = left - numbers if what == "exclude" else left & numbers
     if not left:
-        raise ValueError(f"got filters that leave none of the {len(items)} items, expected one at least")
+        why = f" ({'; '.join(notes)})" if notes else ""
+        raise ValueError(f"got filters that leave none of the {len(items)} items{why}, expected one at least")
     return Allowed(tuple(sorted(left)), tuple(notes))

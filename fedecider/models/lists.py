@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -15,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedecider.data.baskets import with_orders
+from fedecider.data.catalogue import NewItem
 from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.filtering import Sequences, chosen_events, compress, order_events, take
 from fedecider.data.frames import events_file
-from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns
+from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns, usual_column
 from fedecider.data.protocol import under
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sample import sample_domains
@@ -29,13 +31,15 @@ from fedecider.models.histories import Entry
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
 from fedecider.running.damage import damaged
-from fedecider.running.run_folder import RunFolder, check_output, read_run
+from fedecider.running.run_folder import RunFolder, check_file, read_run
 
 HISTORIES_FILE = "histories.parquet"
 """In a company's private folder, where an update left them."""
 COUNTED, WHOLE, TRAIN_PARTS = b"counted", b"whole", b"train parts"
 """In the metadata of that file: which part of the histories the counts hold."""
-PARQUET, JSONL = ".parquet", ".jsonl"
+PARQUET, JSONL, CSV = ".parquet", ".jsonl", ".csv"
+FIELDS = ("customer", "items", "scores", "note")
+CSV_FIELDS = ("customer", "rank", "item", "title", "score", "note")
 ROWS_AT_ONCE = 10_000
 """Lists that are written together."""
 
@@ -60,23 +64,22 @@ class Histories(NamedTuple):
         With several catalogues the company is ``books.north``, and its customers are called ``north:17`` all the same.
         """
         owner, colon, _ = (self.customers[0] if self.customers else "").partition(":")
-        return f"{owner}:" if colon and f".{company}".endswith(f".{owner}") else ""
+        prefix = f"{owner}:" if colon and f".{company}".endswith(f".{owner}") else ""
+        return prefix if all(one.startswith(prefix) for one in self.customers) else ""
 
     def of(self, wanted: Collection[str] | None, company: str) -> Iterator[tuple[str, list[Entry]]]:
         """Customer -> keys of its items, those of one basket in a list; of all customers, or of those ``wanted``, in
         their order.
 
-        A customer is called ``17`` or, where companies share a catalogue, ``north:17``. Who is not there is new, and
+        A customer is called ``17``, as its company does; ``north:17`` names the same one. Who is not there is new, and
         has an empty history.
         """
-        if wanted is None:
-            yield from ((customer, self._entries(place)) for place, customer in enumerate(self.customers))
-            return
-        place_of = {customer: place for place, customer in enumerate(self.customers)}
         prefix = self.prefix(company)
-        for customer in wanted:
-            place = place_of.get(customer, place_of.get(f"{prefix}{customer}"))
-            yield customer, [] if place is None else self._entries(place)
+        place_of = {customer.removeprefix(prefix): place for place, customer in enumerate(self.customers)}
+        for customer in place_of if wanted is None else wanted:
+            place = place_of.get(customer, place_of.get(customer.removeprefix(prefix)))
+            called = customer if customer in place_of else customer.removeprefix(prefix)
+            yield called, [] if place is None else self._entries(place)
 
     def _entries(self, place: int) -> list[Entry]:
         row = self.sequences[place : place + 1]
@@ -270,8 +273,16 @@ def keys_in(text: str, what: str) -> list[str] | None:
             raise ValueError(f"got {what} {text}, which is no file, expected a table of item keys, or keys with ' | '")
         return [one.strip() for one in text.split(" | ") if one.strip()]
     given = Given(what, text, {})
-    column = given.column_names[0] if len(given.column_names) == 1 else needed_column(given, "item")
-    return plain_keys(table_columns(given, [column])[0], what)
+    names = given.column_names
+    column = names[0] if len(names) == 1 else _item_column(given)
+    keys = plain_keys(table_columns(given, [column])[0], what)
+    # of one column without a usual name, the name may be a key: better one unknown key than one that is passed over
+    return keys if len(names) > 1 or column == NewItem._fields[0] or usual_column(given, "item") else [column, *keys]
+
+
+def _item_column(given: Given) -> str:
+    """That of item keys; ``key`` in a table of new items."""
+    return NewItem._fields[0] if set(NewItem._fields) <= set(given.column_names) else needed_column(given, "item")
 
 
 STOCK = ("stock", "instock", "quantity", "qty", "available", "count", "left")
@@ -287,7 +298,7 @@ def stock_in(path: str) -> dict[str, float] | None:
     if not path:
         return None
     given = Given("stock", path, {})
-    item, number = needed_column(given, "item"), _named(given, STOCK, "numbers")
+    item, number = _item_column(given), _named(given, STOCK, "numbers")
     keys, counts = table_columns(given, [item, number])
     found: dict[str, float] = {}
     for row, (key, count) in enumerate(zip(plain_keys(keys, "stock"), counts, strict=True), 1):
@@ -315,7 +326,7 @@ def pictures_in(path: str) -> dict[str, str]:
     if not path:
         return {}
     given = Given("pictures", path, {})
-    item, address = needed_column(given, "item"), _named(given, PICTURES, "addresses")
+    item, address = _item_column(given), _named(given, PICTURES, "addresses")
     keys, addresses = table_columns(given, [item, address])
     found: dict[str, str] = {}
     for row, (key, one) in enumerate(zip(plain_keys(keys, "pictures"), addresses, strict=True), 1):
@@ -354,17 +365,29 @@ def check_lists_file(path: Path) -> None:
     """See, before any work, that lists can be written there.
 
     Raises:
-        ValueError: another kind of file, or a place where nothing may be written.
+        ValueError: another kind of file, a place where nothing may be written, or a file that holds no such lists.
     """
-    if path.suffix not in (PARQUET, JSONL):
-        raise ValueError(f"got the output {path}, expected a file that ends with {PARQUET} or {JSONL}")
-    if path.is_dir():
-        raise ValueError(f"got the output {path}, which is a folder, expected a file")
-    check_output(path.parent)
+    if path.suffix not in _WRITERS:
+        raise ValueError(f"got the output {path}, expected a file that ends with {', '.join(_WRITERS)}")
+    check_file(path, _has_lists)
+
+
+def _has_lists(path: Path) -> bool:
+    """Whether `write_lists` wrote this file."""
+    if path.suffix == PARQUET:
+        import pyarrow.parquet
+
+        return tuple(pyarrow.parquet.read_schema(path).names) == FIELDS
+    with path.open(encoding="utf-8") as file:
+        first = file.readline().strip()
+    return tuple(first.split(",") if path.suffix == CSV else dict(json.loads(first))) in (CSV_FIELDS, FIELDS)
 
 
 def write_lists(lists: Iterable[Any], path: Path) -> Written:
     """A row for each customer: ``customer``, ``items`` and ``scores`` (the best first) and ``note``.
+
+    In a .csv a row for each customer and item: ``customer``, ``rank`` from 1 on, ``item``, ``title``, ``score``,
+    ``note``; a customer without a list has one row, without an item.
 
     ``lists``: as `fedecider.models.recommender.Recommender.recommend_many` gives them; they are written while the next
     ones are made, and the file gets its name at the end.
@@ -373,7 +396,7 @@ def write_lists(lists: Iterable[Any], path: Path) -> Written:
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     begun, num_lists, num_empty, example = time.perf_counter(), 0, 0, ""
     try:
-        with _writer(scratch, path.suffix) as writer:
+        with _WRITERS[path.suffix](scratch) as writer:
             for one in lists:
                 num_lists += 1
                 note = one.error or "; ".join(one.answer.notes)
@@ -393,14 +416,8 @@ class _Parquet:
         import pyarrow.parquet
 
         self._pa = pa
-        self._schema = pa.schema(
-            [
-                ("customer", pa.string()),
-                ("items", pa.list_(pa.string())),
-                ("scores", pa.list_(pa.float32())),
-                ("note", pa.string()),
-            ]
-        )
+        types = (pa.string(), pa.list_(pa.string()), pa.list_(pa.float32()), pa.string())
+        self._schema = pa.schema(list(zip(FIELDS, types, strict=True)))
         self._writer = pa.parquet.ParquetWriter(path, self._schema)
         self._rows: list[tuple[str, list[str], list[float], str]] = []
 
@@ -425,7 +442,7 @@ class _Parquet:
 
 class _Lines:
     def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8")
+        self._file = path.open("w", encoding="utf-8", newline="")
 
     def __enter__(self) -> _Lines:
         return self
@@ -434,14 +451,19 @@ class _Lines:
         self._file.close()
 
     def add(self, customer: str, items: Iterable[Any], note: str) -> None:
-        row: Mapping[str, Any] = {
-            "customer": customer,
-            "items": [one.key for one in items],
-            "scores": [one.score for one in items],
-            "note": note,
-        }
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        row = (customer, [one.key for one in items], [one.score for one in items], note)
+        self._file.write(json.dumps(dict(zip(FIELDS, row, strict=True)), ensure_ascii=False) + "\n")
 
 
-def _writer(path: Path, kind: str) -> _Parquet | _Lines:
-    return _Parquet(path) if kind == PARQUET else _Lines(path)
+class _Csv(_Lines):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(CSV_FIELDS)
+
+    def add(self, customer: str, items: Iterable[Any], note: str) -> None:
+        rows: list[Any] = [(customer, rank, one.key, one.title, one.score, note) for rank, one in enumerate(items, 1)]
+        self._writer.writerows(rows or [(customer, "", "", "", "", note)])
+
+
+_WRITERS: Mapping[str, type[_Parquet] | type[_Lines]] = {PARQUET: _Parquet, JSONL: _Lines, CSV: _Csv}

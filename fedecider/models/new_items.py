@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from fedecider.data.catalogue import NewItem
 from fedecider.data.encoders import load_encoder
 from fedecider.data.near_texts import unit_vectors
 from fedecider.models.ensemble import Ensemble, with_items
@@ -35,16 +36,6 @@ TEXT_FOLDER = "item_texts"
 """In the backbone of a run: what gives later texts their vectors and semantic IDs."""
 GENERATOR_FOLDER = "id_generator"
 """In the backbone of a run, where item IDs come from an ID generator: what gives later texts their IDs."""
-
-
-class NewItem(NamedTuple):
-    """An item that came after the training."""
-
-    key: str
-    """Unique in the catalogue."""
-    title: str
-    text: str
-    """As the item texts of prepared data: ``title: ...; brand: ...``; letter case and line breaks do not matter."""
 
 
 class NewTexts(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from peft import PeftModel
 
+from fedecider.data.catalogue import NewItem
 from fedecider.data.near_texts import NearTexts, nearest_texts
 from fedecider.models.allowed_items import Allowed, allowed_items
 from fedecider.models.answers import Answer, HistoryItem, Repeats, Scored, check_k, recommendations
@@ -31,7 +32,7 @@ from fedecider.models.histories import (
 from fedecider.models.item_search import Items
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import Loaded, adapted, best, ready_to_rank, search_without_history
-from fedecider.models.new_items import NewItem, add_to, as_new_item
+from fedecider.models.new_items import add_to, as_new_item
 from fedecider.models.source import NO_HISTORY_ENSEMBLE, find_source, most_popular
 from fedecider.running.machine import checked_device
 from idgen.backbone import load_backbone

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,6 +246,26 @@ def check_output(folder: Path) -> None:
         raise ValueError(f"got the folder {folder}, but {nearest} is no folder. Choose another one, or remove the file")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ValueError(f"got the folder {folder}, but nothing may be written in {nearest}. Choose another one")
+
+
+def check_file(path: Path, is_own: Callable[[Path], bool]) -> None:
+    """See, before any work, that a file can be written: none is there, or one that ``is_own`` knows as an earlier one.
+
+    Raises:
+        ValueError: anything else has that name, or nothing may be written there.
+    """
+    if path.is_dir():
+        raise ValueError(f"got the output {path}, which is a folder, expected a file")
+    check_output(path.parent)
+    try:
+        replaced = not path.exists() or not path.stat().st_size or is_own(path)
+    except (OSError, ValueError, TypeError):
+        replaced = False
+    if not replaced:
+        raise ValueError(
+            f"got the output {path}, which is there already and was not written by this command, expected a new file. "
+            "Choose another name, or move it away"
+        )
 
 
 def forget_unstarted(folder: RunFolder) -> None:

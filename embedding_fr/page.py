@@ -9,9 +9,8 @@ from typing import Any
 from fedecider.engine.page import Parts, ReportConfig, write_run_page
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.report.analyses import BUCKET_METRICS
-from fedecider.report.analysis_sections import INTERVALS, group_rows, span
 from fedecider.report.conclusion import Evidence, conclusion
+from fedecider.report.groups import BUCKET_METRICS, INTERVALS, group_rows, span
 from fedecider.report.page import Conclusion, PageTable, Section
 from fedecider.report.tables import CANARY
 

@@ -25,7 +25,7 @@ from fedecider.federation.privacy import privacy_report
 from fedecider.federation.record import capped_clients, non_finite_uploads, read_records, sum_notes, upload_notes
 from fedecider.federation.state import RunState
 from fedecider.federation.streams import stream
-from fedecider.report import analyses, costs
+from fedecider.report import costs, groups
 from fedecider.report.tables import CANARY, COMPARED, comparisons_data, result_rows, rows_data, variant_labels
 from fedecider.running.launch import Launch
 from fedecider.running.run_folder import RunFolder, read_run
@@ -90,8 +90,8 @@ def evaluate(
         "num_eval_users": sum(len(block.clients) for block in setup.validated),
         "privacy": privacy_text(settings, interactions.num_users),
         "test": rows_data(rows["test"], name),
-        "activity": analyses.activity_table({name: interactions}, per_client)["domains"][name],
-        "popularity": analyses.popularity_table({name: interactions}, per_client, ("shares",))["shares"][name],
+        "activity": groups.activity_table({name: interactions}, per_client)["domains"][name],
+        "popularity": groups.popularity_table({name: interactions}, per_client, ("shares",))["shares"][name],
         "valid": rows_data(rows["valid"], name),
         "round_seconds": costs.median_seconds(records),
         "bytes": costs.total_bytes(records),

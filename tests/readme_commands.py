@@ -93,7 +93,7 @@ def toy_world(folder: Path) -> None:
 def _shrunk(content: dict[str, Any]) -> dict[str, Any]:
     if "rows" in content:  # a table of methods: few rows
         kept = dict(list(content["rows"].items())[:2])
-        return {**content, "rows": kept, "against": list(kept)[:1], "analysed": list(kept)}
+        return {**content, "rows": kept, "against": list(kept)[:1]}
     pretrain = content["pretrain"]
     for block, values in TINY_PRETRAIN.items():
         pretrain = {**pretrain, block: {**pretrain.get(block, {}), **values}}

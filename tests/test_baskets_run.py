@@ -81,5 +81,5 @@ def test_a_run_in_baskets_reports_recall_of_every_entry(run):
 
 def test_the_page_and_its_analyses_are_made_again_of_the_same_baskets(run, capsys):
     _, root = run
-    assert main(["report", "--run", str(root), "--analyses", "true", "--encoder", "tfidf"]) == 0
+    assert main(["report", "--run", str(root), "--analyses", "true"]) == 0
     assert "written" in capsys.readouterr().out

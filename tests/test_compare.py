@@ -47,8 +47,6 @@ TABLE = {
     "jobs": 2,
     "baselines": ["zero-shot student", "popularity", "sasrec", "memoriser"],
     "against": ["fedavg"],
-    "analysed": ["fedprox", "fedavg"],
-    "encoder": "tfidf",
     "rows": {"fedprox": {}, "fedavg": {"weighting": "examples"}},
 }
 
@@ -162,7 +160,7 @@ def test_every_row_has_the_same_number_of_trials_and_draws_are_repeated(playgrou
     called = []
     monkeypatch.setattr(planning, "_call", pretend(called))
     rows = {"fedprox": {}, "local": {}, "mine": {"method": "fedprox", "mu": 0.5}}
-    config = CompareConfig(**{**TABLE, "rows": rows, "tune": 5, "against": [], "analysed": []})
+    config = CompareConfig(**{**TABLE, "rows": rows, "tune": 5, "against": []})
     entries = plan(config).entries
     ahead = {entry.label: entry.search.candidates[: entry.budget] for entry in entries}
     assert {label: len(settings) for label, settings in ahead.items()} == {"fedprox": 5, "local": 4, "mine": 1}
@@ -214,7 +212,7 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
         return subprocess.CompletedProcess([], int("federate" in command))
 
     monkeypatch.setattr(planning.subprocess, "run", run)
-    config = CompareConfig(**{**TABLE, "rows": {"fedavg": {}}, "tune": 1, "analysed": []})
+    config = CompareConfig(**{**TABLE, "rows": {"fedavg": {}}, "tune": 1})
     with pytest.raises(ValueError, match="got no row from fedavg"):  # nobody ran
         compare(plan(config))
     for command in called:
@@ -234,7 +232,6 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
         ({"rows": {"a/b": {"method": "local"}}}, "a/b"),
         ({"baselines": ["bpr"]}, "bpr"),
         ({"against": ["local"]}, "against"),
-        ({"analysed": ["fedavg"]}, "analysed"),
         ({"seeds": 0}, "seeds"),
         ({"seeds": 2}, "several seeds without data"),
         ({"tune": 0}, "tune"),
@@ -243,7 +240,6 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
         ({"rows": {"local": {"pretrain.ids": "item"}}}, "pretrain.ids"),
         ({"rows": {"popularity": {"method": "local"}}}, "popularity"),
         ({"lines": {"fedavg": {"weighting": "examples"}}}, "lines"),
-        ({"encoder": "nowhere/model"}, "nowhere/model"),
         ({"runs": "broken.yaml"}, "broken.yaml"),
         ({"jobs": -1}, "jobs"),
         ({"domains": "crime,poetry"}, "poetry"),

@@ -12,8 +12,8 @@ from fedecider.running.options import parse
 from fedecider.running.run_folder import check_output, read_run
 
 DESCRIPTION = """Write report.html into the folder of a finished run: a verdict in plain words, examples, results with
-intervals, convergence, analyses, costs, data and settings in one file that needs no network. Examples and analyses are
-those of the cross-silo track; --data and --encoder are for them."""
+intervals, convergence, costs, data and settings in one file that needs no network. Examples, --analyses and its --data
+are for runs of the cross-silo track."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         companies = [one.strip() for one in config.company.split(",") if one.strip()]
         with start(int(record.get("num_threads", 0))) as launch:
             losses = leave_out(config.run, companies, launch, config.data)
-        page = report(ReportConfig(config.run, data=config.data, encoder=record["pretrain"]["text_encoder"]))
+        page = report(ReportConfig(config.run, data=config.data))
         for sentence in without_sentences(losses):
             log_line(sentence)
         log_line(f"report: {page}")

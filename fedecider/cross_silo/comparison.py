@@ -29,7 +29,6 @@ from fedecider.baselines.own import own_baselines
 from fedecider.bounds import Int, OneOrMore, ZeroOrMore, dataclass
 from fedecider.comparison import compare
 from fedecider.comparison.search import ONE_SETTING, search_of, setting_text
-from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, OWN_ENSEMBLE_ROW, with_ensemble
 from fedecider.cross_silo.entries import STUDENT, TEACHER
@@ -38,15 +37,13 @@ from fedecider.cross_silo.page import example_sections
 from fedecider.cross_silo.prepare import Settings, decided
 from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT, own_baseline, sasrec
 from fedecider.data.domain import Domain, clients_of
-from fedecider.data.encoders import encoder_label, load_encoder
+from fedecider.data.encoders import encoder_label
 from fedecider.engine.result import EXAMPLES_FILE, RunResult
 from fedecider.engine.track import track_of
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import chance_hit, get_protocol
 from fedecider.methods import METHODS
 from fedecider.methods.entries import RATES, TRAINING_SPACE
-from fedecider.report.analysis_sections import fusion_section, sections_of
-from fedecider.report.figures import colours_of
 from fedecider.report.page import Section
 from fedecider.report.tables import CANARY, variant_of
 from fedecider.running import damage, plain, run_folder
@@ -86,8 +83,6 @@ class CompareConfig:
             domains (fedsasrec); they see the public pool and the clients' train parts of a domain.
         against: Rows that every other row is tested against; ``fedecider + ensemble`` is that row with its ensemble,
             ``fedecider + own ensemble`` with an ensemble without the counts of other clients.
-        analysed: Row whose run with seed 0 is analysed in the page (distances, groups of users and items, weights),
-            and the row beside it; empty for no analyses.
         data: The folder of prepared domains; if empty, the embedded sample is used.
         domains: The domains of the comparison, separated by commas, ``*`` in a name for any letters; if empty, those of
             ``runs``.
@@ -100,15 +95,12 @@ class CompareConfig:
         jobs: The number of runs at the same time; 0 takes as many as the machine has cores for, and one where there is
             a GPU.
         num_threads: The number of CPU threads of each run.
-        encoder: The encoder of the texts whose distances the page of the table shows; the pages of the runs, whose
-            distances are the same, take tfidf.
     """
 
     runs: str = ""
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     baselines: tuple[str, ...] = field(default_factory=lambda: (*WITHOUT_ROUNDS, *own_baselines()))
     against: tuple[str, ...] = ()
-    analysed: tuple[str, ...] = ()
     data: str = ""
     domains: str = ""
     cache: str = ".cache"
@@ -117,7 +109,6 @@ class CompareConfig:
     tune: OneOrMore = 1
     jobs: ZeroOrMore = 0
     num_threads: Annotated[Int, Field(ge=1, le=1024)] = 1
-    encoder: str = "auto"
 
     def __post_init__(self) -> None:
         if self.seeds > 1 and not self.data:
@@ -140,16 +131,12 @@ class CompareConfig:
             method = options.get("method", label)
             if not isinstance(method, str) or method not in METHODS:
                 raise ValueError(f"got method {method!r} in {label}, expected one of {', '.join(sorted(METHODS))}")
-        if len(self.analysed) not in (0, 2):
-            raise ValueError(f"got analysed {list(self.analysed)}, expected two rows, or none")
-        if self.encoder not in ("auto", "tfidf") and self.analysed:
-            load_encoder(self.encoder)  # a name that is not known should not come out after the last run
         rows = (
             *self.rows,
             *map(with_ensemble, self.rows),
             *(with_ensemble(row, OWN_ENSEMBLE_ROW) for row in self.rows),
         )
-        for name, known in (("baselines", (*BASELINES, *own_baselines())), ("against", rows), ("analysed", self.rows)):
+        for name, known in (("baselines", (*BASELINES, *own_baselines())), ("against", rows)):
             unknown = [one for one in getattr(self, name) if one not in known]
             unknown = [one for one in unknown if name != "baselines" or not _is_guest(one)]
             if unknown:
@@ -374,8 +361,7 @@ def _beside(scope: Scope) -> list[compare.Entry]:
 
 
 def _sections(scope: Scope, table: compare.Table, chosen: str | None) -> tuple[list[Section], list[Section]]:
-    first, more = _examples(scope.config, table, chosen)
-    return first, [*_analyses(scope, table), *more]
+    return _examples(scope.config, table, chosen)
 
 
 def _examples(config: CompareConfig, table: compare.Table, best: str | None) -> tuple[list[Section], list[Section]]:
@@ -387,21 +373,6 @@ def _examples(config: CompareConfig, table: compare.Table, best: str | None) -> 
     return example_sections(
         {label: damage.read_object(files[label]) for label in (chosen, *other) if files[label].is_file()}
     )
-
-
-def _analyses(scope: Scope, table: compare.Table) -> list[Section]:
-    """Analyses of one row's run with seed 0 beside another row's; none when one of the two is missing."""
-    config = scope.config
-    folders = {row.entry.label: run_folder.RunFolder(row.cells[0].folder) for row in table.rows}
-    if len(config.analysed) != 2 or not set(config.analysed) <= set(folders):
-        return []
-    own, other = (folders[label] for label in config.analysed)
-    analysis = run_analysis(own.root, scope.domains, config.encoder, compare=other.root)
-    first, second = config.analysed
-    said = Section("Analyses", [f"What follows is about {first} with seed 0, beside {second} with seed 0."])
-    of_table = colours_of(list(folders))
-    colours = {label: of_table[row] for label, row in zip(analysis["lines"], config.analysed, strict=True)}
-    return [said, *fusion_section(analysis["alpha"], analysis["best_round"]), *sections_of(analysis, colours)]
 
 
 def _heading(scope: Scope, table: compare.Table) -> list[str]:

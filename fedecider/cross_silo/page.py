@@ -7,9 +7,12 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedecider.audit.attacks import audit_section
-from fedecider.cross_silo.analyses import run_analysis
 from fedecider.cross_silo.conclusion import run_conclusion
+from fedecider.cross_silo.entries import STUDENT
 from fedecider.cross_silo.hyperparameter_selection import selection_text
 from fedecider.cross_silo.lists import list_sentence
 from fedecider.cross_silo.prepare import data_of_run
@@ -23,13 +26,14 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.models.ensemble import BOUND
 from fedecider.models.features import FEATURES
 from fedecider.models.folders import read_llm_run
-from fedecider.report.analysis_sections import fusion_section, sections_of
+from fedecider.report.figures import alpha_slider
+from fedecider.report.groups import activity_section, popularity_section
 from fedecider.report.joining import joining_rows, without_rows, words_of
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import number_text, shown_metrics
 
 
-def run_page(root: Path, result: RunResult, analyses: Sequence[Section] = ()) -> Path:
+def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> Path:
     """Write ``report.html`` into the run folder ``root``; errors as `fedecider.engine.page.write_run_page`."""
 
     def parts(result: RunResult) -> Parts:
@@ -43,7 +47,7 @@ def run_page(root: Path, result: RunResult, analyses: Sequence[Section] = ()) ->
                 *fusion_section(result.fusion_weights, result.best_round),
                 *ensemble_section(result),
                 *audit_section(result.audit),
-                *analyses,
+                *groups,
             ],
             [*more_examples, *id_section(result.metrics), *_data(result), *_run(result)],
             run_warnings(result),
@@ -67,8 +71,20 @@ def report(config: ReportConfig) -> Path:
     if not result.rounds:
         raise ValueError(f"got analyses of {root}, the folder of one company, expected that of a run")
     with damage_is_bad_input(root):
-        analysis = run_analysis(root, _data_of(config, result), config.encoder)
-        return run_page(root, result, sections_of(analysis, page_colours(result)))
+        domains = _data_of(config, result)
+        entries = [entry for entry in (result.reported, STUDENT) if entry in result.positions]
+        positions = {entry: _in_order(result, entry, domains) for entry in entries}
+        asked = (domains, positions, page_colours(result))
+        return run_page(root, result, [activity_section(*asked), popularity_section(*asked)])
+
+
+def _in_order(result: RunResult, entry: str, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
+    """Test positions in the order of the domains' users, which may be another one in the file."""
+    found = {}
+    for name, domain in domains.items():
+        place = {user: number for number, user in enumerate(result.users[name])}
+        found[name] = result.positions[entry][name][torch.tensor([place[user] for user in domain.clients.users])]
+    return found
 
 
 def _data_of(config: ReportConfig, result: RunResult) -> dict[str, Domain]:
@@ -77,6 +93,33 @@ def _data_of(config: ReportConfig, result: RunResult) -> dict[str, Domain]:
     names = {"domains": run["domains"], "public_domains": pool, "protocol": run.get("protocol", "auto")}
     data = RunConfig(**names, customer_share=run.get("customer_share", 1.0), data=place, seed=int(run["seed"]))
     return clients_of(data_of_run(data, result.record, config.run))
+
+
+def fusion_section(weights: Mapping[str, Any] | None, best_round: int) -> list[Section]:
+    """The fusion weights of all rounds in one figure, from ``fusion_weights.json``; nothing for methods without."""
+    if not weights:
+        return []
+    text = (
+        "Row i is client i, column j the domain whose direction it weights: how much each domain takes from every "
+        "other one. Round 1 trains no weights and shows where they start. The slider moves to another round. The "
+        "weight of a direction of zeros, which adds nothing, is shown as 0."
+    )
+    alpha_RKK = torch.as_tensor(_gaps(weights["alpha"]), dtype=torch.float64)
+    names, tables = weights["domains"], []
+    if "shares" in weights:  # runs of before have none
+        rows = [
+            [name, *(f"{share:.1%}" for share in share_K)]
+            for name, share_K in zip(names, weights["shares"], strict=True)
+        ]
+        caption = "Shares of what the directions really add to a client's model (weight times size), reported model"
+        tables.append(PageTable(["client", *names], rows, caption))
+    figure = alpha_slider(alpha_RKK, weights["rounds"], names, best_round)
+    return [Section("Fusion weights", [text], tables, [figure])]
+
+
+def _gaps(value: Any) -> Any:
+    """Lists with NaN where JSON has null."""
+    return [_gaps(entry) for entry in value] if isinstance(value, list) else float("nan") if value is None else value
 
 
 WORDS = (

@@ -44,17 +44,13 @@ class ReportConfig:
 
     Args:
         run: The run folder that scripts/federate.py printed.
-        analyses: If true, add the analyses of the FeDecider paper: distances of domains, groups of users and items,
-            traffic, updates. They take some seconds and need the data.
+        analyses: If true, add groups of users by activity and of items by popularity. They need the data.
         data: For analyses, the folder of prepared domains, when it is not where the run found it.
-        encoder: For analyses, the encoder behind the distances between domains: auto, tfidf, minilm, or a
-            sentence-transformers folder or hub name.
     """
 
     run: str
     analyses: bool = False
     data: str = ""
-    encoder: str = "auto"
 
 
 class Parts(NamedTuple):

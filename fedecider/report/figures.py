@@ -7,7 +7,6 @@ for the direction of client j.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import plotly.graph_objects as go
@@ -50,38 +49,6 @@ def alpha_slider(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
     return _matrix(figure, "Fusion weights by round (row: client, column: direction)", "direction of client", "client")
 
 
-def distance_heat_maps(item_KK: Tensor, user_KK: Tensor, domains: Sequence[str], encoder: str) -> go.Figure:
-    """Distances between the domains' items and users by the vectors of ``encoder``, side by side."""
-    maps = {"item distance": item_KK, "user distance": user_KK}
-    figure = make_subplots(rows=1, cols=len(maps), subplot_titles=list(maps), horizontal_spacing=0.09)
-    for column, (name, distance_KK) in enumerate(maps.items(), start=1):
-        bound = float(distance_KK.max()) or 1.0
-        figure.add_trace(_heat(distance_KK.tolist(), domains, domains, name, (0.0, bound)), row=1, col=column)
-    figure.update_traces(showscale=False)
-    return _matrix(figure, f"Distances (1 - cosine of mean vectors; {encoder})")
-
-
-def norm_heat_map(
-    norm_KM: Sequence[Sequence[float] | None], modules: Sequence[str], domains: Sequence[str], selected_round: int
-) -> go.Figure:
-    """Frobenius norms of the clients' updates ``B A`` before normalisation: row = client, column = module."""
-    value_KM = _full(norm_KM, len(modules))
-    bound = max(abs(norm or 0.0) for row in value_KM for norm in row) or 1.0
-    figure = go.Figure(_heat(value_KM, modules, domains, "norm", (0.0, bound), digits=None))
-    figure.update_layout(height=320 + 60 * len(domains))
-    figure.update_xaxes(tickangle=-90)
-    return _matrix(figure, f"Norms of the updates before normalisation, round {selected_round}", "", "client")
-
-
-def cosine_heat_map(
-    cosine_KK: Sequence[Sequence[float] | None], domains: Sequence[str], selected_round: int
-) -> go.Figure:
-    """Mean cosine over modules of each client's new update (row) with the directions it had received (column)."""
-    figure = go.Figure(_heat(_full(cosine_KK, len(domains)), domains, domains, "cosine", (-1.0, 1.0)))
-    title = f"Cosines of new updates with last round's directions, round {selected_round}"
-    return _matrix(figure, title, "received direction of client", "new update of client")
-
-
 def validation_curves(
     scores: Mapping[str, Mapping[str, Sequence[float]]],
     rounds: Sequence[int],
@@ -120,27 +87,6 @@ def convergence_curves(
         for (method, colour), dash in zip(colours_of(list(methods)).items(), dashes, strict=True)
     }
     return _curves(curves, lines, metric, "Convergence")
-
-
-def shock_curves(shock: Mapping[str, Any], selected_round: int, colours: Mapping[str, str] = {}) -> go.Figure:
-    """Validation score before the upload and after the broadcast over the rounds; ``shock`` from ``boundary_shock``."""
-    figure = validation_curves(shock["scores"], shock["rounds"], shock["metric"], selected_round, colours)
-    return _style(figure, f"Round boundary: validation {shock['metric']} before the upload and after the broadcast")
-
-
-def convergence_time(records: Sequence[Mapping[str, Any]], near_round: int, colour: str = COLOURS[0]) -> go.Figure:
-    """Validation score against the local training seconds spent so far; the first round near the best is marked.
-
-    ``records``: of the rounds, all clients together. ``colour``: of the reported model on its page.
-    """
-    spent = list(accumulate(record["train_s"] for record in records))
-    rounds = [record["round"] for record in records]
-    texts, scores = [f"round {round}" for round in rounds], [record["score"] for record in records]
-    figure = go.Figure(go.Scatter(x=spent, y=scores, mode="lines+markers", text=texts, line={"color": colour}))
-    figure.add_vline(x=spent[rounds.index(near_round)], line=MARK)
-    figure.update_xaxes(title_text="local training so far, all clients (s)")
-    figure.update_yaxes(title_text="validation ndcg@10", rangemode="tozero")
-    return _style(figure, f"Validation against training time (line: round {near_round}, the first near the best)")
 
 
 def client_bars(
@@ -250,8 +196,3 @@ def _bars(label: str, intervals: Mapping[str, Mapping[str, float] | None], colou
     mean = [interval["mean"] for interval in drawn.values()]
     bar = go.Bar(x=list(drawn), y=mean, error_y=whiskers, marker={"color": colour})
     return bar.update(name=label, legendgroup=label)
-
-
-def _full(rows: Sequence[Sequence[float] | None], width: int) -> list[list[float | None]]:
-    """Every row with ``width`` entries, None for clients without."""
-    return [[None] * width if row is None else list(row) for row in rows]

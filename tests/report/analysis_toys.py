@@ -8,7 +8,6 @@ from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.federation.record import write_json
-from fedecider.models.export import save_peft_folder
 from fedecider.running.run_folder import RunFolder
 
 DOMAINS = ["crime", "comics"]
@@ -37,7 +36,7 @@ def toy_run(root, method="fedecider"):
     folder = RunFolder(root)
     variants = ["post_broadcast", "pre_upload"] if method == "fedecider" else ["global", "local"]
     reported = f"{method} ({variants[0]})"
-    folder.adapters.mkdir(parents=True)
+    folder.root.mkdir(parents=True)
     write_json(folder.record, {"config": {"run": {"method": method, "lora_rank": 2, "seed": 0}}, "data": {}})
     write_json(
         folder.metrics,
@@ -49,12 +48,6 @@ def toy_run(root, method="fedecider"):
         alpha = [[[2.0, 2.0], [2.0, 2.0]], [[2.5, -0.5], [0.25, 1.5]]]
         write_json(folder.fusion_weights, {"domains": DOMAINS, "rounds": [1, 2], "alpha": alpha})
     write_json(folder.communication, {})
-    factors = {}
-    for name, (num_in, num_out) in SIZES.items():
-        factors[f"{name}.lora_a"], factors[f"{name}.lora_b"] = torch.ones(4, num_in), torch.ones(num_out, 4)
-    for name in DOMAINS:
-        (folder.adapters / name).mkdir()
-        save_peft_folder(factors, folder.adapters / name, "backbone", "SEQ_2_SEQ_LM")
     _write_positions(folder, reported)
     return folder
 

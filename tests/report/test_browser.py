@@ -9,11 +9,10 @@ from analysis_toys import toy_domains, toy_run
 from browser import axe_script, axe_violations, chromium, console_lines, open_at
 from run_toys import write_run
 
-from fedecider.cross_silo.analyses import run_analysis
-from fedecider.cross_silo.page import run_page
+from fedecider.cross_silo.page import _in_order, run_page
 from fedecider.engine.result import RunResult
-from fedecider.report.analysis_sections import sections_of
 from fedecider.report.figures import validation_curves
+from fedecider.report.groups import activity_section, popularity_section
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 
 PAPER = 680  # pixels between the margins of A4
@@ -157,11 +156,12 @@ def test_axe_finds_nothing(browser, page, width, dark):
 
 @pytest.fixture(scope="module")
 def whole_page(tmp_path_factory):
-    """The page of a run with all that it can have: examples, ensemble aside, and every analysis."""
+    """The page of a run with all that it can have: examples, ensemble aside, and the groups."""
     root = tmp_path_factory.mktemp("run")
-    analysis = run_analysis(toy_run(root / "analysed").root, toy_domains(), "tfidf")
+    toy = RunResult.read(toy_run(root / "analysed").root)
+    asked = (toy_domains(), {toy.reported: _in_order(toy, toy.reported, toy_domains())})
     folder = write_run(root / "run").root
-    return run_page(folder, RunResult.read(folder), sections_of(analysis))
+    return run_page(folder, RunResult.read(folder), [activity_section(*asked), popularity_section(*asked)])
 
 
 @pytest.mark.parametrize(("width", "dark"), SCREENS)

@@ -46,15 +46,3 @@ def test_bars_have_whiskers_of_unequal_arms_and_gaps_for_empty_groups():
     assert (list(other.x), list(other.y)) == (["often"], [0.3])
     assert list(figure.data[4].y) == [0.2, 0.2]  # second row of panels: ndcg@5
     assert sum(bool(trace.showlegend) for trace in figure.data) == 2
-
-
-def test_convergence_against_the_seconds_spent():
-    seconds, scores = [2.0, 3.0, 5.0], [0.1, 0.4, 0.3]
-    records = [
-        {"round": number, "train_s": train_s, "score": score}
-        for number, (train_s, score) in enumerate(zip(seconds, scores, strict=True), 1)
-    ]
-    figure = valid(figures.convergence_time(records, 2))
-    assert list(figure.data[0].x) == [2.0, 5.0, 10.0]
-    assert list(figure.data[0].y) == scores
-    assert figure.layout.shapes[0].x0 == 5.0

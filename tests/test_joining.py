@@ -71,7 +71,7 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     apart, together = overlap_data(asked, APART), overlap_data(asked, TOGETHER)
     assert (apart["nothing"], together["nothing"]) == (True, False)
     assert apart["sentences"] == ["No two of north, south, east share an item: each can gain nothing."]
-    assert together["sentences"][0].startswith("north and south share 50 % of items (100 % of north's sales")
+    assert together["sentences"][0].startswith("north shares 67 % of its items (100 % of its sales) with south, south")
     assert together["sentences"][1] == "east shares none: it can gain nothing."
     assert as_trained(asked, together["nothing"]) == asked
     unmatched = overlap_data(asked, UNMATCHED)  # keys may be of one kind, but nobody says so
@@ -98,11 +98,13 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
 def test_a_deployment_knows_items_alone_and_refuses_rounds_that_would_change_nothing():
     asked, public = settings(), {name: replace(one, clients=NO_EVENTS) for name, one in TOGETHER.items()}
     told = overlap_data(asked, public, public)
-    assert told["sentences"][0] == "north and south share 50 % of items: joining can help."
+    assert told["sentences"][0] == (
+        "north shares 67 % of its items with south, south 67 % of its items: joining can help."
+    )
     check_common(asked, told)
     at_home = {**public, "north": TOGETHER["north"]}
     assert overlap_data(asked, at_home, at_home, "north")["sentences"] == [
-        "Of items, north shares 50 % with south (100 % of its sales); none with east: joining can help."
+        "north shares 67 % of its items (100 % of its sales) with south; none with east: joining can help."
     ]
     none = {name: replace(one, clients=NO_EVENTS) for name, one in APART.items()}
     apart = overlap_data(asked, none, none)

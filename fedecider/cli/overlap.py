@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,7 +33,8 @@ DESCRIPTION = (
     "under a keyed hash, with a secret that the companies agree on: fedecider overlap --data prepared --secret_file "
     "secret.txt --output north.json. Then files are compared: fedecider overlap north.json south.json; with --data and "
     "--secret_file, which stay where they are, own items are compared with the files of others, and the share of own "
-    "sales is told too. The name of a file is the name of its company."
+    "sales is told too. The name of a file is the name of its company. Companies in one folder are compared at once: "
+    "fedecider overlap --data prepared."
 )
 
 
@@ -42,7 +44,7 @@ class OverlapConfig:
 
     Args:
         files: The files of companies, before all options or here, separated by commas.
-        data: The folder of own prepared data.
+        data: The folder of own prepared data, or of several companies that are compared.
         company: The company in data; may be left out where there is only one.
         secret_file: A file with the secret, 32 bytes or more, which the companies have and nobody else: openssl rand
             -hex 32.
@@ -62,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work() -> None:
         (config,) = parse(DESCRIPTION, words, OverlapConfig)
         files = [Path(one.strip()) for one in config.files.split(",") if one.strip()]
+        if config.data and not (files or config.output or config.secret_file or config.company):
+            secret = secrets.token_bytes(LEAST_SECRET)  # nothing is written: any will do
+            tell(_several({name: marks_of(one, secret) for name, one in load_domains(config.data).items()}), "")
+            return
         if bool(config.data) != bool(config.secret_file):
             raise ValueError("got one of --data and --secret_file, expected both: own items under the common secret")
         if config.output and (files or not config.data):
@@ -110,6 +116,13 @@ def _check_file(path: Path) -> None:
     check_output(path.parent)
     if path.suffix != ".json" or path.is_dir():
         raise ValueError(f"got the output {path}, expected a file that ends in .json, such as {path.stem}.json")
+    if path.exists():
+        try:
+            marks_from(read_object(path), str(path))
+        except ValueError as error:
+            raise ValueError(
+                f"got the output {path}, which holds something else. Choose another name ({error})"
+            ) from error
 
 
 def write_marks(own: Marks, path: Path) -> None:
@@ -129,23 +142,29 @@ def _companies(files: Sequence[Path], name: str, own: Marks | None) -> dict[str,
         if path.stem in found:
             raise ValueError(f"got two companies called {path.stem}, expected different names: rename {path}")
         found[path.stem] = marks_from(read_object(path), str(path))
-    if len(found) < 2:
+    return _several(found)
+
+
+def _several(companies: dict[str, Marks]) -> dict[str, Marks]:
+    if len(companies) < 2:
         raise ValueError(
-            f"got {len(found)} companies, expected two at least: fedecider overlap north.json south.json, or the file "
-            "of another and own --data with --secret_file"
+            f"got {len(companies)} companies, expected two at least: fedecider overlap north.json south.json, or the "
+            "file of another and own --data with --secret_file, or --data with several companies"
         )
-    return found
+    return companies
 
 
 def tell(companies: Mapping[str, Marks], name: str) -> None:
     """A table of pairs by keys and by texts, and the sentences; ``name`` is the own company, if there is one."""
     ways = [overlap_of_marks(companies, way) for way in ("keys", "texts")]
     table = Table(title="Items in common", show_edge=False)
-    for column in ("", "", "by keys", "of all", "by texts", "of all"):
+    for column in ("of", "with", "by keys", "of its items", "of its sales", "by texts", "of its items", "of its sales"):
         table.add_column(column)
     for pairs in zip(*(way.pairs for way in ways), strict=True):
-        counts = (cell for pair in pairs for cell in (f"{pair.num_items:,}", f"{pair.item_share:.1%}"))
-        table.add_row(pairs[0].first, pairs[0].second, *counts)
+        for side, names in enumerate([(pairs[0].first, pairs[0].second), (pairs[0].second, pairs[0].first)]):
+            shares = [(pair.num_items, pair.item_shares[side], pair.event_share[side]) for pair in pairs]
+            cells = (f"{num:,} {of:.1%} {'-' if sold is None else f'{sold:.1%}'}".split() for num, of, sold in shares)
+            table.add_row(*names, *(cell for way in cells for cell in way))
     console.print(table)
     overlap = overlap_of_marks(companies)
     own = [own_sentence(overlap, name, False, False)] if name else []

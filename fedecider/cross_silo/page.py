@@ -191,10 +191,10 @@ def joining_section(result: RunResult) -> list[Section]:
         caption = "Who gains from whom: so many more of 100 when the company of the line is left out; * beyond chance"
         tables.append(PageTable(("without", *names), without_rows(without, names), caption))
     if pairs := overlap.get("pairs"):
-        columns = ("client", "other", "common items", "of all items", "of its sales", "of the other's sales")
+        columns = ("client", "other", "in common", "of its items", "of the other's", "of its sales", "of the other's")
         rows = [
             [pair["first"], pair["second"], f"{pair['num_items']:,}"]
-            + [_share(share) for share in (pair["item_share"], *pair["event_share"])]
+            + [_share(share) for share in (*pair.get("item_shares", (None, None)), *pair["event_share"])]
             for pair in pairs
         ]
         tables.append(PageTable(columns, rows, "What clients have in common, before training"))

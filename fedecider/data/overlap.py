@@ -46,8 +46,8 @@ class Common(NamedTuple):
     first: str
     second: str
     num_items: int
-    item_share: float
-    """Of the items that either of them sells."""
+    item_shares: tuple[float, float]
+    """Of the items of the first and of the second."""
     event_share: tuple[float | None, float | None]
     """Of the training events of the first and of the second, those on common items; None where they are not here."""
 
@@ -262,9 +262,9 @@ def _pairs(
         if catalogues not in matched:
             matched[catalogues] = common_items(*(marks[one] for one in catalogues))
         item_N2 = matched[catalogues]
-        either = sum(len(marks[one]) for one in catalogues) - len(item_N2)
+        of_items = tuple(len(item_N2) / max(1, len(marks[one])) for one in catalogues)
         shares = [_share(counts[name], item_N) for name, item_N in zip((first, second), item_N2.T, strict=True)]
-        pairs.append(Common(first, second, len(item_N2), len(item_N2) / either, (shares[0], shares[1])))
+        pairs.append(Common(first, second, len(item_N2), (of_items[0], of_items[1]), (shares[0], shares[1])))
     return pairs
 
 
@@ -283,20 +283,19 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
     hope = _hope(only_items, has_pool)
     if overlap.nothing:
         return [f"No two of {', '.join(overlap.names)} share an item: each {hope}."]
-    sentences, what = [], "items" if overlap.by == "keys" else "items, by their texts"
-    if 2 < len(overlap.names) <= FEW and min(pair.item_share for pair in overlap.pairs) == 1.0:
-        sentences.append(f"{_listed(overlap.names, 'and')} share 100 % of {what}: joining can help.")
-    elif len(overlap.names) > FEW and not overlap.apart:
-        ends = [_percent(end(pair.item_share for pair in overlap.pairs)) for end in (min, max)]
-        between = " to ".join(dict.fromkeys(ends))
-        sentences.append(f"{len(overlap.names)} companies share {between} of {what}, pair by pair: joining can help.")
+    sentences, by = [], "" if overlap.by == "keys" else " by their texts"
+    every = [share for pair in overlap.pairs for share in pair.item_shares]
+    if len(overlap.names) > 2 and not overlap.apart and (len(overlap.names) > FEW or min(every) == 1.0):
+        who = _listed(overlap.names, "and") if len(overlap.names) <= FEW else f"{len(overlap.names)} companies"
+        between = " to ".join(dict.fromkeys(_percent(end(every)) for end in (min, max)))
+        sentences.append(f"{who} share {between} of their items{by}, pair by pair: joining can help.")
     else:
-        told = [
-            f"{pair.first} and {pair.second} share {_percent(pair.item_share)} of {what}{_of_sales(pair)}"
+        common = [
+            f"{pair.first} shares {_own(pair, 0)} with {pair.second}{by}, {pair.second} {_own(pair, 1)}"
             for pair in overlap.pairs
             if pair.num_items
         ]
-        sentences.append(f"{'; '.join(told)}: joining can help.")
+        sentences.append(f"{'; '.join(common)}: joining can help.")
     if overlap.apart:
         verb, they = ("share", "they") if len(overlap.apart) > 1 else ("shares", "it")
         sentences.append(f"{_listed(overlap.apart, 'and')} {verb} none: {they} {hope}.")
@@ -305,31 +304,31 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
 
 def own_sentence(overlap: Overlap, name: str, only_items: bool, has_pool: bool) -> str:
     """The same for one company, which knows its own events alone; empty where there is no other."""
-    told, none = [], []
+    common, none = [], []
     for pair in overlap.of(name):
-        other = pair.second if pair.first == name else pair.first
+        side = 0 if pair.first == name else 1
+        other = (pair.second, pair.first)[side]
         if pair.num_items:
-            share = pair.event_share[0 if pair.first == name else 1]
-            sales = "" if share is None else f" ({_percent(share)} of its sales)"
-            told.append(f"{_percent(pair.item_share)} with {other}{sales}")
+            common.append(f"{_own(pair, side)} with {other}")
         else:
             none.append(other)
-    if not told:
+    if not common:
         return f"{name} shares no item with {_listed(none, 'or')}: it {_hope(only_items, has_pool)}." if none else ""
-    what = "items" if overlap.by == "keys" else "items, by their texts"
+    by = "" if overlap.by == "keys" else " by their texts"
     rest = f"; none with {_listed(none, 'or')}" if none else ""
-    return f"Of {what}, {name} shares {', '.join(told)}{rest}: joining can help."
+    return f"{name} shares{by} {', '.join(common)}{rest}: joining can help."
+
+
+def _own(pair: Common, side: int) -> str:
+    """What a pair has in common of the items, and where it is known of the sales, of its first or second company."""
+    sales = pair.event_share[side]
+    in_brackets = "" if sales is None else f" ({_percent(sales)} of its sales)"
+    return f"{_percent(pair.item_shares[side])} of its items{in_brackets}"
 
 
 def _hope(only_items: bool, has_pool: bool) -> str:
     ways = [*([] if only_items else ["shared layers of the model"]), *(["public users"] if has_pool else [])]
     return f"can gain only through {' and '.join(ways)}" if ways else "can gain nothing"
-
-
-def _of_sales(pair: Common) -> str:
-    known = zip((pair.first, pair.second), pair.event_share, strict=True)
-    told = [f"{_percent(share)} of {name}'s" for name, share in known if share is not None]
-    return f" ({', '.join([f'{told[0]} sales', *told[1:]])})" if told else ""
 
 
 def _listed(names: Sequence[str], word: str) -> str:

@@ -62,9 +62,9 @@ def test_pairs_by_hand():
     pair, *others = found.pairs
     assert event_counts(NORTH).tolist() == [0, 3, 1, 1]
     assert (pair.first, pair.second, pair.num_items) == ("north", "south", 2)
-    assert pair.item_share == pytest.approx(2 / 5)
+    assert pair.item_shares == pytest.approx((2 / 4, 2 / 3))
     assert pair.event_share == pytest.approx((4 / 5, 2 / 5))
-    assert [(one.num_items, one.item_share, one.event_share) for one in others] == [(0, 0.0, (0.0, 0.0))] * 2
+    assert [(one.num_items, one.item_shares, one.event_share) for one in others] == [(0, (0.0, 0.0), (0.0, 0.0))] * 2
     assert common_items(NORTH.item_keys, SOUTH.item_keys).tolist() == [[1, 0], [3, 1]]
 
 
@@ -87,7 +87,8 @@ def test_an_equal_text_is_no_common_item_of_parts_of_one_catalogue():
 def test_sentences():
     found = overlap_of(THREE)
     assert overlap_sentences(found, only_items=True, has_pool=True) == [
-        "north and south share 40 % of items (80 % of north's sales, 40 % of south's): joining can help.",
+        "north shares 50 % of its items (80 % of its sales) with south, south 67 % of its items (40 % of its sales): "
+        "joining can help.",
         "east shares none: it can gain only through public users.",
     ]
     assert overlap_sentences(found, only_items=False, has_pool=False)[1] == (
@@ -99,11 +100,11 @@ def test_sentences():
     assert overlap_sentences(overlap_of({"north": NORTH}), True, True) == []
     three = {name: company(name, NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for name in ("north", "west", "east")}
     assert overlap_sentences(overlap_of(three), True, True) == [
-        "north, west and east share 100 % of items: joining can help."
+        "north, west and east share 100 % of their items, pair by pair: joining can help."
     ]
     six = {f"shop.{n}": company(f"shop.{n}", NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for n in range(6)}
     assert overlap_sentences(overlap_of(six), True, True) == [
-        "6 companies share 100 % of items, pair by pair: joining can help."
+        "6 companies share 100 % of their items, pair by pair: joining can help."
     ]
 
 
@@ -114,7 +115,10 @@ def test_texts_are_asked_where_no_key_is_common_and_those_of_two_items_match_nob
     found = overlap_of({"north": NORTH, "other": other})
     assert found.by == "texts"
     assert common_items(item_marks(NORTH, "texts"), item_marks(other, "texts")).tolist() == [[1, 0], [3, 1]]
-    assert "share 33 % of items, by their texts (80 % of north's sales" in overlap_sentences(found, True, True)[0]
+    assert (
+        "north shares 50 % of its items (80 % of its sales) with other by their texts, other 50 %"
+        in overlap_sentences(found, True, True)[0]
+    )
     assert overlap_of({"north": NORTH, "other": other}, by="keys").nothing
 
 
@@ -137,14 +141,16 @@ def test_files_of_marks_hold_neither_keys_nor_events_nor_an_order():
     whole, told = overlap_of(THREE), overlap_of_marks(read)
     assert [pair[:4] for pair in told.pairs] == [pair[:4] for pair in whole.pairs]
     assert {pair.event_share for pair in told.pairs} == {(None, None)}
-    assert overlap_sentences(told, False, False)[0] == "north and south share 40 % of items: joining can help."
+    assert overlap_sentences(told, False, False)[0] == (
+        "north shares 50 % of its items with south, south 67 % of its items: joining can help."
+    )
     own = overlap_of_marks({"north": shown["north"], "south": read["south"], "east": read["east"]})
     assert own.pairs[0].event_share == (pytest.approx(4 / 5), None)
     assert overlap_sentences(own, False, False)[0].startswith(
-        "north and south share 40 % of items (80 % of north's sales): joining"
+        "north shares 50 % of its items (80 % of its sales) with south, south 67 % of its items"
     )
     assert own_sentence(own, "north", True, True) == (
-        "Of items, north shares 40 % with south (80 % of its sales); none with east: joining can help."
+        "north shares 50 % of its items (80 % of its sales) with south; none with east: joining can help."
     )
     assert own_sentence(own, "east", True, True) == (
         "east shares no item with north or south: it can gain only through public users."
@@ -181,7 +187,31 @@ def test_two_companies_compare_files_before_they_show_a_key(tmp_path, monkeypatc
     assert "No two of north, east share an item" in capsys.readouterr().out
     secret.write_bytes(b"\xef\xbb\xbf%s" % SECRET)  # as another editor writes it
     assert main(["overlap", "south.json", "--data", "north", "--secret_file", "secret.txt"]) == 0
-    assert "Of items, north shares 40 % with south (80 % of its sales): joining can help." in capsys.readouterr().out
+    assert "north shares 50 % of its items (80 % of its sales) with south: joining can help." in capsys.readouterr().out
+
+
+def test_companies_of_one_folder_are_compared_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_domains(THREE, "data")
+    assert main(["overlap", "--data", "data"]) == 0
+    said = capsys.readouterr().out
+    assert "south with north: joining" not in said
+    assert "south 67 % of its items (40 % of its sales)" in " ".join(said.split())
+    row = next(line.split() for line in said.splitlines() if line.split()[:3] == ["south", "│", "north"])
+    assert row[4:9:2] == ["2", "66.7%", "40.0%"]
+
+
+def test_a_file_of_something_else_is_not_overwritten(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_domains({"north": NORTH}, "data")
+    (tmp_path / "secret.txt").write_bytes(SECRET)
+    orders = tmp_path / "orders.json"
+    orders.write_text('{"user": 1, "item": 2}')
+    words = ["overlap", "--data", "data", "--secret_file", "secret.txt", "--output"]
+    assert main([*words, "orders.json"]) == 2
+    assert "got the output orders.json, which holds something else" in capsys.readouterr().err
+    assert orders.read_text() == '{"user": 1, "item": 2}'
+    assert [main([*words, "north.json"]), main([*words, "north.json"])] == [0, 0]
 
 
 @pytest.mark.parametrize(

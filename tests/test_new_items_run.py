@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from fastapi.testclient import TestClient
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import fedecider
@@ -23,7 +23,7 @@ from fedecider.data.encoders import Encoder
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS, train_part
-from fedecider.models import item_texts, new_items
+from fedecider.models import item_texts, later_rows, new_items
 from fedecider.models.features import COUNTED
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
@@ -432,6 +432,72 @@ def the_months_new_items_are_counted(run, ids, capsys):
     assert "2 new items" not in told(capsys, *words[:-2], "--force=true", "--new_items", "later.jsonl", events=rows[:1])
     command(["update", "--run", str(run), "--version", "1"])
     assert len(Recommender.from_pretrained(run, "crime").items) == len(updated.items) - 2
+
+
+def test_a_month_of_new_items_where_ids_are_one_token(there, capsys):
+    """The sold ones are counted and have rows of their own, the others wait with their texts; no other company sees
+    them, and no score of another item depends on how they came."""
+    shutil.copytree("run", "months")
+    later = [NewItem("n1", "A Later Book", CRIME.item_texts[7]), NewItem("n2", "Another", "title: nothing like them")]
+    Path("later.jsonl").write_text("".join(json.dumps(item._asdict()) + "\n" for item in later))
+    untouched = {path: path.read_bytes() for path in Path("months").rglob("*") if path.is_file()}
+    words = ["update", "--run", "months", "--company", "crime", "--events", "month.csv", "--force", "true"]
+    at, last = 4_000_000_000, CRIME.item_keys[3]
+    month = [(user, item, at + step) for user in CRIME.clients.users[:40] for step, item in enumerate(("n1", last))]
+    said = " ".join(told(capsys, *words, events=month).split())
+    assert "left out: 40 events of 1 items that the catalogue does not have, such as n1" in said
+    wanted = (
+        "to count the events that were left out: fedecider update --run months --version 1, and then fedecider update "
+        "--run months --company crime --events month.csv --new_items FILE, a .csv with key,title,text"
+    )
+    assert wanted in said.replace(f"{Path.cwd()}/", "")
+    told(capsys, "update", "--run", "months", "--version", "1")
+    said = " ".join(told(capsys, *words, "--new_items", "later.jsonl", events=month).split())
+    assert "1 new items have an ID by their text, and their events are counted" in said
+    assert "1 items that nobody has bought yet are recommended by their texts" in said
+    assert "next: fedecider recommend --all --output lists.csv --run" in said
+    assert all(path.read_bytes() == old for path, old in untouched.items())
+    updated, plain = Recommender.from_pretrained("months", "crime"), Recommender.from_pretrained("run", "crime")
+    assert list(updated.items.keys) == [*plain.items.keys, "n1", "n2"]
+    assert updated._loaded.ensemble.knowledge.counts.event_I[-2:].tolist() == [40, 0]
+    assert updated._loaded.ensemble.knowledge.num_new == 1  # that nobody has it says nothing yet
+    plain.add_items(later)
+    model = [one._loaded.scores.log_probs([[7, len(CRIME.item_keys)]], None) for one in (updated, plain)]
+    assert torch.allclose(*model, atol=1e-5)
+    assert "n1" in [item.key for item in updated.recommend([CRIME.titles[3]], k=10)]
+    assert len(Recommender.from_pretrained("months", "comics").items) == len(
+        Recommender.from_pretrained("run", "comics").items
+    )
+    assert len(
+        fedecider.load("months")
+        .export("months-out")
+        .joinpath("adapters", "crime", "later_rows.safetensors")
+        .read_bytes()
+    )
+    assert "n1" in Recommender.from_pretrained("months-out", "crime").items.keys
+    month = [
+        (user, item, at + 20 + step) for user in CRIME.clients.users[:40] for step, item in enumerate((last, "n2"))
+    ]
+    said = " ".join(told(capsys, *words, "--epochs", "2", events=month).split())  # the second month: it is sold by now
+    assert "1 new items have an ID by their text" in said
+    assert "nobody has bought yet" not in said
+    updated = Recommender.from_pretrained("months", "crime")
+    assert updated._loaded.ensemble.knowledge.counts.event_I[-2:].tolist() == [40, 40]
+    assert updated._loaded.ensemble.knowledge.num_new == 0
+    assert updated.recommend([CRIME.titles[3]], k=3)[0].key in ("n1", "n2")
+
+
+def test_what_a_company_learns_of_later_rows_is_in_them(tmp_path):
+    save_file({"row": torch.tensor([[1.0, 2.0]])}, tmp_path / "later_rows.safetensors")
+    pair = {"lm_head.lora_a": torch.tensor([[3.0, -1.0]]), "lm_head.lora_b": torch.tensor([[5.0], [6.0]])}
+    longer = later_rows.with_zeros(pair, tmp_path)
+    assert longer["lm_head.lora_b"].tolist() == [[5.0], [6.0], [0.0]]
+    longer["lm_head.lora_b"][2] = 2.0
+    for is_tied, row in ((True, [7.0, 0.0]), (False, [1.0, 2.0])):
+        (tmp_path / str(is_tied)).mkdir()
+        cut = later_rows.folded(longer, tmp_path, tmp_path / str(is_tied), is_tied)
+        assert cut["lm_head.lora_b"].tolist() == [[5.0], [6.0]]
+        assert later_rows.read_rows(tmp_path / str(is_tied)).tolist() == [row]
 
 
 def told(capsys, *words, events=()):

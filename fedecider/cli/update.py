@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from fedecider.bounds import ZeroOrMore, dataclass
@@ -26,8 +27,8 @@ class UpdateConfig:
         columns: How it is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
         company: The company; may be left out where there is only one.
         epochs: Epochs of training of the company's adapter over the customers with new events; 0 leaves it as it is.
-        new_items: A file with items that came after the training, .csv or .jsonl with key, title and text, among them
-            those of the events; where IDs have several tokens they get one and are counted.
+        new_items: A file with items that came after the training, .csv or .jsonl with key, title and text: those of the
+            events are counted from now on, and those that nobody has bought yet are recommended by their texts.
         version: The version that is in force from now on, such as the one before; 1 is the run as it was trained.
         output: A run folder to write in the place of a new version of the run.
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
@@ -79,22 +80,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in in_words(done, config.company or config.run):
             log_line(line)
         if done.folder is None:
+            if done.events.num_unknown:
+                log_line(_counted_too(config, done.takes_none, ""))
             raise ValueError(
                 f"got an updated ensemble that ranks worse (hit@10 {done.test.new:.4f}, before {done.test.old:.4f}), "
                 "expected no loss of two standard errors; nothing was written. Look at the events, or give --force true"
             )
+        next_one = "; next: fedecider recommend --all --output lists.csv" + _where(config, str(done.folder))
         if not done.version:
-            log_line(f"written to {done.folder}; the way back is {config.run}")
+            if done.events.num_unknown:
+                log_line(_counted_too(config, done.takes_none, ""))
+            log_line(f"written to {done.folder}; the way back is {config.run}{next_one}")
             return
         from fedecider.models.versions import read_versions
 
         before = read_versions(done.folder).known[done.version].made_from
+        back = f"fedecider update --run {done.folder} --version {before}"
+        if done.events.num_unknown:
+            log_line(_counted_too(config, done.takes_none, f"{back}, and then "))
         log_line(
             f"version {done.version} of {done.folder} is in force; a service takes it when it is started again; the "
-            f"way back: fedecider update --run {done.folder} --version {before}"
+            f"way back: {back}{next_one}"
         )
 
     return run(work)
+
+
+def _where(config: UpdateConfig, run: str) -> str:
+    return f" --run {run}" + (f" --company {config.company}" if config.company else "")
+
+
+def _counted_too(config: UpdateConfig, takes_none: str, before: str) -> str:
+    """How events of items that the catalogue does not have are counted too."""
+    if takes_none:
+        return f"the events that were left out cannot be counted in this run: {takes_none}"
+    names = ("events", "columns", "epochs", "output", "data")
+    given = [f" --{name} {shlex.quote(str(getattr(config, name)))}" for name in names if getattr(config, name)]
+    return (
+        f"to count the events that were left out: {before}fedecider update{_where(config, config.run)}{''.join(given)} "
+        "--new_items FILE, a .csv with key,title,text of these items"
+    )
 
 
 def _versions(config: UpdateConfig) -> None:

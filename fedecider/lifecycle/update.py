@@ -39,6 +39,7 @@ from fedecider.models.ensemble import (
 from fedecider.models.ensemble_files import load_ensemble, save_ensemble
 from fedecider.models.folders import replace_in_manifest
 from fedecider.models.item_table import lengthen, read_item_ids
+from fedecider.models.later_rows import add_rows, with_rows
 from fedecider.models.lists import (
     HISTORIES_FILE,
     Histories,
@@ -47,6 +48,15 @@ from fedecider.models.lists import (
     ordered_events,
     refuse_others,
     save_histories,
+)
+from fedecider.models.new_items import (
+    Later,
+    add_to,
+    encoded_items,
+    load_unsold,
+    read_new_items,
+    save_unsold,
+    takes_new_items,
 )
 from fedecider.models.source import Place, Source, find_source
 from fedecider.models.versions import add_version, changing, home_of, write_copy
@@ -117,6 +127,11 @@ class Updated(NamedTuple):
     weights: tuple[Weights, Weights]
     """Those that decide, beside the model where there is one: before, and after."""
     num_new_items: int = 0
+    """Of which there are events now."""
+    num_unsold: int = 0
+    """Items that nobody has bought yet."""
+    takes_none: str = ""
+    """Why the run cannot have new items, where events of some were left out."""
     trained: Trained | None = None
     version: int = 0
     """Of the run; 0 where another folder, or nothing, was written."""
@@ -231,7 +246,8 @@ def update(
         epochs: Of training over the customers with new events. The adapter is taken where it ranks their held-out
             events better than the old one does (ndcg@10); else the old one stays.
         new_items: A file of items that came after the training, as for `Recommender.add_items`; those that the
-            catalogue has already are left out. They get IDs by their texts, and their events are counted.
+            catalogue has already are left out. They get IDs by their texts, and their events are counted; those without
+            an event are kept, and recommended by their texts.
         how: How the table of events is read: columns, ``time_format`` and the like, as `from_events` takes them.
 
     Raises:
@@ -247,14 +263,18 @@ def update(
     now = counted(run, company, data)
     home, name, old_ensemble, num_old = home_of(now.run.root), now.place.domain, now.ensemble, len(now.keys)
     with tempfile.TemporaryDirectory() as scratch:
-        if new_items:
-            now, old_ensemble = with_new_items(now, new_items, Path(scratch) / "longer")
+        later = later_items(now, new_items)
+        is_sold = sold(later, events, how)
+        bought, unsold = (later.take(np.flatnonzero(part).tolist()) for part in (is_sold, ~is_sold))
+        if bought.items:
+            now, old_ensemble = with_new_items(now, bought, Path(scratch) / "longer")
         before, num_items = now.histories, len(now.keys)
         new = new_events(events, before, name, how, knows_baskets(now.run))
         if not new.items:
             raise ValueError(
                 f"got {new.num_rows:,} events of which none is new ({new.num_known:,} are not newer than the "
                 f"customer's last one, {new.num_unknown:,} have items that the catalogue does not have), expected some"
+                f"{'; name the texts of these items: --new_items FILE' if new.num_unknown else ''}"
             )
         _refuse_repeated(before, new)
         after, kept = merged(before, new), merged(before, new, without_last=True)
@@ -262,7 +282,10 @@ def update(
         tested = refitted(now, kept.sequences, None)
         test = _test(old_ensemble, tested, ranked, now.place.inference.drop_seen)
         weights = (deciding(old_ensemble),) * 2
-        found = Updated(None, new, len(after.customers) - len(before.customers), test, weights, num_items - num_old)
+        num_new = (num_items - num_old, len(unsold.items))
+        found = Updated(None, new, len(after.customers) - len(before.customers), test, weights, *num_new)
+        if new.num_unknown:
+            found = found._replace(takes_none=takes_new_items(now.place, read_item_ids(now.place.adapter)))
         if test.is_worse and not force:
             return found
         adapter = Path(scratch) / "adapter"
@@ -277,7 +300,7 @@ def update(
         found = found._replace(trained=trained, weights=(deciding(old_ensemble), deciding(whole)))
 
         def change(folder: RunFolder) -> None:
-            put_private(folder, name, whole, now.keys, after)
+            put_private(folder, name, whole, now.keys, after, unsold)
             if place.adapter in (adapter, Path(scratch) / "longer"):
                 shutil.rmtree(folder.adapters / name)
                 shutil.copytree(place.adapter, folder.adapters / name)
@@ -292,48 +315,73 @@ def update(
             return found._replace(folder=home, version=add_version(home, now.run.root, _in_short(found, name), change))
 
 
-def with_new_items(now: Counted, path: str, folder: Path) -> tuple[Counted, Ensemble]:
-    """A company with the items of a file that its catalogue does not have, which nobody had yet; and the ensemble in
-    which features that count have nothing to say of them, as before their events were known.
-
-    ``folder``: where the adapter is written with the longer table of items. No weight changes.
+def later_items(now: Counted, path: str) -> Later:
+    """The items without an event that a company has, and those of a file that its catalogue does not have.
 
     Raises:
-        ValueError: the file cannot be read, an item has no text, the run does not keep what IDs and vectors of later
-            items need, or every ID is one token, of which the backbone would need another row.
+        ValueError: the file cannot be read, an item has no text, or the run does not keep what IDs and vectors of later
+            items need.
     """
-    from fedecider.models.new_items import add_to, as_new_item, read_new_items  # models are read for new items alone
-
-    table, known = read_item_ids(now.place.adapter), set(now.keys)
-    items = [as_new_item(one) for one in read_new_items(Path(path)) if one.key not in known]
+    assert now.place.ensemble is not None
+    given = read_new_items(Path(path)) if path else []
+    known = {*now.keys, *(item.key for item in given)}
+    unsold = load_unsold(now.place.ensemble)
+    unsold = unsold.take([number for number, item in enumerate(unsold.items) if item.key not in known])
+    items = [item for item in given if item.key not in set(now.keys)]
     if not items:
-        return now, now.ensemble
-    if all(len(tokens) == 1 for tokens in table.token_ids):
-        raise ValueError(
-            f"got {len(items):,} new items for a run whose IDs are one token each, expected one with pretrain.ids "
-            "generator, keywords or semantic: a new token would need a row of the backbone, which all companies share. "
-            "Give --new_items to recommend and serve, which know them by their texts, or federate anew"
-        )
-    longer = add_to(now.place, None, load_tokenizer(now.place.backbone), table, items, now.ensemble)
+        return unsold
+    added = encoded_items(now.place, read_item_ids(now.place.adapter), items)
+    assert unsold.text_NE is not None
+    assert added.text_NE is not None
+    text_NE = torch.cat([unsold.text_NE, added.text_NE]) if unsold.items else added.text_NE
+    return Later([*unsold.items, *items], text_NE)
+
+
+def sold(later: Later, events: str | Path, how: Mapping[str, str] | None) -> np.ndarray:
+    """bool (N,): of which of the items a table has an event."""
+    keys = set(ordered_events(events_file(events, how), False)[0].items) if later.items else set()
+    return np.array([item.key in keys for item in later.items], bool)
+
+
+def with_new_items(now: Counted, items: Later, folder: Path) -> tuple[Counted, Ensemble]:
+    """A company with more items, which nobody had yet; and the ensemble in which features that count have nothing to
+    say of them, as before their events were known.
+
+    ``folder``: where the adapter is written with the longer table of items, and their rows where every ID is one token.
+    """
+    table, adapter = read_item_ids(now.place.adapter), now.place.adapter
+    tokenizer = with_rows(None, load_tokenizer(now.place.backbone), adapter, table)
+    longer = add_to(now.place, None, tokenizer, table, items, now.ensemble)
     assert longer.ensemble is not None
-    shutil.copytree(now.place.adapter, folder)
+    shutil.copytree(adapter, folder)
     lengthen(folder, longer.table)
+    if longer.row_ND is not None:
+        add_rows(folder, longer.row_ND)
     keys = list(longer.table.keys)
     return now._replace(
         place=now.place._replace(adapter=folder),
         keys=keys,
         ensemble=longer.ensemble._replace(knowledge=longer.ensemble.knowledge._replace(num_new=0)),
         histories=now.histories._replace(item_keys=keys),
-        others=now.others.with_items(len(items)),
+        others=now.others.with_items(len(items.items)),
     ), longer.ensemble
 
 
-def put_private(folder: RunFolder, name: str, ensemble: Ensemble, keys: Sequence[str], histories: Histories) -> None:
-    """Another private part of one company, in a copy of a run: its files are new ones."""
+def put_private(
+    folder: RunFolder,
+    name: str,
+    ensemble: Ensemble,
+    keys: Sequence[str],
+    histories: Histories,
+    unsold: Later | None = None,
+) -> None:
+    """Another private part of one company, in a copy of a run: its files are new ones. ``unsold``: None keeps them."""
     private = folder.private / name
+    unsold = load_unsold(private) if unsold is None else unsold
     shutil.rmtree(private, ignore_errors=True)
     save_ensemble(ensemble, keys, private)
     save_histories(histories, private / HISTORIES_FILE)
+    save_unsold(unsold, private)
 
 
 def _in_short(found: Updated, name: str) -> str:
@@ -481,10 +529,12 @@ def in_words(done: Updated, company: str) -> list[str]:
         shown = ", ".join(events.unknown[:3])
         lines.append(
             f"left out: {events.num_unknown:,} events of {len(events.unknown):,} items that the catalogue does not "
-            f"have, such as {shown}; with their texts in --new_items they are counted"
+            f"have, such as {shown}"
         )
     if done.num_new_items:
-        lines.append(f"{done.num_new_items:,} new items have an ID by their text, and are recommended from now on")
+        lines.append(f"{done.num_new_items:,} new items have an ID by their text, and their events are counted")
+    if done.num_unsold:
+        lines.append(f"{done.num_unsold:,} items that nobody has bought yet are recommended by their texts")
     if test.num_customers:
         lines.append(
             f"the newest events of {test.num_customers:,} customers, ensemble without its model: hit@10 "

@@ -29,6 +29,7 @@ from fedecider.models.ensemble import Ensemble, ModelScores, positions
 from fedecider.models.export import save_peft_folder
 from fedecider.models.folders import read_inference_config, write_inference_config
 from fedecider.models.item_table import CONFIG_FILE, WEIGHTS_FILE, read_item_ids, write_items
+from fedecider.models.later_rows import folded, with_rows, with_zeros
 from fedecider.models.loaded import adapted
 from fedecider.models.source import Place, Source
 from fedecider.models.tied_table import HEAD, adapted_embeddings
@@ -68,7 +69,9 @@ def train_on(
         )
     table, asked = read_item_ids(place.adapter), read_inference_config(place.adapter)
     tokenizer = load_tokenizer(place.backbone)
-    model = attach_lora(load_backbone(place.backbone, tokenizer, asked.quantize, device), _lora_of(place.adapter))
+    backbone = load_backbone(place.backbone, tokenizer, asked.quantize, device)
+    tokenizer = with_rows(backbone, tokenizer, place.adapter, table)
+    model = attach_lora(backbone, _lora_of(place.adapter))
     ids = ItemIds(list(table.id_texts), [list(tokens) for tokens in table.token_ids], {})
     samples = replace(asked.samples, synthetic_share=0.0)  # synthetic histories are for what no customer has shown yet
     task = catalogue_task(table.catalogue or place.domain, ids, tokenizer, samples)
@@ -80,13 +83,14 @@ def train_on(
     )
     tasks = [task._replace(name=place.domain, train=event_table(sequences, False), sequences=sequences)]
     models = client_models(base, tasks, replace(settings.training, local_epochs=epochs), settings.run.seed)
-    trained = train_locally(models, 0, 1, _factors(place.adapter))
+    trained = train_locally(models, 0, 1, with_zeros(_factors(place.adapter), place.adapter))
     if not trained.finite:
         raise Diverged(str(trained.log.get("diverged", "weights that are no finite numbers")))
     folder.mkdir()
     base_name = json.loads((place.adapter / CONFIG_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"]
     tables = adapted_embeddings(model.get_base_model())
-    save_peft_folder(trained.pair, folder, base_name, family_of(model).task_type, tables)
+    pair = folded(trained.pair, place.adapter, folder, bool(tables))
+    save_peft_folder(pair, folder, base_name, family_of(model).task_type, tables)
     write_items(folder, table, task.trie.eos_token_id)
     told = f"trained on by {len(sequences):,} customers after that; the figures are those from before"
     write_inference_config(asked, folder)

@@ -21,6 +21,7 @@ from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.export import load_adapter
 from fedecider.models.item_search import Items
 from fedecider.models.item_table import ITEM_FILE, ItemTable
+from fedecider.models.later_rows import with_rows
 from fedecider.models.source import Place, Source
 from fedecider.running.damage import damage_names
 from idgen.decode import constrained_beam_search
@@ -59,6 +60,7 @@ def adapted(
     """``base`` with the adapter of ``place``, ready to rank."""
     ensemble = load_ensemble(place.ensemble, table.keys) if wants_ensemble and place.ensemble is not None else None
     model = load_adapter(base, place.adapter).to(device).eval()
+    tokenizer = with_rows(model, tokenizer, place.adapter, table)
     return ready_to_rank(source, place, model, tokenizer, table, ensemble, device)
 
 

@@ -3,6 +3,9 @@
 A later item has an ID of the run's kind. Where IDs are words or codes their tokens are known. A small decoder of one
 token an item starts with the vectors of item texts for a table: a later item gets the row that its text would have had,
 by the same encoder, mean and basis, kept by stage 1. Adapters change nothing of it: their rows for it are zero.
+
+Items that nobody has bought yet lie in a company's private folder, with the vectors of their texts: a recommender adds
+them whenever it is loaded, and the first update in which one is sold gives it a place among those that are counted.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -24,18 +28,36 @@ from fedecider.models.ensemble import Ensemble, with_items
 from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import CODEBOOK_FILE, PROJECTION_FILE, encoder_digest, load_codebook, load_projection
 from fedecider.models.source import Place
+from fedecider.running.damage import damage_names
 from idgen.config import Words
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids
 from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases
 from idgen.new_items import append_rows
 from idgen.prompts import prompt_texts
 from idgen.semantic_ids import semantic_item_ids, semantic_texts
+from idgen.text_vectors import TextProjection
 from idgen.tokenizer import clean_words, known_phrases, with_phrases
 
 TEXT_FOLDER = "item_texts"
 """In the backbone of a run: what gives later texts their vectors and semantic IDs."""
 GENERATOR_FOLDER = "id_generator"
 """In the backbone of a run, where item IDs come from an ID generator: what gives later texts their IDs."""
+
+
+UNSOLD_FILE = "new_items.parquet"
+"""In a company's private folder: its items without an event."""
+
+
+class Later(NamedTuple):
+    """Items that came after the training."""
+
+    items: Sequence[NewItem]
+    text_NE: Tensor | None = None
+    """Vectors of their texts, where they were encoded before."""
+
+    def take(self, numbers: Sequence[int]) -> Later:
+        assert self.text_NE is not None
+        return Later([self.items[number] for number in numbers], self.text_NE[list(numbers)])
 
 
 class NewTexts(NamedTuple):
@@ -50,6 +72,8 @@ class NewTexts(NamedTuple):
     words: Words
     prompts: Sequence[str] = ()
     """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
+    text_NE: Tensor | None = None
+    """Vectors of the new items' texts, where they were encoded before."""
 
 
 class Added(NamedTuple):
@@ -58,6 +82,8 @@ class Added(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     table: ItemTable
     ensemble: Ensemble | None
+    row_ND: Tensor | None = None
+    """Rows of the new items, where every ID is one token."""
 
 
 def read_new_items(path: Path) -> list[NewItem]:
@@ -119,7 +145,7 @@ def add_items(
     texts: NewTexts,
     ensemble: Ensemble | None = None,
 ) -> Added:
-    """Add items to a loaded model, in place, behind the others.
+    """Add items to a loaded model, in place, behind the others; without a model to all that goes with it.
 
     Each gets an ID of the run's kind that no other item has: from the ID generator, from its keywords, or codes of the
     run's codebook. These have known tokens, and no row is added. Where every ID is one token, the new token is a phrase
@@ -134,15 +160,16 @@ def add_items(
     """
     _check(items, new_items)
     keys, found = [item.key for item in new_items], [_clean(item.text) for item in new_items]
-    if texts.ids == "item" and all(len(tokens) == 1 for tokens in items.token_ids):
+    if _has_rows(texts, items):
         row_ND, unit_NE = _rows(catalogue, found, texts)
         known = known_phrases(tokenizer) | _word_runs(texts.prompts)
         phrases = unique_phrases({catalogue: keys}, {catalogue: found}, texts.words, known)[catalogue]
         tokenizer = with_phrases(tokenizer, phrases)
         ids = phrase_item_ids(keys, phrases, tokenizer, max_id_tokens=1)
         longer_ensemble = None if ensemble is None else with_items(ensemble, unit_NE)
-        append_rows(model, row_ND)
-        return Added(tokenizer, _longer(items, new_items, ids), longer_ensemble)
+        if model is not None:
+            append_rows(model, row_ND)
+        return Added(tokenizer, _longer(items, new_items, ids), longer_ensemble, row_ND)
     longer_ensemble = None if ensemble is None else with_items(ensemble, _units(catalogue, found, texts))
     if texts.ids == "semantic":
         ids = _semantic(keys, found, tokenizer, items, texts)
@@ -157,17 +184,72 @@ def add_to(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     items: ItemTable,
-    new_items: Sequence[NewItem],
+    new: Later,
     ensemble: Ensemble | None,
 ) -> Added:
-    """`add_items` as the run of ``place`` reads texts; ``model`` is read where every ID is one token."""
-    catalogue, asked = items.catalogue or place.domain, place.inference
-    prompts = prompt_texts(asked.samples.templates, [catalogue])
-    texts = NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words, prompts)
-    return add_items(model, tokenizer, items, catalogue, new_items, texts, ensemble)
+    """`add_items` as the run of ``place`` reads texts."""
+    catalogue = items.catalogue or place.domain
+    prompts = prompt_texts(place.inference.samples.templates, [catalogue])
+    texts = _texts_of(place)._replace(prompts=prompts, text_NE=new.text_NE)
+    return add_items(model, tokenizer, items, catalogue, new.items, texts, ensemble)
+
+
+def _texts_of(place: Place) -> NewTexts:
+    asked = place.inference
+    return NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words)
+
+
+def encoded_items(place: Place, items: ItemTable, new_items: Sequence[NewItem]) -> Later:
+    """New items with the vectors of their texts, for a run with an ensemble. ``ValueError`` as `add_items`."""
+    _check(items, new_items)
+    texts = _texts_of(place)
+    _, wanted = _projection(texts, _has_rows(texts, items))
+    return Later(new_items, _encoded([_clean(item.text) for item in new_items], texts, wanted))
+
+
+def takes_new_items(place: Place, items: ItemTable) -> str:
+    """Why a run with an ensemble cannot have new items, in a sentence; empty where it can."""
+    try:
+        texts = _texts_of(place)
+        _check_encoder(texts, _projection(texts, _has_rows(texts, items))[1])
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def save_unsold(unsold: Later, private: Path) -> None:
+    """Write a company's items without an event; none leave no file."""
+    import pyarrow as pa  # only where it is read or written: --help does without
+    import pyarrow.parquet
+
+    if unsold.items:
+        assert unsold.text_NE is not None
+        columns = dict(zip(NewItem._fields, map(list, zip(*unsold.items, strict=True)), strict=True))
+        vectors = pa.FixedSizeListArray.from_arrays(unsold.text_NE.float().flatten().numpy(), unsold.text_NE.shape[1])
+        pa.parquet.write_table(pa.table({**columns, "vector": vectors}), private / UNSOLD_FILE)
+
+
+def load_unsold(private: Path | None) -> Later:
+    """What `save_unsold` wrote there. ``ValueError`` for a damaged file."""
+    path = (private or Path()) / UNSOLD_FILE
+    if private is None or not path.is_file():
+        return Later([], torch.zeros(0, 0))
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    with damage_names(path):
+        try:
+            table = pa.parquet.read_table(path).combine_chunks()
+        except pa.ArrowException as error:
+            raise ValueError(error) from error
+        items = [as_new_item(row) for row in table.select(list(NewItem._fields)).to_pylist()]
+        vectors = table.column("vector").combine_chunks()
+        text_NE = torch.from_numpy(vectors.flatten().to_numpy().copy()).view(len(items), vectors.type.list_size)
+        return Later(items, text_NE)
 
 
 AGAIN = "Run again, or leave out the new items"
+ALONE = ", or load it without its ensemble (ensemble false)"
 
 
 def _generator(tokenizer: PreTrainedTokenizerBase, texts: NewTexts) -> IDGenerator:
@@ -211,34 +293,51 @@ def _word_runs(texts: Sequence[str]) -> set[str]:
     return {" ".join(words[i:j]) for words in rows for i in range(len(words)) for j in range(i + 1, len(words) + 1)}
 
 
-def _rows(catalogue: str, found: Sequence[str], texts: NewTexts) -> tuple[Tensor, np.ndarray]:
-    """(N, D) rows of the table, and (N, E) vectors of an ensemble."""
+def _has_rows(texts: NewTexts, items: ItemTable) -> bool:
+    """Whether every ID is one token, which has a row of its own."""
+    return texts.ids == "item" and all(len(tokens) == 1 for tokens in items.token_ids)
+
+
+def _projection(texts: NewTexts, has_rows: bool) -> tuple[TextProjection, str]:
+    """What gives new texts their rows and their places in an ensemble, and the digest of its encoder."""
     path = texts.backbone / TEXT_FOLDER / PROJECTION_FILE
     projection, wanted = load_projection(path) if path.is_file() else (None, "")
-    if projection is None or not projection.basis_ED.shape[1]:
+    if has_rows and (projection is None or not projection.basis_ED.shape[1]):
         raise ValueError(
             "got new items for a run of another backbone, whose IDs are one token each, expected a decoder from "
             "scratch (backbone.kind decoder): only there has a new token a place. Train with pretrain.ids generator, "
             "keywords or semantic, whose tokens are known"
         )
+    if projection is None:
+        raise ValueError(
+            f"got new items for a run with an ensemble and without {path}, expected the means of its item texts. "
+            f"{AGAIN}{ALONE}"
+        )
+    return projection, wanted
+
+
+def _rows(catalogue: str, found: Sequence[str], texts: NewTexts) -> tuple[Tensor, np.ndarray]:
+    """(N, D) rows of the table, and (N, E) vectors of an ensemble."""
+    projection, wanted = _projection(texts, True)
     text_NE = _encoded(found, texts, wanted)
     return projection.rows(catalogue, text_NE), unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
 
 
 def _units(catalogue: str, found: Sequence[str], texts: NewTexts) -> np.ndarray:
     """(N, E) vectors of an ensemble."""
-    path, alone = texts.backbone / TEXT_FOLDER / PROJECTION_FILE, ", or load it without its ensemble (ensemble false)"
-    if not path.is_file():
-        raise ValueError(
-            f"got new items for a run with an ensemble and without {path}, expected the means of its item texts. "
-            f"{AGAIN}{alone}"
-        )
-    projection, wanted = load_projection(path)
-    return unit_vectors(_encoded(found, texts, wanted, alone).numpy(), projection.mean[catalogue].numpy())
+    projection, wanted = _projection(texts, False)
+    return unit_vectors(_encoded(found, texts, wanted, ALONE).numpy(), projection.mean[catalogue].numpy())
 
 
 def _encoded(found: Sequence[str], texts: NewTexts, wanted: str, advice: str = "") -> Tensor:
-    """(N, E) vectors by the encoder whose `encoder_digest` is ``wanted``."""
+    """(N, E) vectors by the encoder whose `encoder_digest` is ``wanted``, or those from before."""
+    if texts.text_NE is not None:
+        return texts.text_NE
+    _check_encoder(texts, wanted, advice)
+    return load_encoder(texts.encoder).encode(found).float()
+
+
+def _check_encoder(texts: NewTexts, wanted: str, advice: str = "") -> None:
     if wanted == "tfidf":
         raise ValueError(
             "got new items for a run with the text encoder tfidf, expected minilm or another sentence encoder: TF-IDF "
@@ -252,7 +351,6 @@ def _encoded(found: Sequence[str], texts: NewTexts, wanted: str, advice: str = "
             "vectors of two encoders say nothing of each other. Install that encoder, or put its folder in its place"
             f"{advice}"
         )
-    return load_encoder(texts.encoder).encode(found).float()
 
 
 def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:

@@ -32,7 +32,7 @@ from fedecider.models.histories import (
 from fedecider.models.item_search import Items
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.loaded import Loaded, adapted, best, ready_to_rank, search_without_history
-from fedecider.models.new_items import add_to, as_new_item
+from fedecider.models.new_items import Later, add_to, as_new_item, load_unsold
 from fedecider.models.source import NO_HISTORY_ENSEMBLE, find_source, most_popular
 from fedecider.running.machine import checked_device
 from idgen.backbone import load_backbone
@@ -102,9 +102,11 @@ class Recommender:
         tokenizer = load_tokenizer(place.backbone)
         base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)
         loaded = adapted(base, tokenizer, found, place, table, device, ensemble)
-        made = cls(loaded, device)
-        if new_items:
-            made.add_items(new_items)
+        made, added = cls(loaded, device), [as_new_item(item) for item in new_items]
+        unsold, known = load_unsold(place.ensemble), {item.key for item in added}
+        unsold = unsold.take([number for number, item in enumerate(unsold.items) if item.key not in known])
+        for items in (unsold, Later(added)):
+            made._add(items)
         return made
 
     @property
@@ -315,11 +317,14 @@ class Recommender:
         if isinstance(new_items, str | Mapping) or not isinstance(new_items, Sequence):
             raise ValueError(f"got new items {str(new_items)[:200]!r}, expected a list of them")
         with self._lock:
-            now, added = self._loaded, [as_new_item(item) for item in new_items]
-            if not added:
-                return
-            with_them = add_to(now.place, now.model, now.tokenizer, now.table, added, now.ensemble)
-            self._loaded = ready_to_rank(now.source, now.place, now.model, *with_them, self._device)
+            self._add(Later([as_new_item(item) for item in new_items]))
+
+    def _add(self, added: Later) -> None:
+        now = self._loaded
+        if added.items:
+            longer = add_to(now.place, now.model, now.tokenizer, now.table, added, now.ensemble)
+            parts = (longer.tokenizer, longer.table, longer.ensemble, self._device)
+            self._loaded = ready_to_rank(now.source, now.place, now.model, *parts)
 
     def _answers(
         self,

@@ -25,6 +25,7 @@ from fedecider.running.damage import read_object
 from fedecider.running.run_folder import RunFolder
 
 BACKBONE_FOLDER = "backbone"
+LATER_ROWS = "later_rows.safetensors"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, ITEM_FILE, folders.INFERENCE_FILE)
 READ_FILES = ("*.json", "*.safetensors", "*.md", "*.model", "*.txt")
 """What is fetched from the hub: no code and no pickle."""
@@ -131,7 +132,8 @@ def verify_place(place: Place, run: RunFolder | None) -> None:
     if run is not None:
         folders.verify_manifest(run.root, [run.backbone, adapter])
     elif (root / folders.MANIFEST_FILE).is_file():
-        parts = [adapter] if root != adapter else [adapter / name for name in ADAPTER_FILES]
+        later = [adapter / LATER_ROWS] if (adapter / LATER_ROWS).is_file() else []
+        parts = [adapter] if root != adapter else [*(adapter / name for name in ADAPTER_FILES), *later]
         parts += [place.backbone] if place.backbone.is_relative_to(root) else []
         parts += [place.ensemble] if place.ensemble is not None and root == adapter else []
         folders.verify_manifest(root, parts, ANEW if root == adapter else folders.ADVICE)

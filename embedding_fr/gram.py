@@ -78,33 +78,13 @@ def check_masked(num_items: int, num_planes: int, bits: int, num_clients: int = 
         )
 
 
-def client_triangle(history_I: Tensor, scale: float) -> Tensor:
-    """(L,) float64: ``scale`` at each pair of items of one client, an item with itself included."""
-    num_items = len(history_I)
-    item_T = history_I.nonzero()[:, 0]
-    first, second = torch.combinations(item_T, with_replacement=True).unbind(1)
-    triangle_L = torch.zeros(triangle_size(num_items), dtype=torch.float64, device=history_I.device)
-    triangle_L[first * num_items - first * (first - 1) // 2 + second - first] = scale
-    return triangle_L
-
-
-def client_scales(history_CI: Tensor, bound: float) -> Tensor:
-    """(C,) float64 ``min(1, bound / ||triangle of x x^T||_2)``, rounded down to a multiple of 2^-16.
-
-    n items make n (n + 1) / 2 ones in the triangle, so that its norm is the root of that.
-    """
-    count_C = history_CI.sum(1).double()
-    norm_C = (count_C * (count_C + 1.0) / 2.0).sqrt()
-    return ((bound / norm_C).clamp(max=1.0) * 2.0**SCALE_BITS).floor() / 2.0**SCALE_BITS
-
-
 def check_scales(scale_C: Tensor, clients: Tensor, bound: float) -> None:
     """``ValueError`` where a bound is so small that nothing of a client is counted: below 2^-16 everything is 0."""
     least = int(scale_C.argmin())
     if scale_C[least] < 2.0**-SCALE_BITS:
         raise ValueError(
             f"got a bound of {bound:g}, under which nothing of client {int(clients[least])} is counted, expected a "
-            f"larger one: numbers of a sum are multiples of 2^-{SCALE_BITS}. Raise clip, or lower max_items"
+            f"larger one: numbers of a sum are multiples of 2^-{SCALE_BITS}. Raise clip"
         )
 
 
@@ -232,21 +212,9 @@ def leading_eigenpairs(gram_II: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     except ArpackError as error:  # among them that it does not converge
         raise ValueError(
             f"got a matrix of {len(gram_II)} items whose {rank} leading eigenpairs cannot be found ({error}), expected "
-            "one where they can: take another number of them (rank, num_vectors)"
+            "one where they can: take another number of them (num_vectors)"
         ) from error
     order_R = np.argsort(-value_R, kind="stable")
     vector = torch.from_numpy(vector_IR[:, order_R]).to(gram_II.device)
     vector[gram_II.diagonal() == 0.0] = 0.0
     return torch.from_numpy(value_R[order_R]).to(gram_II.device), vector
-
-
-def low_rank_scores(history_CI: Tensor, value_R: Tensor, vector_IR: Tensor, regularisation: Tensor | float) -> Tensor:
-    """(C, I) ``x B`` of EASE for ``G = V diag(g) V^T``, without any (I, I) matrix.
-
-    ``P = (I - V diag(g / (g + lambda)) V^T) / lambda`` and ``x B = x - (x P) / diag P``.
-    """
-    history_CI = history_CI.to(value_R.dtype)
-    shrunk_R = value_R / (value_R + regularisation)
-    product_CI = history_CI - (history_CI @ vector_IR * shrunk_R) @ vector_IR.T  # lambda x P
-    diagonal_I = 1.0 - (vector_IR.square() * shrunk_R).sum(1)  # lambda diag P
-    return history_CI - product_CI / diagonal_I

@@ -185,7 +185,7 @@ def build_method(settings: EmbeddingSettings, federation: Federation) -> Federat
 def working_set(settings: EmbeddingSettings, num_items: int, device: torch.device) -> Callable[[int], int]:
     """Train items of a client -> bytes that its part of a block takes, by which blocks are sized."""
     run, training, entry = settings.run, settings.training, METHODS[settings.run.method]
-    whole_tables = entry.whole_tables + entry.further_tables(settings.method) + (0 if run.federation else 2)
+    whole_tables = entry.whole_tables + (0 if run.federation else 2)
     whole_tables += 0 if device.type == "cpu" else entry.passing_tables
     whole = run.secure_sum or settings.privacy.noise_scale > 0.0 or run.robust_mean != "mean"
 
@@ -285,7 +285,7 @@ def _held_bytes(settings: EmbeddingSettings, population: Population) -> int:
     examples_N = population.num_train_N * (1 + settings.training.num_negatives)
     rows_N = examples_N.clamp(max=population.num_items)
     entry = METHODS[settings.run.method]
-    whole = entry.whole_tables + entry.further_tables(settings.method) > 0
+    whole = entry.whole_tables > 0
     num_rows = population.num_items * population.num_clients if whole else int(rows_N.sum())
     return 4 * settings.training.embedding_size * num_rows
 

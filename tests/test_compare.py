@@ -96,7 +96,7 @@ def test_a_killed_table_goes_on_and_is_the_same(playground):
     again = finish(begin(playground))
     assert "done" not in again.replace("shared stages, seed 0: done", "")  # nothing was run a third time
     whole = finish(begin(playground, "--output", "whole"))
-    assert "fedprox, seed 0" in whole
+    assert "fedprox, default, seed 0" in whole
     assert lasting(json.loads((playground / "whole" / "compare.json").read_text())) == lasting(resumed)
 
     prox = next(one for one in resumed["settings"] if one["row"] == "fedprox")

@@ -73,7 +73,6 @@ def test_sizes_of_the_llm_track(federate, words, message):
         ("fedmf", ["--num_negatives", BILLION], "got num_negatives 1000000000,"),
         ("fedncf", ["--hidden_sizes", "1000000000,8"], "got the layer sizes '1000000000,8'"),
         ("pfedclr", ["--rank", BILLION], "got rank 1000000000,"),
-        ("gpfedrec", ["--graph_layers", BILLION], "got graph_layers 1000000000,"),
     ],
 )
 def test_sizes_of_the_embedding_track(federate, tmp_path, method, words, message):

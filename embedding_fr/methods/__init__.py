@@ -14,7 +14,6 @@ BUILT_IN = {
     "fednear": "embedding_fr.methods.fednear:METHOD",
     "colr": "embedding_fr.methods.colr:METHOD",
     "fedcia": "embedding_fr.methods.fedcia:METHOD",
-    "fedcia_fitted": "embedding_fr.methods.fedcia_fitted:METHOD",
     "fedmf": "embedding_fr.methods.fedmf:METHOD",
     "pfedclr": "embedding_fr.methods.pfedclr:METHOD",
     "fedrap": "embedding_fr.methods.fedrap:METHOD",

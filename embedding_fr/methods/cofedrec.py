@@ -36,6 +36,8 @@ NO_CATEGORY = -1
 """Label of every item before the first round."""
 ROWS = 128
 """Clients whose tables are read at a time."""
+BASE_TEMPERATURE = 0.5
+"""tau_0 of the contrastive term."""
 ROUNDING = 1e-9
 """Distances that differ by less are ties."""
 
@@ -50,9 +52,6 @@ class CofedrecConfig:
             category; random takes as many who are drawn; all takes the cohort; core the core user alone.
         contrast_weight: The weight of the contrastive term; 0 leaves it out.
         temperature: The temperature tau of the contrastive term.
-        base_temperature: The tau_0 of the contrastive term.
-        contrast: Where the mean over an item's category stands in that term: out, outside the logarithm; in, inside
-            it, without the factor tau / tau_0.
         num_anchors: The number of items that the contrastive term looks at, drawn anew in every round, the same for
             all; 0 takes all items, which costs items squared in every local step.
     """
@@ -61,8 +60,6 @@ class CofedrecConfig:
     group: Literal["similar", "random", "all", "core"] = "similar"
     contrast_weight: NotNegative = 0.005
     temperature: Positive = 0.5
-    base_temperature: Positive = 0.5
-    contrast: Literal["out", "in"] = "out"
     num_anchors: Annotated[Int, Field(ge=0)] = 128
 
 
@@ -104,10 +101,10 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
     ``group`` with the one it goes on with.
 
     Differs from the paper: its text and code were not at hand. Steps and settings are those of others' notes and
-    re-implementation; the notes have ``contrast in``. Ours: ``num_anchors``; the core user is always in the group; the
-    user's own table is counted as sent back where the server has changed nothing; the table's rate is that of
-    PFedRec's public code, learning_rate x 80 x items (others': less one learning_rate), unless item_learning_rate is
-    given.
+    re-implementation; the notes have the mean over a category inside the logarithm. Ours:
+    ``num_anchors``; the core user is always in the group; the user's own table is counted as sent back where the server
+    has changed nothing; the table's rate is that of PFedRec's public code, learning_rate x 80 x items (others': less
+    one learning_rate), unless item_learning_rate is given.
     """
     model = linear_model(federation, training)
     start_ID = model.shared["item_table"]
@@ -197,8 +194,8 @@ def contrastive_loss(row_ASD: Tensor, label_AS: Tensor, config: CofedrecConfig) 
     """(A,) supervised contrastive loss (Khosla et al., 2020) of items with their categories as classes.
 
     With v the rows divided by their norms, Z(i) the other items of i's category and ``r_iz = exp(v_i . v_z / tau) /
-    sum_{a != i} exp(v_i . v_a / tau)``: ``out`` is ``-(tau / tau_0) mean_i mean_{z in Z(i)} log r_iz``, ``in`` is
-    ``-mean_i log mean_{z in Z(i)} r_iz``. An item that is alone in its category counts as 0, as one without category.
+    sum_{a != i} exp(v_i . v_a / tau)``: ``-(tau / tau_0) mean_i mean_{z in Z(i)} log r_iz``. An item that is alone in
+    its category counts as 0, as one without category.
     """
     if row_ASD.shape[1] < 2:
         return row_ASD.sum((1, 2)) * 0.0
@@ -208,12 +205,8 @@ def contrastive_loss(row_ASD: Tensor, label_AS: Tensor, config: CofedrecConfig) 
     log_ratio_ASS = score_ASS.log_softmax(2)
     alike_ASS = (label_AS[:, :, None] == label_AS[:, None]) & ~itself_SS & (label_AS != NO_CATEGORY)[:, :, None]
     count_AS = alike_ASS.sum(2)
-    if config.contrast == "out":
-        total_AS = torch.where(alike_ASS, log_ratio_ASS, 0.0).sum(2) / count_AS.clamp(min=1)
-        return -(config.temperature / config.base_temperature) * total_AS.mean(1)
-    alone_AS1 = (count_AS == 0)[:, :, None]
-    inside_AS = torch.where(alike_ASS | alone_AS1 & itself_SS, log_ratio_ASS.masked_fill(itself_SS, 0.0), -math.inf)
-    return -(inside_AS.logsumexp(2) - count_AS.clamp(min=1).to(row_ASD.dtype).log()).mean(1)
+    total_AS = torch.where(alike_ASS, log_ratio_ASS, 0.0).sum(2) / count_AS.clamp(min=1)
+    return -(config.temperature / BASE_TEMPERATURE) * total_AS.mean(1)
 
 
 def mean_table(table_NID: Tensor, client_G: Tensor) -> Tensor:

@@ -39,9 +39,6 @@ class Method(NamedTuple):
     """Tables of one row per item that a client holds in full and goes over in every local step (FedRAP: its personal
     table and a whole copy of the common one). 0: its steps touch the rows of its own examples only, and no more are
     held. Blocks are sized by it, so it decides speed and memory, never a result."""
-    further_tables: Callable[[Any], int] = none
-    """config -> whole tables besides those, where a setting makes a client go over them in every local step (pFedGraph:
-    its table and the direction, under ``likeness_weight``)."""
     passing_tables: int = 0
     """Further whole tables that a client goes over once or twice a round, not in every step (PFedRec: its own last
     table, which is kept): they take memory, but no room in a CPU's caches, so only a GPU's blocks are sized by them."""

@@ -16,7 +16,7 @@ from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.gram import leading_eigenpairs
 from embedding_fr.methods.entry import Method, always
-from embedding_fr.methods.fedease import train_items
+from embedding_fr.methods.fednear import train_items
 from fedecider.bounds import NotNegative, OneOrMore, dataclass
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload

@@ -42,18 +42,15 @@ class FedfastConfig:
 
     Args:
         num_clusters: The number of clusters of users.
-        draw: How a cohort is drawn from the clusters: equal takes as many users of each as far as they reach,
-            proportional in proportion to their sizes, random looks at no cluster.
-        item_rule: How clients weigh in a row of the item table: moved, by how much they changed it; examples, by their
-            train items, as in FedMF.
+        draw: How a cohort is drawn from the clusters: equal takes as many users of each as far as they reach, random
+            looks at no cluster.
         follow: The share of the mean step of a cluster's present users that its absent users take, in the first round;
             0 leaves absent users where they are.
         follow_decay: How fast that share falls: after t rounds it is follow x exp(-follow_decay t).
     """
 
     num_clusters: OneOrMore = 5
-    draw: Literal["equal", "proportional", "random"] = "equal"
-    item_rule: Literal["moved", "examples"] = "moved"
+    draw: Literal["equal", "random"] = "equal"
     follow: NotNegative = 1.0
     follow_decay: NotNegative = 1.0
 
@@ -110,14 +107,13 @@ def fedfast(federation: Federation, training: EmbeddingTraining, config: Fedfast
 
     def cohort(round: int, server: Tree, size: int) -> set[int]:
         generator = stream(federation.seed, "cohort", round)
-        return drawn_in_turn(server[CLUSTER].cpu(), size, config.draw == "proportional", generator)
+        return drawn_in_turn(server[CLUSTER].cpu(), size, generator)
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download({name: server[name] for name in common}, {"user": server["user"][clients]})
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         table_ID, user_ND = server["item_table"], server["user"].clone()
-        averaged_names = SCORER if config.item_rule == "moved" else common
         moves = Moves(table_ID)
         present = []
 
@@ -126,21 +122,18 @@ def fedfast(federation: Federation, training: EmbeddingTraining, config: Fedfast
                 heard_C = finite_clients(upload)
                 present.append(upload.clients[heard_C])
                 user_ND[present[-1]] = upload.tensors["user"][heard_C]
-                if config.item_rule == "moved":
-                    moves.add(upload, heard_C)
-                tensors = {name: upload.tensors[name] for name in averaged_names}
-                rows = {name: row_CR for name, row_CR in upload.rows.items() if name in tensors}
-                yield upload._replace(tensors=tensors, rows=rows, finite=heard_C)
+                moves.add(upload, heard_C)
+                tensors = {name: upload.tensors[name] for name in SCORER}
+                yield upload._replace(tensors=tensors, rows={}, finite=heard_C)
 
-        mean = weighted_mean(scorers(), fallback={name: server[name] for name in averaged_names})
+        mean = weighted_mean(scorers(), fallback={name: server[name] for name in SCORER})
         client_V = torch.cat(present)
         if not len(client_V):
             return server
-        table = {"item_table": moves.table()} if config.item_rule == "moved" else {}
         label_N = clusters(round, user_ND)
         share = config.follow * math.exp(-config.follow_decay * (round - 1))
         user_ND = followed(server["user"], user_ND, client_V, label_N, share)
-        return {**mean, **table, "user": user_ND, CLUSTER: label_N}
+        return {**mean, "item_table": moves.table(), "user": user_ND, CLUSTER: label_N}
 
     common = ("item_table", *SCORER)
     return method._replace(
@@ -153,19 +146,17 @@ def fedfast(federation: Federation, training: EmbeddingTraining, config: Fedfast
     )
 
 
-def drawn_in_turn(cluster_N: Tensor, size: int, proportional: bool, generator: torch.Generator) -> set[int]:
+def drawn_in_turn(cluster_N: Tensor, size: int, generator: torch.Generator) -> set[int]:
     """``size`` users: clusters give a user each in turn, drawn alike among those that are left, as far as they reach.
 
-    ``proportional``: the j-th user of a cluster of n has its turn at ``(j - 1/2) / n``, so clusters give in proportion
-    to n, to rounding. Between equal turns chance decides.
+    Between equal turns chance decides.
     """
     order_N = torch.randperm(len(cluster_N), generator=generator)
     grouped_N = order_N[cluster_N[order_N].sort(stable=True).indices]
     count_K = torch.bincount(cluster_N)
     place_N = torch.arange(len(cluster_N)) - (count_K.cumsum(0) - count_K).repeat_interleave(count_K)
-    turn_N = (place_N + 0.5) / count_K.repeat_interleave(count_K).double() if proportional else place_N.double()
     mixed_N = torch.randperm(len(cluster_N), generator=generator)
-    first_N = turn_N[mixed_N].sort(stable=True).indices
+    first_N = place_N[mixed_N].sort(stable=True).indices
     return set(grouped_N[mixed_N[first_N[:size]]].tolist())
 
 

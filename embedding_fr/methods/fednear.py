@@ -2,7 +2,8 @@
 
 FedEASE counts a pair of items alike whether a client had them in a row or far apart. Here a pair d events apart counts
 1 / (1 + d / reach), what came later may count more than what came before, and newer items weigh more in the score. What
-a client sends is still its term of one sum: secure aggregation and a privacy budget apply as to FedEASE.
+a client sends is still its term of one sum: secure aggregation and a privacy budget apply. With infinite reaches and no
+direction it is FedEASE (:mod:`embedding_fr.methods.fedease`).
 
 Shape legend: C clients of a block, N clients of the run, I items, T train items of a client, E pairs of one client,
 L = I (I + 1) / 2 entries of an upper triangle, P planes: pair counts and, where order is used, their signed counts.
@@ -22,11 +23,10 @@ from embedding_fr import gram
 from embedding_fr.blocks import Federation, UserData, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods.entry import Method, always
-from embedding_fr.methods.fedease import guarantee, needs_everyone
 from fedecider.baselines.ease import mirror
 from fedecider.bounds import Float, NotNegative, Positive, PositiveOrInfinite, ZeroOrMore, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
-from fedecider.federation.privacy import PrivacyConfig, protect
+from fedecider.federation.privacy import PrivacyConfig, privacy_report, protect
 from fedecider.federation.secure_rounds import Simulated, simulated
 from fedecider.federation.secure_sum import Bits, decode, encode
 from fedecider.federation.streams import stream
@@ -50,6 +50,10 @@ SPACE: Space = {
 }
 DEFAULTS: dict[str, int] = {"num_rounds": 2}
 """Round 1 sums, round 2 delivers."""
+NUM_NEIGHBOURS = 16
+"""Clients that each client shares a mask with under ``secure``."""
+MASKED = "masked_gram"
+"""Name of the masked planes in an upload."""
 
 
 @dataclass(frozen=True)
@@ -63,41 +67,31 @@ class FednearConfig:
         history_reach: An item that old, in events, counts half as much as the newest one in the score; with inf all
             count alike.
         direction: How much order counts: 0 ignores it, and 1 predicts only what comes later from what came before.
-        max_items: At most this many train items of a client, its newest, are counted; 0 counts all.
         secure: If true, uploads are masked, so that the server sees the sum only, of three fifths of the clients at
             least; they are then whole triangles.
-        mask_neighbours: The number of clients that each client shares a mask with under secure, an even number; 0
-            stands for all of them.
         clip: The largest L2 norm of a client's contribution, which is scaled down to it; 0 bounds nothing.
         noise_scale: The size of the Gaussian noise on the sum, divided by clip; 0 adds none. It needs direction 0 and
-            clip or max_items.
+            clip.
         delta: The probability that (epsilon, delta) leaves open.
         top_k: The number of entries of each column of the weights that clients get, by size; 0 sends all.
         precision: The number format of the sum and of the solution at the server, float32 or float64; float32 takes
             half the memory and half the time.
-        history: What a client scores from: train, its train items, or known, which adds the validation item when
-            testing.
     """
 
     regularisation: Positive = 200.0
     pair_reach: PositiveOrInfinite = 10.0
     history_reach: PositiveOrInfinite = 2.0
     direction: Annotated[Float, Field(ge=0, le=1)] = 0.2
-    max_items: ZeroOrMore = 0
     secure: bool = False
-    mask_neighbours: ZeroOrMore = 16
     clip: NotNegative = 0.0
     noise_scale: NotNegative = 0.0
     delta: float = 1e-5
     top_k: ZeroOrMore = 0
     precision: Literal["float32", "float64"] = "float64"
-    history: Literal["train", "known"] = "train"
 
     def __post_init__(self) -> None:
-        if self.mask_neighbours % 2:
-            raise ValueError(f"got mask_neighbours {self.mask_neighbours}, expected an even number, or 0 for all")
-        if self.noise_scale and self.bound == math.inf:
-            raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip or max_items as well")
+        if self.noise_scale and not self.clip:
+            raise ValueError(f"got noise_scale {self.noise_scale} without a bound, expected clip as well")
         if self.noise_scale and self.direction:
             raise ValueError(
                 f"got noise_scale {self.noise_scale} with direction {self.direction}, expected direction 0: noise on a "
@@ -113,14 +107,17 @@ class FednearConfig:
     @property
     def bound(self) -> float:
         """Largest L2 norm of a contribution."""
-        of_items = contribution_norm(self.max_items, self) if self.max_items else math.inf
-        return min(self.clip or math.inf, of_items)
+        return self.clip or math.inf
+
+    @property
+    def counts_alike(self) -> bool:
+        """Whether nearness and order count for nothing: what is sent then tells no order."""
+        return self.pair_reach == math.inf and not self.direction
 
     @property
     def privacy(self) -> PrivacyConfig:
         """Bound and noise of the sum, for the accountant."""
-        clip = None if self.bound == math.inf else self.bound
-        return PrivacyConfig(clip, self.noise_scale, self.delta, "sum")
+        return PrivacyConfig(self.clip or None, self.noise_scale, self.delta, "sum")
 
 
 def fednear(federation: Federation, training: EmbeddingTraining, config: FednearConfig) -> FederatedMethod:
@@ -134,21 +131,36 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
     1 / (1 + age / history_reach) for an item of the client, age 0 its newest. Both reaches inf and direction 0 are
     FedEASE.
 
-    Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of W is counted too. Ways of
-    summing, and what the server learns, are those of :func:`embedding_fr.methods.fedease.fedease`: plain (the item
-    numbers of a client in order, 4 bytes each), ``secure`` (P planes of L masked numbers of 4 or 8 bytes), with
-    ``noise_scale`` (Gaussian noise on the sum; a contribution is scaled into its bound; direction must be 0). Nothing
-    is drawn without noise or masks; ``training`` is not used. Variant ``global``. No state stays with the clients but
-    their history. Memory: :func:`server_bytes`, one square for both planes, checked before the first round;
-    :func:`client_bytes` for a client of a block. Time: I^3 for the solution, 3 I^3 with direction.
+    Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of W is counted too (each
+    round counts what is sent before its training). Clients score by themselves. Three ways of summing:
+
+    - plain: a client sends the numbers of its items in order, 4 bytes each. Its own term tells the same and is longer:
+      in this form the server learns the train items of every client.
+    - ``secure``: a client sends P planes of L masked numbers of 4 or 8 bytes; the server learns the sum.
+    - ``noise_scale``: s_u = min(1, clip / ||contribution||_2) and Gaussian noise of noise_scale * clip on every entry
+      of the sum, a share from each client under ``secure``, else added by the server, who then must be trusted with
+      the plain items. :func:`guarantee` says what it is worth. :func:`embedding_fr.gram.denoise` cleans G.
+
+    Nothing is drawn without noise or masks; ``training`` is not used. Variant ``global``. No state stays with the
+    clients but their history. With participation below 1 only the cohort of round 1 counts, and ``secure`` is an error,
+    as is a bound under which a client counts nothing, at a resolution of 2^-16. Memory: :func:`server_bytes`, one
+    square for both planes, checked before the first round; :func:`client_bytes` for a client of a block. Time: I^3 for
+    the solution, 3 I^3 with direction, and the squares of the lengths of histories for the sum.
+    The budget is that of continuous noise on exact sums: rounding to 2^-16 is not accounted for (Kairouz, Liu, Steinke
+    2021 do it exactly), nor are the seed of the simulation and the choice of lambda on validation.
 
     Source: EASE (Steck, WWW 2019) and, for items weighted by recency in a linear model, SLIST (Choi et al., WWW 2021);
     pairs counted by a positive definite kernel of their distance, and the split into order and no order, are ours.
     """
+    return pair_sums("fednear", federation, config)
+
+
+def pair_sums(name: str, federation: Federation, config: FednearConfig) -> FederatedMethod:
+    """See :func:`fednear`."""
     if config.top_k >= federation.num_items:
         raise ValueError(f"got top_k {config.top_k}, expected less than the {federation.num_items} items")
     if config.secure:
-        gram.check_masked(federation.num_items, config.num_planes, number_format(federation, config))
+        gram.check_masked(federation.num_items, config.num_planes, number_format(federation, config)[0])
 
     def init() -> tuple[Tree, Tree]:
         return {}, {}
@@ -161,16 +173,19 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         weight_C = torch.ones(len(block.clients))
         if round > 1:
             return Upload(block.clients, weight_C, {}), {}, [{"num_counted": 0}] * len(block.clients)
-        histories = counted_histories(block.data, config)
+        histories = histories_of(block.data)
         gram.check_scales(client_scales(histories, config), block.clients, config.bound)
         logs = [{"num_counted": len(item_T)} for item_T in histories]
         if config.secure:
-            masked_CPL = masked_planes(histories, block.clients, federation, config, round)
+            masked_CL = masked_planes(histories, block.clients, federation, config, round)
             protocol = parties(federation, config, round).payload_up(block.clients)
-            return Upload(block.clients, weight_C, {"masked_pairs": masked_CPL}, payload=protocol), {}, logs
-        items_CT = torch.nn.utils.rnn.pad_sequence(histories, batch_first=True, padding_value=federation.num_items)
+            return Upload(block.clients, weight_C, {MASKED: masked_CL}, payload=protocol), {}, logs
+        if config.counts_alike:
+            items = train_items(block.data, federation.num_items)
+        else:
+            items = torch.nn.utils.rnn.pad_sequence(histories, batch_first=True, padding_value=federation.num_items)
         size_C = torch.tensor([4 * len(item_T) for item_T in histories])
-        return Upload(block.clients, weight_C, {"items": items_CT}, payload={"items": size_C}), {}, logs
+        return Upload(block.clients, weight_C, {"items": items}, payload={"items": size_C}), {}, logs
 
     def server_aggregate(round: int, server: Tree, uploads: Iterable[Upload]) -> Tree:
         if round > 1:
@@ -179,8 +194,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
         return model_of(sum_of(round, uploads, federation, config), federation, config)
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
-        with_valid = config.history == "known" and split == "test"
-        history_CI = weighted_history(block.data, federation.num_items, config.history_reach, with_valid)
+        history_CI = weighted_history(block.data, federation.num_items, config.history_reach)
         model = download.shared
         if config.top_k:
             score_CI = gram.sparse_scores(history_CI, model["index"], model["value"])
@@ -188,7 +202,29 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
             score_CI = history_CI @ model["weights"]
         return rank_users(score_CI, block.data, split, federation.protocol)
 
-    return FederatedMethod("fednear", init, broadcast, client_update, server_aggregate, positions, ("global",))
+    def upload_like(round: int, server: Tree) -> Tree:
+        return {"items": torch.zeros(federation.num_items, dtype=torch.bool)} if round == 1 else {}
+
+    return FederatedMethod(
+        name,
+        init,
+        broadcast,
+        client_update,
+        server_aggregate,
+        positions,
+        ("global",),
+        upload_like=upload_like if config.counts_alike and not config.secure else None,
+    )
+
+
+def guarantee(config: FednearConfig) -> str:
+    """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
+    return privacy_report(config.privacy, num_rounds=1)
+
+
+def needs_everyone(config: FednearConfig) -> bool:
+    """Under ``secure``: all clients exchange keys and shares."""
+    return config.secure
 
 
 def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FednearConfig) -> int:
@@ -212,24 +248,24 @@ def nearness(distance: Tensor, reach: float) -> Tensor:
     return 1.0 / (1.0 + distance.double() / reach)
 
 
-def counted_histories(data: UserData, config: FednearConfig) -> list[Tensor]:
-    """Train items of each client, oldest first; of more than ``max_items`` the newest."""
-    histories = []
-    for item_T, num_train in zip(data.train_CT, data.num_train_C.tolist(), strict=True):
-        first = max(0, num_train - config.max_items) if config.max_items else 0
-        histories.append(item_T[first:num_train])
-    return histories
+def train_items(data: UserData, num_items: int) -> Tensor:
+    """(C, I) bool: the train items of each client."""
+    history_CI = torch.zeros(len(data.train_CT), num_items + 1, dtype=torch.bool, device=data.train_CT.device)
+    return history_CI.scatter_(1, data.train_CT, True)[:, :-1]  # the last column takes the padding
 
 
-def weighted_history(data: UserData, num_items: int, reach: float, with_valid: bool) -> Tensor:
-    """(C, I) float32 ``h_u``; ``with_valid`` puts the validation item in as the newest."""
+def histories_of(data: UserData) -> list[Tensor]:
+    """Train items of each client, oldest first."""
+    return [item_T[:num] for item_T, num in zip(data.train_CT, data.num_train_C.tolist(), strict=True)]
+
+
+def weighted_history(data: UserData, num_items: int, reach: float) -> Tensor:
+    """(C, I) float32 ``h_u``."""
     place_T = torch.arange(data.train_CT.shape[1], device=data.train_CT.device)
-    age_CT = data.num_train_C[:, None] - 1 - place_T + int(with_valid)
+    age_CT = data.num_train_C[:, None] - 1 - place_T
     weight_CT = nearness(age_CT.clamp(min=0), reach).float()
     history_CI = weight_CT.new_zeros(len(weight_CT), num_items + 1)
     history_CI.scatter_(1, data.train_CT, weight_CT)  # the last column takes the padding
-    if with_valid:
-        history_CI.scatter_(1, data.valid_C[:, None], 1.0)
     return history_CI[:, :-1]
 
 
@@ -268,46 +304,48 @@ def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tup
     return place_E, torch.stack(planes[: config.num_planes])
 
 
-def number_format(federation: Federation, config: FednearConfig) -> Bits:
-    """Bits of masked numbers: room for the sum in fixed point, with noise of 10 deviations."""
+def number_format(federation: Federation, config: FednearConfig) -> tuple[Bits, int]:
+    """Bits and fraction bits of masked numbers: whole counts, else fixed point with room for noise of 10 deviations."""
+    fraction_bits = 0 if config.counts_alike and config.bound == math.inf else gram.SCALE_BITS
     share = config.noise_scale * config.bound / math.sqrt(federation.num_clients) if config.noise_scale else 0.0
-    return 32 if federation.num_clients * (1.0 + 10.0 * share) * 2.0**gram.SCALE_BITS < 2.0**31 else 64
+    fits = federation.num_clients * (1.0 + 10.0 * share) * 2.0**fraction_bits < 2.0**31
+    return (32 if fits else 64), fraction_bits
 
 
 def parties(federation: Federation, config: FednearConfig, round: int) -> Simulated:
     """The secure sum of a round over all clients."""
-    neighbours, bits = config.mask_neighbours or None, number_format(federation, config)
-    return simulated(
-        tuple(range(federation.num_clients)), federation.seed, "pairs", round, num_neighbours=neighbours, bits=bits
-    )
+    bits, _ = number_format(federation, config)
+    clients = tuple(range(federation.num_clients))
+    return simulated(clients, federation.seed, "pairs", round, num_neighbours=NUM_NEIGHBOURS, bits=bits)
 
 
 def masked_planes(
     histories: list[Tensor], clients: Tensor, federation: Federation, config: FednearConfig, round: int
 ) -> Tensor:
-    """(C, P, L) int32 or int64: planes of each client, its share of the noise, masks. One client at a time."""
-    bits, shape = number_format(federation, config), (config.num_planes, gram.triangle_size(federation.num_items))
+    """(C, P L) int32 or int64: planes of each client, its share of the noise, masks. One client at a time."""
+    bits, fraction_bits = number_format(federation, config)
     gram.check_masked(federation.num_items, config.num_planes, bits, len(clients))
     masked = []
     for row, item_T in enumerate(histories):
         client_1 = clients[row : row + 1]
         place_E, value_PE = client_entries(item_T.cpu(), federation.num_items, config)
-        planes_1PL = torch.zeros(1, *shape, dtype=torch.float64)
+        planes_1PL = torch.zeros(1, config.num_planes, gram.triangle_size(federation.num_items), dtype=torch.float64)
         planes_1PL[0, :, place_E] = value_PE
         if config.noise_scale:
-            upload, everyone = Upload(client_1, torch.ones(1), {"pairs": planes_1PL}), federation.num_clients
-            planes_1PL = protect(upload, config.privacy, federation.seed, round, cohort_size=everyone)["pairs"]
-        number_L = encode(planes_1PL, gram.SCALE_BITS).view(-1)
-        masked.append(parties(federation, config, round).send(int(client_1), number_L).view(shape))
+            upload, everyone = Upload(client_1, torch.ones(1), {"gram": planes_1PL}), federation.num_clients
+            planes_1PL = protect(upload, config.privacy, federation.seed, round, cohort_size=everyone)["gram"]
+        number_L = encode(planes_1PL, fraction_bits).view(-1)
+        masked.append(parties(federation, config, round).send(int(client_1), number_L))
     return torch.stack(masked)
 
 
 def secure_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
     """(I, I), pairs in its lower triangle and order in its upper one, from masked planes; noise is in them."""
+    _, fraction_bits = number_format(federation, config)
     square_II = torch.zeros(federation.num_items, federation.num_items, dtype=gram.FORMATS[config.precision])
-    summed_PL = parties(federation, config, round).open_uploads(uploads, "masked_pairs")
+    summed_PL = parties(federation, config, round).open_uploads(uploads, MASKED).view(config.num_planes, -1)
     for add, plane_L in zip((gram.add_triangle, gram.add_order), summed_PL, strict=False):  # order may be left out
-        add(square_II, decode(plane_L, gram.SCALE_BITS))
+        add(square_II, decode(plane_L, fraction_bits))
     return square_II
 
 
@@ -317,12 +355,16 @@ def plain_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, 
     num_items = federation.num_items
     square_II = torch.zeros(num_items, num_items, dtype=gram.FORMATS[config.precision])
     for upload in uploads:
-        histories = [item_T[item_T < num_items] for item_T in upload.tensors["items"]]
+        items = upload.tensors["items"]
+        if items.dtype == torch.bool:
+            histories = list(items.nonzero()[:, 1].split(items.sum(1).tolist()))
+        else:
+            histories = [item_T[item_T < num_items] for item_T in items]
         gram.add_histories(
             square_II, histories, client_scales(histories, config), config.pair_reach, ordered=config.direction > 0
         )
     if config.noise_scale:
-        generator = stream(federation.seed, "pair_noise", round)
+        generator = stream(federation.seed, "gram_noise", round)
         noise_L = torch.randn(gram.triangle_size(num_items), generator=generator, dtype=torch.float64)
         gram.add_triangle(square_II, noise_L.mul_(config.noise_scale * config.bound))
     return square_II

@@ -23,7 +23,7 @@ from embedding_fr.local_training import batch_loss
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.stacked import check_finite, inner_products, received, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
-from fedecider.bounds import NotNegative, Positive, dataclass
+from fedecider.bounds import NotNegative, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space
@@ -51,7 +51,7 @@ def share_above(table_CID: Tensor, limit: float) -> Tensor:
     return (table_CID.abs() > limit).sum((1, 2)) / table_CID[0].numel()
 
 
-COMMON, PERSONAL, UPLOADED = "common_table", "personal_table", "uploaded_table"
+COMMON, PERSONAL = "common_table", "personal_table"
 TABLES = (COMMON, PERSONAL)
 LARGEST_ENTRY = 1e4
 """Tables beyond this have diverged: long before numbers overflow, scores are saturated and nothing is learnt."""
@@ -117,10 +117,7 @@ class FedrapConfig:
             0 keeps it as it started.
         curriculum: How both weights depend on the round; None is tanh, and fixed for the code variant, which never
             applies the one it computes.
-        grad_clip: The bound on the Frobenius norm of the gradient of the common table in every local step (Eq. 4).
         encoding: How the common table is sent: plain as it is, sparse without its zeros.
-        keep_uploaded: If true, each client keeps its own trained common table and scores with it (variant personal,
-            line 7 of Algorithm 1), which doubles the local state.
     """
 
     variant: Literal["paper", "code"] = "paper"
@@ -131,13 +128,7 @@ class FedrapConfig:
     sparsity_weight: NotNegative = 0.1
     personal_learning_rate: NotNegative | None = None
     curriculum: Curriculum | None = None
-    grad_clip: Positive | None = None
     encoding: Literal["plain", "sparse"] = "plain"
-    keep_uploaded: bool = False
-
-    def __post_init__(self) -> None:
-        if self.keep_uploaded and self.tables == "personal":
-            raise ValueError("got keep_uploaded with tables personal, expected a common table: nothing is uploaded")
 
     @property
     def schedule(self) -> Curriculum:
@@ -197,8 +188,8 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
 
     Differs from the paper: it prints the distance with two signs, the one of Eq. 3 (tables apart) holds; it names no
     learning rate and no theta; D starts at zero (the paper does not say); it scores with the client's C before
-    averaging (``keep_uploaded``), while its code takes the averaged one; its noise falls on the bounded gradient of C
-    in every step, ours (``clip``, ``noise_scale``) on the bounded upload once a round. Differs from the public code:
+    averaging, here as in its code with the averaged one; its bound and noise fall on the gradient of C in every step
+    (Eq. 4), ours (``clip``, ``noise_scale``) on the upload once a round. Differs from the public code:
     clients do not stop early when their loss stalls.
 
     Raises:
@@ -215,28 +206,23 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
 
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         # A table kept in a file lives on the CPU.
-        params = {name: tensor.to(federation.device, copy=True) for name, tensor in own.items() if name != UPLOADED}
+        params = {name: tensor.to(federation.device, copy=True) for name, tensor in own.items()}
         if config.tables != "personal":
             params[COMMON] = received(download, COMMON, len(block.clients)).clone()
         logs = _train(params, federation, training, config, block, round)
         loss_C = logs["loss"]
         check_finite({name: params[name] for name in params if name not in TABLES}, loss_C, block.clients, round)
         shared = {COMMON: params.pop(COMMON)} if COMMON in params else {}
-        kept = {UPLOADED: shared[COMMON]} if config.keep_uploaded else {}
         payload = {COMMON: sparse_bytes(shared[COMMON])} if shared and config.encoding == "sparse" else {}
         upload = Upload(block.clients, torch.ones_like(loss_C), shared, payload=payload)
-        return upload, {**params, **kept}, _per_client(logs)
+        return upload, params, _per_client(logs)
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
         params = {name: tensor.to(federation.device) for name, tensor in own.items()}
-        if variant == "personal":
-            params[COMMON] = params[UPLOADED]
-        elif config.tables != "personal":
+        if config.tables != "personal":
             params[COMMON] = received(download, COMMON, len(block.clients))
         return rank_users(logits(params, None)[0], block.data, split, federation.protocol)
 
-    variants = ("personal", "global") if config.keep_uploaded else ("global",)
-    unread = (UPLOADED,) if config.keep_uploaded else ()
     return FederatedMethod(
         "fedrap",
         init,
@@ -244,8 +230,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         client_update,
         mean_over_clients(uniform=True),
         positions,
-        variants,
-        unread,
+        ("global",),
         upload_like=lambda round, server: dict(server),
         takes_mean=config.tables != "personal",
     )
@@ -268,8 +253,6 @@ def start_values(federation: Federation, training: EmbeddingTraining, config: Fe
         personal_ID = normal(federation, training, PERSONAL, federation.num_items)
     if config.tables != "common":
         local[PERSONAL] = personal_table(personal_ID, federation.num_clients, federation.table_bytes)
-    if config.keep_uploaded:
-        local[UPLOADED] = personal_table(common_ID, federation.num_clients, federation.table_bytes)
     return {COMMON: common_ID} if config.tables != "personal" else {}, local
 
 
@@ -318,9 +301,6 @@ def gradients(
         by_name[COMMON] = _common_gradient(by_name[COMMON], tables[COMMON], config, now, share_AI1)
     if weight_decay:
         by_name = {name: gradient.add(mine[name], alpha=weight_decay) for name, gradient in by_name.items()}
-    if COMMON in tables and config.grad_clip is not None:
-        norm_A = torch.linalg.vector_norm(by_name[COMMON], dim=(1, 2), keepdim=True)
-        by_name[COMMON] = by_name[COMMON] * (config.grad_clip / norm_A).clamp(max=1.0)
     return by_name, logit_AB
 
 

@@ -7,10 +7,9 @@ block, A active clients of a step, I items, D dims, R touched rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from embedding_fr.averaged import Model, score_all
@@ -27,7 +26,7 @@ from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
 from embedding_fr.similarity import cosines
 from embedding_fr.stacked import check_finite, received, received_rows, set_rows
-from fedecider.bounds import Depth, Int, NotNegative, dataclass
+from fedecider.bounds import NotNegative, ZeroOrMore, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.search_space import Real, Space, Whole
 
@@ -44,7 +43,6 @@ class GpfedrecConfig:
         threshold: Neighbours are the clients with a similarity above threshold x mean similarity.
         num_neighbours: If above 0, the neighbours are that many most similar clients, oneself among them, and
             threshold is not used.
-        graph_layers: The number of steps along the graph.
         graph_weight: The weight of the regulariser that draws the local table to that of the neighbourhood.
         variant: The variant: paper takes similar clients; code takes those with a large cosine DISTANCE, as the public
             code does.
@@ -52,8 +50,7 @@ class GpfedrecConfig:
 
     hidden_sizes: str = "16,8"
     threshold: NotNegative = 1.0
-    num_neighbours: Annotated[Int, Field(ge=0)] = 0
-    graph_layers: Depth = 1
+    num_neighbours: ZeroOrMore = 0
     graph_weight: NotNegative = 1.0
     variant: Literal["paper", "code"] = "paper"
 
@@ -74,7 +71,7 @@ SPACE: Space = {**TRAINING_SPACE, "local_epochs": Whole(1, 3), "graph_weight": R
 
 def gpfedrec(federation: Federation, training: EmbeddingTraining, config: GpfedrecConfig) -> FederatedMethod:
     """Score ``mlp([p_u, q_i])``: p_u and the network stay. The server joins clients whose item tables are similar
-    (:func:`user_graph`), ``R = A^layers Q`` over the uploaded tables gives each client the table r_u of its
+    (:func:`user_graph`), ``R = A Q`` over the uploaded tables gives each client the table r_u of its
     neighbourhood, and ``q = mean_u r_u`` is what all start from. Loss: BCE + graph_weight mean((q_u - r_u)^2).
 
     Download: q and r_u - q (what the neighbourhood adds), two tables; upload: one table, in full, since the regulariser
@@ -128,7 +125,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         cohort = collect(server, uploads, "graph_table")
         if cohort is None:
             return server
-        graph_VV = torch.linalg.matrix_power(user_graph(cosine_similarities(cohort), config), config.graph_layers)
+        graph_VV = user_graph(cosine_similarities(cohort), config)
         mean_ID = mixed_table(cohort, graph_VV.mean(0)).view(server["item_table"].shape)
         return {"item_table": mean_ID, "graph_table": next_tables(server["graph_table"], cohort, shared_mix(graph_VV))}
 

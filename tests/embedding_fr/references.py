@@ -23,7 +23,6 @@ from embedding_fr.methods.cofedrec import CofedrecConfig
 from embedding_fr.methods.colr import ColrConfig, random_basis
 from embedding_fr.methods.fedca import FedcaConfig
 from embedding_fr.methods.fedcia import FedciaConfig
-from embedding_fr.methods.fedcia_fitted import FedciaFittedConfig
 from embedding_fr.methods.feddae import RAMP, FeddaeConfig, draw_noise
 from embedding_fr.methods.fedem import FedemConfig
 from embedding_fr.methods.fedfast import FedfastConfig
@@ -168,55 +167,6 @@ def leading_vectors(matrix: Tensor, num_vectors: int) -> Tensor:
     return vector_RI[:num_vectors][value_R[:num_vectors] > 1e-6 * value_R[0]].T
 
 
-def fedcia_fitted(federation: Federation, training: EmbeddingTraining, config: FedciaFittedConfig) -> Reference:
-    """SGD on ``||Q Q^T - S||_F``, or its square, with the whole matrices, then Adam, whose state is kept."""
-
-    def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
-        params = parameters({name: own[name] for name in ("user", "item_table")})
-        if received:
-            mean_II = received["axes"] @ torch.diag(received["value"].sign()) @ received["axes"].T
-            sgd, table_ID = torch.optim.SGD([params["item_table"]]), params["item_table"]
-            for _ in range(config.fit_steps):
-                sizes = float((table_ID.T @ table_ID).detach().norm()), float(received["value"][0])
-                sgd.param_groups[0]["lr"] = config.fit_learning_rate / (1 if config.variant == "code" else max(*sizes))
-                distance = torch.linalg.norm(table_ID @ table_ID.T - mean_II)
-                step(sgd, distance if config.variant == "code" else distance.square() / 4.0)
-        rates = {"user": training.learning_rate, "item_table": training.item_rate}
-        adam = torch.optim.Adam([{"params": [params[name]], "lr": rate} for name, rate in rates.items()])
-        kept = {"step": "steps", "exp_avg": "mean", "exp_avg_sq": "square"}
-        for name in rates:
-            adam.state[params[name]] = {theirs: own[f"{name}.{ours}"].clone() for theirs, ours in kept.items()}
-        for epoch in range(training.local_epochs):
-            for item_B, label_B in user.batches(epoch):
-                row_BD = params["item_table"][item_B]
-                product_BD = row_BD * params["user"]
-                if config.variant == "code":
-                    loss = (product_BD - label_B[:, None]).square().mean()
-                else:
-                    loss = bce(product_BD.sum(1), label_B)
-                squares = params["user"].square().sum() + row_BD.square().sum(1).mean()
-                step(adam, loss + training.weight_decay / 2.0 * squares)
-        for name in rates:
-            params |= {f"{name}.{ours}": adam.state[params[name]][theirs] for theirs, ours in kept.items()}
-        table_ID = params["item_table"]
-        return ({"factor": table_ID} if config.encoding == "factor" else {"similarity": table_ID @ table_ID.T}), params
-
-    def server(
-        round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
-    ) -> Tree:
-        squares = [{"similarity": one["factor"] @ one["factor"].T} if "factor" in one else one for one in uploads]
-        mean_II = mean_of(server, squares, [1.0] * len(squares))["similarity"]
-        value_I, vector_II = torch.linalg.eigh(mean_II)
-        largest_I = vector_II.abs().argmax(0)
-        vector_II = vector_II * vector_II[largest_I, torch.arange(len(mean_II))].sign()
-        value_I = torch.where(value_I.abs() > len(mean_II) * 2.0**-52 * value_I.abs().max(), value_I, 0.0)
-        axes_II = vector_II * value_I.abs().sqrt()
-        first = len(mean_II) - (config.num_vectors or len(mean_II))
-        return {"value": value_I[first:].flip(0), "axes": axes_II[:, first:].flip(1)}
-
-    return Reference(client, server)
-
-
 # FedNCF, one user at a time.
 
 
@@ -260,7 +210,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         now = fedrap_round(training, config, user.round)
         rates_of = {"common_table": now.common_rate, "personal_table": now.personal_rate}
         rates_of |= {"user": now.user_rate, "bias": now.user_rate}
-        theta = parameters({**received, **{name: own[name] for name in own if name != "uploaded_table"}})
+        theta = parameters({**received, **own})
         optimiser = torch.optim.SGD(
             [{"params": [theta[name]], "lr": rates_of[name]} for name in theta],
             weight_decay=training.weight_decay,
@@ -270,15 +220,12 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
             for item_B, label_B in user.batches(epoch):
                 optimiser.zero_grad()
                 loss(theta, item_B, label_B, config, now).backward()
-                if config.grad_clip is not None and "common_table" in theta:
-                    clip(theta["common_table"], config.grad_clip)
                 optimiser.step()
                 rates.step()
                 if config.variant == "paper" and config.sparsity == "l1" and "common_table" in theta:
                     shrink(theta["common_table"], now.common_rate * now.sparsity)
         upload = {name: theta[name] for name in theta if name == "common_table"}
-        kept = {"uploaded_table": theta["common_table"]} if "uploaded_table" in own else {}
-        return upload, {**{name: theta[name] for name in theta if name in own}, **kept}
+        return upload, {name: theta[name] for name in theta if name in own}
 
     return Reference(client, all_alike)
 
@@ -420,9 +367,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
     ) -> Tree:
         tables = [one["item_table"] for one in uploads]
-        for _ in range(config.graph_layers):
-            links = neighbours([one["item_table"] for one in uploads], config)
-            tables = [torch.stack([tables[v] for v in linked]).mean(0) for linked in links]
+        tables = [torch.stack([tables[v] for v in linked]).mean(0) for linked in neighbours(tables, config)]
         graph_table = server["graph_table"].clone()
         for client, table in zip(clients, tables, strict=True):
             graph_table[client] = table
@@ -785,13 +730,12 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
     return Reference(client, server)
 
 
-# pFedGraph, one user at a time: weights pair by pair, the likeness to the mix by autograd.
+# pFedGraph, one user at a time: weights pair by pair.
 
 
 def pfedgraph(federation: Federation, training: EmbeddingTraining, config: PfedgraphConfig) -> Reference:
     """Score ``p_u . q_i``; every client has a table of its own, mixed from all of the cohort's."""
     start_ID = normal(federation, training, "item_table", federation.num_items)
-    sign = 1.0 if config.variant == "code" else -1.0
 
     def client(user: User, received: Tree, own: Tree) -> tuple[Tree, Tree]:
         theta = parameters({"user": own["user"], "item_table": received["item_table"]})
@@ -805,9 +749,6 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         for epoch in range(training.local_epochs):
             for item_B, label_B in user.batches(epoch):
                 loss = bce(theta["item_table"][item_B] @ theta["user"], label_B)
-                if "direction" in received:
-                    alike = (received["direction"] * theta["item_table"]).sum() / theta["item_table"].norm()
-                    loss = loss + sign * config.likeness_weight * alike
                 step(optimiser, loss)
         return {"item_table": theta["item_table"]}, {"user": theta["user"]}
 
@@ -822,12 +763,10 @@ def pfedgraph(federation: Federation, training: EmbeddingTraining, config: Pfedg
         for client, own in zip(clients, tables, strict=True):
             weight_V = nearest_on_simplex(goals(own - start_ID, [table - start_ID for table in tables], shares, config))
             new["item_table"][client] = mix(weight_V, tables)
-            if "direction" in new:
-                new["direction"][client] = mix(weight_V, [table / table.norm() for table in tables])
         return new
 
     def download(server: Tree, client: int) -> Tree:
-        return {name: server[name][client] for name in ("item_table", "direction") if name in server}
+        return {"item_table": server["item_table"][client]}
 
     return Reference(client, server, download)
 
@@ -964,9 +903,8 @@ def fedfast(federation: Federation, training: EmbeddingTraining, config: Fedfast
         round: int, server: Tree, clients: Sequence[int], uploads: Sequence[Tree], weights: Sequence[float]
     ) -> Tree:
         mean = mean_of(server, uploads, weights)
-        table, users = mean["item_table"], server["user"].clone()
-        if config.item_rule == "moved":
-            table = torch.stack([item_row(server, uploads, item) for item in range(federation.num_items)])
+        users = server["user"].clone()
+        table = torch.stack([item_row(server, uploads, item) for item in range(federation.num_items)])
         for client, upload in zip(clients, uploads, strict=True):
             users[client] = upload["user"]
         generator = stream(federation.seed, "clusters", round)
@@ -1050,10 +988,7 @@ def contrast(table: Tensor, category: Tensor, anchors: Sequence[int], config: Co
             continue
         near = torch.exp(cosine_similarity(table[item][None], table[others]) / config.temperature)
         ratios = near[[others.index(one) for one in same]] / near.sum()
-        if config.contrast == "out":
-            total = total - config.temperature / config.base_temperature * ratios.log().mean()
-        else:
-            total = total - ratios.mean().log()
+        total = total - config.temperature / 0.5 * ratios.log().mean()
     return total / len(anchors)
 
 
@@ -1223,7 +1158,6 @@ def _network(own: Tree) -> Tree:
 REFERENCES: dict[str, Callable[[Federation, EmbeddingTraining, Any], Reference]] = {
     "colr": colr,
     "fedcia": fedcia,
-    "fedcia_fitted": fedcia_fitted,
     "fedmf": fedmf,
     "pfedclr": pfedclr,
     "fedncf": fedncf,

@@ -16,11 +16,6 @@ pytestmark = pytest.mark.whole
 VARIANTS: dict[str, list[dict]] = {
     "colr": [{"rank": 1}, {"rank": 2, "mean": "clients"}],
     "fedcia": [{"low_pass": "server"}, {"low_pass": "server", "num_vectors": 3, "encoding": "items"}],
-    "fedcia_fitted": [
-        {"fit_steps": 30, "fit_learning_rate": 0.02, "num_vectors": 5},
-        {"variant": "code", "fit_steps": 20, "fit_learning_rate": 0.01},  # longer, and rounding errors grow
-        {"encoding": "factor", "fit_learning_rate": 0.4},
-    ],
     "fedease": [{"precision": "float32"}, {"precision": "float32", "top_k": 4}],
     "fednear": [{"precision": "float32", "top_k": 4}],
     "fedmf": [{"weighting": "uniform"}],
@@ -29,10 +24,10 @@ VARIANTS: dict[str, list[dict]] = {
         {"tables": "common"},
         {"tables": "personal"},
         {"sparsity": "none", "curriculum": "sin"},
-        {"sparsity": "l2", "curriculum": "frac", "grad_clip": 0.3},
-        {"distance": "bounded", "curriculum": "fixed", "keep_uploaded": True},
+        {"sparsity": "l2", "curriculum": "frac"},
+        {"distance": "bounded", "curriculum": "fixed"},
         {"encoding": "sparse", "sparsity_weight": 2.0},
-        {"variant": "code", "grad_clip": 0.1, "distance_weight": 0.7, "sparsity_weight": 0.4},
+        {"variant": "code", "distance_weight": 0.7, "sparsity_weight": 0.4},
         {"variant": "code", "tables": "common", "sparsity": "l2"},
         {"variant": "code", "distance": "bounded", "curriculum": "tanh", "sparsity": "none"},
     ],
@@ -40,7 +35,7 @@ VARIANTS: dict[str, list[dict]] = {
     "pfedrec": [{"variant": "code"}],
     "gpfedrec": [
         {"variant": "code", "graph_weight": 0.05, "hidden_sizes": ""},
-        {"num_neighbours": 3, "graph_layers": 2, "graph_weight": 0.1},
+        {"num_neighbours": 3, "graph_weight": 0.1},
         {"threshold": 1.3, "graph_weight": 0.0},
     ],
     "fedem": [
@@ -56,8 +51,6 @@ VARIANTS: dict[str, list[dict]] = {
     ],
     "pfedgraph": [
         {"size_weight": 0.2, "same_above": 0.3},
-        {"likeness_weight": 0.5},
-        {"variant": "code", "likeness_weight": 0.5},
     ],
     "fedrecgel": [
         {"variant": "code", "private_radius": 0.2, "server_learning_rate": 0.1},
@@ -65,11 +58,11 @@ VARIANTS: dict[str, list[dict]] = {
         {"shared_radius": 0.0},
     ],
     "fedfast": [
-        {"num_clusters": 2, "draw": "proportional", "follow": 0.5, "follow_decay": 0.0},
-        {"num_clusters": 1, "draw": "random", "item_rule": "examples", "follow": 0.0},
+        {"num_clusters": 2, "follow": 0.5, "follow_decay": 0.0},
+        {"num_clusters": 1, "draw": "random", "follow": 0.0},
     ],
     "cofedrec": [
-        {"num_categories": 3, "num_anchors": 9, "contrast": "in", "contrast_weight": 0.05},
+        {"num_categories": 3, "num_anchors": 9, "contrast_weight": 0.05},
         {"num_categories": 4, "contrast_weight": 0.02, "group": "random", "temperature": 0.2},
         {"group": "all", "num_categories": 2, "num_anchors": 0, "contrast_weight": 0.001},
         {"group": "core", "contrast_weight": 0.0},
@@ -169,7 +162,6 @@ def test_checkerboard(name):
 
 CHECKERBOARD: dict[str, dict] = {
     "fedca": {"learning_rate": 0.1},
-    "fedcia_fitted": {"learning_rate": 0.1},
     "feddae": {"learning_rate": 0.05},
     "fedncf_em": {"learning_rate": 0.1},
     "fedncf": {"learning_rate": 0.1},

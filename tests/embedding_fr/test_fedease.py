@@ -9,13 +9,12 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_popula
 from embedding_fr import gram
 from embedding_fr.blocks import block_packer
 from embedding_fr.config import EmbeddingTraining
-from embedding_fr.methods import fedease as module
-from embedding_fr.methods.fedease import FedeaseConfig, client_bytes, fedease, train_items
+from embedding_fr.methods.fedease import METHOD, FedeaseConfig, fedease
+from embedding_fr.methods.fednear import client_scales, train_items
 from fedecider.baselines import ease
 from fedecider.baselines.ease import mirror
 from fedecider.baselines.fitting import train_matrix
 from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
-from fedecider.federation.method import Download
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 from fedecider.federation.state import Parameters
@@ -28,13 +27,6 @@ def method(federation=None, **settings):
 def blocks(population=None, size=3):
     population = population or toy_population()
     return block_packer(population, lambda num_train: 1, size)(range(population.num_clients))
-
-
-def from_triangle(triangle_L, num_items):
-    """(I, I) symmetric."""
-    square_II = torch.zeros(num_items, num_items, dtype=torch.float64)
-    gram.add_triangle(square_II, triangle_L)
-    return mirror(square_II)
 
 
 def summed(histories, scale_C, num_items):
@@ -70,21 +62,21 @@ def test_hand_numbers():
 
 @pytest.mark.parametrize("protocol", ["strict", "strict/sampled99"])
 @pytest.mark.parametrize("secure", [False, True])
-def test_it_equals_centralised_ease_to_the_last_bit(protocol, secure):
+def test_it_equals_centralised_ease(protocol, secure):
     num_items = 25 if protocol == "strict" else 130
     sequences = many_sequences(num_items=num_items)
     federation = toy_federation(PROTOCOLS[protocol], 40, num_items)
     population = toy_population(PROTOCOLS[protocol], sequences, num_items)
-    federated = method(federation, regularisation=7.0, secure=secure, dtype="float64")
+    federated = method(federation, regularisation=7.0, secure=secure)
     state, _ = run(federated, population, 2, block_clients=6)
-    assert torch.equal(state.server["weights"], ease.ease_weights(central_gram(sequences, num_items), 7.0))
+    assert torch.equal(state.server["weights"], ease.ease_weights(central_gram(sequences, num_items), 7.0).float())
     score = ease.fit(sequences, num_items, STRICT, ease.EaseConfig(7.0), seed=0)
     for split in ("valid", "test"):
         found = torch.cat(evaluate(federated, state.last, "global", split, blocks(population)))
         shared = PROTOCOLS[protocol]
-        # centralised EASE scores from train items in both splits, as history="train" does
+        # centralised EASE scores from train items in both splits
         expected = rank_held_out(score, sequences, num_items, split, shared, candidates=population.candidates)
-        assert torch.equal(found, expected)
+        assert (found != expected).sum() <= 2  # float32 in the download
 
 
 def bytes_of(traffic, direction):
@@ -109,11 +101,8 @@ def test_bytes_are_those_of_what_travels():
     }  # 32 bits have no room for such noise
     _, few = run(method(top_k=3), rounds=2)
     assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
-    _, low = run(method(rank=5), rounds=2)
-    expected = {"eigenvalues": 20, "vectors": 20 * NUM_ITEMS, "regularisation": 4}
-    assert low[1]["traffic"][0]["down"] == expected
-    assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedeaseConfig(secure=True)) == 8 * triangle
-    assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedeaseConfig()) == 8 * NUM_ITEMS
+    for secure, size in ((True, triangle), (False, NUM_ITEMS)):
+        assert METHOD.client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FedeaseConfig(secure=secure)) == 8 * size
 
 
 def test_top_k_keeps_the_largest_of_each_column():
@@ -130,71 +119,6 @@ def test_top_k_keeps_the_largest_of_each_column():
 
 def _short(model):
     return {"index_IK": model["index"], "value_IK": model["value"]}
-
-
-def test_enough_eigenpairs_give_ease_and_fewer_do_not():
-    gram_II = central_gram(many_sequences(), 25)
-    history_CI = torch.randint(0, 2, (4, 25), generator=torch.Generator().manual_seed(0)).bool()
-    expected = history_CI.double() @ ease.ease_weights(gram_II, 7.0)
-    value_R, vector_IR = gram.leading_eigenpairs(gram_II, 24)
-    assert (value_R.diff() <= 0).all()
-    torch.testing.assert_close(value_R, torch.linalg.eigvalsh(gram_II).flip(0)[:24])
-    # one small eigenvalue is missing
-    torch.testing.assert_close(gram.low_rank_scores(history_CI, value_R, vector_IR, 7.0), expected, atol=0.05, rtol=0)
-    low_II = (vector_IR[:, :3] * value_R[:3]) @ vector_IR[:, :3].T
-    of_low = history_CI.double() @ ease.ease_weights(low_II, 7.0)
-    torch.testing.assert_close(gram.low_rank_scores(history_CI, value_R[:3], vector_IR[:, :3], 7.0), of_low)
-    assert (of_low - expected).abs().max() > 0.1
-
-
-def test_the_low_rank_download_scores_as_its_own_weights():
-    sequences = [[item for item in sequence if item != 6] for sequence in SEQUENCES]  # nobody has item 6
-    population = toy_population(sequences=sequences[:1] + sequences[2:])
-    federated = method(toy_federation(num_clients=6), rank=3, regularisation=2.0, dtype="float64")
-    state, _ = run(federated, population, 2)
-    gram_II = central_gram(sequences[:1] + sequences[2:])
-    value_R, vector_IR = torch.linalg.eigh(gram_II)
-    low_II = (vector_IR[:, -3:] * value_R[-3:]) @ vector_IR[:, -3:].T
-    history_CI = train_items(blocks(population, 6)[0].data, NUM_ITEMS)
-    expected = history_CI.double() @ ease.ease_weights(low_II, 2.0)
-    found = module.score_items(history_CI, state.server, FedeaseConfig(rank=3))
-    torch.testing.assert_close(found, expected)
-    assert (found[:, 6] == 0.0).all()  # no rounding breaks the tie among items without a count
-    found = federated.positions("global", Download(state.server), {}, blocks(population, 6)[0], "valid")
-    assert len(found) == 6
-
-
-def test_known_history_adds_the_validation_item_to_the_score_of_test_only():
-    train, known = method(dtype="float64"), method(dtype="float64", history="known")
-    weight_II = torch.zeros(NUM_ITEMS, NUM_ITEMS, dtype=torch.float64)
-    block = blocks(size=7)[0]
-    valid, test = block.data.valid_C, block.data.test_C
-    weight_II[valid[0], test[0]] = 1.0  # only the validation item of the first client points to its test item
-    download = Download({"weights": weight_II})
-    assert known.positions("global", download, {}, block, "test")[0].item() == 0.0
-    assert train.positions("global", download, {}, block, "test")[0].item() > 0.0  # everything is tied
-    same = [m.positions("global", download, {}, block, "valid") for m in (train, known)]
-    assert same[0] == same[1]
-    servers = [run(m)[0].server["weights"] for m in (train, known)]
-    assert torch.equal(*servers)  # never in G
-
-
-def test_clip_bounds_what_one_client_adds():
-    block = blocks(size=7)[0]
-    history_CI = train_items(block.data, NUM_ITEMS)
-    scale_C = gram.client_scales(history_CI, 2.5)
-    assert history_CI.sum(1).tolist() == [8, 7, 5, 4, 3, 2, 1]
-    norms = [gram.client_triangle(h, s).norm().item() for h, s in zip(history_CI, scale_C.tolist(), strict=True)]
-    assert max(norms) <= 2.5
-    assert min(norms[:-3]) > 2.499  # root(3 * 4 / 2) = 2.449 for the one with three items is inside
-    assert scale_C[4:].tolist() == [1.0, 1.0, 1.0]
-    assert scale_C[0] == math.floor(2.5 / math.sqrt(36) * 2**16) / 2**16
-    assert gram.client_scales(history_CI, math.inf).tolist() == [1.0] * 7
-    gram_II = summed([history_I.nonzero()[:, 0] for history_I in history_CI], scale_C, NUM_ITEMS)
-    of_triangles = sum(gram.client_triangle(h, s) for h, s in zip(history_CI, scale_C.tolist(), strict=True))
-    assert torch.equal(gram_II, from_triangle(of_triangles, NUM_ITEMS))
-    history_CI = history_CI.double()
-    assert torch.equal(gram_II, history_CI.T @ (history_CI * scale_C[:, None]))
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -214,7 +138,7 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     noisy_II, std = seen[0]
     history_CI = torch.cat([train_items(block.data, num_items) for block in blocks(population)])
     histories = [history_I.nonzero()[:, 0] for history_I in history_CI]
-    clean_II = summed(histories, gram.client_scales(history_CI, 4.0), num_items)
+    clean_II = summed(histories, client_scales(histories, FedeaseConfig(clip=4.0).pairs), num_items)
     assert std == 2.0
     assert torch.equal(noisy_II, noisy_II.T)
     noise_II = noisy_II - clean_II
@@ -223,6 +147,18 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     assert upper.mean().abs() < 4 * 2.0 / 7260**0.5
     assert noise_II.diagonal().std().item() == pytest.approx(2.0, rel=0.3)
     assert torch.isfinite(state.server["weights"]).all()
+
+
+def test_clip_bounds_what_one_client_adds():
+    histories = [history_I.nonzero()[:, 0] for history_I in train_items(blocks(size=7)[0].data, NUM_ITEMS)]
+    scale_C = client_scales(histories, FedeaseConfig(clip=2.5).pairs)
+    assert [len(item_T) for item_T in histories] == [8, 7, 5, 4, 3, 2, 1]
+    assert scale_C[4:].tolist() == [1.0, 1.0, 1.0]  # root(3 * 4 / 2) = 2.449 for the one with three items is inside
+    assert scale_C[0].item() == pytest.approx(2.5 / math.sqrt(36))
+    gram_II = summed(histories, scale_C, NUM_ITEMS)
+    rounded_C = (scale_C * 2**16).floor() / 2**16
+    history_CI = train_items(blocks(size=7)[0].data, NUM_ITEMS).double()
+    assert torch.equal(gram_II, history_CI.T @ (history_CI * rounded_C[:, None]))
 
 
 def test_denoise_keeps_what_stands_out_and_makes_the_solve_sane():

@@ -61,37 +61,33 @@ def test_absent_users_follow_their_cluster():
 
 
 @pytest.mark.parametrize(
-    ("proportional", "size", "expected"),
+    ("size", "expected"),
     [
-        (False, 9, [3, 3, 3]),
-        (False, 18, [8, 6, 4]),  # 6 each; what the smallest lacks the others give, in turn, one of them first
-        (False, 1, None),
-        (True, 16, [10, 3, 2]),  # 16 of 104 = 2 / 13 of 64, 24 and 16: 9.8, 3.7, 2.5
-        (True, 13, [8, 3, 2]),
-        (True, 104, [64, 24, 16]),
+        (9, [3, 3, 3]),
+        (18, [8, 6, 4]),  # 6 each; what the smallest lacks the others give, in turn, one of them first
+        (1, None),
     ],
 )
-def test_clusters_give_users_in_turn(proportional, size, expected):
-    sizes = [64, 24, 16] if proportional else [30, 20, 4]
-    cluster = torch.arange(3).repeat_interleave(torch.tensor(sizes))
+def test_clusters_give_users_in_turn(size, expected):
+    cluster = torch.arange(3).repeat_interleave(torch.tensor([30, 20, 4]))
     cluster = cluster[torch.randperm(len(cluster), generator=stream(0, "mixed"))]
     seen = set()
     for seed in range(20):
-        drawn = drawn_in_turn(cluster, size, proportional, stream(seed, "cohort", 1))
+        drawn = drawn_in_turn(cluster, size, stream(seed, "cohort", 1))
         assert len(drawn) == size
         found = Counter(cluster[sorted(drawn)].tolist())
         for number in range(3):
-            fair = size * sizes[number] / sum(sizes) if proportional else expected and expected[number]
+            fair = expected and expected[number]
             assert fair is None or abs(found[number] - fair) <= 1.0, (found, fair)
         seen.add(frozenset(drawn))
-    assert len(seen) == (1 if size == 104 else 20) or size == 1
+    assert len(seen) == 20 or size == 1
 
 
 def test_every_user_of_a_cluster_is_drawn_as_often():
     cluster = torch.tensor([0, 0, 0, 0, 1, 1])
     times = Counter()
     for seed in range(1200):
-        times.update(drawn_in_turn(cluster, 2, False, stream(seed, "cohort", 1)))
+        times.update(drawn_in_turn(cluster, 2, stream(seed, "cohort", 1)))
     for client, expected in ((0, 300), (3, 300), (4, 600), (5, 600)):
         assert abs(times[client] - expected) < 5 * math.sqrt(expected), times
 

@@ -95,7 +95,7 @@ def test_with_all_pairs_alike_it_is_fedease_to_the_last_bit(protocol, secure):
     num_items = 14 if protocol == "strict" else 120
     federation = toy_federation(PROTOCOLS[protocol], num_items=num_items)
     population = toy_population(PROTOCOLS[protocol], num_items=num_items)
-    ease = fedease(federation, toy_training("fedmf"), FedeaseConfig(regularisation=3.0, secure=secure, max_items=0))
+    ease = fedease(federation, toy_training("fedmf"), FedeaseConfig(regularisation=3.0, secure=secure))
     near = method(federation, regularisation=3.0, secure=secure, **AS_EASE)
     one, other = (run(m, population, 2)[0].server for m in (ease, near))
     assert torch.equal(one["weights"], other["weights"])
@@ -152,11 +152,9 @@ def test_what_the_newest_items_go_with_comes_first():
 
 def test_weighted_history_by_hand():
     block = blocks(toy_population(sequences=[[3, 1, 0, 4, 2], [2, 0, 1]], num_items=5), 2)[0]
-    found = weighted_history(block.data, 5, 2.0, with_valid=False)
+    found = weighted_history(block.data, 5, 2.0)
     torch.testing.assert_close(found, torch.tensor([[1.0, 2 / 3, 0.0, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]))
-    found = weighted_history(block.data, 5, 2.0, with_valid=True)
-    torch.testing.assert_close(found, torch.tensor([[2 / 3, 0.5, 0.0, 0.4, 1.0], [1.0, 0.0, 2 / 3, 0.0, 0.0]]))
-    assert weighted_history(block.data, 5, math.inf, False).tolist() == [[1, 1, 0, 1, 0], [0, 0, 1, 0, 0]]
+    assert weighted_history(block.data, 5, math.inf).tolist() == [[1, 1, 0, 1, 0], [0, 0, 1, 0, 0]]
 
 
 def test_a_contribution_has_the_norm_that_its_length_says_and_stays_inside_its_bound():
@@ -173,9 +171,6 @@ def test_a_contribution_has_the_norm_that_its_length_says_and_stays_inside_its_b
         clipped = FednearConfig(pair_reach=3.0, direction=direction, clip=1.2)
         norm = client_entries(item_T, 10, clipped)[1].norm().item()
         assert 1.1998 < norm <= 1.2
-        few = FednearConfig(pair_reach=3.0, direction=direction, max_items=5)
-        assert few.bound == pytest.approx(expected)
-        assert torch.equal(client_entries(item_T, 10, few)[1], value_PE)
     place_E, value_PE = client_entries(torch.tensor([7, 2]), 10, FednearConfig(pair_reach=1.0))
     entry = dict(zip(place_E.tolist(), value_PE.T.tolist(), strict=True))
     assert entry == {2 * 10 - 1: [1, 0], 7 * 10 - 21: [1, 0], 2 * 10 - 1 + 5: [0.5, -0.5]}  # 7 came first: sign -
@@ -191,14 +186,14 @@ def test_bytes_are_those_of_what_travels():
     for direction, planes in ((0.2, 2), (0.0, 1)):
         _, secure = run(method(secure=True, direction=direction), rounds=2)
         up = secure[0]["traffic"][0]["up"]
-        assert up.pop("masked_pairs") == 4 * planes * triangle
+        assert up.pop("masked_gram") == 4 * planes * triangle
         assert set(up) == {KEYS, SHARES, UNMASKING}
         assert (
             client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FednearConfig(secure=True, direction=direction))
             == 8 * planes * triangle
         )
     _, noised = run(method(secure=True, clip=900.0, noise_scale=100.0, direction=0.0), rounds=1)
-    assert noised[0]["traffic"][0]["up"]["masked_pairs"] == 8 * triangle  # 32 bits have no room for such noise
+    assert noised[0]["traffic"][0]["up"]["masked_gram"] == 8 * triangle  # 32 bits have no room for such noise
     _, few = run(method(top_k=3), rounds=2)
     assert few[1]["traffic"][0]["down"] == {"index": 4 * 3 * NUM_ITEMS, "value": 4 * 3 * NUM_ITEMS}
     assert client_bytes(NUM_ITEMS, 5, EmbeddingTraining(), FednearConfig()) == 8 * NUM_ITEMS

@@ -6,15 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from references import pfedgraph as reference
 from scipy.optimize import minimize
-from toy_federation import run, toy_federation, toy_method, toy_population, toy_training
+from toy_federation import run, toy_federation, toy_method
 
 from embedding_fr.local_only import local_only
-from embedding_fr.methods.pfedgraph import DIRECTION, TABLE, PfedgraphConfig, directions, graph_weights, likeness
+from embedding_fr.methods.pfedgraph import TABLE, graph_weights
 from embedding_fr.mixing import PERSONAL, Cohort, gram_matrix, measured_from
 from embedding_fr.similarity import cosines
-from embedding_fr.testing.loop import run_reference
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -107,54 +105,3 @@ def test_a_mix_is_the_client_s_own_and_an_absent_client_keeps_its_older_one():
     stayed = [client for client in present if client not in {one["client"] for one in records[1]["clients"]}]
     assert stayed
     assert torch.equal(second.server[TABLE][stayed], first.server[TABLE][stayed])
-
-
-def test_directions_and_likeness_by_hand():
-    """Tables (3, 4) and (0, 2) have the directions (0.6, 0.8) and (0, 1)."""
-    table = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
-    weight = torch.tensor([[0.75, 0.25], [0.5, 0.5]])
-    mean = table.mean(0)
-    cohort = Cohort(torch.arange(2), torch.tensor([0.5, 0.5]), table - mean, mean)
-    found = directions(cohort, weight)
-    assert torch.allclose(found, torch.tensor([[0.45, 0.85], [0.3, 0.9]]))
-    assert torch.allclose(cohort.table_VF, table - mean)  # the mix still needs them
-    params = {TABLE: torch.tensor([[[3.0, 4.0]]])}
-    assert float(likeness(found.view(2, 1, 2), 2.0)(params)) == pytest.approx(2.0 * (0.27 + 0.68))
-
-
-@pytest.mark.parametrize("variant", ["paper", "code"])
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_a_strong_likeness_equals_the_per_user_loop_to_nine_digits(variant, participation):
-    """Mixes are not the clients' own tables: beside its own table the term has no gradient but rounding errors."""
-    federation, training, population = toy_federation(), toy_training("pfedgraph"), toy_population()
-    config = {"variant": variant, "likeness_weight": 0.7, "size_weight": 5.0}
-    method = toy_method("pfedgraph", federation, training, **config)
-    state, _ = run(method, population, 4, participation=participation)
-    loop = reference(federation, training, PfedgraphConfig(**config))
-    server, local = run_reference(method, loop, federation, training, population, 4, participation)
-    for name in server:
-        assert torch.allclose(state.server[name].double(), server[name].double(), rtol=1e-9, atol=1e-9), name
-    assert torch.allclose(state.local["user"], local["user"], rtol=1e-9, atol=1e-9)
-
-
-def test_the_sign_of_the_public_code_lowers_the_likeness_that_pulling_raises():
-    """Of the tables uploaded in the second round to the mixes that their clients were sent."""
-
-    def likeness_after(**config) -> float:
-        method = toy_method("pfedgraph", **config)
-        first, _ = run(method, rounds=1)
-        population, kept = toy_population(), []
-
-        def keep(round, download, own, block):
-            upload, *rest = method.client_update(round, download, own, block)
-            kept.append((upload.clients, upload.tensors[TABLE]))
-            return upload, *rest
-
-        run(method._replace(client_update=keep), population, rounds=2)
-        seen = {int(client): table for clients, tables in kept for client, table in zip(clients, tables, strict=True)}
-        direction = first.server[DIRECTION]
-        return sum(float((direction[c] * table).sum() / table.norm()) for c, table in seen.items()) / len(seen)
-
-    none = likeness_after(likeness_weight=1e-12)
-    assert likeness_after(likeness_weight=0.3) > none + 0.01
-    assert likeness_after(likeness_weight=0.3, variant="code") < none - 0.01

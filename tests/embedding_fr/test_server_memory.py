@@ -126,7 +126,6 @@ step(sys.argv[1], 2600, **changes)
         ("fedease", {}),
         ("fedease", {"precision": "float32"}),
         ("fedease", {"precision": "float32", "top_k": 50}),
-        ("fedease", {"rank": 5}),
         ("fedease", {"secure": True}),
         ("fedease", {"clip": 2.0, "noise_scale": 0.1}),
         ("fednear", {}),

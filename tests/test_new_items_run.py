@@ -6,7 +6,9 @@ import math
 import runpy
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import fedecider
 from fedecider.cli.main import main as command
+from fedecider.cross_silo import export as hand_over
 from fedecider.cross_silo import prepare as setup
 from fedecider.data import encoders
 from fedecider.data.encoders import Encoder
@@ -29,6 +32,7 @@ from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
+from fedecider.running.run_folder import RunFolder
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits, ServeConfig
 from fedecider.serve.metrics import Metrics
@@ -485,6 +489,30 @@ def test_a_month_of_new_items_where_ids_are_one_token(there, capsys):
     assert updated._loaded.ensemble.knowledge.counts.event_I[-2:].tolist() == [40, 40]
     assert updated._loaded.ensemble.knowledge.num_new == 0
     assert updated.recommend([CRIME.titles[3]], k=3)[0].key in ("n1", "n2")
+
+
+def test_products_that_nobody_has_bought_are_candidates_from_the_start(there, capsys, monkeypatch):
+    """A run keeps their texts and vectors with the company's counts: no encoder is asked when it is loaded."""
+    shutil.copytree("run", "unsold")
+    later = (NewItem("n1", "A Later Book", CRIME.item_texts[7]), NewItem("n2", "Another", "title: nothing like them"))
+    domains = {"crime": replace(CRIME, unsold=later), "comics": sample_domains(("comics",))["comics"]}
+    ended = SimpleNamespace(artifacts=SimpleNamespace(domains=domains))
+    hand_over._save_unsold(ended, RunFolder(Path("unsold")))
+    assert "2 products of crime without an event are candidates, as new items" in capsys.readouterr().out
+    plain = Recommender.from_pretrained("run", "crime", new_items=later)
+    with monkeypatch.context() as patch:
+        patch.setattr(new_items, "load_encoder", None)
+        found = Recommender.from_pretrained("unsold", "crime")
+    history = [CRIME.titles[7], CRIME.titles[3]]
+    assert found.recommend(history, k=400) == plain.recommend(history, k=400)
+    renamed = Recommender.from_pretrained("unsold", "crime", new_items=[later[0]._replace(title="Renamed")])
+    assert list(renamed.items.titles[-2:]) == ["Another", "Renamed"]
+    assert len(Recommender.from_pretrained("unsold", "comics").items) == len(domains["comics"].item_keys)
+    handed_over = fedecider.load("unsold").export("unsold-out")  # whom nobody buys from is private
+    assert "n1" not in Recommender.from_pretrained(handed_over, "crime").items.keys
+    (Path("unsold") / "private" / "crime" / "new_items.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"new_items\.parquet"):
+        Recommender.from_pretrained("unsold", "crime")
 
 
 def test_what_a_company_learns_of_later_rows_is_in_them(tmp_path):

@@ -73,6 +73,8 @@ class DataFacts(NamedTuple):
     """Whether clients of one catalogue sell parts of it."""
     spread: float = 1.0
     """Events of the largest client over those of the smallest one."""
+    num_unsold: int = 0
+    """Items that nobody has bought yet."""
 
     @property
     def num_users(self) -> int:
@@ -108,6 +110,7 @@ def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
         num_texts=len(texts),
         num_public=len({user for domain in domains.values() for user in domain.public.users}),
         spread=max(sizes) / min(sizes) if sizes else 1.0,
+        num_unsold=len({item for domain in domains.values() for item in domain.unsold}),
         has_parts=any(domain.is_part for domain in clients.values()),
     )
 
@@ -152,7 +155,7 @@ def estimate(facts: DataFacts, settings: Settings, flops: float) -> Estimate:
         return RANKED * num * (length * depth * layer + (2 * width + SORTED) * num_items) / flops
 
     encodes = chosen_encoder(run.pretrain.text_encoder) != "tfidf"
-    texts = ENCODED * facts.num_texts * encodes + (COMPARED + 6 * width) * facts.num_texts**2
+    texts = ENCODED * (facts.num_texts + facts.num_unsold) * encodes + (COMPARED + 6 * width) * facts.num_texts**2
     epoch = facts.num_public / (1.0 - samples.synthetic_share) if facts.num_public else facts.num_all_items
     targets = length if facts.num_public else 1.0  # of synthetic histories the last item alone is a target
     rows = (train.max_steps or train.epochs * epoch / train.batch_size) * train.batch_size

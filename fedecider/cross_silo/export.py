@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,17 @@ from fedecider.cross_silo.ended import Ended, Outcome
 from fedecider.cross_silo.ensembles import KEPT, save_ensembles
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.settings import Settings
+from fedecider.data.catalogue import NewItem
 from fedecider.data.domain import Domain
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.models.export import Card, SavedBase, prompt_layout
 from fedecider.models.folders import (
     InferenceConfig,
+    inference_config_of_run,
     write_inference_config,
     write_manifest,
 )
-from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable
+from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
 from fedecider.models.item_texts import (
     CODEBOOK_FILE,
     PROJECTION_FILE,
@@ -26,8 +29,17 @@ from fedecider.models.item_texts import (
     encoder_digest,
     save_projection,
 )
-from fedecider.models.new_items import GENERATOR_FOLDER, TEXT_FOLDER
+from fedecider.models.new_items import (
+    GENERATOR_FOLDER,
+    TEXT_FOLDER,
+    Later,
+    encoded_items,
+    save_unsold,
+    takes_new_items,
+)
+from fedecider.models.source import Place
 from fedecider.report.joining import KEPT_WORDS
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder
 from idgen.text_vectors import means_alone
 
@@ -49,6 +61,7 @@ def export(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
     folder.adapters.mkdir(exist_ok=True)
     for name, domain in artifacts.domains.items():
         _export_client(run, outcome, name, domain, folder)
+    _save_unsold(run, folder)
     write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in artifacts.domains)])
 
 
@@ -76,6 +89,27 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
     read = (pretrain.samples, settings.ranking, pretrain.ids, titles, encoder, settings.run.quantize)
     drop_seen = get_protocol(settings.run.protocol).drop_seen
     write_inference_config(InferenceConfig(name, *read, drop_seen, alpha), folder.adapters / name)
+
+
+def _save_unsold(run: Ended, folder: RunFolder) -> None:
+    """What nobody has bought yet, with the vectors of its texts, into every company's private part of the ensemble."""
+    encoded: dict[Sequence[NewItem], Later] = {}  # companies may share a catalogue
+    for name, domain in run.artifacts.domains.items():
+        if not domain.unsold:
+            continue
+        adapter, private = folder.adapters / name, folder.private / name
+        place = Place(name, adapter, folder.backbone, private, inference_config_of_run(folder, adapter))
+        table, what = read_item_ids(adapter), f"{len(domain.unsold):,} products of {name} without an event"
+        why = takes_new_items(place, table)
+        if not private.is_dir() or place.inference.ids == "generator":
+            why = "expected an ensemble, and IDs that no ID generator writes"
+        if why:
+            log_line(f"{what} are no candidates: {why}")
+            continue
+        if domain.unsold not in encoded:
+            encoded[domain.unsold] = encoded_items(place, table, domain.unsold)
+        save_unsold(encoded[domain.unsold], private)
+        log_line(f"{what} are candidates, as new items")
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:

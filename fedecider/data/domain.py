@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedecider.data.catalogue import Catalogue
+from fedecider.data.catalogue import Catalogue, NewItem
 from fedecider.data.content import update_json
 from fedecider.data.dropped import Size
 from fedecider.evaluation.protocols import MIN_EVENTS
@@ -89,6 +89,8 @@ class Domain:
     """Counts, ties, overlaps, checksums: the data card."""
     own_items: Catalogue | None = None
     """What the domain sells of the catalogue, where that is a part of it, or in other words; None: all of it."""
+    unsold: tuple[NewItem, ...] = ()
+    """Items that nobody has bought yet: nothing is trained or measured with them; recommenders know their texts."""
 
     def __post_init__(self) -> None:
         for group, field in (("client", "clients"), ("public", "public")):

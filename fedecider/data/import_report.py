@@ -90,6 +90,10 @@ class ImportReport:
         for name, domain in domains.items():
             size = domain.size()
             self.left.append(f"{name}: came in: {size}, {len(domain.public.users):,} of the users are public")
+            if domain.unsold:
+                self.left.append(
+                    f"{name}: {len(domain.unsold):,} products without an event stay candidates, as new items"
+                )
             self.left += [f"{name}: {line}" for line in baskets_in_words(domain)]
 
     def lines(self) -> list[str]:

@@ -17,7 +17,7 @@ from fedecider.bounds import Float, Int, Seed, ShareBelow1, ZeroOrMore, dataclas
 from fedecider.bounds import Share as ShareUpTo1
 from fedecider.data import filtering
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
-from fedecider.data.catalogue import Catalogue
+from fedecider.data.catalogue import Catalogue, NewItem
 from fedecider.data.consent import Consent, user_order
 from fedecider.data.domain import Domain, check_public_disjoint
 from fedecider.data.dropped import Dropped, Size
@@ -389,6 +389,7 @@ def _build_domain(
         clients=filtering.numbered(events["c"], number_I),
         public=filtering.numbered(events["p"], number_I),
         card={},
+        unsold=_unsold(config, one.records, keys),
     )
     chosen = filtering.take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
@@ -399,6 +400,17 @@ def _build_domain(
     by_order = one.sequences.basket_E is not None
     domain.card.update(make_card(domain, one.raw, counts, dropped, settings, by_order))
     return domain
+
+
+def _unsold(config: PrepareConfig, records: reading.ItemRecords, keys: Sequence[str]) -> tuple[NewItem, ...]:
+    """The items with a text of which no event is left, where the source keeps them."""
+    if not records.unused:
+        return ()
+    fields = {**records.items, **records.unused}
+    texts = {key: _text(config, fields[key]) for key in sorted(set(fields).difference(keys))}
+    return tuple(
+        NewItem(key, reading.display_title(fields[key]) or text[:80], text) for key, text in texts.items() if text
+    )
 
 
 def _settings(config: PrepareConfig) -> dict[str, object]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fedecider.data.catalogue import Catalogue
+from fedecider.data.catalogue import Catalogue, NewItem
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.sequences import SequenceArray
@@ -29,6 +29,8 @@ from fedecider.evaluation.sequences import SequenceArray
 CARD_FILE = "card.json"
 USERS = ("clients", "public")
 TABLES = ("items", *USERS)
+UNSOLD_FILE = "unsold.parquet"
+"""Items that nobody has bought yet, where there are some."""
 ROOT_MARK = "Domains prepared by FeDecider"
 """The heading of the ``README.md`` beside the domains: one without it is somebody else's."""
 MAPPED_EVENTS = 1_000_000
@@ -148,7 +150,8 @@ def _put_in_place(source: Path, target: Path) -> None:
 
 
 def _write(domain: Domain, folder: Path) -> None:
-    import pyarrow.parquet as pq  # only where tables are read or written: --help does without
+    import pyarrow as pa  # only where tables are read or written: --help does without
+    import pyarrow.parquet as pq
 
     folder.mkdir(parents=True)
     for name, table in domain_tables(domain).items():
@@ -160,7 +163,14 @@ def _write(domain: Domain, folder: Path) -> None:
     mapped = [name for name in USERS if getattr(domain, name).num_events >= MAPPED_EVENTS]
     for name in mapped:
         _write_numbers(getattr(domain, name), folder / f"{name}.safetensors")
-    files = [*(f"{name}.parquet" for name in TABLES), *(f"{name}.safetensors" for name in mapped)]
+    if domain.unsold:
+        rows = pa.table(dict(zip(NewItem._fields, map(list, zip(*domain.unsold, strict=True)), strict=True)))
+        pq.write_table(rows, folder / UNSOLD_FILE, compression="zstd")
+    files = [
+        *(f"{name}.parquet" for name in TABLES),
+        *([UNSOLD_FILE] if domain.unsold else []),
+        *(f"{name}.safetensors" for name in mapped),
+    ]
     card = {
         **domain.card,
         **({"catalogue": domain.catalogue.name} if domain.catalogue.name != domain.name else {}),
@@ -222,17 +232,20 @@ def _arrow_lists(rows: SequenceArray | None, kind: Any, num_rows: int) -> Any:
 def _read(folder: Path) -> Domain:
     card = _read_card(folder / CARD_FILE)
     mapped = [name for name in USERS if f"{name}.safetensors" in card["tables_sha256"]]
-    for file in (*(f"{name}.parquet" for name in TABLES), *(f"{name}.safetensors" for name in mapped)):
+    unsold = [UNSOLD_FILE] if UNSOLD_FILE in card["tables_sha256"] else []
+    for file in (*(f"{name}.parquet" for name in TABLES), *unsold, *(f"{name}.safetensors" for name in mapped)):
         path = folder / file
         if not path.is_file() or file_sha256(path) != card["tables_sha256"].get(path.name):
             raise ValueError(f"{path} is missing or does not match its checksum in {CARD_FILE}. Prepare it again.")
-    items = _read_table(folder / "items.parquet", ("key", "title", "text")).to_pydict()
+    items = _read_table(folder / "items.parquet", NewItem._fields).to_pydict()
+    new = _read_table(folder / UNSOLD_FILE, NewItem._fields).to_pylist() if unsold else []
     return Domain(
         name=folder.name,
         catalogue=Catalogue(card.get("catalogue", "") or folder.name, items["key"], items["title"], items["text"]),
         clients=_events_of(folder, "clients", mapped),
         public=_events_of(folder, "public", mapped),
         card=card,
+        unsold=tuple(NewItem(*row.values()) for row in new),
     )
 
 

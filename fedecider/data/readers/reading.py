@@ -18,8 +18,9 @@ import time
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
@@ -445,6 +446,8 @@ class ItemRecords(NamedTuple):
     """Repeated records with another text, skipped (only with duplicate_items="first")."""
     num_unused: int
     """Records of items that are not wanted."""
+    unused: Mapping[str, ItemFields] = MappingProxyType({})
+    """These, where they are kept."""
 
 
 class RawDomain(NamedTuple):
@@ -549,17 +552,21 @@ def collect_items(
     options: ReadOptions,
     path: Path,
     allow_same: bool = False,
+    keep_unused: bool = False,
 ) -> ItemRecords:
-    """The wanted items of a stream of (key, fields).
+    """The wanted items of a stream of (key, fields), and if asked the others apart.
 
     With ``allow_same``, a repeated record with equal fields is counted and skipped (Amazon's meta files have such).
     Errors: ``ValueError`` for any other repeated key, unless ``duplicate_items`` is "first".
     """
     items: dict[str, ItemFields] = {}
+    unused: dict[str, ItemFields] = {}
     num_same = num_different = num_unused = 0
     for key, fields in records:
         if key not in wanted:
-            num_unused += 1
+            num_unused += not keep_unused
+            if keep_unused:
+                unused.setdefault(key, fields)
             continue
         known = items.setdefault(key, fields)
         if known is fields:
@@ -570,7 +577,7 @@ def collect_items(
             num_same += 1
         if options.duplicate_items != "first" and not (allow_same and known == fields):
             raise duplicate_key(path, key, known, fields)
-    return ItemRecords(items, num_same, num_different, num_unused)
+    return ItemRecords(items, num_same, num_different, num_unused, unused)
 
 
 def no_texts(_wanted: Collection[str]) -> ItemRecords:

@@ -7,18 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedding_fr.methods import METHODS
-from embedding_fr.methods.entry import space_of
 from embedding_fr.results import privacy_text, write_results
 from embedding_fr.server_memory import check_server_memory
 from embedding_fr.setup import EmbeddingSettings, hashes_of, rounds_of, set_up
-from fedecider.comparison.tune import Tunable
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.data.readers.reading import to_stderr
 from fedecider.engine.run import Experiment, Rounds, kept_data
 from fedecider.federation.state import RunState
 from fedecider.running.launch import Launch
-from fedecider.running.plain import as_plain
 from fedecider.running.run_folder import RunFolder
 
 
@@ -51,22 +47,6 @@ def experiment_on(interactions: Interactions, settings: EmbeddingSettings) -> Ex
     return Experiment(
         settings, hashes_of(settings, interactions), [interactions.name], prepare, {"card": interactions.card}
     )
-
-
-def tunable(settings: EmbeddingSettings, launch: Launch) -> Tunable:
-    """Trials are runs on the same data."""
-    entry = METHODS[settings.run.method]
-    interactions = load_interactions(settings.data, log=to_stderr if launch.is_main else lambda text: None)
-    space = space_of(entry, getattr(settings.method, "variant", "") == "code")
-    return Tunable(space, entry.grid, partial(experiment_on, interactions), file_settings)
-
-
-def file_settings(settings: EmbeddingSettings) -> dict[str, Any]:
-    """What a file of ``--config`` says for a run with these settings."""
-    values = {**as_plain(settings.run), **as_plain(settings.data), **as_plain(settings.training)}
-    if METHODS[settings.run.method].guarantee is None:
-        values |= as_plain(settings.privacy)
-    return {**values, **as_plain(settings.method)}
 
 
 def _prepare(

@@ -17,7 +17,6 @@ TRACK = Track(
     conclusion="embedding_fr.page:run_conclusion",
     data_options="embedding_fr.run:data_options",
     comparison="embedding_fr.leaderboard:TABLE",
-    tune="embedding_fr.run:tunable",
     audit="embedding_fr.audit:audit_embedding",
     contract="embedding_fr.testing.contract:bench_of",
     deployment="embedding_fr.deployment:PARTS",

@@ -56,11 +56,11 @@ def wrong_settings(llm, embedding):
         ),
         **{
             ("settings", f"clash {name}"): (entry._replace(config=named(name)), rf"\['{name}'\] of Clashing are names")
-            for name, entry in {"clip": embedding, "trials": embedding, "config": llm, "lora_rank": llm}.items()
+            for name, entry in {"clip": embedding, "config": llm, "lora_rank": llm}.items()
         },
         ("settings", "clash of the cross-silo track"): (
-            llm._replace(config=named("trials")),
-            r"\['trials'\] of Clashing are",
+            llm._replace(config=named("num_rounds")),
+            r"\['num_rounds'\] of Clashing are",
         ),
         **{
             ("space", what): (llm._replace(space={name: one}), pattern)

@@ -11,7 +11,6 @@ import yaml
 from small_runs import decoder_settings
 
 from fedecider.cli.main import main
-from fedecider.cli.tune import main as tune
 from fedecider.cross_silo import hyperparameter_selection
 from fedecider.cross_silo.command_line import parse_settings, recorded_settings
 from fedecider.cross_silo.privacy import check_privacy
@@ -185,21 +184,3 @@ def test_a_run_without_its_choice_is_refused_in_one_sentence(run, tmp_path, caps
             (folder / "hyperparameter_selection.json").write_text(damage)
         assert main(["evaluate", "--run", str(folder)]) == 2
         assert "hyperparameter_selection.json" in capsys.readouterr().err
-
-
-def test_a_search_tries_what_a_run_would_take(run):
-    taken = run("wrecks", "taken", others=[LAYERS])
-    words = [
-        "--config",
-        "wrecks.yaml",
-        "--trials",
-        "1",
-        "--output",
-        "runs/search",
-        "--hyperparameter_candidates",
-        json.dumps([LAYERS]),
-    ]
-    assert tune(words) == 0
-    lines = [json.loads(line) for line in Path("runs/search/journal.jsonl").read_text().splitlines()]
-    (score,) = [value for line in lines for value in line.get("values") or ()]
-    assert score == read_json(taken / "metrics.json")["best_valid_ndcg@10"]

@@ -27,7 +27,7 @@ SEES_ALL = (
         "fedecider/cli/",
         "fedecider/id_based/run.py",
     ),
-    *(f"embedding_fr/{name}.py" for name in ["setup", "run", "results", "commands", "audit", "tune", "leaderboard"]),
+    *(f"embedding_fr/{name}.py" for name in ["setup", "run", "results", "commands", "audit", "leaderboard"]),
     # What deployments of a track start from: their parts get what they need.
     *("fedecider/deployment/llm.py", "embedding_fr/deployment.py"),
 )

@@ -15,7 +15,7 @@ from fedecider.running.options import HELP_ALL, Help
 DESCRIPTION = """Print a script that completes commands and options. Keep it where the shell looks for one:
 fedecider completion bash > ~/.local/share/bash-completion/completions/fedecider"""
 SHELLS = ("bash", "zsh", "tcsh")
-VARIANTS = {"federate": ((), ("--method", "fedmf")), "tune": ((), ("--method", "fedmf"))}
+VARIANTS = {"federate": ((), ("--method", "fedmf"))}
 """Command -> words that bring other options."""
 CHOICES = {"deploy": tuple(DEPLOYED), "completion": SHELLS}
 """Command -> the words that it takes in front."""

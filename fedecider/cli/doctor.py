@@ -22,7 +22,7 @@ EXTRAS = {
     "deploy": "runs between machines on NVIDIA FLARE",
     "dp": "guarantees of integer sums and of Laplace noise",
     "track": "settings, curves and results in TensorBoard, MLflow, W&B and trackio",
-    "tune": "searches of settings",
+    "tune": "settings drawn by compare and leaderboard",
     "gpu": "quantised bases and DeepSpeed",
     "serve": "a finished run as an HTTP service",
 }

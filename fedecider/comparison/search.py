@@ -1,15 +1,13 @@
 """Which settings of a method are tried: its own candidates first, then draws of optuna, which know what came of them.
 
-A trial's draw has a seed of its own, so a search that was killed goes on as if it had not been.
+A trial's draw has a seed of its own, so a table that was killed goes on with the same settings.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedecider.federation.streams import derive_seed
@@ -149,29 +147,16 @@ def load_optuna() -> Any:
 class Study:
     """The trials of a search as a study of optuna: one is asked for, run and told, then the next one."""
 
-    def __init__(self, search: Search, journal: Path | None = None) -> None:
-        """``journal``: the file that keeps the trials, for one process that holds the folder; None: in memory.
-
-        Raises:
-            ValueError: optuna is not installed; or the file is no journal.
-        """
+    def __init__(self, search: Search) -> None:
+        """Raises ``ValueError`` where optuna is not installed."""
         optuna = load_optuna()
         self.search, self._optuna = search, optuna
         self._ranges = {name: _distribution(one) for name, one in search.space.items()}
-        try:
-            storage = None if journal is None else _storage(journal)
-            self.study = optuna.create_study(
-                study_name="fedecider", storage=storage, direction="maximize", load_if_exists=True
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"got a damaged {journal} ({type(error).__name__}: {error}), expected the trials of a search. Restore "
-                "it from a copy, or start again with another --output"
-            ) from error
+        self.study = optuna.create_study(direction="maximize")
 
     @property
     def finished(self) -> list[Any]:
-        """Trials of optuna that are over, in their order; ``user_attrs`` are what was told beside the score."""
+        """Trials of optuna that are over, in their order."""
         return [trial for trial in self.study.trials if trial.state.is_finished()]
 
     @property
@@ -180,18 +165,11 @@ class Study:
         return [Tried(self._setting(trial), trial.value) for trial in self.finished]
 
     def ask(self) -> Setting | None:
-        """The setting of the trial that a kill left open, or else the next one; None where all were tried."""
-        trial_id = next((one._trial_id for one in self.study.trials if one.state.name == "RUNNING"), None)
-        if trial_id is None and not self._begin():
-            return None
-        if trial_id is not None:
-            self._open = self._optuna.trial.Trial(self.study, trial_id)
-        return self._setting(self._open)
+        """The setting of the next trial; None where all were tried."""
+        return self._setting(self._open) if self._begin() else None
 
-    def tell(self, valid: float | None, **facts: Any) -> None:
-        """The score of the setting that was asked for, None where it failed, and what else is kept of it."""
-        for name, value in facts.items():
-            self._open.set_user_attr(name, value)
+    def tell(self, valid: float | None) -> None:
+        """The score of the setting that was asked for, None where it failed."""
         failed = self._optuna.trial.TrialState.FAIL
         self.study.tell(self._open, valid, state=failed if valid is None else None)
 
@@ -216,32 +194,6 @@ class Study:
         if trial.number < len(self.search.candidates):
             return self.search.candidates[trial.number]
         return self.search.from_start(trial.params)
-
-    def importances(self, least: int = 10) -> dict[str, float]:
-        """Option -> its share of the differences between trials by fANOVA (Hutter et al., 2014), the largest first.
-
-        Of the trials that finished within the space: one beyond it has no parameters that the others share. Empty with
-        fewer than ``least`` of them, of which nothing could be told.
-        """
-        optuna = self._optuna
-        finished = [one for one in self.finished if one.params and one.value is not None]
-        if len(finished) < least or len({one.value for one in finished}) < 2:
-            return {}
-        within = optuna.create_study(direction="maximize")
-        within.add_trials(finished)
-        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-        return dict(optuna.importance.get_param_importances(within, evaluator=evaluator))
-
-
-def _storage(path: Path) -> Any:
-    """Optuna's own locks are files that a kill leaves behind and the next writer waits for; here one process writes."""
-    content = path.read_bytes() if path.is_file() else b""
-    if not content.endswith(b"\n") and content:  # what a kill left of a line
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
-    journal = load_optuna().storages.journal
-    backend = journal.JournalFileBackend(str(path.resolve()), lock_obj=threading.Lock())
-    return load_optuna().storages.JournalStorage(backend)
 
 
 def _distribution(one: Range) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from fedecider.baselines.own import check_own
-from fedecider.comparison.tune import Tunable
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.cross_silo.continued import continued, going_on
 from fedecider.cross_silo.ended import ended
@@ -38,7 +37,6 @@ from fedecider.federation.state import RunState
 from fedecider.methods import METHODS
 from fedecider.methods.beside import beside
 from fedecider.methods.client_models import ClientModels
-from fedecider.methods.entries import RATES, TRAINING_SPACE
 from fedecider.methods.rows import Rows, summed_rows
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
@@ -78,26 +76,6 @@ def experiment_on(
     names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
     prepare = partial(_prepare, settings, artifacts, overlap, state)
     return Experiment(settings, hashes, names, prepare, {"overlap": overlap, "why_protocol": list(why)})
-
-
-def tunable(settings: Settings, launch: Launch) -> Tunable:
-    """Trials share pre-training and distillation, and begin at the same student."""
-    built: list[BaseArtifacts] = []
-
-    def artifacts(run: RunConfig, launch: Launch) -> BaseArtifacts:
-        built.extend([] if built else [build_base_artifacts(run, launch)])
-        return built[0]
-
-    run, domains, _ = decided(settings.run)
-    entry = METHODS[run.method]
-
-    def experiment(tried: Settings) -> Experiment:
-        own = replace(tried.run, local_row="off", protocol=run.protocol)
-        joined = tried._replace(run=own)  # what is tuned is the method
-        return experiment_on(domains, artifacts, joined)
-
-    space, grid = {**TRAINING_SPACE, **entry.space}, (*entry.grid, *RATES)
-    return Tunable(space, grid, experiment, file_settings)
 
 
 def file_settings(settings: Settings) -> dict[str, Any]:

@@ -17,7 +17,6 @@ TRACK = Track(
     choose="fedecider.cross_silo.auto:chosen_settings",
     conclusion="fedecider.cross_silo.conclusion:run_conclusion",
     comparison="fedecider.cross_silo.comparison:TABLE",
-    tune="fedecider.cross_silo.federate:tunable",
     audit="fedecider.cross_silo.audit:audit_llm",
     contract="fedecider.testing.llm_contract:bench_of",
     deployment="fedecider.deployment.llm:PARTS",

@@ -50,8 +50,6 @@ class Track(NamedTuple):
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     comparison: str = ""
     """`fedecider.comparison.compare.TrackRows`: the rows that the track adds to tables, and how one cell is run."""
-    tune: str = ""
-    """(settings, launch) -> `fedecider.comparison.tune.Tunable`."""
     audit: str = ""
     """(AuditConfig, launch) -> `fedecider.audit.attacks.Outcome`."""
     contract: str = ""

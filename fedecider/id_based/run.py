@@ -17,7 +17,6 @@ from fedecider.bounds import OneOrMore, Seed, ShareAbove0, Threads, ZeroOrMore, 
 from fedecider.comparison.cells import KeptCell, kept_cell
 from fedecider.comparison.compare import Cell, Course, Entry, Shared, TrackRows, course_of
 from fedecider.comparison.search import search_of
-from fedecider.comparison.tune import Tunable
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.protocol import chosen_protocol, under
 from fedecider.data.sellers import once_each
@@ -235,22 +234,6 @@ def experiment_on(domains: Mapping[str, Domain], settings: IdSettings) -> Experi
         return rounds._replace(finish=finish)
 
     return Experiment(settings, hashes, list(once_each(domains)), prepare)
-
-
-def tunable(settings: IdSettings, launch: Launch) -> Tunable:
-    """Trials are runs on the same data."""
-    entry = METHODS[settings.run.method]
-    settings, domains = _decided(settings, launch)
-
-    def experiment(tried: IdSettings) -> Experiment:
-        return experiment_on(domains, tried._replace(run=replace(tried.run, protocol=settings.run.protocol)))
-
-    return Tunable(entry.space, entry.grid, experiment, file_settings)
-
-
-def file_settings(settings: IdSettings) -> dict[str, Any]:
-    """What a file of ``--config`` says for a run with these settings."""
-    return {**as_plain(settings.run), **as_plain(settings.method)}
 
 
 def rounds_of(settings: IdSettings, domains: Mapping[str, Domain], device: torch.device) -> tuple[IdClients, Rounds]:

@@ -15,6 +15,5 @@ TRACK = Track(
     load="fedecider.id_based.run:load",
     page="fedecider.id_based.run:page",
     comparison="fedecider.id_based.run:TABLE",
-    tune="fedecider.id_based.run:tunable",
     contract="fedecider.testing.id_contract:bench_of",
 )

@@ -145,7 +145,7 @@ def opened_run(root: Path, record: dict[str, Any], resume: bool, writes: bool = 
         try:
             yield folder
         except KeyboardInterrupt as error:
-            begun = folder.rounds.exists() or (root / "journal.jsonl").exists()
+            begun = folder.rounds.exists()
             raise KeyboardInterrupt(f"{root} goes on with --resume true" if begun else "") from error
 
 

@@ -17,7 +17,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedecider.comparison.search import value_of, with_setting
-from fedecider.comparison.tune import TuneConfig
 from fedecider.federation.method import RowUpdate, Tree, Upload
 from fedecider.federation.registry import RESERVED
 from fedecider.federation.wire import check_upload, dense, measure, message, take_row, upload_of
@@ -38,7 +37,7 @@ def settings(bench: Bench) -> None:
     told = set(re.findall(r"\n    (\w+): \S", inspect.getdoc(config) or ""))
     require(own <= told, f"{config.__name__} has no help text for {sorted(own - told)}: give them below Args:")
     common = {field.name for one in bench.common_settings() for field in fields(one)}
-    taken = common | {field.name for field in fields(TuneConfig)} | {*RESERVED}
+    taken = common | {*RESERVED}
     require(not own & taken, f"{sorted(own & taken)} of {config.__name__} are names of common settings")
     for setting in entry.grid:
         unknown = sorted({name.partition(".")[0] for name in setting} - own - common)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedecider.cli import audit, federate, report, tune
+from fedecider.cli import audit, federate, report
 from fedecider.comparison.compare import Plan, Shared, collect, fill, positions_of
 from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import mean_metrics
@@ -128,16 +128,6 @@ def test_the_page_is_made_again_and_other_commands_say_that_the_run_is_none_of_t
     assert "ID-based methods, which has no audit" in capsys.readouterr().err
     with pytest.raises(ValueError, match="a run without a language model, expected one of the cross-silo track"):
         read_llm_run(tmp_path / "run")
-
-
-def test_a_search_of_its_settings(data, tmp_path, capsys):
-    words = ["--method", "fedsasrec", "--data", str(data), "--output", str(tmp_path / "search"), *SMALL.split()]
-    assert tune.main([*words, "--num_rounds", "1", "--trials", "2"]) == 0
-    assert "2 trials, 0 of them failed" in (tmp_path / "search" / "tune.md").read_text()
-    best = ["--config", str(tmp_path / "search" / "best.yaml"), "--output", str(tmp_path / "run")]
-    assert federate.main(["--method", "fedsasrec", *best]) == 0
-    assert tune.main(["--method", "fedsasrec"]) == 2
-    assert "got fedsasrec without data" in capsys.readouterr().err
 
 
 def test_a_row_of_a_comparison_is_tuned_and_kept(tmp_path, monkeypatch):

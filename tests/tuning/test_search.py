@@ -12,7 +12,7 @@ from embedding_fr.methods import METHODS as EMBEDDING
 from embedding_fr.setup import EmbeddingRunConfig
 from fedecider.baselines import BASELINES
 from fedecider.comparison.compare import Cell, Entry, fill
-from fedecider.comparison.search import Search, Study, Tried, best_of, check_budget, search_of, value_of, with_setting
+from fedecider.comparison.search import Search, Tried, best_of, check_budget, search_of, value_of, with_setting
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import METHODS as LLM
 from fedecider.methods import RATES, TRAINING_SPACE
@@ -104,29 +104,6 @@ def test_a_setting_that_fails_with_another_seed_gives_way_to_the_next_best():
     assert asked == [(0, 0), (5, 0), (4, 0), (1, 0), (5, 1), (4, 1), (1, 1)]
     only = Search({}, {}, ({"depth": 5},))
     assert fill([Entry("toy", "toy", "federated", ["strict"], run, only, 1)], 2) == [], "none is left"
-
-
-def test_a_study_in_a_journal_goes_on_as_if_it_had_not_been_closed(tmp_path):
-    """Also where the process was killed between asking and telling; what is beyond the space comes back."""
-    grid = ({}, {"kind": "b"}, {"inner.width": 8}, {"layers": (4, 8)})
-    search = search_of((*Blocks(), Layers()), SPACE, grid, seed=3)
-    whole, journal = Study(search), tmp_path / "journal.jsonl"
-    for number in range(13):
-        setting = whole.ask()
-        study = Study(search, journal)
-        assert study.ask() == setting
-        again = Study(search, journal)
-        assert again.ask() == setting, "it is open still"
-        for one in (whole, again):
-            one.tell(None if number == 1 else score(setting), seconds=float(number))
-        with journal.open("a") as file:
-            file.write('{"op_code":4,"worker_id":"half a li')
-    again = Study(search, journal)
-    assert again.tried == whole.tried
-    assert [one.setting for one in again.tried[:4]] == list(grid)
-    assert again.tried[1].valid is None
-    assert [one.user_attrs["seconds"] for one in again.finished] == [*range(13)]
-    assert [one.setting for one in play(8, seed=1)][3:] != [one.setting for one in play(8)][3:]
 
 
 def test_the_sampler_learns_from_scores():

@@ -24,15 +24,25 @@ def by_time(times: SequenceArray) -> np.ndarray:
     return np.where(times.value_E == UNKNOWN_TIME, -1 - np.arange(len(exact_E)), exact_E)
 
 
-def with_orders(events: RawEvents, column: str) -> tuple[RawEvents, list[str]]:
+def with_orders(events: RawEvents, column: str, guessed: bool = False) -> tuple[RawEvents, list[str]]:
     """Events whose order numbers have become baskets, each called by the number of its first row, and what is odd.
 
     A basket is of one user: an order number of two is two baskets. Rows without an order number, and those of one whose
     rows lie more than `MOST_DAYS` apart, are one basket where they have one time. An item counts once in a basket.
 
+    Where they are odd and the column was ``guessed`` they are left out, which is said.
+
     Raises:
         ValueError: more than a share of `FEW` of the order numbers belong to several users, or lie far apart.
     """
+    if guessed:
+        try:
+            return with_orders(events, column)
+        except ValueError as error:
+            text = str(error).removeprefix("got ").partition(", expected")[0]
+            return events._replace(basket_E=None, orders=()), [
+                f"{text}: they are not used, events of one time are a basket"
+            ]
     if events.basket_E is None:
         return events, []
     user_E, order_E, time_E, number_E = events.user_E, events.basket_E, events.time_E, np.arange(len(events.user_E))

@@ -8,34 +8,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.data.baskets import with_orders
+from fedecider.data.columns import candidates, find_columns, text_columns
 from fedecider.data.consent import Consent
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
+from fedecider.data.events import NAME, Purchases, Reading, Source, cleaned, event_source, item_records, listed
 from fedecider.data.federated import FederatedData
-from fedecider.data.given import (
-    NAME,
-    Consents,
-    Given,
-    Reading,
-    company_of,
-    event_tables,
-    item_records,
-    key_within_company,
-    keys_of,
-    needed_column,
-    plain_keys,
-    text_columns,
-    time_like_columns,
-    usual_column,
-)
-from fedecider.data.import_report import ImportReport, how_keys_differ
+from fedecider.data.import_report import ImportReport
+from fedecider.data.keys import how_keys_differ
+from fedecider.data.mapping import FILES, TableOptions, is_mapping, read_mapping
 from fedecider.data.overlap import unlike_keys
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
 from fedecider.data.readers.reading import (
@@ -49,87 +37,10 @@ from fedecider.data.readers.reading import (
 )
 from fedecider.data.sellers import once_each
 from fedecider.data.silos import share_by
-from fedecider.data.table_files import FileOptions, TableFile
-from fedecider.data.times import checked_clock
+from fedecider.data.tables import open_table
 
-NO_TIMES = "none"
-"""In the place of a column of times: there is none."""
-DEFAULTS = {"k_core": 0}
+DEFAULTS = {"k_core": 0, "missing_text": "drop"}
 """Of own data, which are small, everybody with enough events to be split is kept."""
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """How own tables are read. What is not given is guessed, and every guess is a note.
-
-    Raises:
-        ValueError: a name, texts or a rule for bad rows that cannot be.
-    """
-
-    name: str = "shop"
-    """What the only domain, or the catalogue that companies share or have parts of, is called."""
-    user: str | None = None
-    """The column of customers' keys; as text, so that 7 and "7" are one customer."""
-    item: str | None = None
-    """The column of items' keys."""
-    time: str | None = None
-    """The column of times: Unix seconds, or dates and times (UTC where they name no zone); milliseconds and days as
-    numbers (20260131) are known by their size. Where no column is called so, rows are oldest first, and a column of
-    another name that holds times is an error, unless this is ``none``."""
-    rating: str | None = None
-    """The column of ratings, which ``min_rating`` looks at."""
-    domain: str | None = None
-    """The column, in both tables, that shares them out into several domains. A customer with the same key in two of
-    them is one person."""
-    company: str | None = None
-    """The column of ``events`` that says whose customer a user is, as if each company had a table of its own."""
-    public: Any = None
-    """Who is public: everybody may see their events, and the backbone learns from them. None: nobody. A number: this
-    share of customers, chosen by a hash of ``seed`` and key. The name of a column of ``events``: customers whose rows
-    say true. Else customers' keys: a list, set or series, a table or a path; a dict company -> keys where companies use
-    the same keys."""
-    texts: Mapping[str, str] | None = None
-    """Text field (title, author, brand, series, categories, genres, keywords, description, ...) -> its column."""
-    quantity: str | None = None
-    """The column of quantities: rows of 0 or less are returns, no events. "": none."""
-    order: str | None = None
-    """The column of order numbers: a customer's events of one number are one basket. Where an export writes customer
-    and time on the first line of an order alone, blank ones on its further lines are those of the line before. None: a
-    customer's events of one time are one basket."""
-    time_format: str | None = None
-    """What times mean: ``s``, ``ms``, ``us`` or ``ns`` since 1970, or a format of `datetime.strptime`, such as
-    ``%d/%m/%Y %H:%M``."""
-    bad_rows: str = "error"
-    """What a row without a key or with an unreadable time is: ``error``, or ``skip`` leaves it out and counts it."""
-    delimiter: str | None = None
-    """Of text files: ``,``, ``;``, tab or any character."""
-    encoding: str | None = None
-    """Of text files, such as ``latin-1``. None: UTF-8, or UTF-16 with a mark of order."""
-    quoting: bool | None = None
-    """Of text files: whether quotes hold fields together. None: in files with tabs they are letters."""
-    header: Sequence[str] | str = ()
-    """Names of the columns of ``events``, a file without a line of names."""
-    items_header: Sequence[str] | str = ()
-    """The same of ``items``."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise ValueError(f"got the name {self.name!r}, expected a text, such as name='shop'")
-        object.__setattr__(self, "name", self.name.strip())
-        if self.texts is not None and not isinstance(self.texts, Mapping):
-            raise ValueError(
-                f"got texts {self.texts!r}, expected fields and their columns, such as texts={{'title': 'label'}}"
-            )
-        if self.bad_rows not in ("error", "skip"):
-            raise ValueError(f"got bad_rows {self.bad_rows!r}, expected error or skip")
-
-    def form(self, header: Sequence[str] | str) -> FileOptions:
-        """How files are written."""
-        return FileOptions(self.delimiter, self.encoding, self.quoting, _names(header))
-
-
-COLUMNS = ("user", "item", "time", "rating", "domain", "company", "quantity", "order")
-"""Columns of events."""
 
 
 def from_events(events: Any, items: Any = None, *, report: ImportReport | None = None, **options: Any) -> FederatedData:
@@ -153,42 +64,62 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     Raises:
         ValueError: a table, a column or a value that cannot be read, with row and column; or too little is left.
     """
-    asked = TableOptions(**{name: options.pop(name) for name in TableOptions.__dataclass_fields__ if name in options})
+    given = {name: options.pop(name) for name in TableOptions.__dataclass_fields__ if name in options}
+    events, items, said = _said(events, items)
+    asked = TableOptions(**{**(said.get("", {})), **given})
     settings = {**DEFAULTS, **options}
     _check_settings(settings, asked)
     report = report or ImportReport()
     reading = report.reading = Reading(skip=asked.bad_rows == "skip")
     notes = reading.notes
-    sources = _opened_sources(_sources(events, items, asked, settings), asked, notes)
-    consents = Consents() if _is_column(asked.public, sources) else None
-    columns = {what: getattr(asked, what) for what in COLUMNS}
-    columns["consents"] = asked.public if consents else None
-    givens = [_with_columns(one, columns, notes) for one in sources.events]
-    things = _item_tables(sources, givens, asked, notes)
-    tables = event_tables(givens, settings.get("min_rating"), consents, reading)
+    sources = _sources(events, items, asked, settings)
+    options_of = {one: TableOptions(**{**said.get(one, {}), **given}) for one in ("", *sources.companies)}
+    consents = (
+        asked.public if isinstance(asked.public, str) and _has_column(sources.events, asked, asked.public) else ""
+    )
+    givens = [
+        event_source(
+            open_table(one.table, one.what, options_of[one.company].event_form),
+            options_of[one.company],
+            one.domain,
+            one.company,
+            consents,
+        )
+        for one in sources.events
+    ]
+    things = _item_tables(sources, givens, options_of, reading)
+    if report.mapping is not None:
+        report.mapping.update(_found(events, items, givens[0], things[0]))
+    records: dict[str, list[tuple[str, ItemFields]]] = {}
+    duplicates = settings.get("duplicate_items", "error")
+    for one in things:
+        records.update(item_records(one, reading, duplicates, items is None))
+    purchases = Purchases(reading, settings.get("min_rating"), [key for own in records.values() for key, _ in own])
+    for one in givens:
+        purchases.add(one)
     raw = {}
-    for name, table in tables.items():
-        raw[name], odd = with_orders(table.build(), asked.order or "")
-        report.odd += odd
-    notes += report.odd
+    for name, table in purchases.by_domain().items():
+        raw[name], odd = with_orders(table, givens[0].columns.get("order", ""), "order" in givens[0].guessed)
+        reading.first += odd
     report.add_events(raw)
-    consent = _consent(asked, consents, raw, sources, settings.get("seed", 0), notes)
+    consent = _consent(asked, purchases.public if consents else None, raw, sources, settings.get("seed", 0), notes)
     pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
     if pool - set(raw):
         raise ValueError(f"got public_domains {sorted(pool - set(raw))}, expected some of {', '.join(sorted(raw))}")
     config = PrepareConfig(source="packed", raw="", domains=_order(raw, pool, sources), **settings)
-    records: dict[str, list[tuple[str, ItemFields]]] = {}
-    for one in things:
-        records.update(item_records(one, config.duplicate_items, items is None, reading))
     if sources.companies and not sources.shared:
         config = replace(config, catalogue=config.catalogue or _matched(asked.name, records, notes))
         unlike = unlike_keys({one: [key for key, _ in own] for one, own in records.items()})
         notes += [unlike] if unlike else []
-    hints = _compare_keys(raw, records, bool(asked.domain), report)
+    has_texts = any(any(text.values()) for own in records.values() for _, text in own)
+    hints = _compare_keys(raw, records, report) if sources.items else {}
+    if not has_texts:
+        config = replace(config, missing_text="keep")
+        reading.first.append("no item has a text: items are known by their keys alone (IDs of one token each)")
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
         tables = [table for table in (*givens, *things) if asked.domain or table.domain == one]
-        files = {path: RawFile(path, 0) for table in tables for path in table.paths}
+        files = {path: RawFile(path, 0) for table in tables for path in table.table.paths}
         texts_of = records.get(one, [])
         found = RawDomain(raw[one], lambda wanted: _wanted(texts_of, wanted, options), list(files.values()))
         return found._replace(hint=hints.get(one, ""))
@@ -199,60 +130,88 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     notes += _facts(domains)
     for domain in domains.values():
         domain.card["settings"]["source"] = "tables"
-        domain.card["notes"] = list(notes)
+        domain.card["notes"] = [*reading.first, *notes]
         domain.card["bad_rows"] = {what: dict(counts) for what, counts in reading.bad.items()}
-    return FederatedData(domains, notes, report)
+    return FederatedData(domains, [*reading.first, *notes], report)
 
 
-def _opened_sources(sources: _Sources, asked: TableOptions, notes: list[str]) -> _Sources:
-    """The tables with their files read so far, and what their times mean."""
-    events = [_opened(one, asked.form(asked.header), notes) for one in sources.events]
-    if asked.time_format:
-        events = [one._replace(clock=checked_clock(asked.time_format)) for one in events]
-    items = [_opened(one, asked.form(asked.items_header), notes) for one in sources.items]
-    return sources._replace(events=events, items=items)
+def company_of(user: str) -> str:
+    """The company in front of a key."""
+    return user.partition(":")[0]
 
 
-def _is_column(public: Any, sources: _Sources) -> bool:
-    return isinstance(public, str) and all(public in one.column_names for one in sources.events)
+def key_within_company(user: str) -> str:
+    """The key behind the company, as it was given."""
+    return user.partition(":")[2]
 
 
-HOW = ("user", "item", "time", "quantity", "order", "time_format", "delimiter", "encoding")
+def _said(events: Any, items: Any) -> tuple[Any, Any, dict[str, dict[str, Any]]]:
+    """Tables in the place of mapping files, and what these say, by company."""
+    if _is_by_name(events):
+        mappings = {one: read_mapping(table) for one, table in events.items() if is_mapping(table)}
+        said = {
+            one: {name: value for name, value in mapping.items() if name not in FILES}
+            for one, mapping in mappings.items()
+        }
+        own = {one: mapping.get("items") for one, mapping in mappings.items()}
+        events = {one: mappings[one].get("events") if one in mappings else table for one, table in events.items()}
+        if items is None and any(own.values()):
+            items = next(iter(own.values())) if len(set(own.values())) == 1 else own
+        return events, items, said
+    if not is_mapping(events):
+        return events, items, {}
+    mapping = read_mapping(events)
+    if "events" not in mapping:
+        raise ValueError(f"got the mapping {events} without events, expected the table: events: orders.csv")
+    said = {"": {name: value for name, value in mapping.items() if name not in FILES}}
+    return mapping["events"], mapping.get("items") if items is None else items, said
+
+
+def _has_column(tables: Sequence[_Given], asked: TableOptions, name: str) -> bool:
+    return all(name in open_table(one.table, one.what, asked.event_form).column_names for one in tables)
+
+
+def _found(events: Any, items: Any, source: Source, things: Source) -> dict[str, Any]:
+    """What was found of one company's tables, for a mapping file."""
+    texts = {name: their for name, their in things.columns.items() if name not in ("item", "domain")}
+    columns = {name: their for name, their in source.columns.items() if name not in ("consents", "clock")}
+    if "clock" in source.columns:
+        columns["time"] = f"{columns['time']}+{source.columns['clock']}"
+    said = {name: value for name, value in vars(source.options).items() if name not in ("name", "public") and value}
+    key = things.columns["item"]
+    paths = {
+        name: str(table) for name, table in (("events", events), ("items", items)) if isinstance(table, str | Path)
+    }
+    return {**paths, **said, **columns, "items_key": key if key != columns["item"] else None, "texts": texts}
+
+
+HOW = tuple(
+    name for name in TableOptions.__dataclass_fields__ if name not in ("name", "public", "items_header", "texts")
+)
 """What may be said of a file of events for companies that are known already."""
 
 
-def events_file(path: str | Path, how: Mapping[str, str] | None = None) -> Given:
-    """A file of events with its columns: those of usual names, or as ``how`` says, by the names of `HOW`.
+def events_file(path: str | Path, how: Mapping[str, Any] | None = None, reading: Reading | None = None) -> RawEvents:
+    """The events of a file for a company that is known already, its columns as ``how`` says or as they usually are.
+
+    ``path`` may be a mapping file, which names the table.
 
     Raises:
         ValueError: the file cannot be read, has no such columns, or ``how`` has other names.
     """
-    how = dict(how or {})
-    if odd := sorted(set(how) - set(HOW)):
+    said = dict(how or {})
+    if odd := sorted(set(said) - set(TableOptions.__dataclass_fields__)):
         raise ValueError(f"got {odd[0]!r} of the columns, expected some of {', '.join(HOW)}, such as user=customer")
-    given = _opened(Given("events", path, {}), FileOptions(how.get("delimiter"), how.get("encoding")), [])
-    if form := how.get("time_format"):
-        given = given._replace(clock=checked_clock(form))
-    return _with_columns(given, {name: how.get(name) for name in HOW[:5]}, [])
+    path, _, mapping = _said(str(path), None)
+    options = TableOptions(**{**mapping.get("", {}), **said})
+    source = event_source(open_table(path, "events", options.event_form), options)
+    purchases = Purchases(reading or Reading(options.bad_rows == "skip"))
+    purchases.add(source)
+    (raw,) = purchases.by_domain().values()
+    return with_orders(raw, source.columns.get("order", ""), "order" in source.guessed)[0]
 
 
-def _names(header: Sequence[str] | str) -> tuple[str, ...]:
-    names = [one.strip() for one in (header.split(",") if isinstance(header, str) else header)]
-    if any(names) and (len(set(names)) < len(names) or not all(names)):
-        raise ValueError(f"got the header {header!r}, expected a different name for each column")
-    return tuple(names) if any(names) else ()
-
-
-def _opened(given: Given, options: FileOptions, notes: list[str]) -> Given:
-    """``given`` with its file, if it is one: what is guessed of it goes to ``notes``."""
-    if not isinstance(given.table, str | Path):
-        return given
-    return given._replace(table=TableFile(Path(given.table), given.what, options, notes))
-
-
-def _compare_keys(
-    raw: Mapping[str, RawEvents], catalogues: Mapping[str, Any], by_domain: bool, report: ImportReport
-) -> dict[str, str]:
+def _compare_keys(raw: Mapping[str, RawEvents], catalogues: Mapping[str, Any], report: ImportReport) -> dict[str, str]:
     """Domain -> how its two tables write keys, where events have items that the catalogue does not have.
 
     Raises:
@@ -276,11 +235,20 @@ def _compare_keys(
     return hints
 
 
+class _Given(NamedTuple):
+    """A table that is not opened yet."""
+
+    what: str
+    table: Any
+    domain: str
+    company: str = ""
+
+
 class _Sources(NamedTuple):
     """The tables, without the names of their columns."""
 
-    events: list[Given]
-    items: list[Given]
+    events: list[_Given]
+    items: list[_Given]
     """One for all, one for each of the events, or none where texts are in the events."""
     companies: list[str]
     """In the order in which they were given; empty where they have no tables of their own."""
@@ -317,8 +285,8 @@ def _sources(events: Any, items: Any, asked: TableOptions, settings: Mapping[str
             raise ValueError("got items by company with one table of events, expected events by company too")
         if company and settings.get("silos", 1) != 1:
             raise ValueError(f"got silos {settings['silos']} beside a company column, which shares users out already")
-        given = [] if items is None else [Given("items", items, {}, name)]
-        return _Sources([Given("events", events, {}, name)], given, [], bool(company))
+        given = [] if items is None else [_Given("items", items, name)]
+        return _Sources([_Given("events", events, name)], given, [], bool(company))
     companies = list(events)
     odd = [one for one in companies if not isinstance(one, str) or not NAME.fullmatch(one)]
     if odd or not companies:
@@ -335,13 +303,13 @@ def _sources(events: Any, items: Any, asked: TableOptions, settings: Mapping[str
         raise ValueError(f"got silos {settings['silos']} beside companies, which share users out already")
     if not own and name in companies:
         raise ValueError(f"got a company and the catalogue of all called {name!r}, expected another name='...'")
-    tables = [Given(f"events of {one}", events[one], {}, one if own else name, one) for one in companies]
+    tables = [_Given(f"events of {one}", events[one], one if own else name, one) for one in companies]
     if items is None:
         return _Sources(tables, [], companies, shared=False)
     if own:
-        things = [Given(f"items of {one}", items[one], {}, one) for one in companies]
+        things = [_Given(f"items of {one}", items[one], one, one) for one in companies]
         return _Sources(tables, things, companies, shared=False)
-    return _Sources(tables, [Given("items", items, {}, name)], companies, shared=True)
+    return _Sources(tables, [_Given("items", items, name)], companies, shared=True)
 
 
 SAME_TEXT = 0.5
@@ -385,74 +353,62 @@ def _is_by_name(tables: Any) -> bool:
     return isinstance(tables, Mapping) and not hasattr(tables, "with_format")
 
 
-def _with_columns(given: Given, columns: Mapping[str, str | None], notes: list[str]) -> Given:
-    """``given`` with the columns that are asked for, and those of users, items and times that have usual names."""
-    found = {what: their for what, their in columns.items() if their and (what, their) != ("time", NO_TIMES)}
-    guessed = {what: needed_column(given, what) for what in ("user", "item") if what not in found}
-    if columns["quantity"] is None and (their := usual_column(given, "quantity")):
-        guessed["quantity"] = their
-    if "time" not in found:
-        is_none = columns["time"] == NO_TIMES
-        if not is_none and (their := usual_column(given, "time")):
-            guessed["time"] = their
-        elif not is_none and (like := time_like_columns(given, {*found.values(), *guessed.values()})):
-            name, example = next(iter(like.items()))
-            raise ValueError(
-                f"got {given.what} without a column that is called as times usually are, but {name!r} holds times "
-                f"({example}), expected the column's name: time={name!r} (--time), or time={NO_TIMES!r} where it is "
-                "not the time of the event and rows are oldest first"
-            )
-        else:
-            notes.append(f"{given.what}: no column of times, rows are taken as oldest first")
-    if guessed:
-        notes.append(f"{given.what}: {_listed(guessed)}")
-    read = {**found, **guessed}
-    for one, other in combinations([what for what in read if what != "consents"], 2):
-        if read[one] == read[other]:
-            raise ValueError(
-                f"got the column {read[one]!r} of the {given.what} as {one} and as {other}, expected a column for each"
-            )
-    return given._replace(columns=read)
-
-
-def _listed(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{what} is column {their!r}" for what, their in columns.items())
-
-
-def _item_tables(sources: _Sources, givens: Sequence[Given], asked: TableOptions, notes: list[str]) -> list[Given]:
+def _item_tables(
+    sources: _Sources, givens: Sequence[Source], options_of: Mapping[str, TableOptions], reading: Reading
+) -> list[Source]:
     """The tables of items, or those of events in their place, with their columns."""
-    of_domain = {"domain": asked.domain} if asked.domain else {}
     found = []
-    for number, things in enumerate(sources.items or givens):
-        names, key = things.column_names, givens[number].columns["item"]
-        chosen = key if key in names or asked.item else (usual_column(things, "item") or _item_number(things))
-        others = [chosen] if sources.items else list(givens[number].columns.values())
-        fields = text_columns(things, asked.texts, others, of_events=not sources.items)
+    for number, source in enumerate(givens):
+        if sources.items and number >= len(sources.items):
+            break
+        given = sources.items[number] if sources.items else None
+        options = options_of[given.company if given else source.company]
+        table = open_table(given.table, given.what, options.item_form) if given else source.table
+        key = source.columns["item"]
+        chosen = options.items_key or (key if key in table.column_names else _items_key(table, source))
+        used = [chosen] if given else list(source.columns.values())
+        fields, said = text_columns(table, options.texts, used, of_events=not given)
+        reading.first += said
         guessed = {what: their for what, their in {"item": chosen, **fields}.items() if their not in (what, key)}
-        if guessed and asked.texts is None and sources.items:
-            notes.append(f"{things.what}: {_listed(guessed)}")
-        what = things.what if sources.items else f"{things.what}, as items"
-        found.append(things._replace(what=what, columns={"item": chosen, **of_domain, **fields}))
-        used = {*found[-1].columns.values()} | (set() if sources.items else {*givens[number].columns.values()})
-        _note_unused(things, used, notes)
+        if guessed and options.texts is None and given:
+            reading.notes.append(f"{table.what}: {listed(guessed)}")
+        of_domain = {"domain": options.domain} if options.domain else {}
+        domain = given.domain if given else source.domain
+        found.append(Source(table, options, {"item": chosen, **of_domain, **fields}, domain, source.company))
+        _note_unused(table.what, table.column_names, {*used, *fields.values(), *of_domain.values()}, reading.notes)
     if sources.items:
-        for given in givens:
-            _note_unused(given, set(given.columns.values()), notes)
+        for source in givens:
+            used = [*source.columns.values(), *source.options.keep]
+            _note_unused(source.what, source.table.column_names, set(used), reading.notes)
     return found
 
 
-def _note_unused(given: Given, used: Collection[str], notes: list[str]) -> None:
-    if unused := [one for one in given.column_names if one not in used]:
-        notes.append(f"{given.what}: unused columns: {', '.join(unused)[:300]}")
+def _items_key(table: Any, source: Source) -> str:
+    """The column of a table of items that holds the keys of the events: by its name, else by its values."""
+    named = candidates(table, "item") + [name for name in table.column_names if name.lower() == "id"]
+    sample = set(source.table.sample(1000).get(source.columns["item"], []))
+    values = table.sample()
+    common = {name: len(sample & set(values.get(name, ()))) for name in dict.fromkeys([*named, *table.column_names])}
+    best = max(common, key=lambda name: (common[name], name in named), default="")
+    if common.get(best):
+        return best
+    if named:
+        return named[0]
+    raise ValueError(
+        f"got {table.what} with the columns {', '.join(table.column_names)[:300]}, of which none is called as items' "
+        f"keys are or holds keys of the events, such as {min(sample, default='')!r}, expected one: items_key='...' "
+        "(--items_key)"
+    )
 
 
-def _item_number(things: Given) -> str:
-    return "id" if "id" in things.column_names else needed_column(things, "item")
+def _note_unused(what: str, names: Sequence[str], used: Collection[str], notes: list[str]) -> None:
+    if unused := [name for name in dict.fromkeys(names) if name not in used]:
+        notes.append(f"{what}: unused columns: {', '.join(unused)[:300]}")
 
 
 def _consent(
     asked: TableOptions,
-    consents: Consents | None,
+    consents: Mapping[str, bool] | None,
     raw: Mapping[str, RawEvents],
     sources: _Sources,
     seed: int,
@@ -468,7 +424,7 @@ def _consent(
             raise ValueError(f"got public {public}, expected a share of customers, at least 0 and below 1")
         return nobody._replace(share=float(public))
     if consents is not None:
-        return nobody._replace(named=consents.public)
+        return nobody._replace(named=frozenset(user for user, is_public in consents.items() if is_public))
     known = {key for events in raw.values() for key in events.users}
     if _is_by_name(public):
         if not by_company:
@@ -509,15 +465,40 @@ def _keys(public: Any, user: str | None) -> list[str]:
     is_table |= hasattr(public, "columns") or hasattr(public, "column_names")
     if is_list and not is_table:
         return plain_keys(public, "public customers")
-    given = Given("public customers", public, {})
     if isinstance(public, str) and not Path(public).suffix:
         raise ValueError(
             f"got public {public!r}, which is no column of the events (of every company), expected one of their "
             "columns, a file of customers' keys, the keys themselves, or a share"
         )
-    names = given.column_names
-    column = user if user in names else names[0] if len(names) == 1 else needed_column(given, "user")
-    return keys_of(given._replace(columns={"user": column}))
+    return keys_in(public, "public customers", "user", user)
+
+
+def plain_keys(values: Any, what: str) -> list[str]:
+    """Keys from a list, set, array or series as texts. ``ValueError`` for one that is none."""
+    tolist = getattr(values, "tolist", None) or getattr(values, "to_list", None)
+    return keys_in([{"key": value} for value in (tolist() if tolist else values)], what, "user", "key")
+
+
+def keys_in(table: Any, what: str, role: str = "item", column: str | None = None) -> list[str]:
+    """The keys in a table or a file, in its order: its only column, or the one that holds items or customers.
+
+    Raises:
+        ValueError: there is no such column, or a row without a key.
+    """
+    if isinstance(table, list) and not table:
+        return []
+    options = TableOptions(**(read_mapping(table) if False else {}))
+    opened = open_table(table, what, options.item_form)
+    names = opened.column_names
+    if column not in names:
+        column = names[0] if len(names) == 1 else find_columns(opened, {role: None}).by_role[role]
+    opened.load({"key": column})
+    keys = [key for (key,) in opened.query(f"SELECT {cleaned('key', opened.kind)} FROM rows ORDER BY rowid")]
+    if None in keys:
+        raise ValueError(
+            f"got no {role} in row {keys.index(None) + 1} of the {what} (column {column!r}), expected one in every row"
+        )
+    return keys
 
 
 def _order(raw: Mapping[str, Any], pool: Collection[str], sources: _Sources) -> list[str]:

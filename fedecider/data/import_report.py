@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from itertools import takewhile
+from typing import Any
 
 from fedecider.data.card import baskets_in_words
 from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.dropped import Dropped
-from fedecider.data.given import Reading
-from fedecider.data.overlap import plain_key, without_point, without_zeros
+from fedecider.data.events import Reading
 from fedecider.data.prepare import NOT_CHOSEN
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sellers import by_catalogue, once_each
 
 MUCH = 0.1
 """An import that loses a larger share of its rows says so first."""
-HALF = 0.5
-"""Of the keys that lack, so many must be found when they are written otherwise."""
 
 
 @dataclass
@@ -28,12 +24,12 @@ class ImportReport:
     """Filled while tables are read and prepared; ``str(report)`` tells what is known so far."""
 
     reading: Reading = field(default_factory=Reading)
-    odd: list[str] = field(default_factory=list)
-    """What is odd about order numbers; stands first."""
     read: list[str] = field(default_factory=list)
     """What the tables hold."""
     left: list[str] = field(default_factory=list)
     """What is left of it, and why the rest is not."""
+    mapping: dict[str, Any] | None = None
+    """Takes what was found of the tables, for a mapping file."""
     num_events: int | None = None
     """Events that came in; None as long as they are not prepared."""
 
@@ -98,7 +94,7 @@ class ImportReport:
 
     def lines(self) -> list[str]:
         """The report; a loss of over a tenth comes first."""
-        first, lost = list(self.odd), self.lost_share
+        first, lost = list(self.reading.first), self.lost_share
         if lost is not None and lost > MUCH:
             first += [f"WARNING: {lost:.0%} of the {self.num_rows:,} rows of events did not come in"]
         rows = [f"{what}: {count:,} rows" for what, count in self.reading.num_rows.items()]
@@ -114,42 +110,3 @@ class ImportReport:
 
 def _day(seconds: int) -> str:
     return datetime.fromtimestamp(int(seconds), timezone.utc).date().isoformat()
-
-
-def how_keys_differ(ours: Collection[str], theirs: Collection[str]) -> str:
-    """How two tables write the same keys, where at least half of ``ours`` are among ``theirs`` then; else nothing."""
-    for way, plain in _ways(ours, theirs):
-        known: dict[str, str] = {}
-        for key in sorted(theirs):
-            known.setdefault(plain(key), key)
-        pairs = [(key, known[plain(key)]) for key in ours if plain(key) in known]
-        if pairs and len(pairs) >= HALF * len(ours):
-            mine, their = min(pairs, key=lambda pair: (-len(pair[0].lstrip("0")), pair))
-            return f"the tables write keys differently ({mine} and {their}: {way})"
-    return ""
-
-
-def _ways(ours: Collection[str], theirs: Collection[str]) -> list[tuple[str, Callable[[str], str]]]:
-    prefixes = [_prefix(keys) for keys in (ours, theirs)]
-
-    def without_prefix(key: str) -> str:
-        return next((key[len(one) :] for one in prefixes if one and key.startswith(one)), key)
-
-    def all_of_them(key: str) -> str:
-        return plain_key(without_prefix(key.strip()))
-
-    return [
-        ("spaces around them", str.strip),
-        ("letter case", str.casefold),
-        ("leading zeros", without_zeros),
-        ("a point and a zero at the end", without_point),
-        ("a prefix", without_prefix),
-        ("prefix, case or zeros", all_of_them),
-    ]
-
-
-def _prefix(keys: Collection[str]) -> str:
-    """What all keys begin with, up to the first digit."""
-    first, last = min(keys, default=""), max(keys, default="")
-    num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
-    return re.sub(r"\d.*$", "", first[:num_same]) if first != last else ""

@@ -1,184 +1,242 @@
-"""What a column of times means: seconds or finer units since 1970, days as numbers, dates, or a named format."""
+"""What a column of times means: units since 1970, days as numbers, dates in many forms, or an order.
+
+Every form is tried by DuckDB on values from the whole column; the one that makes times of most of them is taken, and
+what it makes no time between 1990 and tomorrow of is a bad row. A form that could be read in two ways is an error.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
-from datetime import date, datetime, timezone
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
 
-from fedecider.data.readers.reading import MAX_TIME, MICROSECONDS, moment
+import duckdb
 
-PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""How many of a unit are a second."""
-IN_WORDS = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
-DAYS = "%Y%m%d"
-SINCE_1973 = 10**8
-"""Unix seconds; ten times a hundred as many are in the year 5138, so that no two units can be taken for each other."""
-TRIED = (
-    "%m/%d/%Y %H:%M",
-    "%d/%m/%Y %H:%M",
-    "%m/%d/%Y %H:%M:%S",
-    "%d/%m/%Y %H:%M:%S",
-    "%m/%d/%Y %I:%M:%S %p",
-    "%m/%d/%Y %I:%M %p",
+from fedecider.data.tables import Table, literal
+
+UNITS = {"s": 1_000_000.0, "ms": 1000.0, "us": 1.0, "ns": 0.001}
+"""Microseconds in one of them."""
+IN_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+ISO, SERIAL, ORDER = "iso", "serial", "order"
+FIRST_YEAR = 1990
+SINCE_US = int(datetime(FIRST_YEAR, 1, 1, tzinfo=timezone.utc).timestamp()) * 1_000_000
+DAY_US = 86_400_000_000
+SERIAL_1970 = 25_569
+"""Spreadsheets count days from 1899-12-30."""
+DIGITS = ("%Y%m%d", "%d%m%Y", "%m%d%Y", "%y%m%d", "%d%m%y", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+LENGTH_OF = {"%Y%m%d": 8, "%d%m%Y": 8, "%m%d%Y": 8, "%y%m%d": 6, "%d%m%y": 6, "%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}
+CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p", ", %H:%M", ", %I:%M %p")
+DAYS = (
     "%m/%d/%Y",
     "%d/%m/%Y",
     "%d.%m.%Y",
-    "%d.%m.%Y %H:%M",
-    "%d.%m.%Y %H:%M:%S",
     "%d-%m-%Y",
-    "%d-%m-%Y %H:%M",
-    "%d-%m-%Y %H:%M:%S",
     "%Y/%m/%d",
-    "%Y/%m/%d %H:%M",
-    "%Y/%m/%d %H:%M:%S",
+    "%d.%m.%y",
+    "%m/%d/%y",
+    "%d/%m/%y",
     "%b %d, %Y",
-    "%b %d, %Y %H:%M",
-    "%b %d, %Y %I:%M %p",
     "%B %d, %Y",
     "%d %b %Y",
-    "%d %b %Y %H:%M",
-    "%d/%b/%Y:%H:%M:%S %z",
-    "%Y%m%d%H%M%S",
+    "%d %B %Y",
+    "%d-%b-%Y",
+    "%d-%b-%y",
 )
-"""Formats that a message may suggest."""
-_NUMBER = re.compile(r"-?\d+(\.\d*)?")
+OTHERS = (
+    "%d/%b/%Y:%H:%M:%S %z",
+    "%a %b %d %H:%M:%S %z %Y",
+    "%a, %d %b %Y %H:%M:%S %Z",
+    "%a, %d %b %Y %H:%M:%S %z",
+    "%d-%b-%y %I.%M.%S.%f %p",
+    "%d-%b-%y %I.%M.%S %p",
+    "%Y.%m.%d",
+    "%Y.%m.%d %H:%M:%S",
+    "%Y%m%d %H:%M:%S",
+    "%Y%m%d%H%M%S.%f",
+    "%Y%m%dT%H%M%S",
+    "%Y%m%dT%H%M%SZ",
+)
+FORMATS = (*DIGITS, *(day + clock for day in DAYS for clock in CLOCKS), *OTHERS)
+NUM_LOOKED_AT = 2000
+"""Values by which a form is found."""
+MOST = 0.5
+_CLOCK = re.compile(r"([01]?\d|2[0-3])[:.h][0-5]\d([:.][0-5]\d)?( ?[AaPp][Mm])?")
+_ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]|$)")
+_DATE = re.compile(r"([A-Za-z]{3,9},? )*\d{1,8}([-/. ,T]|$)")
+_NAMED = re.compile(r"time|date|stamp|epoch|zeit|datum|fecha|data|heure|jour|(^|_)(at|ts|ms)$", re.IGNORECASE)
+"""In the names of columns whose numbers may be times."""
 
 
-class Clock(NamedTuple):
-    """How the times of one column are read."""
+class TimeForm(NamedTuple):
+    """How a column of times is read."""
 
-    form: str = "s"
-    """A unit of ``PER_SECOND``, of numbers; or a format of `datetime.strptime`. Dates in ISO 8601 are always read."""
+    form: str
+    """A unit of ``UNITS``, ``iso``, ``serial``, ``order``, or a format of `datetime.strptime`."""
+
+    def sql(self, column: str) -> str:
+        """SQL of microseconds since 1970; of an order its number; NULL: it is no such time."""
+        number = f"TRY_CAST(replace({column}, ',', '.') AS DECIMAL(28, 7))"
+        if self.form in UNITS:
+            return f"TRY_CAST(round({number} * {UNITS[self.form]}) AS BIGINT)"
+        if self.form == ORDER:
+            return f"TRY_CAST(round({number} * 1000000) AS BIGINT)"
+        if self.form == SERIAL:
+            return f"TRY_CAST(round(({number} - {SERIAL_1970}) * {DAY_US}) AS BIGINT)"
+        if self.form == ISO:
+            return f"CASE WHEN {column} SIMILAR TO '[0-9.,]+' THEN NULL ELSE epoch_us(TRY_CAST({column} AS TIMESTAMPTZ)) END"
+        parsed = f"epoch_us(try_strptime({column}, {literal(self.form)}))"
+        if self.form in LENGTH_OF:
+            text = rf"regexp_replace({column}, '\.0+$', '')"
+            return f"CASE WHEN length({text}) = {LENGTH_OF[self.form]} THEN {parsed.replace(column, text)} END"
+        return parsed
 
     @property
-    def factor(self) -> int | None:
-        """Microseconds in one unit where numbers count whole ones of it, else None."""
-        per_second = PER_SECOND.get(self.form)
-        return MICROSECONDS // per_second if per_second and per_second <= MICROSECONDS else None
-
-    def moment(self, value: Any) -> tuple[int, int]:
-        """Unix seconds and microseconds; times without a zone are taken as UTC.
-
-        Raises:
-            ValueError, TypeError, OverflowError: it is no time of this form, or one before 1970.
-        """
-        if isinstance(value, bool):
-            raise TypeError("no time")
-        number = isinstance(value, int | float) or (isinstance(value, str) and _NUMBER.fullmatch(value.strip()))
-        if self.form not in PER_SECOND and (number or isinstance(value, str)):
-            if isinstance(value, float) and value == int(value):
-                value = int(value)
-            value = datetime.strptime(str(value).strip(), self.form)
-        elif number:
-            return self._of_number(value)
-        elif isinstance(value, str):
-            value = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
-        if isinstance(value, date) and not isinstance(value, datetime):
-            value = datetime(value.year, value.month, value.day)
-        if isinstance(value, datetime):
-            value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
-        return moment(value)
-
-    def _of_number(self, value: Any) -> tuple[int, int]:
-        if isinstance(value, str):
-            value = float(value) if "." in value else int(value)
-        if self.form == "s":
-            return moment(value)
-        per_second = PER_SECOND[self.form]
-        seconds = int(value) // per_second
-        if not 0 <= seconds < MAX_TIME:
-            raise ValueError("no time from 1970 on")
-        return seconds, int(value) * MICROSECONDS // per_second
+    def in_words(self) -> str:
+        """``numbers are milliseconds since 1970``; empty: nothing to say."""
+        if self.form in ("s", ISO):
+            return ""
+        if self.form in IN_WORDS:
+            return f"numbers are {IN_WORDS[self.form]} since 1970"
+        if self.form == SERIAL:
+            return "numbers are days as spreadsheets count them, from 1899-12-30"
+        if self.form == ORDER:
+            return "small whole numbers are taken as an order, not as times"
+        return f"times are read as {self.form}"
 
 
-def checked_clock(form: str) -> Clock:
+def latest_us() -> int:
+    """Tomorrow: no purchase is later."""
+    return int(time.time() * 1_000_000) + DAY_US
+
+
+def checked_form(form: str) -> TimeForm:
     """``ValueError`` for what is neither a unit nor a format that knows a year."""
-    if form in PER_SECOND or ("%" in form and any(code in form for code in ("%Y", "%y", "%s", "%c", "%x", "%G"))):
-        return Clock(form)
+    known = form in (*UNITS, ISO, SERIAL, ORDER)
+    if not known and ("%" not in form or not any(code in form for code in ("%Y", "%y", "%c", "%x", "%G", "%s"))):
+        raise ValueError(
+            f"got the time_format {form!r}, expected s, ms, us or ns since 1970, serial (a spreadsheet's days), order, "
+            "or a format such as '%d/%m/%Y %H:%M'"
+        )
+    if not known:
+        try:
+            duckdb.execute(f"SELECT {TimeForm(form).sql(literal('1'))}")
+        except duckdb.Error as error:
+            raise ValueError(
+                f"got the time_format {form!r} ({' '.join(str(error).split())[:120]}), expected s, ms, us or ns since "
+                "1970, or a format such as '%d/%m/%Y %H:%M'"
+            ) from error
+    return TimeForm(form)
+
+
+def find_form(table: Table, column: str, name: str) -> TimeForm:
+    """The form of a column of ``rows``, SQL ``column``, which is called ``name``.
+
+    Raises:
+        ValueError: it holds no times, or times that can be read in two ways.
+    """
+    step = max(1, int(table.value("SELECT count(*) FROM rows")) // NUM_LOOKED_AT)
+    values = f"(SELECT {column} AS value FROM rows WHERE rowid % {step} = 0 AND {column} IS NOT NULL)"
+    fits = _fits(table, values)
+    num_values = int(table.value(f"SELECT count(*) FROM {values}"))
+    if not num_values:
+        raise ValueError(
+            f"got {table.what} without a time in the column {name!r}, expected some; time='none': no times"
+        )
+    best = [form for form, (count, _) in fits.items() if count == max(num for num, _ in fits.values())]
+    if fits[best[0]][0] > MOST * num_values:
+        return TimeForm(_only(table, column, name, best, fits))
+    whole, low, high, zeros, kinds = table.query(
+        f"SELECT count(*) FILTER (number IS NOT NULL), min(number), max(number), "
+        f"count(*) FILTER (value SIMILAR TO '0[0-9]+'), count(DISTINCT value) FROM "
+        f"(SELECT value, TRY_CAST(value AS DECIMAL(28, 7)) AS number FROM {values})"
+    )[0]
+    example = str(table.value(f"SELECT value FROM {values} LIMIT 1"))
+    if whole == num_values and low >= 0 and high < SINCE_US // 1_000_000:
+        is_day = "regexp_matches(value, '^(0?[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])$')"
+        days = int(table.value(f"SELECT count(*) FROM {values} WHERE {is_day}"))
+        if (zeros and high < 1300 and days == num_values) or (days == num_values and kinds > 30):
+            raise ValueError(
+                f"got {table.what} with times such as {example!r} in the column {name!r}, which are days without a "
+                "year, expected one: put the year in front (20211231), or where rows are oldest first: time='none'"
+            )
+        return TimeForm(ORDER)
     raise ValueError(
-        f"got the time_format {form!r}, expected s, ms, us or ns since 1970, or a format such as '%d/%m/%Y %H:%M'"
+        f"got {table.what} with times such as {example!r} in the column {name!r}, of which most can be read in no known "
+        "form, expected Unix seconds, or a date and time as in ISO 8601: name another format with time_format='...' "
+        f"(--time_format), such as '%d/%m/%Y %H:%M'; or where rows are oldest first: time='none'"
     )
 
 
-def guessed_clock(values: Sequence[Any]) -> Clock:
-    """What the first values of a column say; a column that nothing is known of is in seconds, or ISO 8601.
-
-    Numbers of eight digits that all are days (20200115) are days: as seconds they would be in August 1970.
-    """
-    numbers = [number for value in values if (number := _whole(value)) is not None]
-    if not numbers or 2 * len(numbers) < len(values):
-        return Clock()
-    if len(numbers) == len(values) and all(19_000_000 < one < 22_000_000 and _is_day(one) for one in set(numbers)):
-        return Clock(DAYS)
-    middle = sorted(numbers)[len(numbers) // 2]
-    return Clock(_unit(middle) or "s")
-
-
-def in_words(clock: Clock) -> str:
-    """``numbers are milliseconds since 1970``."""
-    if clock.form == DAYS:
-        return "numbers such as 20260131 are days"
-    return f"numbers are {IN_WORDS[clock.form]} since 1970" if clock.form in IN_WORDS else "numbers are seconds"
-
-
-def expected(value: Any, clock: Clock) -> str:
-    """For a message about ``value``: what was expected, and what to do."""
-    number = _whole(value)
-    if clock.form not in PER_SECOND:
-        return f"expected a time as {clock.form!r} says (time_format)"
-    if number is not None and number < 0:
-        return "expected a time from 1970 on"
-    what = f"expected Unix {IN_WORDS.get(clock.form, 'seconds')}, or a date and time"
-    fitting = [form for form in TRIED if _fits(value, form)] if isinstance(value, str) else []
-    if fitting:
-        return f"{what} as in ISO 8601; name its format: {' or '.join(f'time_format={one!r}' for one in fitting)}"
-    unit = "" if number is None else _unit(number)
-    if unit and unit != clock.form:
-        return f"{what}; if these are {IN_WORDS[unit]}: time_format={unit!r}"
-    return f"{what}; name another format with time_format='...'"
+def _fits(table: Table, values: str) -> dict[str, tuple[int, int]]:
+    """Form -> of how many values it makes times between 1990 and tomorrow, and a hash of these."""
+    shapes = table.query(
+        f"SELECT DISTINCT regexp_replace(regexp_replace(value, '[0-9]', '0', 'g'), '[A-Za-z]+', 'a', 'g') FROM {values} LIMIT 50"
+    )
+    numbers = [shape for (shape,) in shapes if re.fullmatch(r"0+([.,]0*)?", shape)]
+    marks = set("".join(shape for (shape,) in shapes))
+    forms = [ISO, *(form for form in FORMATS if form not in DIGITS and _marks(form) <= marks)]
+    if 2 * len(numbers) > len(shapes):
+        forms = [*UNITS, SERIAL, *DIGITS]
+    inside = f"BETWEEN {SINCE_US} AND {latest_us()}"
+    columns = ", ".join(f"{TimeForm(form).sql('value')} AS f{number}" for number, form in enumerate(forms))
+    counts = ", ".join(
+        f"count(*) FILTER (f{n} {inside}), sum(hash(value, f{n}) % 1000003) FILTER (f{n} {inside})"
+        for n in range(len(forms))
+    )
+    row = table.query(f"SELECT {counts} FROM (SELECT value, {columns} FROM {values})")[0]
+    return {form: (int(row[2 * n]), int(row[2 * n + 1] or 0)) for n, form in enumerate(forms)}
 
 
-def is_date(text: str) -> bool:
-    """Whether a text is a date, in ISO 8601 or in a form that a message suggests; a number is none."""
-    if _NUMBER.fullmatch(text.strip()):
-        return False
-    try:
-        Clock().moment(text)
-    except (ValueError, OverflowError):
-        return any(_fits(text, form) for form in TRIED)
-    return True
+def _marks(form: str) -> set[str]:
+    """The characters between a format's fields."""
+    return set(re.sub(r"%\w|[A-Za-z]", "", form))
 
 
-def _unit(number: int) -> str:
-    """The unit, finer than seconds, in which a number is a time from 1973 to 2242; empty where there is none."""
-    fitting = (unit for unit, per in PER_SECOND.items() if per > 1 and SINCE_1973 * per <= number < MAX_TIME * per)
-    return next(fitting, "")
+def _only(table: Table, column: str, name: str, best: list[str], fits: dict[str, tuple[int, int]]) -> str:
+    """The one form among those that fit equally well; two that give other times are compared on all rows."""
+    different = list({fits[form][1]: form for form in reversed(best)}.values())[::-1]
+    if len(different) == 1:
+        return best[0]
+    inside = f"BETWEEN {SINCE_US} AND {latest_us()}"
+    counts = {
+        form: int(table.value(f"SELECT count(*) FROM rows WHERE {TimeForm(form).sql(column)} {inside}"))
+        for form in different
+    }
+    winners = [form for form in different if counts[form] == max(counts.values())]
+    if len(winners) > 1:
+        example = table.value(f"SELECT {column} FROM rows WHERE {column} IS NOT NULL LIMIT 1")
+        ways = " or ".join(f"time_format={form!r}" for form in winners[:3])
+        raise ValueError(
+            f"got {table.what} with times such as {example!r} in the column {name!r}, which can be read in several "
+            f"ways, expected to be told which: {ways} (--time_format)"
+        )
+    return winners[0]
 
 
-def _fits(value: str, form: str) -> bool:
-    try:
-        datetime.strptime(value.strip(), form)
-    except ValueError:
-        return False
-    return True
+def holds_times(values: Sequence[str], name: str = "time") -> bool:
+    """Whether most of some texts are times; numbers are only where the column's ``name`` says so."""
+    looked_at = list(values[:100])
+    numbers = sum(bool(re.fullmatch(r"\d+([.,]\d*)?", value)) for value in looked_at)
+    if 2 * numbers > len(looked_at):
+        return bool(_NAMED.search(name))
+    shown = [sum(bool(shape.match(value)) for value in looked_at) > MOST * len(looked_at) for shape in (_ISO, _DATE)]
+    if any(shown[:1]) or not any(shown):
+        return shown[0]
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    rows = Table("values", ["value"], "memory", [], connection)
+    listed = ", ".join(f"({literal(value)})" for value in looked_at)
+    fits = _fits(rows, f"(SELECT * FROM (VALUES {listed}) AS given(value))")
+    return max(count for count, _ in fits.values()) > MOST * len(looked_at)
 
 
-def _whole(value: Any) -> int | None:
-    """A number that is written or kept as one, without what stands behind its point."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        return int(value.strip().partition(".")[0]) if _NUMBER.fullmatch(value.strip()) else None
-    if isinstance(value, int):
-        return value
-    return int(value) if isinstance(value, float) and abs(value) < 2**63 else None
+def is_clock(values: Sequence[str]) -> bool:
+    """Whether all texts are times of a day."""
+    return all(_CLOCK.fullmatch(value.strip()) for value in values)
 
 
-def _is_day(number: int) -> bool:
-    try:
-        datetime.strptime(str(number), DAYS)
-    except ValueError:
-        return False
-    return True
+def day_of(micro: int) -> str:
+    """``2021-03-01``."""
+    return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=int(micro))).date().isoformat()

@@ -14,7 +14,8 @@ from fedecider.running.run_folder import check_output
 DESCRIPTION = (
     "Read own tables of events and items (csv, tsv, jsonl, Parquet, plain or gzip, or folders of parts), say what came "
     "in and what did not, and write a prepared folder per company. Usage: fedecider import orders.csv --items "
-    "products.csv --company shop. Python: fedecider.from_events, with the same names."
+    "products.csv --company shop; or with a mapping file of each company, which --write_mapping proposes: fedecider "
+    "import north.yaml,south.yaml. Python: fedecider.from_events, with the same names."
 )
 
 
@@ -24,7 +25,7 @@ class ImportConfig:
 
     Args:
         events: The tables of events, one row each, before all options or here: orders.csv, or north.csv,south.csv, a
-            company each.
+            company each; or mapping files, north.yaml, which say how a company's tables are read.
         items: The table of items, one row each, or one of each company, separated by commas, in the order of events;
             if empty, their texts are in events.
         company: What the company is called, or several, separated by commas, in the order of their tables; if empty,
@@ -32,23 +33,29 @@ class ImportConfig:
         output: The folder to write to; each company becomes a sub-folder.
         user: The column of customers' keys, if its name is not usual.
         item: The column of items' keys, if its name is not usual.
-        time: The column of times, if its name is not usual; without one, rows are oldest first.
+        time: The column of times, or two, day+clock, if its name is not usual; none, where rows are oldest first.
         rating: The column of ratings, which min_rating looks at.
-        quantity: The column of quantities, if its name is not usual; rows of 0 or less are returns, no events.
-        order: The column of order numbers: a customer's events of one number are one basket, and lines of an order
-            without customer and time have those of the line before; if empty, events of one time are one basket.
+        domain: The column, in both tables, that shares them out into several domains.
+        quantity: The column of quantities, if its name is not usual; below 0 is a return, which takes back a purchase.
+        order: The column of order numbers, if its name is not usual: a customer's events of one number are one basket,
+            and lines of an order without customer and time have those of its others.
+        keep: The rows that count, by a column's values: status=paid,shipped, or several columns with semicolons.
+        nobody: Keys that are no customers, separated by commas; if empty, guest, NULL and the like.
+        items_key: The column of keys in items, if it is called otherwise than in events.
         texts: The columns of texts, title=label,brand=maker, if their names are not usual.
         public: The customers whose events everybody may see: a share, a column that says true, or a file of keys; if
             empty, nobody.
         delimiter: The character between fields of text files, or comma, semicolon, tab or pipe; if empty, guessed.
         encoding: The encoding of text files, such as latin-1; if empty, UTF-8.
         quoting: Whether quotes hold fields together; if not given, in all files but those with tabs.
-        time_format: What times mean: s, ms, us or ns since 1970, or a format such as %d/%m/%Y; if empty, guessed.
+        time_format: What times mean: s, ms, us or ns since 1970, serial (a spreadsheet's days), order, or a format such
+            as %d/%m/%Y; if empty, found by the values.
         header: Names of the columns of events, separated by commas, where the file has no line of names.
         items_header: The same of items.
-        bad_rows: What rows without a key or with an unreadable time are: an error, once all of them are counted, or
+        bad_rows: What rows without an item or with an unreadable time are: an error, once all of them are counted, or
             left out (skip).
-        missing_text: What items without any text are: an error, or dropped with their events.
+        missing_text: What items without any text are: dropped with their events, which is said, an error, or kept, known
+            by their keys alone.
         duplicate_items: What an item key in two rows with other texts is: an error, or the first one is kept.
         repeats: What becomes of events with an item that the customer had before: they are kept, or only the first is.
         min_rating: Events with a lower rating are dropped. If not given, all are kept.
@@ -58,6 +65,7 @@ class ImportConfig:
             under the same keys: the same word at each of them.
         keep_split: The folder of an earlier import: who was public there stays public, who was private private.
         seed: The seed of the share of public customers.
+        write_mapping: The file to write what was found to, for a person to correct: nothing else is written then.
         dry_run: If true, the report alone: nothing is written.
     """
 
@@ -69,8 +77,12 @@ class ImportConfig:
     item: str = ""
     time: str = ""
     rating: str = ""
+    domain: str = ""
     quantity: str = ""
     order: str = ""
+    keep: str = ""
+    nobody: str = ""
+    items_key: str = ""
     texts: str = ""
     public: str = ""
     delimiter: str = ""
@@ -80,7 +92,7 @@ class ImportConfig:
     header: str = ""
     items_header: str = ""
     bad_rows: Literal["error", "skip"] = "error"
-    missing_text: Literal["error", "drop"] = "error"
+    missing_text: Literal["drop", "error", "keep"] = "drop"
     duplicate_items: Literal["error", "first"] = "error"
     repeats: Literal["keep", "first"] = "keep"
     min_rating: float | None = None
@@ -89,10 +101,11 @@ class ImportConfig:
     catalogue: str = ""
     keep_split: str = ""
     seed: int = 0
+    write_mapping: str = ""
     dry_run: bool = False
 
 
-OF_THE_COMMAND = ("events", "items", "company", "output", "public", "texts", "bad_rows", "dry_run")
+OF_THE_COMMAND = ("events", "items", "company", "output", "public", "texts", "bad_rows", "write_mapping", "dry_run")
 """Options that `from_events` does not take as they are."""
 
 
@@ -115,36 +128,33 @@ def import_tables(config: ImportConfig) -> None:
     check_output(Path(config.output))
     from fedecider.data.frames import from_events
     from fedecider.data.import_report import ImportReport
+    from fedecider.data.mapping import write_mapping
 
-    report = ImportReport()
+    report = ImportReport(mapping={} if config.write_mapping else None)
     options = {name: value for name, value in vars(config).items() if name not in OF_THE_COMMAND and value != ""}
-    options |= {
-        "texts": pairs_of(config.texts, "texts", "title=label,brand=maker") or None,
-        "public": who_is_public(config.public),
-        "bad_rows": "skip",
-    }
+    texts, public = pairs_of(config.texts, "texts", "title=label,brand=maker"), who_is_public(config.public)
+    options |= {name: value for name, value in (("texts", texts), ("public", public)) if value}
+    options["bad_rows"] = "skip"
     try:
         data = from_events(**_tables(config), **options, report=report)
     finally:
         told = report.lines()
         for line in [*told, *(f"note: {note}" for note in report.reading.notes if note not in told)]:
             print(line, flush=True)
+        if report.mapping:
+            write_mapping(Path(config.write_mapping), report.mapping)
+            print(f"written to {config.write_mapping}: correct it, then fedecider import {config.write_mapping}")
+    if config.write_mapping:
+        return
     if report.num_bad and config.bad_rows == "error":
         raise ValueError(
             f"got {report.num_bad:,} bad rows, the first one: {report.reading.examples[0]}; nothing was written. "
-            f"Correct the table, or leave them out with --bad_rows skip{_carry(report.reading.examples[0])}"
+            "Correct the table, or leave them out with --bad_rows skip"
         )
     if config.dry_run:
         print("a dry run: nothing was written")
         return
     print(f"written to {data.save(config.output)}")
-
-
-def _carry(example: str) -> str:
-    """What else to do about lines without a customer."""
-    if not example.startswith("got no user"):
-        return ""
-    return "; where an export names the customer on the first line of an order alone: --order and its column"
 
 
 def who_is_public(text: str) -> float | str | None:
@@ -154,7 +164,7 @@ def who_is_public(text: str) -> float | str | None:
 
 def _tables(config: ImportConfig) -> dict[str, Any]:
     """``events``, ``items`` and ``name`` of `from_events`."""
-    from fedecider.data.given import NAME
+    from fedecider.data.events import NAME
 
     paths = [one.strip() for one in config.events.split(",") if one.strip()]
     names = [one.strip() for one in config.company.split(",") if one.strip()] or [_stem(one) for one in paths]

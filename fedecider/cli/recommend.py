@@ -17,7 +17,7 @@ from fedecider.models.answers import Answer, Repeats, check_k
 from fedecider.models.source import popular_items
 from fedecider.running.command import run
 from fedecider.running.machine import checked_device
-from fedecider.running.options import keys_of, pairs_of, parse
+from fedecider.running.options import keys_of, parse
 from fedecider.running.progress import console, log_line
 
 DESCRIPTION = "Recommend with the adapter of one domain of a finished run."
@@ -44,7 +44,7 @@ class RecommendConfig:
             popular. A key with a comma stands in quotes: '"Smith, J",17'.
         data: The folder of prepared data with the customers' histories; if empty, that of the run.
         events: A table of events with the customers' histories, in place of data.
-        columns: How events is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
+        columns: How events is read, as import takes it: a mapping file, or user=customer,time_format=%d.%m.%Y.
         output: The file of the lists, .parquet or .jsonl, a row for each customer, or .csv, one for each customer and
             item.
         exclude: Items that are not recommended: a table with a column of item keys, or keys separated by " | ".
@@ -173,6 +173,7 @@ def _many(config: RecommendConfig) -> None:
         raise ValueError("got --data and --events, expected one of them: where the histories are")
     checked_device(config.device)
     check_k(config.k)
+    from fedecider.data.mapping import columns_from
     from fedecider.models.lists import check_lists_file, histories_of, write_lists
     from fedecider.models.source import find_source
 
@@ -180,7 +181,7 @@ def _many(config: RecommendConfig) -> None:
         check_lists_file(Path(config.output))
     company = find_source(config.run).choose(config.domain or None)
     wanted = None if config.all else keys_of(config.customers, "customers")
-    how = pairs_of(config.columns, "columns", "user=customer,item=sku")
+    how = columns_from(config.columns)
     found = histories_of(config.run, company, config.data, config.events, how)
     pairs: Iterable[tuple[str, list[Any]]] = found.of(wanted, company)
     if wanted is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedecider.bounds import ZeroOrMore, dataclass
 from fedecider.running.command import run
-from fedecider.running.options import pairs_of, parse
+from fedecider.running.options import parse
 from fedecider.running.progress import log_line
 
 DESCRIPTION = (
@@ -24,7 +24,7 @@ class UpdateConfig:
     Args:
         run: The run folder whose ensemble is updated.
         events: The table of new events, with columns of customers, items and, better, times.
-        columns: How it is read, as import takes it, such as user=customer,time_format=%d.%m.%Y,encoding=latin-1.
+        columns: How it is read, as import takes it: a mapping file, or user=customer,time_format=%d.%m.%Y.
         company: The company; may be left out where there is only one.
         epochs: Epochs of training of the company's adapter over the customers with new events; 0 leaves it as it is.
         new_items: A file with items that came after the training, .csv or .jsonl with key, title and text: those of the
@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not config.events:
             _versions(config)
             return
+        from fedecider.data.mapping import columns_from
         from fedecider.lifecycle.update import in_words, update  # after the options: --help does without
 
         done = update(
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             epochs=config.epochs,
             device=config.device,
             new_items=config.new_items,
-            how=pairs_of(config.columns, "columns", "user=customer,item=sku"),
+            how=columns_from(config.columns),
         )
         for line in in_words(done, config.company or config.run):
             log_line(line)

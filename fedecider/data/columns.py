@@ -25,7 +25,7 @@ USER = (
 )
 ITEM = (
     "parentasin item items sku product prod article artikel produkt produit producto prodotto articulo articolo "
-    "lineitem stock material game movie book track song news business asin isbn ean gtin upc barcode plu"
+    "lineitem stock material game movie book track song news business asin isbn ean gtin upc barcode plu aid"
 )
 ORDER = (
     "basket order invoice receipt kassenbon bon beleg rechnung rechnungs auftrag auftrags bestell bestellung commande "
@@ -40,6 +40,7 @@ NEUTRAL = {
     "verkoop epoch ms utc best bestel invoice created",
 }
 """Words that may stand beside a role's words."""
+_OF_TIME = set(NEUTRAL["time"].split())
 RANKS = {
     "user": USER.split(),
     "item": ITEM.split(),
@@ -85,6 +86,9 @@ OF_REVIEWS = {"text", "reviewtext", "reviewbody", "verifiedpurchase"}
 NOT_TITLES = re.compile(
     r"(^|[\W_])(id|nr|no|url|link|image|img|date|datum|price|preis|prix|status|ean|gtin|sku|code)($|[\W_])"
 )
+NOT_A_TEXT = re.compile(
+    r"status|type$|event|session|country|city|currency|method|channel|mail|note|comment|address|phone"
+)
 SAME_TITLES = 0.5
 """A column of texts with fewer different values than this share of the items is no title."""
 
@@ -118,23 +122,22 @@ def _words(name: str) -> tuple[str, ...]:
 
 def role_of(name: str) -> str:
     """``user``, ``item``, ``time``, ``order`` or ``quantity``; empty: a name that says nothing."""
-    words = _words(bare(name))
-    if bare(name) in ("createdat", "paidat", "orderedon", "boughton", "boughtat", "tdat", "t"):
-        return "time"
-    roles = [
-        next((role for role in ("time", "quantity", "user", "item", "order") if word in RANKS[role]), "")
-        for word in words
-    ]
-    known = [role for role in roles if role]
-    if not known or (
-        {"item", "order"} <= set(known) - {"time", "quantity"} and "time" not in known and "quantity" not in known
-    ):
-        return ""  # order_item_id is the number of a line
-    of_time = set(NEUTRAL["time"].split()) - set(" ".join(RANKS["order"]).split())
+    return _role(bare(name)) or (_role(bare(name.rpartition(".")[2])) if "." in name else "")
+
+
+@lru_cache(maxsize=4096)
+def _role(name: str) -> str:
+    words = _words(name)
+    if name in ("t", "tdat") or (len(words) > 1 and words[-1] in ("at", "on") and set(words) <= _OF_TIME):
+        return "time"  # ordered_at
+    order = ("time", "quantity", "user", "item", "order")
+    known = [role for role in (next((one for one in order if word in RANKS[one]), "") for word in words) if role]
     for role in ("time", "quantity"):
         if role in known:
             return role
-    return "" if of_time & set(words) - {"of", "t", "no", "n", "ms"} else known[-1]
+    if not known or {"item", "order"} <= set(known):
+        return ""  # order_item_id is the number of a line
+    return "" if _OF_TIME & set(words) - {"of", "t", "no", "n", "ms"} else known[-1]
 
 
 def candidates(table: Table, role: str) -> list[str]:
@@ -144,9 +147,7 @@ def candidates(table: Table, role: str) -> list[str]:
 
 
 def _rank(name: str, role: str) -> tuple[int, int, int]:
-    if bare(name) == role:
-        return (-1, 0, 0)
-    words = _words(bare(name))
+    words = _words(bare(name)) or _words(bare(name.rpartition(".")[2]))
     apart = EQUAL_RANKS[role]
     places = [apart.index(word) for word in words if word in apart]
     first = 0 if FIRST & set(words) else 1
@@ -170,9 +171,7 @@ def find_columns(table: Table, asked: Mapping[str, str | None], optional: Collec
         ValueError: columns are missing, or could be two: all of them are named at once, with proposals.
     """
     named = {role: name for role, name in asked.items() if name}
-    missing_names = [name for name in named.values() if table.column_names.count(name) != 1]
-    if missing_names:
-        table.check(missing_names[:1])
+    table.check(named.values())
     guessed: dict[str, str] = {}
     problems = []
     sample = table.sample(1000)
@@ -191,8 +190,11 @@ def find_columns(table: Table, asked: Mapping[str, str | None], optional: Collec
             problems.append(
                 f"none is called as the {role} usually is: {role}={_proposal(sample, role, named)!r} (--{role})"
             )
+    is_shopify = any(bare(name).startswith("lineitem") for name in table.column_names) and "Name" in table.column_names
+    if is_shopify and asked.get("order", "") is None and "order" not in guessed:
+        guessed["order"] = "Name"
     if problems:
-        keys = {name: len(set(values)) for name, values in sample.items() if values and not holds_times(values)}
+        keys = {name: len(set(values)) for name, values in sample.items() if values and not holds_times(values, name)}
         shown = ", ".join(f"{name} ({count:,} different)" for name, count in keys.items())
         raise ValueError(
             f"got {table.what} with the columns {', '.join(table.column_names)[:300]}; {'; '.join(problems)}. In the "
@@ -209,7 +211,9 @@ def _proposal(sample: Mapping[str, list[str]], role: str, named: Mapping[str, st
     if by_word:
         return by_word[0]
     keys = [
-        name for name in free if 1 < len(set(sample[name])) < 0.9 * len(sample[name]) and not holds_times(sample[name])
+        name
+        for name in free
+        if 1 < len(set(sample[name])) < 0.9 * len(sample[name]) and not holds_times(sample[name], name)
     ]
     return (keys[:1] if role == "user" else keys[1:2] or keys[:1] or ["..."])[0] if keys else "..."
 
@@ -232,11 +236,11 @@ def time_like_columns(table: Table, used: Collection[str]) -> dict[str, str]:
 
 
 def text_columns(
-    table: Table, texts: Mapping[str, str] | None, used: Iterable[str] = (), of_events: bool = False
+    table: Table, texts: Mapping[str, str] | None, item: str, used: Iterable[str] = (), of_events: bool = False
 ) -> tuple[dict[str, str], list[str]]:
     """Text field -> its column, by ``texts`` or else by names and values; and what has to be said first.
 
-    ``used`` hold keys and times. ``of_events``: the table is one of events, and may be of reviews.
+    ``item`` holds the items' keys; ``used`` hold other keys and times. ``of_events``: the table is one of events, and may be of reviews.
 
     Raises:
         ValueError: a field that is none, or the texts are those of reviews.
@@ -247,7 +251,7 @@ def text_columns(
     if texts:
         table.check(texts.values())
         return {field: texts[field] for field in TEXT_COLUMNS if field in texts}, []
-    taken = set(used)
+    taken = {item, *used}
     names = [name for name in dict.fromkeys(table.column_names) if name not in taken]
     chosen = {field: field for field in TEXT_COLUMNS if field in names}
     for field, usual in USUAL_TEXTS.items():
@@ -259,12 +263,12 @@ def text_columns(
             f"got reviews ({', '.join(table.column_names)[:200]}) without a table of items: the texts are those of "
             "reviews, expected items, or the columns with items' texts: texts={'title': '...'}"
         )
-    chosen, said = _with_title(table, chosen, names, of_events)
+    chosen, said = _with_title(table, chosen, names, item, of_events)
     return {field: chosen[field] for field in TEXT_COLUMNS if field in chosen}, said
 
 
 def _with_title(
-    table: Table, chosen: dict[str, str], names: list[str], of_events: bool
+    table: Table, chosen: dict[str, str], names: list[str], item: str, of_events: bool
 ) -> tuple[dict[str, str], list[str]]:
     """The same with a title: where no column is called so, the one whose texts differ most."""
     if "title" in chosen or (of_events and not chosen):
@@ -277,9 +281,13 @@ def _with_title(
         if sample.get(name)
         and name not in (chosen.get("brand"), chosen.get("author"), chosen.get("price"), chosen.get("year"))
         and not NOT_TITLES.search(name.lower())
+        and not NOT_A_TEXT.search(bare(name))
         and _are_words(sample[name])
     }
-    if not different:
+    num_items = len(set(sample.get(item, ())))
+    if of_events and max(different.values(), default=0) < SAME_TITLES * num_items and _are_words(sample[item]):
+        return {"title": item, **chosen}, []
+    if not different or max(different.values()) < SAME_TITLES * num_items:
         return {field: name for field, name in chosen.items() if field not in ("price", "year")}, []
     best = (
         chosen.get("description", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +23,7 @@ from fedecider.data.columns import (
 )
 from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.dropped import Dropped
-from fedecider.data.keys import check_keys, nearly_equal, parts_of
+from fedecider.data.keys import SEVERAL, check_keys, nearly_equal, parts_of
 from fedecider.data.mapping import NO_TIMES, TableOptions
 from fedecider.data.purchases import (
     NO_CUSTOMER,
@@ -191,9 +191,9 @@ class Purchases:
             raise ValueError(f"got no {source.what}, expected one row for each")
         dropped = Dropped()
         _normalise(source, extra)
-        if kept := keep_rows(table, source.options.keep, extra):
+        if kept := keep_rows(table, source.options.counted, extra):
             dropped.add(NOT_KEPT, events=kept)
-        ask_about_states(table, source.options.keep, extra)
+        ask_about_states(table, source.options.counted, extra)
         self._say_negative(source, extra)
         num_nobody, keys = leave_out_nobody(table, source.options.nobody)
         if num_nobody:
@@ -232,7 +232,7 @@ class Purchases:
 
     def _say_negative(self, source: Source, extra: Mapping[str, str]) -> None:
         for name, ours in extra.items():
-            if name in source.options.keep:
+            if name in source.options.counted:
                 continue
             number = _number(quoted(ours))
             low, known = source.table.query(f"SELECT count(*) FILTER ({number} < 0), count({number}) FROM rows")[0]
@@ -426,7 +426,7 @@ class Purchases:
 
 def _extra_columns(source: Source) -> list[str]:
     """Those that may say which rows count."""
-    keep = source.options.keep
+    keep = source.options.counted
     source.table.check(keep)
     others = state_columns(source.table, {*source.columns.values(), *keep})
     return [*keep, *others]
@@ -480,11 +480,14 @@ def _normalise(source: Source, extra: Mapping[str, str]) -> None:
         others = [*blank, *extra.values()]
         if table.value(f"SELECT count(*) FROM rows WHERE {' OR '.join(f'{quoted(role)} IS NULL' for role in blank)}"):
             first = ", ".join(
-                f'CASE WHEN "order" IS NULL THEN {quoted(role)} ELSE coalesce({quoted(role)}, first({quoted(role)} ORDER BY row) '
-                f'FILTER ({quoted(role)} IS NOT NULL) OVER (PARTITION BY "order")) END AS {quoted(role)}'
+                f'CASE WHEN "order" IS NULL THEN {quoted(role)} ELSE coalesce({quoted(role)}, first_value({quoted(role)} IGNORE NULLS) OVER '
+                f"same_order) END AS {quoted(role)}"
                 for role in others
             )
-            table.query(f"CREATE OR REPLACE TEMP TABLE rows AS SELECT * REPLACE ({first}) FROM rows ORDER BY row")
+            window = 'WINDOW same_order AS (PARTITION BY "order" ORDER BY row ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)'
+            table.query(
+                f"CREATE OR REPLACE TEMP TABLE rows AS SELECT * REPLACE ({first}) FROM rows {window} ORDER BY row"
+            )
     if table.value(
         'SELECT count(*) FILTER (contains("user", \'@\')) > 0.9 * count("user") AND count("user") > 0 FROM rows'
     ):
@@ -573,7 +576,11 @@ def item_records(
     first: dict[tuple[str, str], tuple[ItemFields, int]] = {}
     several = dict[str, None]()
     missing, missing_row = 0, 0
-    for of, key, *values, _, row in table.connection.execute(sql).fetchall():
+    rows = table.query(sql)
+    keys = list(dict.fromkeys(row[1] for row in rows if row[1]))
+    check_keys(keys, "item", f"in the {source.what} (column {columns['item']!r})")
+    parts = parts_of(keys) if of_events else {}
+    for of, key, *values, _, row in (one for cells in rows for one in _apart(cells, parts)):
         if key is None or of is None:
             missing, missing_row = missing + 1, missing_row or row + 1
             continue
@@ -601,11 +608,23 @@ def item_records(
             "say is taken"
         )
     for of, found in records.items():
-        check_keys([key for key, _ in found], "item", f"in the {source.what} (column {columns['item']!r})")
         if said := nearly_equal({key for key, _ in found}, f"items of the {source.what}"):
             reading.first.append(said)
         _check_titles(of, [text for _, text in found], fields, source, reading)
     return records
+
+
+def _apart(row: tuple[Any, ...], parts: Mapping[str, Sequence[str]]) -> Iterator[tuple[Any, ...]]:
+    """A row of texts for each key of a cell that holds several, where its texts are as many."""
+    domain, cell, *texts, num, place = row
+    if cell not in parts:
+        yield row
+        return
+    keys = parts[cell]
+    split = [SEVERAL.split(text) for text in texts]
+    for number, key in enumerate(keys):
+        own = [one[number] if len(one) == len(keys) else "" for one in split]
+        yield (domain, key, *own, num, place)
 
 
 def _plain_list(value: str) -> Any:

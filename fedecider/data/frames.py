@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.data.baskets import with_orders
-from fedecider.data.columns import candidates, find_columns, text_columns
+from fedecider.data.columns import bare, candidates, find_columns, role_of, text_columns
 from fedecider.data.consent import Consent
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
@@ -37,7 +37,7 @@ from fedecider.data.readers.reading import (
 )
 from fedecider.data.sellers import once_each
 from fedecider.data.silos import share_by
-from fedecider.data.tables import open_table
+from fedecider.data.tables import Table, open_table
 
 DEFAULTS = {"k_core": 0, "missing_text": "drop"}
 """Of own data, which are small, everybody with enough events to be split is kept."""
@@ -191,24 +191,54 @@ HOW = tuple(
 """What may be said of a file of events for companies that are known already."""
 
 
-def events_file(path: str | Path, how: Mapping[str, Any] | None = None, reading: Reading | None = None) -> RawEvents:
-    """The events of a file for a company that is known already, its columns as ``how`` says or as they usually are.
+class KnownCompany(NamedTuple):
+    """Events of a company whose items and customers are known."""
 
-    ``path`` may be a mapping file, which names the table.
+    events: RawEvents
+    said: list[str]
+    """What has to be said of them, in sentences."""
+    paths: list[Path]
+    """The files that were read."""
+
+
+def events_of(table: Any, how: Mapping[str, Any] | None = None, company: str = "") -> KnownCompany:
+    """The events of one table for a company that is known already, and what has to be said of them.
+
+    Args:
+        table: As `from_events` takes it; or a mapping file, which names it.
+        how: Fields of `TableOptions`: columns and the form of the file; else what they usually are.
+        company: Whose they are: rows of a column ``company`` have to be its.
 
     Raises:
-        ValueError: the file cannot be read, has no such columns, or ``how`` has other names.
+        ValueError: it cannot be read, has no such columns, ``how`` has other names, or rows are another company's.
     """
     said = dict(how or {})
     if odd := sorted(set(said) - set(TableOptions.__dataclass_fields__)):
         raise ValueError(f"got {odd[0]!r} of the columns, expected some of {', '.join(HOW)}, such as user=customer")
-    path, _, mapping = _said(str(path), None)
+    table, _, mapping = _said(table, None)
     options = TableOptions(**{**mapping.get("", {}), **said})
-    source = event_source(open_table(path, "events", options.event_form), options)
-    purchases = Purchases(reading or Reading(options.bad_rows == "skip"))
+    opened = open_table(table, "events", options.event_form)
+    if company:
+        _refuse_others(opened, company)
+    source, reading = event_source(opened, options), Reading(options.bad_rows == "skip")
+    purchases = Purchases(reading)
     purchases.add(source)
     (raw,) = purchases.by_domain().values()
-    return with_orders(raw, source.columns.get("order", ""), "order" in source.guessed)[0]
+    raw, odd_orders = with_orders(raw, source.columns.get("order", ""), "order" in source.guessed)
+    return KnownCompany(raw, [*reading.first, *odd_orders], opened.paths)
+
+
+def _refuse_others(table: Table, company: str) -> None:
+    """A table that says whose customer each one is has to be of one company: equal keys are two persons in two."""
+    for name in [name for name in table.column_names if bare(name) == "company"]:
+        table.load({"company": name})
+        known = [one for (one,) in table.query("SELECT DISTINCT company FROM rows ORDER BY company")]
+        if others := [one for one in known if not f".{company}".endswith(f".{one}")]:
+            raise ValueError(
+                f"got events of the company {others[0]} in {table.paths[0] if table.paths else 'the table'}, expected "
+                f"those of {company} alone: equal customer keys of two companies are two persons. Leave its rows out, "
+                "or the column where it means something else"
+            )
 
 
 def _compare_keys(raw: Mapping[str, RawEvents], catalogues: Mapping[str, Any], report: ImportReport) -> dict[str, str]:
@@ -367,7 +397,7 @@ def _item_tables(
         key = source.columns["item"]
         chosen = options.items_key or (key if key in table.column_names else _items_key(table, source))
         used = [chosen] if given else list(source.columns.values())
-        fields, said = text_columns(table, options.texts, used, of_events=not given)
+        fields, said = text_columns(table, options.texts, chosen, used, of_events=not given)
         reading.first += said
         guessed = {what: their for what, their in {"item": chosen, **fields}.items() if their not in (what, key)}
         if guessed and options.texts is None and given:
@@ -378,7 +408,7 @@ def _item_tables(
         _note_unused(table.what, table.column_names, {*used, *fields.values(), *of_domain.values()}, reading.notes)
     if sources.items:
         for source in givens:
-            used = [*source.columns.values(), *source.options.keep]
+            used = [*source.columns.values(), *source.options.counted]
             _note_unused(source.what, source.table.column_names, set(used), reading.notes)
     return found
 
@@ -470,35 +500,62 @@ def _keys(public: Any, user: str | None) -> list[str]:
             f"got public {public!r}, which is no column of the events (of every company), expected one of their "
             "columns, a file of customers' keys, the keys themselves, or a share"
         )
-    return keys_in(public, "public customers", "user", user)
+    return keyed_table(public, "public customers", "user", user)[0]
 
 
 def plain_keys(values: Any, what: str) -> list[str]:
     """Keys from a list, set, array or series as texts. ``ValueError`` for one that is none."""
     tolist = getattr(values, "tolist", None) or getattr(values, "to_list", None)
-    return keys_in([{"key": value} for value in (tolist() if tolist else values)], what, "user", "key")
+    found = list(tolist() if tolist else values)
+    if odd := [value for value in found if not isinstance(value, str | int | float) or isinstance(value, bool)]:
+        raise ValueError(f"got {odd[0]!r} among the {what}, expected text or whole numbers")
+    texts = [str(int(value)) if isinstance(value, float) and value == int(value) else str(value) for value in found]
+    return keyed_table([{"user": text} for text in texts], what, "user")[0] if texts else []
 
 
-def keys_in(table: Any, what: str, role: str = "item", column: str | None = None) -> list[str]:
-    """The keys in a table or a file, in its order: its only column, or the one that holds items or customers.
+def keyed_table(
+    table: Any, what: str, role: str = "item", column: str | None = None, beside: Collection[str] = ()
+) -> tuple[list[str], list[str | None]]:
+    """The keys in a table or a file, in its order, and the values of a column ``beside`` them.
+
+    Args:
+        table: As `from_events` takes it; of a mapping file its items.
+        what: What it holds, for messages.
+        role: ``item`` or ``user``: whose keys are looked for, by the names that such columns usually have.
+        column: The column of keys, where it is known and there.
+        beside: What the other column may be called, in small letters; empty: none.
 
     Raises:
         ValueError: there is no such column, or a row without a key.
     """
-    if isinstance(table, list) and not table:
-        return []
-    options = TableOptions(**(read_mapping(table) if False else {}))
+    options = TableOptions()
+    if is_mapping(table):
+        said = read_mapping(table)
+        table, column = said.pop("items", said.get("events")), said.get("items_key") or said.get("item")
+        options = TableOptions(**{name: value for name, value in said.items() if name not in FILES})
     opened = open_table(table, what, options.item_form)
     names = opened.column_names
     if column not in names:
-        column = names[0] if len(names) == 1 else find_columns(opened, {role: None}).by_role[role]
-    opened.load({"key": column})
-    keys = [key for (key,) in opened.query(f"SELECT {cleaned('key', opened.kind)} FROM rows ORDER BY rowid")]
+        alone = names[0] if len(names) == 1 else "key" if "key" in names and role == "item" else None
+        column = alone or find_columns(opened, {role: None}).by_role[role]
+    other = next((name for plain in beside for name in names if bare(name) == plain), None)
+    if beside and other is None:
+        raise ValueError(
+            f"got the {what} {table} with the columns {', '.join(names)}, expected one beside the keys called "
+            f"{', '.join(beside)}"
+        )
+    opened.load({"key": column, **({"other": other} if other else {})})
+    rows = opened.query(
+        f"SELECT {cleaned('key', opened.kind)}, {'other' if other else 'NULL'} FROM rows ORDER BY rowid"
+    )
+    keys = [key for key, _ in rows]
     if None in keys:
         raise ValueError(
             f"got no {role} in row {keys.index(None) + 1} of the {what} (column {column!r}), expected one in every row"
         )
-    return keys
+    if len(names) == 1 and opened.paths and role_of(column) != role and column != "key":
+        keys = [column, *keys]  # its name may be a key: better one unknown key than one that is passed over
+    return keys, [value for _, value in rows]
 
 
 def _order(raw: Mapping[str, Any], pool: Collection[str], sources: _Sources) -> list[str]:

@@ -66,7 +66,7 @@ class ImportReport:
 
     def add_missing(self, which: str, example: str, hint: str) -> None:
         """Items of the events that the catalogue does not have."""
-        self.read.append(
+        self.reading.first.append(
             f"{which} of the events have no row in items, such as {example!r}{f'; {hint}' if hint else ''}"
         )
 

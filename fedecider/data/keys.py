@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from itertools import takewhile
 
@@ -113,8 +113,11 @@ def _prefix(keys: Collection[str]) -> str:
     return re.sub(r"\d.*$", "", first[:num_same]) if first != last else ""
 
 
-def parts_of(keys: Sequence[str], known: Collection[str]) -> dict[str, list[str]]:
-    """Keys that are several in one cell (``p0, p3``) -> these; empty unless all of them are known by themselves."""
+def parts_of(keys: Sequence[str], known: Collection[str] = ()) -> dict[str, list[str]]:
+    """Keys that are several in one cell (``p0, p3``) -> these; empty unless all of them are known by themselves, or
+    stand in several cells."""
     several = {key: SEVERAL.split(key) for key in keys if SEVERAL.search(key) and key not in known}
     alone = set(known) | {key for key in keys if key not in several}
-    return several if several and all(part in alone for parts in several.values() for part in parts) else {}
+    times = Counter(part for parts in several.values() for part in set(parts))
+    fits = all(part in alone or (times[part] > 1 and not known) for part in times)
+    return several if fits and "" not in times else {}

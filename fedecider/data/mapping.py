@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -126,6 +126,11 @@ class TableOptions:
         object.__setattr__(self, "keep", listed)
         if isinstance(self.nobody, str):
             object.__setattr__(self, "nobody", [one.strip() for one in self.nobody.split(",")])
+
+    @property
+    def counted(self) -> dict[str, list[str]]:
+        """``keep`` as columns and lists of values."""
+        return cast(dict[str, list[str]], self.keep)
 
     @property
     def event_form(self) -> FileForm:

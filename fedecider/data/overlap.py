@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedecider.data.domain import Domain
+from fedecider.data.keys import plain_key
 from fedecider.data.sellers import once_each
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
@@ -157,21 +158,6 @@ def item_marks(domain: Domain, by: Way = "keys", secret: bytes = b"") -> list[st
 
 def _hashed(text: str, secret: bytes) -> str:
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
-
-
-def without_zeros(key: str) -> str:
-    """007 -> 7."""
-    return key.lstrip("0") or "0"
-
-
-def without_point(key: str) -> str:
-    """7.0 -> 7, as a number in a table of texts loses it."""
-    return re.sub(r"\.0+$", "", key)
-
-
-def plain_key(key: str) -> str:
-    """A key without what programs add to it or take away: spaces around it, case, a .0 at the end, leading zeros."""
-    return without_zeros(without_point(key.strip().casefold()))
 
 
 def unlike_keys(keys: Mapping[str, Sequence[str]]) -> str:

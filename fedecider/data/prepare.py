@@ -57,8 +57,8 @@ class PrepareConfig:
     """So many newest events of each user are kept. If not given, all are kept."""
     repeats: Literal["keep", "first"] = "keep"
     """What becomes of events with an item that the user had before: they are kept, or only the first one is."""
-    missing_text: Literal["error", "drop"] = "error"
-    """What items without any text are: an error, or dropped with their events."""
+    missing_text: Literal["error", "drop", "keep"] = "error"
+    """What items without any text are: an error, dropped with their events, or kept, known by their keys alone."""
     duplicate_items: Literal["error", "first"] = "error"
     """What an item key that occurs twice in the catalogue is: an error, or the first one is kept."""
     users_per_domain: Annotated[Int, Field(ge=2)] | None = None
@@ -291,7 +291,7 @@ def _check_texts(
     """``sequences`` without the events of items without text, itself when all have one; or ``ValueError``."""
     used = sequences.used_items()
     textless = {key for key in used if not _text(config, items.get(key, {}))}
-    if not textless:
+    if not textless or config.missing_text == "keep":
         return sequences
     if config.missing_text == "error":
         raise ValueError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from fedecider.data.columns import bare
 from fedecider.data.tables import Table, literal, quoted
@@ -166,9 +167,8 @@ def _is_flag(values: Sequence[str]) -> bool:
 
 def _proposal(name: str, values: Sequence[str], is_flag: bool) -> str:
     if is_flag:
-        return (
-            f"--keep {name}={next((one for one in values if one.lower() in ('', '0', 'false', 'no', 'n', 'nein')), '')}"
-        )
+        off = next((value for value in values if value.lower() in ("", "0", "false", "no", "n", "nein")), "")
+        return f"--keep {name + '=' + off!r}" if " " in name else f"--keep {name}={off}"
     buys, others = (set(EVENT_WORDS[one].split()) for one in ("purchase", "other"))
     good = [value for value in values if bare(value) in buys] or [one for one in values if bare(one) not in others]
     named = f"{name}={','.join(good)}"
@@ -221,7 +221,7 @@ def take_back(table: Table) -> tuple[int, int, int]:
         f'SELECT row, "user", item, {order}, amount FROM rows WHERE ("user", item) IN (SELECT ("user", item) FROM rows '
         f'GROUP BY "user", item HAVING {numbers}) ORDER BY micro, amount < 0, row'
     )
-    left: dict[tuple[str, str], list[list[object]]] = defaultdict(list)
+    left: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     gone, unmatched, num_returns = set[int](), 0, 0
     for row, user, item, number, amount in rows:
         bought = left[user, item]

@@ -7,19 +7,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedecider.data import filtering
-from fedecider.data.baskets import with_orders
 from fedecider.data.card import RawSummary, make_card
 from fedecider.data.catalogue import Catalogue
+from fedecider.data.columns import find_columns, text_columns
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.dropped import Dropped
-from fedecider.data.given import NAME, Given, event_tables, item_records, text_columns
+from fedecider.data.events import NAME, Reading, Source, item_records
+from fedecider.data.frames import events_of
+from fedecider.data.mapping import TableOptions
 from fedecider.data.prepare import NO_TEXT, TOO_LONG
 from fedecider.data.readers.reading import (
     DEFAULT_TEXT_FIELDS,
@@ -30,6 +32,7 @@ from fedecider.data.readers.reading import (
     item_text,
 )
 from fedecider.data.store import check_folder, file_sha256, load_domains, save_domains
+from fedecider.data.tables import open_table
 from fedecider.evaluation.protocols import MIN_EVENTS
 
 DESCRIPTION_CHARS = 500
@@ -43,14 +46,8 @@ NOTHING_READ = RawSummary({}, 0, 0, 0, {"count": 0, "examples": []}, 0)
 class SiteTables:
     """How tables are read and what is kept of them."""
 
-    user: str = "user"
-    """The column of customers' keys."""
-    item: str = "item"
-    """The column of items' keys, in both tables."""
-    time: str | None = None
-    """The column of times. None: rows of events are oldest first."""
-    order: str | None = None
-    """The column of order numbers, by which events are in baskets. None: events of one time are one basket."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `TableOptions`, such as ``user``, ``item``, ``time`` and ``order``; columns of usual names are found."""
     min_length: int = MIN_EVENTS
     """Users with fewer events are left out."""
     max_length: int | None = None
@@ -71,11 +68,6 @@ class SiteTables:
     def card(self) -> dict[str, Any]:
         """What shaped the events, for a data card."""
         return {"source": "tables", "min_length": self.min_length, "max_length": self.max_length}
-
-    def events(self, table: Any) -> Given:
-        """A table of events with its columns."""
-        others = {what: column for what, column in (("time", self.time), ("order", self.order)) if column}
-        return Given("events", table, {"user": self.user, "item": self.item, **others})
 
 
 OF_ITEMS = ("texts", "missing_text")
@@ -109,7 +101,7 @@ def publish(
     check_folder(output)
     _check_names(name, companies)
     asked = _site_tables(options, frozenset())
-    fields, dropped = _fields_of(items, asked, name), Dropped()
+    (fields, said), dropped = _fields_of(items, asked, name), Dropped()
     text_of = {key: item_text(one, DEFAULT_TEXT_FIELDS, DESCRIPTION_CHARS) for key, one in fields.items()}
     without = sorted(key for key, text in text_of.items() if not text)
     if without and asked.missing_text == "error":
@@ -124,10 +116,11 @@ def publish(
         public, raw, odd = _users_of(events, keys, frozenset(), asked, dropped)
         if not public.users:
             raise ValueError(f"got no public user ({dropped}), expected some, or no events where nobody is public")
+    odd = said + odd
     titles = [display_title(fields[key]) for key in keys]
     whole = Domain(name, Catalogue(name, keys, titles, [text_of[key] for key in keys]), NO_EVENTS, public, {})
     settings = {**asked.card, "missing_text": asked.missing_text}
-    whole.card.update(make_card(whole, raw, None, dropped.plain(), settings, bool(asked.order)) | {"notes": odd})
+    whole.card.update(make_card(whole, raw, None, dropped.plain(), settings, "order" in asked.columns) | {"notes": odd})
     names = [f"{name}.{company}" for company in companies]
     domains = {one: replace(whole, name=one, card={**whole.card, "name": one}) for one in names}
     if output is not None:
@@ -161,25 +154,39 @@ def own_users(events: Any, public: str | Path, client: str, output: str | Path |
             "events of items that the catalogue has: are keys written as they are there?"
         )
     domain = replace(shared, clients=clients, card={})
-    domain.card.update(make_card(domain, raw, None, dropped.plain(), asked.card, bool(asked.order)) | {"notes": odd})
+    domain.card.update(
+        make_card(domain, raw, None, dropped.plain(), asked.card, "order" in asked.columns) | {"notes": odd}
+    )
     if output is not None:
         save_domains({client: domain}, output)
     return domain
 
 
 def _site_tables(options: Mapping[str, Any], without: Collection[str]) -> SiteTables:
-    known = [name for name in SiteTables.__dataclass_fields__ if name not in without]
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"got the option {unknown[0]!r}, expected some of {', '.join(known)}")
-    return SiteTables(**options)
+    known = [name for name in SiteTables.__dataclass_fields__ if name not in (*without, "columns")]
+    of_tables = [name for name in TableOptions.__dataclass_fields__ if name not in ("name", "public", "texts")]
+    if unknown := sorted(set(options) - {*known, *of_tables}):
+        raise ValueError(f"got the option {unknown[0]!r}, expected some of {', '.join([*known, *of_tables])}")
+    columns = {name: options[name] for name in of_tables if options.get(name) is not None}
+    return SiteTables(**{name: options[name] for name in known if name in options}, columns=columns)
 
 
-def _fields_of(items: Any, asked: SiteTables, name: str) -> Mapping[str, ItemFields]:
-    """Item key -> its text fields."""
-    things = Given("items", items, {}, name)
-    things = things._replace(columns={"item": asked.item, **text_columns(things, asked.texts)})
-    records = item_records(things).get(name, [])
-    return collect_items(records, {key for key, _ in records}, ReadOptions(), Path("items"), allow_same=True).items
+def _fields_of(items: Any, asked: SiteTables, name: str) -> tuple[Mapping[str, ItemFields], list[str]]:
+    """Item key -> its text fields, and what has to be said of them."""
+    options = TableOptions(name=name, texts=asked.texts)
+    table = open_table(items, "items")
+    key = (
+        asked.columns.get("items_key")
+        or asked.columns.get("item")
+        or find_columns(table, {"item": None}).by_role["item"]
+    )
+    fields, first = text_columns(table, asked.texts, key)
+    if not fields:
+        raise ValueError(f"got items without a column of texts ({', '.join(table.column_names)}), expected a title")
+    reading = Reading()
+    records = item_records(Source(table, options, {"item": key, **fields}, name), reading).get(name, [])
+    wanted = {key for key, _ in records}
+    return collect_items(records, wanted, ReadOptions(), Path("items"), allow_same=True).items, first + reading.first
 
 
 def _check_names(name: str, companies: Sequence[str]) -> None:
@@ -197,9 +204,7 @@ def _users_of(
 ) -> tuple[Events, RawSummary, list[str]]:
     """The users of a table who are not ``public``, by key, with the items ``keys``, and what is odd about its orders;
     what is left out is counted in ``dropped``."""
-    given = asked.events(events)
-    (table,) = event_tables([given], None).values()
-    raw, odd = with_orders(table.build(), asked.order or "")
+    raw, odd, paths = events_of(events, asked.columns)
     number_of = {key: number for number, key in enumerate(keys)}
     dropped.include(raw.dropped)
     known_I = np.array([key in number_of for key in raw.items], dtype=bool)
@@ -216,7 +221,7 @@ def _users_of(
     )
     dropped.add(TOO_LONG, events=size.events - users.num_events)
     summary = RawSummary(
-        files={path.name: file_sha256(path) for path in given.paths},
+        files={path.name: file_sha256(path) for path in paths},
         events=raw.size().events,
         users=raw.size().users,
         items=raw.size().items,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import codecs
 import csv
+import difflib
 import gzip
 import json
 import re
@@ -135,13 +136,21 @@ class Table:
         return num_rows
 
     def check(self, names: Iterable[str]) -> None:
-        """``ValueError`` where one of the names is not there, or stands twice."""
-        for name in names:
-            if (count := self.column_names.count(name)) != 1:
-                problem = "two columns" if count else "the columns"
-                listed = repr(name) if count else ", ".join(self.column_names)[:300]
-                expected = "each name once" if count else f"{name!r} among them"
-                raise ValueError(f"got {self.what} with {problem} {listed}, expected {expected}")
+        """``ValueError`` where names are not there, all of them with the nearest ones, or where one stands twice."""
+        names = list(dict.fromkeys(names))
+        missing = [name for name in names if name not in self.column_names]
+        if missing:
+            near = {name: self._nearest(name) for name in missing}
+            told = ", ".join(f"{name!r}{f' (perhaps {other!r})' if other else ''}" for name, other in near.items())
+            raise ValueError(
+                f"got {self.what} with the columns {', '.join(self.column_names)[:300]}, expected {told} among them"
+            )
+        if twice := [name for name in names if self.column_names.count(name) > 1]:
+            raise ValueError(f"got {self.what} with two columns {twice[0]!r}, expected each name once")
+
+    def _nearest(self, name: str) -> str:
+        inside = [one for one in self.column_names if one.rpartition(".")[2] == name]
+        return (inside or difflib.get_close_matches(name, self.column_names, 1, 0.5) or [""])[0]
 
     def sample(self, num: int = 10_000) -> dict[str, list[str]]:
         """Column -> its values in the first rows, without gaps."""
@@ -166,7 +175,7 @@ class Table:
 
     def arrow(self, sql: str) -> pa.Table:
         """A query's result in columns."""
-        return self._execute(sql).to_arrow_table()
+        return self.connection.sql(sql).to_arrow_table()
 
     def _execute(self, sql: str, values: Sequence[Any] | None = None) -> duckdb.DuckDBPyConnection:
         try:
@@ -391,12 +400,28 @@ def _arrow_of(table: Any, what: str) -> pa.Table | pa.RecordBatchReader:
         ) from error
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(
-            f"got {what} with a column of mixed or too large values ({error}), expected one kind in a column"
+            f"got {what} with a column of mixed or too large values ({_odd_value(table) or error}), expected one kind in a "
+            "column"
         ) from error
     raise ValueError(
         f"got {type(table).__name__} as {what}, expected a pandas or polars frame, a pyarrow table, a Hugging Face "
         "data set (one split), a list of dicts, or the path of a .parquet, .csv, .tsv or .jsonl file or folder"
     )
+
+
+def _odd_value(table: Any) -> str:
+    """The first value of another kind than those before it, with its row and column; else nothing."""
+    is_rows = isinstance(table, list)
+    for name in dict.fromkeys(name for row in table for name in row) if is_rows else table.columns:
+        kind: Any = None
+        for number, value in enumerate((row.get(name) for row in table) if is_rows else table[name], 1):
+            if value is None or value != value:
+                continue
+            found = "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+            kind = kind or found
+            if found != kind:
+                return f"{value!r} in row {number}, column {name!r}"
+    return ""
 
 
 def _column(values: list[Any]) -> pa.Array:

@@ -85,7 +85,9 @@ class TimeForm(NamedTuple):
         if self.form == SERIAL:
             return f"TRY_CAST(round(({number} - {SERIAL_1970}) * {DAY_US}) AS BIGINT)"
         if self.form == ISO:
-            return f"CASE WHEN {column} SIMILAR TO '[0-9.,]+' THEN NULL ELSE epoch_us(TRY_CAST({column} AS TIMESTAMPTZ)) END"
+            colon = rf"regexp_replace({column}, ' ?([+-]\d\d):?(\d\d)$', '\1:\2')"  # -0500
+            parsed = f"epoch_us(coalesce(TRY_CAST({column} AS TIMESTAMPTZ), TRY_CAST({colon} AS TIMESTAMPTZ)))"
+            return f"CASE WHEN {column} SIMILAR TO '[0-9.,]+' THEN NULL ELSE {parsed} END"
         parsed = f"epoch_us(try_strptime({column}, {literal(self.form)}))"
         if self.form in LENGTH_OF:
             text = rf"regexp_replace({column}, '\.0+$', '')"
@@ -174,10 +176,10 @@ def _fits(table: Table, values: str) -> dict[str, tuple[int, int]]:
     shapes = table.query(
         f"SELECT DISTINCT regexp_replace(regexp_replace(value, '[0-9]', '0', 'g'), '[A-Za-z]+', 'a', 'g') FROM {values} LIMIT 50"
     )
-    numbers = [shape for (shape,) in shapes if re.fullmatch(r"0+([.,]0*)?", shape)]
+    numbers = [shape for (shape,) in shapes if re.fullmatch(r"-?0+([.,]0*)?", shape)]
     marks = set("".join(shape for (shape,) in shapes))
     forms = [ISO, *(form for form in FORMATS if form not in DIGITS and _marks(form) <= marks)]
-    if 2 * len(numbers) > len(shapes):
+    if 2 * len(numbers) >= len(shapes):
         forms = [*UNITS, SERIAL, *DIGITS]
     inside = f"BETWEEN {SINCE_US} AND {latest_us()}"
     columns = ", ".join(f"{TimeForm(form).sql('value')} AS f{number}" for number, form in enumerate(forms))
@@ -220,7 +222,9 @@ def holds_times(values: Sequence[str], name: str = "time") -> bool:
     looked_at = list(values[:100])
     numbers = sum(bool(re.fullmatch(r"\d+([.,]\d*)?", value)) for value in looked_at)
     if 2 * numbers > len(looked_at):
-        return bool(_NAMED.search(name))
+        return bool(_NAMED.search(name)) and any(
+            sum(_may_be(value, unit) for value in looked_at) > MOST * len(looked_at) for unit in (*UNITS.values(), 0.0)
+        )
     shown = [sum(bool(shape.match(value)) for value in looked_at) > MOST * len(looked_at) for shape in (_ISO, _DATE)]
     if any(shown[:1]) or not any(shown):
         return shown[0]
@@ -230,6 +234,17 @@ def holds_times(values: Sequence[str], name: str = "time") -> bool:
     listed = ", ".join(f"({literal(value)})" for value in looked_at)
     fits = _fits(rows, f"(SELECT * FROM (VALUES {listed}) AS given(value))")
     return max(count for count, _ in fits.values()) > MOST * len(looked_at)
+
+
+def _may_be(value: str, unit: float) -> bool:
+    """Whether a number counts so many microseconds to a time from 1990 to tomorrow; 0: it is a day, written as one."""
+    try:
+        number = float(value.replace(",", "."))
+    except ValueError:
+        return False
+    return (
+        SINCE_US <= number * unit <= latest_us() if unit else len(value) in (6, 8, 12, 14) or 32_874 <= number < 60_000
+    )
 
 
 def is_clock(values: Sequence[str]) -> bool:

@@ -268,17 +268,18 @@ def _add_events(parser: ArgumentParser, whose: str, required: bool = True) -> No
     table = "table (.parquet, .csv or .tsv)"
     parser.add_argument("--events", required=required, default="", help=f"{table} of the events of {whose}")
     parser.add_argument("--output", required=True, help="folder for the prepared domains")
-    parser.add_argument("--user", default="user", help="column of users' keys")
-    parser.add_argument("--item", default="item", help="column of items' keys")
-    parser.add_argument("--time", default="", help="column of times; without it rows are in order, oldest first")
-    parser.add_argument("--order", default="", help="column of order numbers; else events of one time are a basket")
+    parser.add_argument("--user", help="column of users' keys; else found by its name")
+    parser.add_argument("--item", help="column of items' keys; else found by its name")
+    parser.add_argument("--time", help="column of times; else found by its name, none: rows are oldest first")
+    parser.add_argument("--order", help="column of order numbers; else found by its name")
     parser.add_argument("--min_length", type=int, default=MIN_EVENTS, help="users with fewer events are left out")
     parser.add_argument("--max_length", type=int, default=None, help="so many newest events of a user are kept; all")
 
 
 def _columns(own: Any) -> dict[str, Any]:
-    same = {name: getattr(own, name) for name in ("user", "item", "min_length", "max_length")}
-    return {**same, "time": own.time or None, "order": own.order or None}
+    return {name: getattr(own, name) or None for name in ("user", "item", "time", "order", "max_length")} | {
+        "min_length": own.min_length
+    }
 
 
 def _texts(words: str) -> dict[str, str] | None:

@@ -20,7 +20,7 @@ import torch
 from fedecider.bounds import Diverged
 from fedecider.cross_silo.command_line import recorded_settings
 from fedecider.data.domain import UNKNOWN_TIME
-from fedecider.data.frames import events_file
+from fedecider.data.frames import events_of
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT, held_out, histories, is_repeat, targets
 from fedecider.evaluation.sequences import SequenceArray
@@ -46,7 +46,6 @@ from fedecider.models.lists import (
     counted_histories,
     knows_baskets,
     ordered_events,
-    refuse_others,
     save_histories,
 )
 from fedecider.models.new_items import (
@@ -61,6 +60,7 @@ from fedecider.models.new_items import (
 from fedecider.models.source import Place, Source, find_source
 from fedecider.models.versions import add_version, changing, home_of, write_copy
 from fedecider.running.machine import checked_device
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_output
 from idgen.tokenizer import load_tokenizer
 
@@ -395,9 +395,10 @@ def new_events(
 ) -> NewEvents:
     """The events of a table that can be counted, in ``baskets`` or by themselves; customers are called as before,
     ``17`` or ``north:17``."""
-    given = events_file(path, how)
-    refuse_others(given, company)
-    ordered, rows = ordered_events(given, baskets)
+    raw, said, _ = events_of(path, how, company)
+    for text in said:
+        log_line(text)
+    ordered, rows = ordered_events(raw, baskets)
     basket_E = np.repeat(rows.num_baskets_U, rows.length_U) - rows.num_after_E
     number_of = {key: number for number, key in enumerate(before.item_keys)}
     number_I = np.array([number_of.get(key, -1) for key in ordered.items], np.int64)

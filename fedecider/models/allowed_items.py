@@ -52,7 +52,7 @@ def allowed_items(
         numbers = {number for key in keys if (number := items.number(key)) is not None}
         unknown = [key for key in keys if items.number(key) is None]
         if unknown:
-            from fedecider.data.import_report import how_keys_differ  # for what is wrong alone
+            from fedecider.data.keys import how_keys_differ  # for what is wrong alone
 
             how = how_keys_differ(unknown, items.keys)
             notes.append(

@@ -15,12 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedecider.data.baskets import with_orders
-from fedecider.data.catalogue import NewItem
 from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.filtering import Sequences, chosen_events, compress, order_events, take
-from fedecider.data.frames import events_file
-from fedecider.data.given import Given, event_tables, needed_column, plain_keys, table_columns, usual_column
+from fedecider.data.frames import events_of, keyed_table
 from fedecider.data.protocol import under
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sample import sample_domains
@@ -31,6 +28,7 @@ from fedecider.models.histories import Entry
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
 from fedecider.running.damage import damaged
+from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_file, read_run
 
 HISTORIES_FILE = "histories.parquet"
@@ -106,7 +104,7 @@ def histories_of(
 ) -> Histories:
     """The histories of a company's customers: of a table of ``events``, of prepared ``data``, or of the run's data.
 
-    ``how``: how the table is read (`events_file`).
+    ``how``: how the table is read (`events_of`).
 
     Raises:
         ValueError: there is none, or it cannot be read.
@@ -114,9 +112,10 @@ def histories_of(
     """
     folder = find_source(run).run
     if events:
-        given = events_file(events, how)
-        refuse_others(given, company)
-        found, sequences = ordered_events(given, knows_baskets(folder))
+        raw, said, _ = events_of(events, how, company)
+        for text in said:
+            log_line(text)
+        found, sequences = ordered_events(raw, knows_baskets(folder))
         return Histories(found.users, found.items, sequences, {}, False)
     if folder is not None and not data and (kept := folder.private / company / HISTORIES_FILE).is_file():
         return _kept_histories(kept, read_item_ids(folder.adapters / company).keys)
@@ -180,40 +179,15 @@ def _histories(domain: Domain, company: str) -> Histories:
     return Histories(users, domain.item_keys, sequences, known, False, len(domain.public.users))
 
 
-def build_events(given: Given) -> RawEvents:
-    """The events of a table, with its times where there are some; rows of quantity 0 or less are returns."""
-    (table,) = event_tables([given], None).values()
-    return with_orders(table.build(), given.columns.get("order", ""))[0]
-
-
-def ordered_events(given: Given, baskets: bool) -> tuple[Sequences, SequenceArray]:
+def ordered_events(raw: RawEvents, baskets: bool) -> tuple[Sequences, SequenceArray]:
     """The events of a table by customer, oldest first, and the items of each customer; in ``baskets`` of one order or
     time, where an item counts once in each, or by themselves."""
-    raw = build_events(given)
     found = order_events(compress(raw, raw.item_E >= 0))
     if not baskets or not found.users:
         return found, SequenceArray(found.start_U, found.item_E)
     rows = chosen_events(found, np.ones(len(found.users), bool), None).sequences
     kept_E = rows.is_first_in_basket_E
     return take(found, kept_E), rows.keep(kept_E)
-
-
-def refuse_others(given: Given, company: str) -> None:
-    """A table that says whose customer each one is has to be of one company: equal keys are two persons in two.
-
-    Raises:
-        ValueError: it is of another company, or of several.
-    """
-    for name in given.column_names:
-        if name.strip().lower() == "company":
-            (values,) = table_columns(given, [name])
-            others = sorted({str(one) for one in values if not f".{company}".endswith(f".{one}")})
-            if others:
-                raise ValueError(
-                    f"got events of the company {others[0]} in {given.paths[0]}, expected those of {company} alone: "
-                    "equal customer keys of two companies are two persons. Leave its rows out, or the column where it "
-                    "means something else"
-                )
 
 
 def save_histories(histories: Histories, path: Path) -> None:
@@ -272,17 +246,7 @@ def keys_in(text: str, what: str) -> list[str] | None:
         if Path(text).suffix in TABLE_SUFFIXES:
             raise ValueError(f"got {what} {text}, which is no file, expected a table of item keys, or keys with ' | '")
         return [one.strip() for one in text.split(" | ") if one.strip()]
-    given = Given(what, text, {})
-    names = given.column_names
-    column = names[0] if len(names) == 1 else _item_column(given)
-    keys = plain_keys(table_columns(given, [column])[0], what)
-    # of one column without a usual name, the name may be a key: better one unknown key than one that is passed over
-    return keys if len(names) > 1 or column == NewItem._fields[0] or usual_column(given, "item") else [column, *keys]
-
-
-def _item_column(given: Given) -> str:
-    """That of item keys; ``key`` in a table of new items."""
-    return NewItem._fields[0] if set(NewItem._fields) <= set(given.column_names) else needed_column(given, "item")
+    return keyed_table(text, what)[0]
 
 
 STOCK = ("stock", "instock", "quantity", "qty", "available", "count", "left")
@@ -297,15 +261,13 @@ def stock_in(path: str) -> dict[str, float] | None:
     """
     if not path:
         return None
-    given = Given("stock", path, {})
-    item, number = _item_column(given), _named(given, STOCK, "numbers")
-    keys, counts = table_columns(given, [item, number])
+    keys, counts = keyed_table(path, "stock", beside=STOCK)
     found: dict[str, float] = {}
-    for row, (key, count) in enumerate(zip(plain_keys(keys, "stock"), counts, strict=True), 1):
+    for row, (key, count) in enumerate(zip(keys, counts, strict=True), 1):
         if key in found:
             raise ValueError(f"got the item {key!r} twice in the stock {path}, in row {row} again, expected it once")
         try:
-            found[key] = float(count)
+            found[key] = float(count or "")
         except (TypeError, ValueError) as error:
             raise ValueError(f"got the stock {count!r} in row {row} of {path}, expected a number") from error
     return found
@@ -325,28 +287,14 @@ def pictures_in(path: str) -> dict[str, str]:
     """
     if not path:
         return {}
-    given = Given("pictures", path, {})
-    item, address = _item_column(given), _named(given, PICTURES, "addresses")
-    keys, addresses = table_columns(given, [item, address])
+    keys, addresses = keyed_table(path, "pictures", beside=PICTURES)
     found: dict[str, str] = {}
-    for row, (key, one) in enumerate(zip(plain_keys(keys, "pictures"), addresses, strict=True), 1):
-        text = "" if one is None or one != one else str(one).strip()
+    for row, (key, one) in enumerate(zip(keys, addresses, strict=True), 1):
+        text = (one or "").strip()
         if text and not re.fullmatch(r"https?://[A-Za-z0-9.-]+(:[0-9]+)?/[^\s\"'<>\\]*", text):
             raise ValueError(f"got the picture {text[:80]!r} in row {row} of {path}, expected https://HOST/...")
         if text:
             found[key] = text
-    return found
-
-
-def _named(given: Given, names: Sequence[str], what: str) -> str:
-    """The column that is called so. ``ValueError`` where there is none."""
-    plain = {"".join(letter for letter in name.lower() if letter.isalnum()): name for name in given.column_names}
-    found = next((plain[name] for name in names if name in plain), None)
-    if found is None:
-        raise ValueError(
-            f"got the {given.what} {given.table} with the columns {', '.join(given.column_names)}, expected one of "
-            f"{what} called {', '.join(names)}"
-        )
     return found
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fedecider.data.readers.reading import DEFAULT_TEXT_FIELDS, OTHER_TEXT_FIELDS
 from fedecider.data.tables import Table
-from fedecider.data.times import holds_times, is_clock
+from fedecider.data.times import are_numbers, holds_times, is_clock
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
 USER = (
@@ -25,7 +25,7 @@ USER = (
 )
 ITEM = (
     "parentasin item items sku product prod article artikel produkt produit producto prodotto articulo articolo "
-    "lineitem stock material game movie book track song news business asin isbn ean gtin upc barcode plu aid"
+    "lineitem stockcode material game movie book track song news business asin isbn ean gtin upc barcode plu aid"
 )
 ORDER = (
     "basket order invoice receipt kassenbon bon beleg rechnung rechnungs auftrag auftrags bestell bestellung commande "
@@ -178,7 +178,7 @@ def find_columns(table: Table, asked: Mapping[str, str | None], optional: Collec
     for role in [role for role, name in asked.items() if name is None and role in RANKS]:
         found = [name for name in candidates(table, role) if name not in named.values() and sample.get(name)]
         if role == "time":
-            found = [name for name in found if holds_times(sample[name])]
+            found = [name for name in found if holds_times(sample[name]) or are_numbers(sample[name])]
         best = [name for name in found if _rank(name, role) == _rank(found[0], role)]
         if len(best) == 1:
             guessed[role] = best[0]

@@ -376,7 +376,7 @@ class Purchases:
         company = '"company"' if "company" in columns else literal(source.company)
         owner = f"CASE WHEN {company} = '' THEN '' ELSE {company} || ':' END"
         number = f"nullif({owner} || \"order\", '')" if "order" in columns else "NULL"
-        time = str(UNKNOWN_TIME) if is_order else "micro // 1000000"
+        time = "micro // 1000000" if "time" in columns else str(UNKNOWN_TIME)
         if "company" in columns:
             for (name,) in table.query('SELECT DISTINCT "company" FROM rows'):
                 if not NAME.fullmatch(name):

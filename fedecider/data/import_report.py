@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 from fedecider.data.card import baskets_in_words
@@ -14,6 +13,7 @@ from fedecider.data.events import Reading
 from fedecider.data.prepare import NOT_CHOSEN
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sellers import by_catalogue, once_each
+from fedecider.data.times import SINCE_S, day_of
 
 MUCH = 0.1
 """An import that loses a larger share of its rows says so first."""
@@ -59,7 +59,9 @@ class ImportReport:
         """What the tables of events hold, by domain."""
         for name, events in raw.items():
             known_E = events.time_E[events.time_E != UNKNOWN_TIME]
-            span = f", {_day(known_E.min())} to {_day(known_E.max())}" if len(known_E) else ", no times"
+            span = f", {day_of(known_E.min())} to {day_of(known_E.max())}" if len(known_E) else ", no times"
+            if len(known_E) and known_E.max() < SINCE_S:
+                span = ", in an order without dates"
             size = events.size()
             counts = [f"{size.events:,} events", f"{size.users:,} customers", f"{size.items:,} items"]
             self.read.append(f"{name}: {', '.join(counts)}{span}")
@@ -106,7 +108,3 @@ class ImportReport:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
-
-
-def _day(seconds: int) -> str:
-    return datetime.fromtimestamp(int(seconds), timezone.utc).date().isoformat()

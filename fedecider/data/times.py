@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import NamedTuple
 
 import duckdb
@@ -21,7 +21,8 @@ UNITS = {"s": 1_000_000.0, "ms": 1000.0, "us": 1.0, "ns": 0.001}
 IN_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 ISO, SERIAL, ORDER = "iso", "serial", "order"
 FIRST_YEAR = 1990
-SINCE_US = int(datetime(FIRST_YEAR, 1, 1, tzinfo=timezone.utc).timestamp()) * 1_000_000
+SINCE_S = int(datetime(FIRST_YEAR, 1, 1, tzinfo=timezone.utc).timestamp())
+SINCE_US = SINCE_S * 1_000_000
 DAY_US = 86_400_000_000
 SERIAL_1970 = 25_569
 """Spreadsheets count days from 1899-12-30."""
@@ -155,7 +156,7 @@ def find_form(table: Table, column: str, name: str) -> TimeForm:
         f"(SELECT value, TRY_CAST(value AS DECIMAL(28, 7)) AS number FROM {values})"
     )[0]
     example = str(table.value(f"SELECT value FROM {values} LIMIT 1"))
-    if whole == num_values and low >= 0 and high < SINCE_US // 1_000_000:
+    if whole == num_values and low >= 0 and high < SINCE_S:
         is_day = "regexp_matches(value, '^(0?[1-9]|1[0-2])(0[1-9]|[12][0-9]|3[01])$')"
         days = int(table.value(f"SELECT count(*) FROM {values} WHERE {is_day}"))
         if (zeros and high < 1300 and days == num_values) or (days == num_values and kinds > 30):
@@ -220,8 +221,7 @@ def _only(table: Table, column: str, name: str, best: list[str], fits: dict[str,
 def holds_times(values: Sequence[str], name: str = "time") -> bool:
     """Whether most of some texts are times; numbers are only where the column's ``name`` says so."""
     looked_at = list(values[:100])
-    numbers = sum(bool(re.fullmatch(r"\d+([.,]\d*)?", value)) for value in looked_at)
-    if 2 * numbers > len(looked_at):
+    if are_numbers(looked_at):
         return bool(_NAMED.search(name)) and any(
             sum(_may_be(value, unit) for value in looked_at) > MOST * len(looked_at) for unit in (*UNITS.values(), 0.0)
         )
@@ -234,6 +234,12 @@ def holds_times(values: Sequence[str], name: str = "time") -> bool:
     listed = ", ".join(f"({literal(value)})" for value in looked_at)
     fits = _fits(rows, f"(SELECT * FROM (VALUES {listed}) AS given(value))")
     return max(count for count, _ in fits.values()) > MOST * len(looked_at)
+
+
+def are_numbers(values: Sequence[str]) -> bool:
+    """Whether most of the first texts are numbers."""
+    looked_at = values[:100]
+    return 2 * sum(bool(re.fullmatch(r"-?\d+([.,]\d*)?", value)) for value in looked_at) > len(looked_at)
 
 
 def _may_be(value: str, unit: float) -> bool:
@@ -252,6 +258,6 @@ def is_clock(values: Sequence[str]) -> bool:
     return all(_CLOCK.fullmatch(value.strip()) for value in values)
 
 
-def day_of(micro: int) -> str:
+def day_of(seconds: int) -> str:
     """``2021-03-01``."""
-    return (datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=int(micro))).date().isoformat()
+    return datetime.fromtimestamp(int(seconds), timezone.utc).date().isoformat()

@@ -339,7 +339,7 @@ def later_items(now: Counted, path: str) -> Later:
 
 def sold(later: Later, events: str | Path, how: Mapping[str, str] | None) -> np.ndarray:
     """bool (N,): of which of the items a table has an event."""
-    keys = set(ordered_events(events_file(events, how), False)[0].items) if later.items else set()
+    keys = set(ordered_events(events_of(events, how).events, False)[0].items) if later.items else set()
     return np.array([item.key in keys for item in later.items], bool)
 
 

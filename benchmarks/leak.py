@@ -28,6 +28,7 @@ from embedding_fr.blocks import build_population
 from embedding_fr.leaderboard import LeaderboardConfig, run_settings
 from embedding_fr.setup import set_up, train, user_positions
 from fedecider.baselines import BASELINES
+from fedecider.baselines.fitting import Pooled
 from fedecider.data.interactions import Interactions, InteractionsConfig, load_interactions
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import get_protocol, rank_held_out
@@ -172,7 +173,7 @@ def central(interactions: Interactions, row: Row, rounds: int) -> ByProtocol:
     found = {}
     for name in PROTOCOLS:
         protocol = get_protocol(name)
-        score = entry.fit(sequences, num_items, protocol, config, seed=0, device="cpu", valid=None)
+        score = entry.fit(Pooled(sequences, num_items, protocol), config)
         candidates = build_population(sequences, num_items, protocol, 0).candidates or None
         position_U = rank_held_out(score, sequences, num_items, "test", protocol, candidates=candidates)
         found[name] = mean_metrics(position_U, (10,))

@@ -23,7 +23,7 @@ from embedding_fr.methods import METHODS
 from embedding_fr.methods.entry import space_of
 from embedding_fr.setup import EmbeddingRunConfig, EmbeddingSettings, set_up, train, user_positions
 from fedecider.baselines import BASELINES
-from fedecider.baselines.fitting import validation_ndcg
+from fedecider.baselines.fitting import Pooled, validation_ndcg
 from fedecider.bounds import NotNegative, OneOrMore, Threads, ZeroOrMore, dataclass
 from fedecider.comparison.cells import kept_cell
 from fedecider.comparison.compare import Cell, Course, Entry, Plan, Positions, Table, TrackRows, Words
@@ -398,23 +398,17 @@ def _central(board: Board, line: Line, setting: Setting, seed: int) -> tuple[dic
     """A centralised baseline; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
     interactions, entry = board.interactions, BASELINES[line.method]
     sequences, num_items = interactions.sequences, interactions.num_items
-    score = entry.fit(
-        sequences,
-        num_items,
-        get_protocol(line.group[0]),
-        from_plain(entry.config, dict(setting)),
-        seed=seed,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        valid=validation_ndcg(sequences, num_items),
-    )
+    device, valid = "cuda" if torch.cuda.is_available() else "cpu", validation_ndcg(sequences, num_items)
+    data = Pooled(sequences, num_items, get_protocol(line.group[0]), seed, device, valid)
+    score = entry.fit(data, from_plain(entry.config, dict(setting)))
 
     def ranked(name: str, split: str) -> Tensor:
         protocol = get_protocol(name)
         candidates = build_population(sequences, num_items, protocol, seed).candidates or None
         return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates)
 
-    valid = mean_metrics(ranked(line.validated_under, "valid"), (10,))["ndcg@10"]
-    return {"valid": valid}, {name: ranked(name, "test") for name in line.group}
+    figure = mean_metrics(ranked(line.validated_under, "valid"), (10,))["ndcg@10"]
+    return {"valid": figure}, {name: ranked(name, "test") for name in line.group}
 
 
 def _heading(board: Board, table: Table) -> list[str]:

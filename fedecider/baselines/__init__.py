@@ -16,11 +16,10 @@ class Baseline(NamedTuple):
     config: type
     """Frozen dataclass of its settings; its defaults suit ML-100K."""
     fit: Callable[..., ScoreUsers]
-    """(sequences, num_items, protocol, config, *, seed, device="cpu", valid=None) -> scores of the catalogue.
+    """(`fedecider.baselines.fitting.Pooled`, config) -> scores of the catalogue.
 
-    ``sequences`` are whole histories, the last two events held out. Only train parts shape the scores, with two
-    exceptions that are spelled out: ``valid`` (see :func:`fedecider.baselines.fitting.validation_ndcg`) chooses the
-    epoch by the validation items, and a leaking protocol keeps held-out items out of the training negatives.
+    Only train parts shape the scores, with two exceptions that are spelled out: ``valid`` chooses the epoch by the
+    validation items, and a leaking protocol keeps held-out items out of the training negatives.
     """
     grid: tuple[dict[str, Any], ...] = ({},)
     """Settings to try on validation, the most sensible first: a search of N trials takes the first N."""

@@ -13,9 +13,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, training_batches
+from fedecider.baselines.fitting import Pooled, fit_epochs, pointwise_loss, training_batches
 from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space
 
@@ -93,24 +93,16 @@ def centrap_loss(model: AdditiveTables, user_B: Tensor, item_BN: Tensor, config:
     return pointwise_loss(logit_BN) + math.tanh((epoch + 1) / 10) * extra + decay
 
 
-def fit(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: CentrapConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit(data: Pooled, config: CentrapConfig) -> ScoreUsers:
     """Adam on :func:`centrap_loss`; moments of personal rows move only when the row is in a batch.
 
     Holds four tables (U, I, D): D, its moments and its best epoch (ML-100K with D = 32: 0.8 GB).
     """
-    model = AdditiveTables(len(sequences), num_items, config.embedding_size, stream(seed, "init")).to(device)
+    sizes = len(data.sequences), data.num_items, config.embedding_size
+    model = AdditiveTables(*sizes, stream(data.seed, "init")).to(data.device)
     optimizer = torch.optim.Adam([model.user_UD, model.common_ID], lr=config.learning_rate, fused=True)
     personal = torch.optim.SparseAdam(model.personal.parameters(), lr=config.personal_rate)
-    batches = training_batches(sequences, num_items, protocol, config, seed=seed, device=device)
+    batches = training_batches(data, config)
 
     def run_epoch(epoch: int) -> None:
         for user_B, item_BN in batches(epoch):
@@ -122,9 +114,9 @@ def fit(
 
     @torch.no_grad()
     def score(user_B: Tensor) -> Tensor:
-        user_B = user_B.to(device)
-        personal_BID = model.personal.weight.view(-1, num_items, config.embedding_size)[user_B]
+        user_B = user_B.to(data.device)
+        personal_BID = model.personal.weight.view(-1, data.num_items, config.embedding_size)[user_B]
         return torch.einsum("bd,bid->bi", model.user_UD[user_B], model.common_ID + personal_BID)
 
-    fit_epochs(model, run_epoch, score, config, valid)
+    fit_epochs(model, run_epoch, score, config, data.valid)
     return score

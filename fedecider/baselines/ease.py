@@ -14,9 +14,9 @@ from scipy.linalg import lapack
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fedecider.baselines.fitting import Valid, train_matrix
+from fedecider.baselines.fitting import Pooled, train_matrix
 from fedecider.bounds import Positive, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.search_space import Real, Space
 
 BLOCK = 512
@@ -159,25 +159,16 @@ def ease_weights_in_place(square_II: Tensor, regularisation: float) -> Tensor:
     return mirror(square_II).div_(own_I).neg_().fill_diagonal_(0.0)
 
 
-def fit(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: EaseConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit(data: Pooled, config: EaseConfig) -> ScoreUsers:
     """score(u, .) = x_u B, with x_u the distinct train items of u.
 
-    Nothing is random and there are no epochs: ``protocol``, ``seed`` and ``valid`` are not used.
+    Nothing is random and there are no epochs: protocol, seed and ``valid`` are not used.
     """
-    matrix_UI = train_matrix(sequences, num_items)
-    gram_II = torch.from_numpy((matrix_UI.T @ matrix_UI).toarray(order="C")).to(device)
+    matrix_UI = train_matrix(data.sequences, data.num_items)
+    gram_II = torch.from_numpy((matrix_UI.T @ matrix_UI).toarray(order="C")).to(data.device)
     weight_II = ease_weights_in_place(gram_II, config.regularisation)
 
     def score(user_B: Tensor) -> Tensor:
-        return torch.from_numpy(matrix_UI[user_B.cpu().numpy()].toarray()).to(device) @ weight_II
+        return torch.from_numpy(matrix_UI[user_B.cpu().numpy()].toarray()).to(data.device) @ weight_II
 
     return score

@@ -8,10 +8,10 @@ beside these rows, is given the TRAIN part like all others.
 from __future__ import annotations
 
 from fedecider.baselines.counts import cooccurrence_scores, popularity_scores
-from fedecider.baselines.fitting import Valid, avoided_candidates
+from fedecider.baselines.fitting import Pooled, avoided_candidates
 from fedecider.bounds import Negatives, OneOrMore, dataclass
 from fedecider.evaluation.canary import Draws, memoriser_scores
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
 from fedecider.search_space import Space, Whole
 
@@ -49,62 +49,26 @@ DECAYED_GRID: tuple[dict, ...] = ({}, {"num_context": 20}, {"num_context": 5}, {
 DECAYED_SPACE: Space = {"num_context": Whole(1, 200, log=True)}
 
 
-def fit_popularity(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: NoConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit_popularity(data: Pooled, config: NoConfig) -> ScoreUsers:
     """Train counts."""
-    return popularity_scores(sequences, num_items)
+    return popularity_scores(data.sequences, data.num_items)
 
 
-def fit_memoriser(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: MemoriserConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit_memoriser(data: Pooled, config: MemoriserConfig) -> ScoreUsers:
     """Minus the times an item was drawn as a negative; under ``paper`` it finds the held-out items: that is its use."""
-    generator = stream(seed, "memoriser")
-    candidates = avoided_candidates(sequences, num_items, protocol, seed)
+    generator = stream(data.seed, "memoriser")
+    candidates = avoided_candidates(data.sequences, data.num_items, data.protocol, data.seed)
     draws = Draws(config.num_rounds, config.num_negatives)
-    return memoriser_scores(sequences, num_items, protocol, generator, draws, candidates)
+    return memoriser_scores(data.sequences, data.num_items, data.protocol, generator, draws, candidates)
 
 
-def fit_last_item_cooccurrence(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: NoConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit_last_item_cooccurrence(data: Pooled, config: NoConfig) -> ScoreUsers:
     """Direct successors of the newest train item."""
-    return cooccurrence_scores(sequences, num_items, "valid")
+    return cooccurrence_scores(data.sequences, data.num_items, "valid")
 
 
-def fit_decayed_cooccurrence(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: DecayedConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit_decayed_cooccurrence(data: Pooled, config: DecayedConfig) -> ScoreUsers:
     """Co-occurrence at any distance, in both directions, with the newest train items."""
     return cooccurrence_scores(
-        sequences, num_items, "valid", window=None, directed=False, num_context=config.num_context
+        data.sequences, data.num_items, "valid", window=None, directed=False, num_context=config.num_context
     )

@@ -107,6 +107,21 @@ def draw_outside(excluded: Excluded, user_N: Tensor, generator: torch.Generator)
 
 Valid = Callable[[protocols.ScoreUsers], float]
 """Scores -> a figure of the validation items, larger is better."""
+
+
+class Pooled(NamedTuple):
+    """What a baseline is fitted on: the data of all clients, which one party holds."""
+
+    sequences: protocols.Sequences
+    """Whole histories, the last two events held out."""
+    num_items: int
+    protocol: protocols.Protocol = protocols.STRICT
+    seed: int = 0
+    device: str = "cpu"
+    valid: Valid | None = None
+    """Chooses the epoch; see :func:`validation_ndcg`."""
+
+
 Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 """Epoch number -> users (B,) and items (B, N), int64, batch by batch."""
 
@@ -142,19 +157,12 @@ def validation_ndcg(
     ]
 
 
-def training_batches(
-    sequences: protocols.Sequences,
-    num_items: int,
-    protocol: protocols.Protocol,
-    config: BaselineTraining,
-    *,
-    seed: int,
-    device: str = "cpu",
-) -> Batches:
+def training_batches(data: Pooled, config: BaselineTraining) -> Batches:
     """Every distinct train pair once an epoch, in random order, with ``num_negatives`` negatives drawn anew.
 
     Order and negatives depend on the seed and the epoch number only. ``ValueError`` when there is no train pair.
     """
+    sequences, num_items, protocol, seed, device, _ = data
     user_E, item_E = train_pairs(sequences, num_items)
     if len(user_E) == 0:
         raise ValueError("got no train event, expected at least one: check that the data hold users")

@@ -10,9 +10,9 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.baselines.fitting import Valid, train_matrix
+from fedecider.baselines.fitting import Pooled, train_matrix
 from fedecider.bounds import NotNegative, OneOrMore, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.search_space import Real, Space, Whole
 
 GRID: tuple[dict, ...] = (
@@ -40,21 +40,12 @@ class ItemKnnConfig:
     shrinkage: NotNegative = 10.0
 
 
-def fit(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: ItemKnnConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit(data: Pooled, config: ItemKnnConfig) -> ScoreUsers:
     """score(u, i) = sum of s_ij over the train items j of u among the neighbours of i.
 
-    Nothing is random and nothing is trained: ``protocol``, ``seed`` and ``valid`` are not used; float64 on the CPU.
+    Nothing is random and nothing is trained: protocol, seed and ``valid`` are not used; float64 on the CPU.
     """
-    matrix_UI = train_matrix(sequences, num_items)
+    matrix_UI = train_matrix(data.sequences, data.num_items)
     neighbour_II = neighbour_similarities(matrix_UI, config.num_neighbours, config.shrinkage)
 
     def score(user_B: Tensor) -> Tensor:

@@ -12,10 +12,10 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.baselines.fitting import Valid, fit_epochs, pairwise_loss, square_norms, train_matrix, training_batches
+from fedecider.baselines.fitting import Pooled, fit_epochs, pairwise_loss, square_norms, train_matrix, training_batches
 from fedecider.baselines.mf import MatrixFactors
 from fedecider.bounds import Depth, Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space, Whole
 
@@ -82,27 +82,19 @@ def propagate(graph_UI: Tensor, graph_IU: Tensor, tables: tuple[Tensor, Tensor],
     return [total / (num_layers + 1) for total in sums]
 
 
-def fit(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: LightgcnConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit(data: Pooled, config: LightgcnConfig) -> ScoreUsers:
     """Adam on the mean BPR loss of the propagated tables + weight_decay times the squared norms of layer 0.
 
     The propagation is linear and symmetric, so the gradient of layer 0 is the propagation of the gradient of the
     result: no graph of sparse products is kept. Differs from the paper: batches and learning rate (theirs: 1024, 0.001,
     a thousand epochs).
     """
-    model = MatrixFactors(len(sequences), num_items, config.embedding_size, stream(seed, "init")).to(device)
+    sizes = len(data.sequences), data.num_items, config.embedding_size
+    model = MatrixFactors(*sizes, stream(data.seed, "init")).to(data.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    batches = training_batches(sequences, num_items, protocol, config, seed=seed, device=device)
-    matrix_UI = normalised(train_matrix(sequences, num_items))
-    graphs = sparse_tensor(matrix_UI, device), sparse_tensor(scipy.sparse.csr_array(matrix_UI.T), device)
+    batches = training_batches(data, config)
+    matrix_UI = normalised(train_matrix(data.sequences, data.num_items))
+    graphs = sparse_tensor(matrix_UI, data.device), sparse_tensor(scipy.sparse.csr_array(matrix_UI.T), data.device)
 
     def run_epoch(epoch: int) -> None:
         for user_B, item_BN in batches(epoch):
@@ -119,9 +111,9 @@ def fit(
     @torch.no_grad()
     def score(user_B: Tensor) -> Tensor:
         user_UD, item_ID = propagate(*graphs, (model.user_UD, model.item_ID), config.num_layers)
-        return user_UD[user_B.to(device)] @ item_ID.T
+        return user_UD[user_B.to(data.device)] @ item_ID.T
 
-    fit_epochs(model, run_epoch, score, config, valid)
+    fit_epochs(model, run_epoch, score, config, data.valid)
     return score
 
 

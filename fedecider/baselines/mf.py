@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, square_norms, training_batches
+from fedecider.baselines.fitting import Pooled, fit_epochs, pointwise_loss, square_norms, training_batches
 from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space
 
@@ -63,20 +63,12 @@ class MatrixFactors(nn.Module):
         self.item_ID = nn.Parameter(0.1 * torch.randn(num_items, embedding_size, generator=generator))
 
 
-def fit(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: MfConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit(data: Pooled, config: MfConfig) -> ScoreUsers:
     """Adam on the mean of BCE(p_u . q_i) + weight_decay (|p_u|^2 + |q_i|^2) over train pairs and their negatives."""
-    model = MatrixFactors(len(sequences), num_items, config.embedding_size, stream(seed, "init")).to(device)
+    sizes = len(data.sequences), data.num_items, config.embedding_size
+    model = MatrixFactors(*sizes, stream(data.seed, "init")).to(data.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    batches = training_batches(sequences, num_items, protocol, config, seed=seed, device=device)
+    batches = training_batches(data, config)
 
     def run_epoch(epoch: int) -> None:
         for user_B, item_BN in batches(epoch):
@@ -88,7 +80,7 @@ def fit(
 
     @torch.no_grad()
     def score(user_B: Tensor) -> Tensor:
-        return model.user_UD[user_B.to(device)] @ model.item_ID.T
+        return model.user_UD[user_B.to(data.device)] @ model.item_ID.T
 
-    fit_epochs(model, run_epoch, score, config, valid)
+    fit_epochs(model, run_epoch, score, config, data.valid)
     return score

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import Valid, fit_epochs, pointwise_loss, square_norms, training_batches
+from fedecider.baselines.fitting import Pooled, fit_epochs, pointwise_loss, square_norms, training_batches
 from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences
+from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import derive_seed
 from fedecider.search_space import OneOf, Real, Space
 
@@ -88,26 +88,17 @@ class MlpScorer(nn.Module):
         return torch.cat([self.rest(user_BH[:, None] + item_1IH)[..., 0] for user_BH in slices])
 
 
-def fit(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: NcfConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit(data: Pooled, config: NcfConfig) -> ScoreUsers:
     """Adam on the mean of BCE(MLP([p_u, q_i])) + weight_decay (|p_u|^2 + |q_i|^2) over train pairs and negatives.
 
     Differs from the paper: the MLP alone, as in FedNCF, without the matrix-factorisation half of NeuMF (no better on
     ML-100K); weight decay; no pre-training.
     """
     with torch.random.fork_rng():  # layers take no generator
-        torch.manual_seed(derive_seed(seed, "init"))
-        model = MlpScorer(len(sequences), num_items, config).to(device)
+        torch.manual_seed(derive_seed(data.seed, "init"))
+        model = MlpScorer(len(data.sequences), data.num_items, config).to(data.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    batches = training_batches(sequences, num_items, protocol, config, seed=seed, device=device)
+    batches = training_batches(data, config)
 
     def run_epoch(epoch: int) -> None:
         for user_B, item_BN in batches(epoch):
@@ -118,7 +109,7 @@ def fit(
             optimizer.step()
 
     def score(user_B: Tensor) -> Tensor:
-        return model.catalogue(user_B.to(device))
+        return model.catalogue(user_B.to(data.device))
 
-    fit_epochs(model, run_epoch, score, config, valid)
+    fit_epochs(model, run_epoch, score, config, data.valid)
     return score

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedecider.baselines.fitting import Valid, fit_epochs
+from fedecider.baselines.fitting import Pooled, fit_epochs
 from fedecider.bounds import Depth, NotNegative, OneOrMore, Positive, ShareBelow1, Width, dataclass
-from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, histories, train_parts
+from fedecider.evaluation.protocols import ScoreUsers, Sequences, histories, train_parts
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.search_space import OneOf, Real, Space, Whole
@@ -251,26 +251,18 @@ def run_epoch(
     return float(torch.stack(losses).mean())
 
 
-def train(
-    sequences: Sequences,
-    num_items: int,
-    config: SasrecConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-    extra: Sequences = (),
-    start_ID: Tensor | None = None,
-) -> Sasrec:
-    """The model trained on the train parts of ``sequences`` and on all events of the public ``extra``.
+def train(data: Pooled, config: SasrecConfig, extra: Sequences = (), start_ID: Tensor | None = None) -> Sasrec:
+    """The model trained on the train parts of the histories and on all events of the public ``extra``.
 
     ``valid`` chooses the epoch. Order, dropout and initial values depend on the seed and the epoch number only.
     ``start_ID``: what the item table starts from instead of noise, one row of length 1 per item, and is
     trained on. Length 1 is better on validation than 0.5 and than the length of noise (three Amazon domains, texts).
     ``ValueError`` when it has not the shape of the table.
     """
-    data = training_sequences(sequences, num_items, extra, config.max_length)
-    item_SL, length_S = data[0].to(device), data[1].to(device)
+    sequences, num_items, _, seed, device, valid = data
+    item_SL, length_S = (
+        packed.to(device) for packed in training_sequences(sequences, num_items, extra, config.max_length)
+    )
     model = start_model(num_items, config, seed, start_ID).to(device)
     optimizer = make_optimizer(model, config)
 
@@ -297,16 +289,7 @@ def scores(model: Sasrec, sequences: Sequences, split: str = "valid") -> ScoreUs
     return score
 
 
-def fit(
-    sequences: Sequences,
-    num_items: int,
-    protocol: Protocol,
-    config: SasrecConfig,
-    *,
-    seed: int,
-    device: str = "cpu",
-    valid: Valid | None = None,
-) -> ScoreUsers:
+def fit(data: Pooled, config: SasrecConfig) -> ScoreUsers:
     """Adam on the softmax cross-entropy of every next item, scored after the TRAIN part for both splits.
 
     So do the rows beside which it stands (:mod:`fedecider.baselines.fitted_counts`); where the validation item is known
@@ -316,4 +299,4 @@ def fit(
     Differs from the paper: cross-entropy over the catalogue instead of binary cross-entropy against one negative;
     keys and values are normalised as the queries are; no dropout inside the feed-forward layer; two heads by default.
     """
-    return scores(train(sequences, num_items, config, seed=seed, device=device, valid=valid), sequences)
+    return scores(train(data, config), data.sequences)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedecider.baselines.fitting import validation_ndcg
+from fedecider.baselines.fitting import Pooled, validation_ndcg
 from fedecider.baselines.own import own_positions
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
 from fedecider.comparison.cells import KeptCell, kept_cell
@@ -92,16 +92,9 @@ def _cell(shared: Shared, domain: Domain, config: SasrecConfig, seed: int, start
     protocol, device = get_protocol(shared.protocol), shared.device
 
     def trained(folder: Path) -> tuple[dict[str, float], dict[str, Tensor]]:
-        model = train(
-            sequences,
-            num_items,
-            config,
-            seed=seed,
-            device=device,
-            valid=validation_ndcg(sequences, num_items, protocol),
-            extra=domain.public.sequences,
-            start_ID=None if start is None else start.vector_ID,
-        )
+        valid = validation_ndcg(sequences, num_items, protocol)
+        data = Pooled(sequences, num_items, protocol, seed, device, valid)
+        model = train(data, config, domain.public.sequences, None if start is None else start.vector_ID)
         ranked = {
             split: rank_held_out(scores(model, sequences, split), sequences, num_items, split, protocol)
             for split in ("valid", "test")

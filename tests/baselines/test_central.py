@@ -33,7 +33,7 @@ TRAINED = ("mf", "ncf", "lightgcn")
 def fitted(name, sequences, num_items, protocol=STRICT, seed=3, valid=None, **changes):
     baseline = BASELINES[name]
     config = baseline.config(**{**SMALL.get(name, {}), **changes})
-    return baseline.fit(sequences, num_items, protocol, config, seed=seed, valid=valid)
+    return baseline.fit(fitting.Pooled(sequences, num_items, protocol, seed, valid=valid), config)
 
 
 def checkerboard(num_users=40, num_items=30):
@@ -127,12 +127,12 @@ def test_lightgcn_propagation_by_hand():
 def test_lightgcn_steps_equal_autograd_through_the_propagation():
     sequences, num_items = checkerboard(6, 12)
     config = lightgcn.LightgcnConfig(embedding_size=3, num_epochs=3, batch_size=16, weight_decay=0.1)
-    found = lightgcn.fit(sequences, num_items, STRICT, config, seed=5)(torch.arange(6))
+    found = lightgcn.fit(fitting.Pooled(sequences, num_items, seed=5), config)(torch.arange(6))
     model = MatrixFactors(6, num_items, 3, stream(5, "init"))
     graph = torch.from_numpy(normalised(fitting.train_matrix(sequences, num_items)).toarray()).float()
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     for epoch in range(3):
-        for user_B, item_BN in fitting.training_batches(sequences, num_items, STRICT, config, seed=5)(epoch):
+        for user_B, item_BN in fitting.training_batches(fitting.Pooled(sequences, num_items, seed=5), config)(epoch):
             user, item = propagate(graph, graph.T, (model.user_UD, model.item_ID), 2)
             gap = (user[user_B] * (item[item_BN[:, 0]] - item[item_BN[:, 1]])).sum(1)
             norms = model.user_UD[user_B].square().sum(1).mean() + model.item_ID[item_BN].square().sum(2).mean()
@@ -221,7 +221,9 @@ def test_strict_negatives_may_be_held_out_items_and_paper_negatives_never_are():
     for protocol in (STRICT, PAPER):
         pairs = set()
         for epoch in range(20):
-            for user_B, item_BN in fitting.training_batches(sequences, num_items, protocol, config, seed=0)(epoch):
+            for user_B, item_BN in fitting.training_batches(fitting.Pooled(sequences, num_items, protocol), config)(
+                epoch
+            ):
                 assert item_BN.shape[1] == 5
                 for user, items in zip(user_B.tolist(), item_BN.tolist(), strict=True):
                     assert items[0] in sequences[user][:-2]
@@ -243,7 +245,7 @@ def test_negatives_are_uniform_over_the_complement_and_fresh_each_epoch():
     count_I = torch.bincount(draws, minlength=10).double()
     assert count_I[3] == 0
     assert ((count_I[[0, 1, 2, 4, 5, 6, 7, 8, 9]] - 10_000).abs() < 5 * math.sqrt(10_000 * 8 / 9)).all()
-    epochs = fitting.training_batches(sequences, num_items, STRICT, MfConfig(), seed=0)
+    epochs = fitting.training_batches(fitting.Pooled(sequences, num_items), MfConfig())
     first, second = (torch.cat([item_BN for _, item_BN in epochs(epoch)]) for epoch in (0, 1))
     assert sorted(first[:, 0].tolist()) == sorted(second[:, 0].tolist()) == [0, 3, 4, 9]  # each distinct pair once
     assert not torch.equal(first, second)

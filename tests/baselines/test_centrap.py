@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from fedecider.baselines.centrap import AdditiveTables, CentrapConfig, centrap_loss, fit
-from fedecider.baselines.fitting import validation_ndcg
-from fedecider.evaluation.protocols import STRICT
+from fedecider.baselines.fitting import Pooled, validation_ndcg
 
 SETTINGS = {"embedding_size": 8, "learning_rate": 3e-2, "num_epochs": 12, "batch_size": 60, "num_negatives": 2}
 
@@ -45,5 +44,5 @@ def test_only_rows_of_the_batch_have_gradients():
 def test_it_finds_the_checkerboard():
     sequences = checkerboard()
     valid = validation_ndcg(sequences, 12)
-    score = fit(sequences, 12, STRICT, CentrapConfig(**SETTINGS), seed=0, valid=valid)
+    score = fit(Pooled(sequences, 12, valid=valid), CentrapConfig(**SETTINGS))
     assert valid(score) > 0.75  # the two held-out items share the first two places; chance is 0.34

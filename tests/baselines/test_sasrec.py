@@ -7,9 +7,10 @@ import torch
 from torch.nn import functional
 
 from fedecider.baselines import sasrec
+from fedecider.baselines.fitting import Pooled
 from fedecider.baselines.sasrec import Sasrec, SasrecConfig, backward_next_items, fit, pack, scores, train
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
+from fedecider.evaluation.protocols import PROTOCOLS, rank_held_out
 
 SMALL = {"embedding_size": 8, "max_length": 6, "batch_size": 4, "num_epochs": 2}
 SEQUENCES = [[0, 3, 5, 1, 7, 2], [4, 2, 6, 0, 1], [8, 1, 0, 2, 5, 3, 4, 6, 7], [5, 4, 3]]
@@ -113,7 +114,7 @@ def test_train_parts_and_whole_public_sequences_are_learnt_from_the_newest_event
 def test_learns_a_pattern_that_needs_two_events():
     sequences = counting(60)
     config = SasrecConfig(embedding_size=16, dropout=0.1, learning_rate=0.01, batch_size=30, num_epochs=60)
-    model = train(sequences, 30, config, seed=0)
+    model = train(Pooled(sequences, 30), config)
     for split in ("valid", "test"):
         positions = rank_held_out(scores(model, sequences, split), sequences, 30, split)
         assert mean_metrics(positions, (1,))["hit@1"] > 0.95
@@ -122,42 +123,42 @@ def test_learns_a_pattern_that_needs_two_events():
 def test_held_out_items_do_not_train_and_the_validation_item_is_context_of_the_test():
     config = SasrecConfig(**SMALL)
     changed = [[*SEQUENCES[0][:-2], 8, 6], *SEQUENCES[1:]]
-    one, other = (train(sequences, 9, config, seed=3) for sequences in (SEQUENCES, changed))
+    one, other = (train(Pooled(sequences, 9, seed=3), config) for sequences in (SEQUENCES, changed))
     assert torch.equal(one.item_ID, other.item_ID)
     assert torch.equal(scores(one, SEQUENCES)(USERS), scores(other, changed)(USERS))
     test = [scores(one, sequences, "test")(USERS) for sequences in (SEQUENCES, changed)]
     assert test[0].eq(test[1]).all(1).tolist() == [False, True, True, True]
     last = [[*sequence[:-1], 0] for sequence in SEQUENCES]
     assert torch.equal(test[0], scores(one, last, "test")(USERS))
-    seen = train([[*SEQUENCES[0][:-3], 8, 7, 2], *SEQUENCES[1:]], 9, config, seed=3)  # a train event does
+    seen = train(Pooled([[*SEQUENCES[0][:-3], 8, 7, 2], *SEQUENCES[1:]], 9, seed=3), config)  # a train event does
     assert not torch.equal(one.item_ID, seen.item_ID)
 
 
 def test_scores_depend_on_the_seed_and_not_on_the_protocol_or_the_callers_generator():
     config = SasrecConfig(**SMALL)
-    first = fit(SEQUENCES, 9, STRICT, config, seed=3)(USERS)
+    first = fit(Pooled(SEQUENCES, 9, seed=3), config)(USERS)
     torch.manual_seed(99)
     expected = torch.rand(1)
     torch.manual_seed(99)
-    again = fit(SEQUENCES, 9, PROTOCOLS["paper"], config, seed=3)
+    again = fit(Pooled(SEQUENCES, 9, PROTOCOLS["paper"], 3), config)
     assert torch.equal(torch.rand(1), expected)
     assert torch.equal(first, again(USERS))
     torch.testing.assert_close(again(torch.tensor([3, 1])), first[[3, 1]], rtol=1e-4, atol=1e-6)
-    assert not torch.equal(first, fit(SEQUENCES, 9, STRICT, config, seed=4)(USERS))
+    assert not torch.equal(first, fit(Pooled(SEQUENCES, 9, seed=4), config)(USERS))
 
 
 def test_a_start_from_vectors_is_trained_on():
     start_ID = torch.nn.functional.normalize(torch.randn(9, 8, generator=torch.Generator().manual_seed(1)), dim=1)
     config = SasrecConfig(**{**SMALL, "embedding_size": 8, "num_epochs": 1, "learning_rate": 1e-9})
-    still = train(SEQUENCES, 9, config, seed=3, start_ID=start_ID)
+    still = train(Pooled(SEQUENCES, 9, seed=3), config, start_ID=start_ID)
     torch.testing.assert_close(still.item_ID.data, start_ID, rtol=0, atol=1e-5)
-    plain = train(SEQUENCES, 9, config, seed=3)
+    plain = train(Pooled(SEQUENCES, 9, seed=3), config)
     torch.testing.assert_close(still.position_LD, plain.position_LD, rtol=0, atol=1e-6)  # all else starts as it did
     config = SasrecConfig(**{**SMALL, "embedding_size": 8})
-    moved = train(SEQUENCES, 9, config, seed=3, start_ID=start_ID)
+    moved = train(Pooled(SEQUENCES, 9, seed=3), config, start_ID=start_ID)
     assert (moved.item_ID - start_ID).abs().max() > 1e-3
     with pytest.raises(ValueError, match=r"got item vectors of the shape \(9, 7\), expected \(9, 8\)"):
-        train(SEQUENCES, 9, config, seed=3, start_ID=start_ID[:, :7])
+        train(Pooled(SEQUENCES, 9, seed=3), config, start_ID=start_ID[:, :7])
 
 
 def test_the_best_validated_epoch_is_kept_and_patience_ends_training():
@@ -169,11 +170,11 @@ def test_the_best_validated_epoch_is_kept_and_patience_ends_training():
         return next(figures)
 
     changes = {**SMALL, "num_epochs": 9, "validate_every": 2, "patience": 2}
-    score = fit(SEQUENCES, 9, STRICT, SasrecConfig(**changes), seed=3, valid=valid)
+    score = fit(Pooled(SEQUENCES, 9, seed=3, valid=valid), SasrecConfig(**changes))
     assert len(calls) == 4  # after epochs 2, 4, 6, 8
-    after_4 = fit(SEQUENCES, 9, STRICT, SasrecConfig(**{**changes, "num_epochs": 4}), seed=3)
+    after_4 = fit(Pooled(SEQUENCES, 9, seed=3), SasrecConfig(**{**changes, "num_epochs": 4}))
     assert torch.equal(score(USERS), after_4(USERS))
     assert not torch.equal(score(USERS), calls[-1])
     odd = SasrecConfig(**{**changes, "num_epochs": 3})  # the last turn is short
     once = SasrecConfig(**{**changes, "num_epochs": 3, "validate_every": 1})
-    assert torch.equal(*(fit(SEQUENCES, 9, STRICT, c, seed=3)(USERS) for c in (odd, once)))
+    assert torch.equal(*(fit(Pooled(SEQUENCES, 9, seed=3), c)(USERS) for c in (odd, once)))

@@ -13,8 +13,8 @@ from embedding_fr.methods.fedease import METHOD, FedeaseConfig, fedease
 from embedding_fr.methods.fednear import client_scales, train_items
 from fedecider.baselines import ease
 from fedecider.baselines.ease import mirror
-from fedecider.baselines.fitting import train_matrix
-from fedecider.evaluation.protocols import PROTOCOLS, STRICT, rank_held_out
+from fedecider.baselines.fitting import Pooled, train_matrix
+from fedecider.evaluation.protocols import PROTOCOLS, rank_held_out
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.secure_rounds import KEYS, SHARES, UNMASKING
 from fedecider.federation.state import Parameters
@@ -70,7 +70,7 @@ def test_it_equals_centralised_ease(protocol, secure):
     federated = method(federation, regularisation=7.0, secure=secure)
     state, _ = run(federated, population, 2, block_clients=6)
     assert torch.equal(state.server["weights"], ease.ease_weights(central_gram(sequences, num_items), 7.0).float())
-    score = ease.fit(sequences, num_items, STRICT, ease.EaseConfig(7.0), seed=0)
+    score = ease.fit(Pooled(sequences, num_items), ease.EaseConfig(7.0))
     for split in ("valid", "test"):
         found = torch.cat(evaluate(federated, state.last, "global", split, blocks(population)))
         shared = PROTOCOLS[protocol]
@@ -193,9 +193,7 @@ def test_ml_100k(data_root):
     federated = method(toy_federation(num_clients=943, num_items=num_items))
     state, records = run(federated, population, 2, block_clients=64)
     found = torch.cat(evaluate(federated, Parameters(2, state.server, {}), "global", "test", blocks(population, 64)))
-    expected = rank_held_out(
-        ease.fit(sequences, num_items, STRICT, ease.EaseConfig(), seed=0), sequences, num_items, "test"
-    )
+    expected = rank_held_out(ease.fit(Pooled(sequences, num_items), ease.EaseConfig()), sequences, num_items, "test")
     assert (found != expected).sum() <= 2  # float32 in the download
     metrics = mean_metrics(found)
     assert metrics["hit@10"] == pytest.approx(0.140, abs=0.002)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedecider.baselines.fitting import Pooled
 from fedecider.baselines.sasrec import train
 from fedecider.id_based.fedsasrec import FedsasrecConfig, fedsasrec
 from fedecider.testing.bench import differing, updated
@@ -22,7 +23,7 @@ def centralised(name, config, num_epochs, seed=0, valid=None):
     sequences = [list(items) for items in HISTORIES[name].values()]
     settings = replace(config.model, num_epochs=num_epochs, validate_every=config.local_epochs, patience=99)
     public = [list(items) for items in PUBLIC[catalogue].values()]
-    model = train(sequences, ITEMS[catalogue], settings, seed=seed, extra=public, valid=valid)
+    model = train(Pooled(sequences, ITEMS[catalogue], seed=seed, valid=valid), settings, public)
     return {parameter: tensor.detach() for parameter, tensor in model.named_parameters()}
 
 

@@ -32,18 +32,17 @@ def ratings(tmp_path_factory):
     """40 users over 90 items."""
     folder = tmp_path_factory.mktemp("raw")
     generator = stream(1, "csv")
-    with (folder / "toy.csv").open("w") as file:
+    with (folder / "ratings.dat").open("w") as file:
         writer = csv.writer(file)
-        writer.writerow(["user", "item", "time"])
         for user in range(40):
             items = torch.randperm(90, generator=generator)[: 6 + user % 5].tolist()
-            writer.writerows((f"u{user}", f"i{item:03d}", time) for time, item in enumerate(items))
+            writer.writerows((f"u{user}", f"i{item:03d}", 5, time) for time, item in enumerate(items))
     return folder
 
 
 @pytest.fixture
 def data(ratings):
-    return ["--dataset", "toy", "--source", "csv", "--raw", ratings, "--time_column", "time", "--num_threads", 1]
+    return ["--dataset", "toy", "--source", "amazon_ratings", "--raw", ratings, "--num_threads", 1]
 
 
 FAST = ["--local_epochs", 2, "--embedding_size", 4]
@@ -134,8 +133,8 @@ def test_what_cannot_be_audited_is_told(data, ratings, tmp_path, capsys):
     assert "no run in" in refused(tmp_path / "nowhere")
     other = tmp_path / "other"
     other.mkdir()
-    lines = (ratings / "toy.csv").read_text().splitlines()
-    (other / "toy.csv").write_text("\n".join(lines[:-1]) + "\n")
+    lines = (ratings / "ratings.dat").read_text().splitlines()
+    (other / "ratings.dat").write_text("\n".join(lines[:-1]) + "\n")
     assert "got other data than those of" in refused(run, "--data", other)
     assert script("audit", "--run", run, "--data", shutil.copytree(ratings, tmp_path / "moved")) == 0
     capsys.readouterr()

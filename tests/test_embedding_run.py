@@ -255,15 +255,12 @@ def test_some_rounds_are_validated_and_the_same_is_trained(data, tmp_path):
     ],
 )
 def test_a_method_that_uses_order_warns_of_data_without_one(times, expected, tmp_path):
-    with (tmp_path / "toy.csv").open("w") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "time"])
+    with (tmp_path / "ratings.dat").open("w") as file:
         for user in range(12):
             items = torch.randperm(30, generator=stream(user, "items"))[:8].tolist()
-            writer.writerows(
-                (f"u{user}", f"i{item}", times(place) if times else "") for place, item in enumerate(items)
-            )
-    words = ["--dataset", "toy", "--source", "csv", "--raw", tmp_path, *(["--time_column", "time"] if times else [])]
+            rows = [(user, item, 5, times(place)) if times else (user, item, 5) for place, item in enumerate(items)]
+            csv.writer(file, delimiter="," if times else " ").writerows(rows)
+    words = ["--dataset", "toy", "--source", "amazon_ratings" if times else "filmtrust", "--raw", tmp_path]
     for method in ("fednear", "fedease"):
         assert federate("--method", method, *words, "--output", tmp_path / method) == 0
         notes = (tmp_path / method / "results.md").read_text()
@@ -366,19 +363,19 @@ def test_bad_files_and_too_many_negatives_end_with_code_2(data, ratings, tmp_pat
     assert not (tmp_path / "run").exists()
     broken = tmp_path / "raw"
     broken.mkdir()
-    (broken / "toy.csv").write_text("customer,item\n1,2\n")
-    words = ["--dataset", "toy", "--source", "csv", "--raw", broken]
+    (broken / "ratings.csv").write_text("customer,item\n1,2\n")
+    words = ["--dataset", "toy", "--source", "movielens", "--raw", broken]
     assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
-    assert "'user'" in capsys.readouterr().err
+    assert "'userId'" in capsys.readouterr().err
     lens = tmp_path / "ml-100k"
     lens.mkdir()
     (lens / "u.data").write_text("1\t10\t5\t100\n" + "1\tten\t5\t101\n" * 2000)
     words = ["--dataset", "ml-100k", "--raw", lens]
     assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
     printed = capsys.readouterr().err
-    assert re.search(r"more than \d+ bad lines, the last one at u.data:\d+: .*'ten'", printed)
-    (broken / "toy.csv").write_text("user,item\nu1,a\nu1,b\nu2,a\n")  # nothing is left to train on
-    words = ["--dataset", "toy", "--source", "csv", "--raw", broken, "--min_user_events", 1]
+    assert re.search(r"more than \d+ bad lines, the last one at u.data:\d+: .*ten", printed)
+    (broken / "ratings.dat").write_text("u1,a,5,1\nu1,b,5,2\nu2,a,5,1\n")  # nothing is left to train on
+    words = ["--dataset", "toy", "--source", "amazon_ratings", "--raw", broken, "--min_user_events", 1]
     assert federate("--method", "fedmf", *words, "--output", tmp_path / "other") == 2
     assert "0 user(s) and 0 item(s) are left; expected at least 2 of each" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
@@ -461,10 +458,10 @@ def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(d
 
 
 def test_the_best_test_round_stands_beside_the_last_one(ratings, tmp_path):
-    more = [f"y{user},i{(17 * user + 31 * place) % 400:03d},{place}" for user in range(40) for place in range(10)]
+    more = [f"y{user},i{(17 * user + 31 * place) % 400:03d},5,{place}" for user in range(40) for place in range(10)]
     large = tmp_path / "large"
     large.mkdir()
-    (large / "toy.csv").write_text((ratings / "toy.csv").read_text() + "\n".join([*more, ""]))
+    (large / "ratings.dat").write_text((ratings / "ratings.dat").read_text() + "\n".join([*more, ""]))
     words = ["--methods", "memoriser,fedmf,mf", *options_of(large), "--num_rounds", 20, "--tune", 1, "--seeds", 1]
     words += ["--protocol", "paper,isolated99", "--output", tmp_path / "board"]
     assert leaderboard(*words) == 0
@@ -497,10 +494,10 @@ def test_the_public_codes_settings_are_the_first_of_a_search(data, tmp_path, cap
 
 
 def test_a_leaderboard_that_the_data_do_not_allow_or_whose_rows_all_fail_ends_with_code_2(data, tmp_path, capsys):
-    seen = "".join(f"all,i{item:03d},{item}\n" for item in range(60))  # of 130 items
+    seen = "".join(f"all,i{item:03d},5,{item}\n" for item in range(60))  # of 130 items
     raw = tmp_path / "raw"
     raw.mkdir()
-    (raw / "toy.csv").write_text((Path(data[5]) / "toy.csv").read_text() + seen)
+    (raw / "ratings.dat").write_text((Path(data[5]) / "ratings.dat").read_text() + seen)
     words = ["--num_rounds", 1, "--seeds", 1, "--tune", 1, "--output", tmp_path / "board"]
     assert leaderboard("--methods", "fedmf,popularity", *data[:5], raw, *data[6:], *words) == 2
     printed = capsys.readouterr()

@@ -51,9 +51,9 @@ def installed(site, monkeypatch):
 
 @pytest.fixture
 def data(tmp_path):
-    lines = [f"u{u},i{(7 * u + 3 * n) % 20}" for u in range(9) for n in range(4 + u % 3)]
-    (tmp_path / "toy.csv").write_text("\n".join(["user,item", *lines, ""]))
-    return ["--dataset", "toy", "--source", "csv", "--raw", str(tmp_path), "--min_user_events", "3"]
+    lines = [f"u{u},i{(7 * u + 3 * n) % 20},5,{n}" for u in range(9) for n in range(4 + u % 3)]
+    (tmp_path / "ratings.dat").write_text("\n".join([*lines, ""]))
+    return ["--dataset", "toy", "--source", "amazon_ratings", "--raw", str(tmp_path), "--min_user_events", "3"]
 
 
 def cut_short(run, copy):

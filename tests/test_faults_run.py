@@ -98,13 +98,15 @@ def test_a_robust_mean_gives_another_model(playground, monkeypatch):
 def ratings(tmp_path_factory):
     """Twelve users over twenty items, keys that look like numbers."""
     folder = tmp_path_factory.mktemp("ratings")
-    rows = [f"{10 + user},i{(user * 3 + step * (1 + user % 3)) % 20},{step}" for user in range(12) for step in range(5)]
-    (folder / "toy.csv").write_text("user,item,time\n" + "\n".join(rows) + "\n")
+    rows = [
+        f"{10 + user},i{(user * 3 + step * (1 + user % 3)) % 20},5,{step}" for user in range(12) for step in range(5)
+    ]
+    (folder / "ratings.dat").write_text("\n".join(rows) + "\n")
     return folder
 
 
 def embedding(ratings, *words):
-    data = ["--dataset", "toy", "--source", "csv", "--raw", str(ratings), "--time_column", "time"]
+    data = ["--dataset", "toy", "--source", "amazon_ratings", "--raw", str(ratings)]
     small = ["--min_user_events", "1", "--min_item_events", "1", "--embedding_size", "4", "--num_rounds", "2"]
     return federate("--method", "fedmf", *data, *small, *words)
 

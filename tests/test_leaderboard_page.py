@@ -14,10 +14,12 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("page")
     raw = root / "raw"
     raw.mkdir()
-    rows = [f"u{user},i{(17 * user + 31 * place) % 300:03d}" for user in range(30) for place in range(10)]
-    (raw / "toy.csv").write_text("\n".join(["user,item", *rows, *(f"x,i{item:03d}" for item in range(0, 300, 20))]))
-    where = ["--work", root / "work", "--output", root / "page.md", "--chosen", root / "chosen", "--source", "csv"]
-    words = [str(word) for word in (*where, "--dataset", "toy", "--raw", raw, "--methods", ROWS, *ROUNDS)]
+    rows = [f"u{user},i{(17 * user + 31 * place) % 300:03d},5,{place}" for user in range(30) for place in range(10)]
+    (raw / "ratings.dat").write_text("\n".join([*rows, *(f"x,i{item:03d},5,{item}" for item in range(0, 300, 20))]))
+    where = ["--work", root / "work", "--output", root / "page.md", "--chosen", root / "chosen", "--source"]
+    words = [
+        str(word) for word in (*where, "amazon_ratings", "--dataset", "toy", "--raw", raw, "--methods", ROWS, *ROUNDS)
+    ]
     leaderboard.main([*words, "--tune", "4"])
     return root, words
 

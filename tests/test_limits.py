@@ -40,7 +40,7 @@ def federate(tmp_path, monkeypatch, capsys):
 
 
 def rows() -> str:
-    return "user,item\n" + "".join(f"u{u},i{(7 * u + 3 * n) % 20}\n" for u in range(9) for n in range(4 + u % 3))
+    return "".join(f"u{u},i{(7 * u + 3 * n) % 20},5,{n}\n" for u in range(9) for n in range(4 + u % 3))
 
 
 @pytest.mark.parametrize(
@@ -76,21 +76,22 @@ def test_sizes_of_the_llm_track(federate, words, message):
     ],
 )
 def test_sizes_of_the_embedding_track(federate, tmp_path, method, words, message):
-    (tmp_path / "toy.csv").write_text(rows())
-    data = ["--dataset", "toy", "--source", "csv", "--raw", tmp_path, "--min_user_events", 3]
+    (tmp_path / "ratings.dat").write_text(rows())
+    data = ["--dataset", "toy", "--source", "amazon_ratings", "--raw", tmp_path, "--min_user_events", 3]
     code, printed, left = federate("--method", method, *data, *words, "--output", "run")
     assert code == 2
     assert message in printed
     assert "Traceback" not in printed
-    assert left == ["toy.csv"]
+    assert left == ["ratings.dat"]
 
 
 def test_tables_that_do_not_fit_into_the_machine_are_refused(federate, tmp_path, monkeypatch):
-    (tmp_path / "toy.csv").write_text(rows())
-    data = ["--dataset", "toy", "--source", "csv", "--raw", tmp_path, "--min_user_events", 3, "--output", "run"]
+    (tmp_path / "ratings.dat").write_text(rows())
+    data = ["--dataset", "toy", "--source", "amazon_ratings", "--raw", tmp_path, "--min_user_events", 3]
+    data += ["--output", "run"]
     monkeypatch.setattr(setup, "device_bytes", lambda device: 30_000_000)
     code, printed, left = federate("--method", "fedmf", *data, "--embedding_size", 65536)
-    assert (code, left) == (2, ["toy.csv"])
+    assert (code, left) == (2, ["ratings.dat"])
     assert (
         "(embedding_size 65536, local_epochs 10, num_negatives 4, 9 users, 20 items), expected at most the 0.0 GB"
         in printed

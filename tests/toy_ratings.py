@@ -1,6 +1,5 @@
-"""A small csv of the cross-device track, and its command."""
+"""Small ratings for the cross-device track, and its command."""
 
-import csv
 import importlib.util
 import sys
 from pathlib import Path
@@ -21,15 +20,12 @@ def write_ratings(folder: Path) -> Path:
         taste = torch.randperm(65, generator=generator)[:8] * 2 + user % 2
         rows += [(f"u{user}", f"i{int(item):03d}", time) for time, item in enumerate(taste)]
     rows += [(f"x{item}", f"i{other:03d}", 0) for item in range(40) for other in range(item * 3, item * 3 + 10)]
-    with (folder / "toy.csv").open("w") as file:
-        writer = csv.writer(file)
-        writer.writerow(["user", "item", "time"])
-        writer.writerows(rows)
+    (folder / "ratings.dat").write_text("".join(f"{user},{item},5,{time}\n" for user, item, time in rows))
     return folder
 
 
 def options_of(ratings: Path) -> list[str]:
-    return ["--dataset", "toy", "--source", "csv", "--raw", str(ratings), "--time_column", "time"]
+    return ["--dataset", "toy", "--source", "amazon_ratings", "--raw", str(ratings)]
 
 
 def script(name: str):

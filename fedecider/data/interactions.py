@@ -29,6 +29,7 @@ from fedecider.evaluation.sequences import SequenceArray
 
 PREPARED = "prepared"
 """The source of domains that scripts/prepare_data.py wrote."""
+OWN_TABLE = "fedecider import {table} --company NAME --output data, then --source prepared --raw data --dataset NAME"
 
 
 class DataSet(NamedTuple):
@@ -97,7 +98,8 @@ class InteractionsConfig:
     """The data set: ml-100k, ml-1m, ml-latest-small, lastfm-2k, lastfm-2k-plays, filmtrust, amazon-instant-video or
     amazon-gift-cards; with source, a name of your own."""
     source: str = ""
-    """The reader of files of your own: movielens, amazon, csv, lists, prepared, ... It needs raw."""
+    """The reader of files of your own: movielens, amazon, lists, prepared, ... It needs raw. A table of your own
+    is imported first (fedecider import), and is prepared then."""
     raw: str = ""
     """The folder with the files. If empty, the place of the data set below FEDECIDER_DATA, ../shared/data or data."""
     min_user_events: ZeroOrMore | None = None
@@ -108,37 +110,16 @@ class InteractionsConfig:
     is dropped."""
     implicit_threshold: float | None = None
     """Events with a lower rating are dropped. If not given, all events are kept, as in the papers."""
-    user_column: str = "user"
-    """With source csv: the name of the column that holds the user."""
-    item_column: str = "item"
-    """With source csv: the name of the column that holds the item."""
-    rating_column: str = ""
-    """With source csv: the name of the column that holds the rating; empty if there is none."""
-    time_column: str = ""
-    """With source csv: the name of the column that holds the time in Unix seconds; empty if there is none, and the
-    rows of a user are in order."""
     max_bad_lines: ZeroOrMore = 100
     """So many unreadable lines of a file are skipped; one more is an error."""
 
     def __post_init__(self) -> None:
         _check_data_set(self)
-        if not self.user_column or not self.item_column:
-            raise ValueError("got no user_column or no item_column; expected the name of both columns")
-        named = [name for name in self.columns if name]
-        if len(set(named)) < len(named):
-            raise ValueError(f"got columns {named}; expected different ones for user, item, rating and time")
-        if self.columns != reading.Columns() and self.source != "csv":
-            raise ValueError(f"got columns {named} with source {self.source!r}; expected them with source csv only")
         if self.source == PREPARED and self.filters:
             raise ValueError(
                 f"got {', '.join(self.filters)} with source {PREPARED}; expected none, for prepared data are filtered "
                 "already. Prepare them again (--k_core, --min_length, --min_rating of scripts/prepare_data.py)."
             )
-
-    @property
-    def columns(self) -> reading.Columns:
-        """The columns of a csv."""
-        return reading.Columns(self.user_column, self.item_column, self.rating_column, self.time_column)
 
     @property
     def filters(self) -> list[str]:
@@ -166,6 +147,10 @@ def _check_data_set(config: InteractionsConfig) -> None:
                 "For files of your own, give --source and --raw."
             )
         return
+    if config.source == "csv":
+        raise ValueError(
+            f"got source csv; expected a table to be imported first: {OWN_TABLE.format(table='TABLE.csv')}"
+        )
     if config.source not in SOURCES and config.source != PREPARED:
         raise ValueError(f"got source {config.source!r}; expected one of {sorted([*SOURCES, PREPARED])}")
     if name in DATASETS:
@@ -263,7 +248,6 @@ def _from_files(config: InteractionsConfig, log: reading.Log) -> Interactions:
         max_bad_lines=config.max_bad_lines,
         duplicate_items="first",  # titles are for the reader of a report only
         texts_required=False,
-        columns=config.columns,
         log=log,
     )
     raw = SOURCES[plan.source](folder, plan.domain or config.dataset, options)
@@ -357,13 +341,11 @@ def _raw_card(raw: RawDomain, size: Size) -> dict[str, Any]:
 
 def _settings(config: InteractionsConfig, plan: DataSet, min_user: int, min_item: int) -> dict[str, Any]:
     """What shaped the data; no paths, so that the card does not depend on where things lie."""
-    columns = {f"{name}_column": value for name, value in config.columns._asdict().items()}
     return {
         "source": plan.source,
         "min_user_events": min_user,
         "min_item_events": min_item,
         "implicit_threshold": config.implicit_threshold,
-        **(columns if plan.source == "csv" else {}),
     }
 
 
@@ -377,8 +359,8 @@ def _order(events: reading.RawEvents) -> str:
 def _folder(config: InteractionsConfig, plan: DataSet) -> Path:
     folder = Path(config.raw) if config.raw else data_root() / plan.folder
     if config.raw and folder.is_file():
-        own = f"--source {config.source or 'csv'} --raw {folder.parent} --dataset {folder.name.partition('.')[0]}"
-        raise ValueError(f"got raw {folder}, a file; expected its folder; of a table of your own {own}")
+        own = OWN_TABLE.format(table=folder)
+        raise ValueError(f"got raw {folder}, a file; expected its folder; of a table of your own: {own}")
     if not folder.is_dir():
         raise ValueError(
             f"data set {config.dataset!r}: there is no folder {folder}; expected its files in it. "

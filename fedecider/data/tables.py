@@ -15,6 +15,7 @@ import gzip
 import json
 import re
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -275,7 +276,7 @@ def open_table(table: Any, what: str, form: FileForm | None = None) -> Table:
     if not isinstance(table, str | Path):
         return _in_memory(table, what, connection)
     paths = _paths(Path(table), what)
-    kinds = sorted({_kind(path) for path in paths})
+    kinds = sorted({TEXT if form and form.header else _kind(path) for path in paths})
     if len(kinds) > 1:
         raise ValueError(f"got {table} with parts of the kinds {' and '.join(kinds)}, expected one kind")
     opened = Table(what, [], kinds[0], [], connection, paths, holder=tempfile.TemporaryDirectory())
@@ -286,7 +287,11 @@ def open_table(table: Any, what: str, form: FileForm | None = None) -> Table:
         opened.parts = [open_part(path, opened, form or FileForm()) for path in paths]
     except FileNotFoundError as error:
         raise ValueError(f"there is no file {error.filename} with the {what}, {EXPECTED}") from error
-    except (duckdb.Error, OSError, EOFError, UnicodeError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(
+            f"got {what} in {table}, a truncated or damaged gzip file ({error}), expected a whole one: get it again"
+        ) from error
+    except (duckdb.Error, OSError, UnicodeError) as error:
         told = " ".join(str(error).split())[:300]
         raise ValueError(f"cannot read the {what} in {table} ({told}), {EXPECTED}") from error
     opened.column_names = opened.parts[0].column_names
@@ -325,7 +330,7 @@ def _beginning(path: Path, what: str) -> bytes:
         look: bytes = file.read(LOOK_BYTES)
     if other := next((kind for magic, kind in OTHER_FORMATS.items() if look.startswith(magic)), ""):
         raise ValueError(f"{path} is {other}, {EXPECTED}. Unpack it first, or give it the name of what it is.")
-    if not look.strip():
+    if not look.lstrip(codecs.BOM_UTF8).strip():
         raise ValueError(f"got the empty file {path} as {what}, expected a line of names and one row each")
     return look
 
@@ -462,19 +467,21 @@ def _json(path: Path, table: Table, form: FileForm) -> _Part:
             table.notes.append(f"{table.what}: {path.name}: lines are Python's dicts, no JSON")
         elif look.startswith(b"{"):
             style = "unstructured"
-    options = f"format = {literal(style)}, maximum_object_size = {max(MAX_LINE_BYTES, _size(path))}"
+    options = f"format = {literal(style)}, compression = '{_compression(name)}'"
+    options += f", maximum_object_size = {max(MAX_LINE_BYTES, _size(path))}"
     options += ", ignore_errors = true" if style == "newline_delimited" else ""
     call = f"read_json_objects({literal(str(name))}, {options})"
     return _of_records(path, f"SELECT json AS record, row_number() OVER () AS number FROM {call}", table)
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size * (20 if _is_gzip(path) else 1)
+    return path.stat().st_size * (20 if _compression(path) == "gzip" else 1)
 
 
-def _is_gzip(path: Path) -> bool:
+def _compression(path: Path) -> str:
+    """By the first bytes, as in `_binary`."""
     with open(path, "rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+        return "gzip" if file.read(2) == b"\x1f\x8b" else "none"
 
 
 def _loads(line: bytes, load: Callable[[str], Any]) -> Any:
@@ -589,7 +596,7 @@ def _text(path: Path, table: Table, form: FileForm) -> _Part:
     if encoding not in ("utf-8", "utf-8-sig"):
         name = _decoded(path, table, encoding)
     with _binary(name) as file:
-        text = codecs.getincrementaldecoder("utf-8")().decode(file.read(LOOK_BYTES)).removeprefix("\ufeff")
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(file.read(LOOK_BYTES)).removeprefix("\ufeff")
     lines = text.splitlines()[: -1 if len(text) >= LOOK_BYTES // 4 else None] or [text]
     found = _found(path, table, lines, form)
     num_lines, num_blank = _count_lines(name)
@@ -625,7 +632,8 @@ def _read_csv(path: Path, form: _Form, sampled: bool = False) -> str:
     return (
         f"read_csv({literal(str(path))}, auto_detect = false, header = false, columns = {{{columns}}}, "
         f"delim = {literal(form.delimiter)}, quote = {quote}, escape = {escape}, skip = {form.skip}, "
-        f"max_line_size = {MAX_LINE_BYTES}, strict_mode = {'true' if form.quoting else 'false'}, {rest})"
+        f"compression = '{_compression(path)}', max_line_size = {MAX_LINE_BYTES}, "
+        f"strict_mode = {'true' if form.quoting else 'false'}, {rest})"
     )
 
 
@@ -691,11 +699,17 @@ def _delimiter(path: Path, given: str | None, lines: list[str]) -> tuple[str, in
 
 def _count_lines(path: Path) -> tuple[int, int]:
     """Lines of a file, and how many of them are blank; a file with lone carriage returns has none of its own."""
-    num_lines, num_blank, last = 0, 0, b"\n"
+    num_lines, num_blank, last, length = 0, 0, b"\n", 0
     with _binary(path) as file:
         while piece := file.read(1 << 22):
-            num_lines += piece.count(b"\n")
-            num_blank += len(re.findall(rb"(?<=\n)\r?\n", last + piece))
+            length = len(piece) - piece.rfind(b"\n") - 1 if (found := piece.count(b"\n")) else length + len(piece)
+            if length > MAX_LINE_BYTES:
+                raise ValueError(
+                    f"{path}: line {num_lines + found + 1} has more than {MAX_LINE_BYTES:,} bytes, expected less"
+                )
+            num_lines += found
+            if last == b"\n" or b"\n\n" in piece or b"\n\r\n" in piece:
+                num_blank += len(re.findall(rb"(?<=\n)\r?\n", last + piece))
             last = piece[-1:]
     return num_lines + (last != b"\n"), num_blank
 
@@ -743,13 +757,14 @@ def _encoding(path: Path, table: Table, look: bytes, given: str | None) -> str:
         )
     decoder, number = codecs.getincrementaldecoder("utf-8")(), 0
     with _binary(path) as file:
-        for line in iter(lambda: file.readlines(1 << 22), []):
-            piece = b"".join(line)
+        for piece in iter(lambda: file.read(1 << 22), b""):
+            pending = len(decoder.getstate()[0])
             try:
                 decoder.decode(piece)
             except UnicodeDecodeError as error:
-                return _eight_bits(path, table, piece, number + piece.count(b"\n", 0, error.start) + 1, error.start)
-            number += len(line)
+                place = max(0, error.start - pending)
+                return _eight_bits(path, table, piece, number + piece.count(b"\n", 0, place) + 1, place)
+            number += piece.count(b"\n")
     return "utf-8"
 
 

@@ -10,7 +10,6 @@ from fedecider.data.dropped import Size
 from fedecider.data.interactions import InteractionsConfig, load_interactions
 from fedecider.data.prepare import PrepareConfig, prepare
 from fedecider.data.readers import SOURCES, ReadOptions
-from fedecider.data.readers.reading import Columns
 
 RATED = ReadOptions(min_rating=3)
 LOW = {"rating below min_rating": {"events": 1}}
@@ -20,11 +19,6 @@ LOW = {"rating below min_rating": {"events": 1}}
 FILES = {
     "filmtrust": ({"ratings.txt": ["1 1 4", "1 2 2", " ", "1 x 4"]}, RATED, LOW),
     "amazon_ratings": ({"ratings.dat": ["A,B,4,9", "A,C,2,9", "", "A,C"]}, RATED, LOW),
-    "csv": (
-        {"d.csv": ["user,item,stars", "a,1,4", "a,2,2", "", "a,,4"]},
-        RATED._replace(columns=Columns(rating="stars")),
-        LOW,
-    ),
     "lists": (
         {"train.txt": ["0 1", "1", "", "2 x"], "val.txt": ["0 7"]},
         ReadOptions(),

@@ -29,12 +29,10 @@ ROWS = [  # user, item, stars, time
 
 @pytest.fixture
 def shop(write):
-    """shop(rows) -> settings that read them from a csv."""
+    """shop(rows) -> settings that read them: Amazon's form has all four columns."""
 
     def settings(rows=ROWS, **others):
-        folder = write("shop.csv", ["who,what,stars,when", *rows]).parent
-        names = {"user_column": "who", "item_column": "what", "rating_column": "stars", "time_column": "when"}
-        return InteractionsConfig("shop", "csv", str(folder), **{**names, **others})
+        return InteractionsConfig("shop", "amazon_ratings", str(write("ratings.dat", rows).parent), **others)
 
     return settings
 
@@ -60,9 +58,9 @@ def test_filters_order_and_card_by_hand(shop, tmp_path):
         "repeats": {"users": 0, "items": 0, "events": 3},
         TOO_SHORT: {"users": 1, "items": 0, "events": 2},
     }
-    assert card["raw"]["files"] == {"shop.csv": file_sha256(tmp_path / "shop.csv")}
+    assert card["raw"]["files"] == {"ratings.dat": file_sha256(tmp_path / "ratings.dat")}
     assert (card["raw"]["users"], card["raw"]["items"], card["raw"]["events"]) == (4, 6, 15)
-    assert card["raw"]["bad_lines"] == {"count": 1, "examples": ["shop.csv:17: no user or no item"]}
+    assert card["raw"]["bad_lines"] == {"count": 1, "examples": ["ratings.dat:16: no item in 'u1,,4,1'"]}
     assert card["order"] == "time, ties in file order"
     assert card["settings"]["min_user_events"] == 3
     assert str(tmp_path) not in str(card)
@@ -86,12 +84,14 @@ def test_thresholds(shop):
     assert data.sequences == [[0, 1, 2, 3], [1, 2, 3]]
     with pytest.raises(ValueError, match="0 user"):
         load_interactions(shop(min_user_events=99))
-    with pytest.raises(ValueError, match=r"no events in .*shop.csv.*implicit_threshold"):
+    with pytest.raises(ValueError, match=r"no events in .*ratings.dat.*implicit_threshold"):
         load_interactions(shop(implicit_threshold=6))
 
 
-def test_without_times_the_file_gives_the_order(shop):
-    data = load_interactions(shop(time_column=""))
+def test_without_times_the_file_gives_the_order(write):
+    numbers = str.maketrans("abcdez", "123459")
+    rows = [row.rpartition(",")[0].removeprefix("u").translate(numbers).replace(",", " ") for row in ROWS]
+    data = load_interactions(InteractionsConfig("shop", "filmtrust", str(write("ratings.txt", rows).parent)))
     assert data.sequences == [[0, 1, 2, 3], [2, 4, 3, 1]]
     assert data.timestamps is None
     assert (data.card["order"], data.card["tied_last_two_share"]) == ("file order", None)
@@ -102,11 +102,11 @@ def test_without_times_the_file_gives_the_order(shop):
 def test_the_same_events_in_two_formats_and_any_row_order(write, tmp_path):
     dice = random.Random(5)
     events = [(u, i, dice.randrange(10**6)) for u in range(6) for i in dice.sample(range(20), 4 + u)]
-    csv = InteractionsConfig("mine", "csv", str(tmp_path), time_column="t")
+    csv = InteractionsConfig("mine", "amazon_ratings", str(tmp_path))
     loaded = []
     for _ in range(2):
         dice.shuffle(events)
-        write("mine.csv", ["user,item,t", *(f"mine-{u},{i},{t}" for u, i, t in events)])
+        write("ratings.dat", [f"mine-{u},{i},4,{t}" for u, i, t in events])
         loaded.append(load_interactions(csv))
     write("u.data", [f"{u}\t{i}\t4\t{t}" for u, i, t in events])
     loaded.append(load_interactions(InteractionsConfig("mine", "movielens", str(tmp_path))))
@@ -152,7 +152,7 @@ def test_known_data_set_below_the_data_root(write, tmp_path, monkeypatch):
     given = str(tmp_path / "filmtrust" / "ratings.txt")
     with pytest.raises(
         ValueError,
-        match=r"ratings.txt, a file; expected its folder; .* --source csv --raw .*filmtrust --dataset ratings$",
+        match=r"ratings.txt, a file; expected its folder; .*: fedecider import .*ratings.txt .*--source prepared",
     ):
         load_interactions(InteractionsConfig("filmtrust", raw=given))
     expected = r"'filmtrust': there is no folder .*nowhere.*Fetch ratings\.txt of https://.*Set FEDECIDER_DATA .*--raw"
@@ -207,15 +207,13 @@ def test_prepared_clients_with_the_whole_catalogue(packed, tmp_path):
     [
         ({"dataset": "netflix"}, r"dataset 'netflix'; expected one of \['amazon-gift-cards', .*'ml-100k'.*--source"),
         ({"dataset": "mine", "source": "excel", "raw": "x"}, r"source 'excel'; expected one of .*'prepared'"),
-        ({"source": "csv", "raw": "x"}, "source 'csv' for the known data set 'ml-100k'"),
-        ({"dataset": "mine", "source": "csv"}, "without raw"),
-        ({"dataset": "../mine", "source": "csv", "raw": "x"}, "dataset '../mine'; expected letters"),
+        ({"source": "lists", "raw": "x"}, "source 'lists' for the known data set 'ml-100k'"),
+        ({"dataset": "mine", "source": "lists"}, "without raw"),
+        ({"dataset": "../mine", "source": "lists", "raw": "x"}, "dataset '../mine'; expected letters"),
+        ({"dataset": "mine", "source": "csv", "raw": "x"}, "source csv; .*fedecider import TABLE.csv .*prepared"),
         ({"min_user_events": -1}, "min_user_events -1"),
         ({"min_item_events": -2}, "min_item_events -2"),
         ({"max_bad_lines": -1}, "max_bad_lines -1"),
-        ({"dataset": "mine", "source": "csv", "raw": "x", "user_column": ""}, "no user_column"),
-        ({"dataset": "mine", "source": "csv", "raw": "x", "item_column": "user"}, "expected different ones"),
-        ({"rating_column": "stars"}, "with source csv only"),
         ({"dataset": "m", "source": "prepared", "raw": "x", "min_item_events": 2}, "min_item_events with .*prepared"),
     ],
 )

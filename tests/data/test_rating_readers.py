@@ -7,7 +7,6 @@ import pytest
 
 from fedecider.data.prepare import PrepareConfig
 from fedecider.data.readers import SOURCES, WITHOUT_TEXTS, ReadOptions
-from fedecider.data.readers.reading import Columns
 
 OPTIONS = ReadOptions()
 DAY = 86_400
@@ -55,7 +54,7 @@ def test_lastfm_plays(write, tmp_path):
     raw = SOURCES["lastfm_plays"](tmp_path, "music", ReadOptions(min_rating=8))
     assert events_of(raw) == [("music-2", "51", -1)]
     assert raw.events.dropped.counts == {"rating below min_rating": {"events": 1}}
-    assert raw.files[0].bad_lines == ["user_artists.dat:4: weight is 'many', expected a finite number"]
+    assert raw.files[0].bad_lines == ["user_artists.dat:4: no rating in '2\\t53\\tmany'"]
 
 
 @pytest.mark.parametrize("name", ["ratings.txt", "ratings.dat"])
@@ -75,7 +74,7 @@ def test_amazon_ratings(write, tmp_path):
     assert events_of(raw) == [("A1", "B0", 1198195200)]
     assert raw.events.dropped.counts == {"rating below min_rating": {"events": 1}}
     assert raw.files[0].num_bad == 3
-    assert raw.files[0].bad_lines[0] == "ratings.dat.gz:3: no user or no item"
+    assert raw.files[0].bad_lines[0] == "ratings.dat.gz:3: no user in ',B1,2.0,9'"
 
 
 def test_lists(write, tmp_path):
@@ -96,35 +95,6 @@ def test_lists(write, tmp_path):
     assert [file.path.name for file in raw.files] == ["train.txt", "valid.txt.gz", "test.txt"]
     with pytest.raises(ValueError, match="no ratings"):
         SOURCES["lists"](tmp_path, "shop", ReadOptions(min_rating=1))
-
-
-def test_csv_columns(write, tmp_path):
-    rows = ["who,what,stars,when,note", "ann,x,4,100.0,", 'bo,"y, z",2,50,"""q"""', "bo,,3,60,", "bo,x,3,soon,", "bo,x"]
-    write("shop.csv.gz", rows)
-    options = ReadOptions(columns=Columns("who", "what", "stars", "when"))
-    raw = SOURCES["csv"](tmp_path, "shop", options)
-    assert events_of(raw) == [("ann", "x", 100), ("bo", "y, z", 50)]
-    assert raw.files[0].bad_lines == [
-        "shop.csv.gz:4: no user or no item",
-        "shop.csv.gz:5: time is 'soon', expected Unix seconds, such as 1617235200",
-        "shop.csv.gz:6: 2 columns, expected 5",
-    ]
-    assert len(events_of(SOURCES["csv"](tmp_path, "shop", options._replace(min_rating=3)))) == 1
-    # Without rating and time the two are not looked at.
-    plain = ReadOptions(columns=Columns("who", "what"))
-    assert [event[2] for event in events_of(SOURCES["csv"](tmp_path, "shop", plain))] == [-1, -1, -1]
-    with pytest.raises(ValueError, match="no ratings"):
-        SOURCES["csv"](tmp_path, "shop", plain._replace(min_rating=3))
-    write("tabs.tsv", ["user\titem", "ann\tp,q"])
-    assert events_of(SOURCES["csv"](tmp_path, "tabs", OPTIONS)) == [("ann", "p,q", -1)]
-
-
-def test_csv_without_a_column_or_a_file(write, tmp_path):
-    write("shop.csv", ["uid,item", "ann,x"])
-    with pytest.raises(ValueError, match=r"has no column \['user'\]; expected the columns .* Give --user_column"):
-        SOURCES["csv"](tmp_path, "shop", OPTIONS)
-    with pytest.raises(ValueError, match=r"no table of 'toys' in .*toys.csv or toys.tsv.*found shop.csv"):
-        SOURCES["csv"](tmp_path, "toys", OPTIONS)
 
 
 @pytest.mark.parametrize("source", sorted(WITHOUT_TEXTS))

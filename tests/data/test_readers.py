@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from fedecider.data.readers import SOURCES, ReadOptions
-from fedecider.data.readers.goodreads import parse_time
 from fedecider.data.readers.reading import DEFAULT_TEXT_FIELDS, clean, display_title, item_text
 
 OPTIONS = ReadOptions()
@@ -79,18 +78,18 @@ def test_goodreads(write, tmp_path):
     assert rated.events.dropped.counts["rating below min_rating"] == {"events": 1}
 
 
-def test_goodreads_dates():
-    assert parse_time("Thu Jan 01 00:00:00 +0000 1970") == 0
-    assert parse_time("Sat Nov 30 14:18:37 -0800 2013") == 1385849917  # 22:18:37 UTC
-    assert parse_time("Sun Dec 01 03:48:37 +0530 2013") == 1385849917
-    for wrong in (
-        "",
-        "Sat Nov 31 14:18:37 -0800 2013",
-        "Wed Dec 31 23:00:00 +0000 1969",
-        "Sat Foo 30 1:1:1 -0800 2013",
-    ):
-        with pytest.raises(ValueError):
-            parse_time(wrong)
+def test_goodreads_dates(write, tmp_path):
+    dates = {  # the second and the third are 22:18:37 UTC
+        "Thu Jan 01 00:00:00 +0000 1970": 0,
+        "Sat Nov 30 14:18:37 -0800 2013": 1385849917,
+        "Sun Dec 01 03:48:37 +0530 2013": 1385849917,
+    }
+    wrong = ["", "Sat Nov 31 14:18:37 -0800 2013", "Wed Dec 31 23:00:00 +0000 1969", "Sat Foo 30 1:1:1 -0800 2013"]
+    write("goodreads_interactions_poetry.json", [goodreads_event("u", "1", date=date) for date in [*dates, *wrong]])
+    write("goodreads_books_poetry.json", [{"book_id": "1", "title": "T"}])
+    raw = SOURCES["goodreads"](tmp_path, "poetry", OPTIONS)
+    assert [event[2] for event in events_of(raw)] == list(dates.values())
+    assert [example.split(": ")[0][-1] for example in raw.files[0].bad_lines] == list("4567")
 
 
 def review(user, asin, time, overall=5.0):
@@ -115,7 +114,8 @@ def test_amazon_2018(write, tmp_path):
     raw = SOURCES["amazon"](tmp_path, "gift_cards", OPTIONS)
     assert events_of(raw) == [("A", "B1", 200), ("A", "B2", 100)]
     assert raw.files[0].num_bad == 2
-    assert "Gift_Cards_5.json.gz:4: timestamp -5 is not in Unix seconds" in raw.files[0].bad_lines
+    assert raw.files[0].bad_lines[0] == "Gift_Cards_5.json.gz:3: no JSON object in '{bad'"
+    assert raw.files[0].bad_lines[1].startswith("Gift_Cards_5.json.gz:4: no time in '{")
     catalogue = raw.read_catalogue({"B1", "B2"})
     assert (catalogue.num_same, catalogue.num_different) == (1, 0)
     assert catalogue.items["B1"] == {
@@ -186,7 +186,7 @@ def test_movielens_csv(write, tmp_path):
     )
     raw = SOURCES["movielens"](tmp_path, "films", ReadOptions(min_rating=3))
     assert events_of(raw) == [("films-1", "32", 1260759145)]
-    assert raw.files[0].bad_lines == ["ratings.csv:3: 2 columns, expected 4"]
+    assert raw.files[0].bad_lines == ["ratings.csv:3: not 4 columns in '1,31'"]
     items = raw.read_catalogue({"31", "32"}).items
     assert items["31"] == {"title": "Net, The (1995)", "genres": "Action, Crime"}
     assert items["32"]["genres"] == ""
@@ -239,7 +239,7 @@ def test_packed_interactions(write, tmp_path):
     raw = SOURCES["packed"](tmp_path, "games", OPTIONS)
     assert events_of(raw) == [("u", "games:1", -1), ("u", "B7", 1514160000)]
     assert raw.events.order_E.tolist() == [1, 0]
-    assert raw.files[0].bad_lines == ["interactions.csv.gz:5: no user"]
+    assert raw.files[0].bad_lines == ["interactions.csv.gz:5: no user in 'games,,0,0,4,5'"]
     items = raw.read_catalogue({"games:1"}).items
     assert display_title(items["games:1"]) == "dice set"
     with pytest.raises(ValueError, match="min_rating"):

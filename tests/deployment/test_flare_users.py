@@ -12,11 +12,9 @@ from fedecider.deployment.commands import public_project
 from fedecider.deployment.project import read_project
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROWS = "user,item\n" + "".join(
-    f"u{user},i{(7 * user + 3 * n) % 20}\n" for user in range(9) for n in range(4 + user % 3)
-)
-WORDS = "--method pfedrec --dataset toy --source csv --raw raw --min_user_events 3 --num_rounds 2 --num_threads 1"
-TOY = WORDS.split()
+ROWS = "".join(f"u{user},i{(7 * user + 3 * n) % 20},5,{n}\n" for user in range(9) for n in range(4 + user % 3))
+DATA = ("--dataset", "toy", "--source", "amazon_ratings", "--raw", "raw", "--min_user_events", "3")
+TOY = ("--method", "pfedrec", *DATA, "--num_rounds", "2", "--num_threads", "1")
 NEEDS = "needs nvflare: pip install '.[deploy]'"
 
 
@@ -29,7 +27,7 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "toy.csv").write_text(ROWS)
+    (tmp_path / "raw" / "ratings.dat").write_text(ROWS)
     return tmp_path
 
 
@@ -42,7 +40,10 @@ def toy(monkeypatch, tmp_path):
         (("simulate", *TOY, "--sites", "2", "--secure_sum", "true", "--output", "run"), "got secure_sum true"),
         (("simulate", *TOY, "--sites", "2", "--num_negatives", "90", "--output", "run"), "got num_negatives 90"),
         (("simulate", *TOY, "--sites", "2", "--output", "raw"), "which is not empty"),
-        (("provision", *TOY, "--sites", "2", "--host", "h", "--output", "run"), "got source 'csv', expected prepared"),
+        (
+            ("provision", *TOY, "--sites", "2", "--host", "h", "--output", "run"),
+            "expected prepared",
+        ),
     ],
 )
 def test_bad_commands_are_one_line(words, message, toy, capsys):

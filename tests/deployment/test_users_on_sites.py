@@ -43,7 +43,7 @@ HOSTS = {"north": [1, 4, 6], "south": [0, 3], "west": [2, 5]}
 
 
 def settings_of(name, words=""):
-    data = "--dataset toy --source csv --raw raw"
+    data = "--dataset toy --source amazon_ratings --raw raw"
     return parse_settings(["--method", name, *f"{data} {SMALL} {words}".split()])
 
 

@@ -28,9 +28,7 @@ RAW = {
         + "".join(f"games,{u},{p},{i},4,{100 + p}\n" for u, items in USERS.items() for p, i in enumerate(items))
     ).encode(),
 }
-TABLE = b"user,item,time\n" + b"".join(
-    f"{u},i{i},{p}\n".encode() for u, items in USERS.items() for p, i in enumerate(items)
-)
+TABLE = b"".join(f"{u},i{i},5,{p}\n".encode() for u, items in USERS.items() for p, i in enumerate(items))
 AMAZON = b"".join(
     json.dumps({"reviewerID": u, "asin": f"B{i}", "overall": 5.0, "unixReviewTime": 100 + p}).encode() + b"\n"
     for u, items in USERS.items()
@@ -87,8 +85,8 @@ def test_packed_values(tmp_path, name, value):
 @given(damaged(TABLE))
 @fixed(50)
 def test_tables_of_ratings(tmp_path, blob):
-    (tmp_path / "toy.csv").write_bytes(blob)
-    words = {"dataset": "toy", "source": "csv", "raw": str(tmp_path), "time_column": "time"}
+    (tmp_path / "ratings.dat").write_bytes(blob)
+    words = {"dataset": "toy", "source": "amazon_ratings", "raw": str(tmp_path)}
     told(lambda: load_interactions(InteractionsConfig(**words), log=lambda text: None))
 
 
@@ -184,7 +182,7 @@ import resource, sys
 sys.path[:0] = [{repository!r}]
 from pathlib import Path
 from fedecider.data.readers import SOURCES, ReadOptions
-resource.setrlimit(resource.RLIMIT_AS, (int(open("/proc/self/statm").read().split()[0]) * 4096 + (192 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (int(open("/proc/self/statm").read().split()[0]) * 4096 + (1 << 30),) * 2)
 try:
     SOURCES["packed"](Path({folder!r}), "games", ReadOptions())
 except ValueError as error:
@@ -195,7 +193,7 @@ except ValueError as error:
 def test_a_line_of_a_gigabyte_in_a_megabyte(tmp_path):
     folder = write_raw(tmp_path / "raw")
     with gzip.open(folder / "interactions.csv.gz", "wb", compresslevel=1) as file:
-        for _ in range(400):
+        for _ in range(1600):
             file.write(b"a" * (1 << 20))
     (folder / "interactions.csv").unlink()
     program = BOMB.format(repository=str(REPOSITORY), folder=str(folder))

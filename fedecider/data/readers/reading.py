@@ -6,22 +6,18 @@ Shape legend: E events, in file order.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import html
-import json
 import logging
-import math
 import re
 import sys
 import time
 import zlib
 from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -177,145 +173,8 @@ def describe_bad_lines(files: Iterable[RawFile]) -> dict[str, Any]:
     }
 
 
-Record = TypeVar("Record")
 SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a character outside the basic plane: JSON can spell it alone, UTF-8 cannot."""
-_BAD_LINE = (
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    SyntaxError,
-    RecursionError,
-    MemoryError,
-)
-"""What parsing a broken or hostile line may raise."""
-
-
-def read_records(file: RawFile, parse: Callable[[bytes], Record]) -> Iterator[Record]:
-    """``parse`` of each line; a line on which it raises is counted as bad and skipped."""
-    for number, line in file.lines():
-        try:
-            record = parse(line)
-        except _BAD_LINE as error:
-            file.add_bad_line(number, _short(error))
-            continue
-        yield record
-
-
-def json_object(line: bytes) -> dict[str, Any]:
-    """The JSON object of one line; ``ValueError`` for anything else."""
-    value = json.loads(line)
-    if type(value) is not dict:
-        raise ValueError(f"got a JSON {type(value).__name__}, expected an object")
-    return value
-
-
-def text_field(record: dict[str, Any], name: str) -> str:
-    """A non-empty text of ``record``; an integer is taken as its digits. ``KeyError`` / ``ValueError`` otherwise."""
-    value = record[name]
-    if type(value) is int:
-        return str(value)
-    if type(value) is not str or not value:
-        raise ValueError(f"field {name!r} is {value!r}, expected a text")
-    # A key that cannot be written as UTF-8 would fail only at the end, when the tables are saved.
-    if not value.isascii() and SURROGATE.search(value):
-        raise ValueError(f"field {name!r} is {value!r}, expected a text without halves of a character")
-    return value
-
-
-def whole_number(value: Any, name: str) -> int:
-    """``value`` (number or digits) as a whole number of 64 bits; ``ValueError`` otherwise."""
-    try:
-        number = int(value)
-    except (ValueError, TypeError, OverflowError):
-        number = None
-    if number is None or not -(1 << 63) <= number < 1 << 63 or (type(value) is float and number != value):
-        raise ValueError(f"{name} is {value!r}, expected a whole number of at most 64 bits")
-    return number
-
-
-def finite_number(value: Any, name: str) -> float:
-    """``value`` (number or text) as a finite float; ``ValueError`` otherwise."""
-    try:
-        number = float(value)
-    except (ValueError, TypeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{name} is {value!r}, expected a finite number")
-    return number
-
-
-def read_csv(
-    file: RawFile,
-    columns: Iterable[str],
-    parse: Callable[[dict[str, str]], Record],
-    delimiter: str = ",",
-    quoting: bool = True,
-    expected: str = "the original file",
-) -> Iterator[Record]:
-    """``parse`` of each row as {column: text}; the header must hold ``columns``; UTF-8 text, else Latin-1.
-
-    Every line is a row: no format read here has line breaks in its fields, and so a stray quote costs one line, which
-    is counted as bad, and not all rows up to the next quote. Without ``quoting``, quotes are ordinary characters.
-    """
-    header: list[str] | None = None
-    for number, line in file.lines():
-        try:
-            row = _split(decode(line), delimiter, quoting)
-        except csv.Error as error:
-            file.add_bad_line(number, f"quotes: {_short(error)}")
-            continue
-        if header is None:
-            header = row
-            _check_header(file.path, header, columns, expected)
-            continue
-        if len(row) != len(header):
-            file.add_bad_line(number, f"{len(row)} columns, expected {len(header)}")
-            continue
-        try:
-            record = parse(dict(zip(header, row, strict=True)))
-        except _BAD_LINE as error:
-            file.add_bad_line(number, _short(error))
-            continue
-        yield record
-
-
-def _check_header(path: Path, header: list[str], columns: Iterable[str], expected: str) -> None:
-    """``ValueError`` when a column is missing, or a name stands twice: it could not be told which one is meant."""
-    missing = [name for name in columns if name not in header]
-    if missing:
-        raise ValueError(f"{path}: header {header} has no column {missing}; expected {expected}.")
-    twice = sorted(name for name, count in Counter(header).items() if name and count > 1)
-    if twice:
-        raise ValueError(
-            f"{path}: header {header} has more than one column {twice}; expected each name once. "
-            "Rename or remove the columns that are not meant."
-        )
-
-
-def decode(line: bytes) -> str:
-    """UTF-8 where it is valid, else Latin-1 (MovieLens wrote Latin-1 up to ml-1m and UTF-8 after it)."""
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError:
-        return line.decode("latin-1")
-
-
-def _split(line: str, delimiter: str, quoting: bool) -> list[str]:
-    line = line.rstrip("\r\n")
-    if not quoting or '"' not in line:
-        return line.split(delimiter)
-    return next(csv.reader((line,), delimiter=delimiter, strict=True))  # strict: an open quote is an error
-
-
-def _short(error: BaseException) -> str:
-    if isinstance(error, KeyError):
-        return f"no field {error}"
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
-
 
 ItemFields = dict[str, str]
 """Clean one-line texts of one item by field name; "title" is empty where unknown."""
@@ -339,25 +198,7 @@ OTHER_TEXT_FIELDS = ("year", "price", "sales_rank")
 MICROSECONDS = 1_000_000
 MAX_TIME = 1 << 33
 """Unix seconds end here (the year 2242)."""
-NUM_SHELVES = 5
-NO_ITEMS = "users listed without items"
 BELOW_RATING = "rating below min_rating"
-_STATES = (
-    "to-read currently-reading read favorites favourites owned owned-books books-i-own i-own kindle ebook ebooks "
-    "library my-books my-library default all-time-favorites did-not-finish dnf abandoned wish-list to-buy re-read "
-    "reviewed own book-club audiobook audiobooks audio favorite-books maybe home-library"
-)
-STATE_SHELVES = frozenset(_STATES.split())
-"""Shelves of book readers that say what was done with a book, not what it is about."""
-
-
-class Columns(NamedTuple):
-    """Which columns of a csv hold what; "" for what is not there."""
-
-    user: str = "user"
-    item: str = "item"
-    rating: str = ""
-    time: str = ""
 
 
 class ReadOptions(NamedTuple):
@@ -371,8 +212,6 @@ class ReadOptions(NamedTuple):
     """An item key that occurs twice: "error", or "first" keeps the first one."""
     texts_required: bool = True
     """A missing file of item texts is an error; False: the items have no texts then (MovieLens and Last.fm)."""
-    columns: Columns = Columns()
-    """Columns of source csv."""
     log: Log | None = None
     """Hears every few seconds how far a file is read."""
 
@@ -551,7 +390,7 @@ def collect_items(
     wanted: Collection[str],
     options: ReadOptions,
     path: Path,
-    allow_same: bool = False,
+    allow_same: bool = True,
     keep_unused: bool = False,
 ) -> ItemRecords:
     """The wanted items of a stream of (key, fields), and if asked the others apart.

@@ -185,12 +185,13 @@ class Purchases:
         """
         table, reading = source.table, self.reading
         extra = {name: f"p{place}" for place, name in enumerate(_extra_columns(source))}
-        num_rows = table.load({**source.columns, **{ours: name for name, ours in extra.items()}})
+        columns = {**source.columns, **{ours: name for name, ours in extra.items()}}
+        num_rows = table.load(columns, _plain_columns(source, extra))
         reading.add_table(table, num_rows)
         if not num_rows:
             raise ValueError(f"got no {source.what}, expected one row for each")
         dropped = Dropped()
-        _normalise(source, extra)
+        _complete(source, extra)
         if kept := keep_rows(table, source.options.counted, extra):
             dropped.add(NOT_KEPT, events=kept)
         ask_about_states(table, source.options.counted, extra)
@@ -458,23 +459,23 @@ def cleaned(column: str, kind: str) -> str:
     return f"nullif(trim({text}), '')"
 
 
-def _normalise(source: Source, extra: Mapping[str, str]) -> None:
-    """Keys without what programs add; blank customers and times of an order's further lines are those of its others."""
-    columns, table = source.columns, source.table
-    named = ["rowid AS row"]
-    for role in columns:
+def _plain_columns(source: Source, extra: Mapping[str, str]) -> str:
+    """SQL of the columns: keys without what programs add, numbers beside their texts, and the number of the row."""
+    named = ["row_number() OVER () - 1 AS row"]
+    for role in source.columns:
+        column = quoted(role)
         if role in KEYS:
-            text = cleaned(quoted(role), table.kind)
+            named.append(f"{cleaned(column, source.table.kind)} AS {column}")
         elif role in ("quantity", "rating"):
-            named.append(f"{quoted(role)} AS {role}_text")
-            text = _number(quoted(role))
-            role = "amount" if role == "quantity" else role
+            named += [f"{column} AS {role}_text", f"{_number(column)} AS {'amount' if role == 'quantity' else role}"]
         else:
-            text = f"trim({quoted(role)})"
-        named.append(f"{text} AS {quoted(role)}")
-    table.query(
-        f"CREATE OR REPLACE TEMP TABLE rows AS SELECT {', '.join([*named, *map(quoted, extra.values())])} FROM rows"
-    )
+            named.append(f"trim({column}) AS {column}")
+    return ", ".join([*named, *map(quoted, extra.values())])
+
+
+def _complete(source: Source, extra: Mapping[str, str]) -> None:
+    """Blank customers and times of an order's further lines are those of its others; mail addresses know no case."""
+    columns, table = source.columns, source.table
     if "order" in columns:
         blank = [role for role in ("user", "company", "time") if role in columns]
         others = [*blank, *extra.values()]

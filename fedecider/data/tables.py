@@ -110,8 +110,10 @@ class Table:
     holder: Any = None
     """Keeps temporary files and the tables in memory."""
 
-    def load(self, columns: Mapping[str, str]) -> int:
+    def load(self, columns: Mapping[str, str], wanted: str = "*") -> int:
         """Read columns, ours -> theirs, as text (empty text is NULL) into ``rows``; the number of rows.
+
+        ``wanted``: SQL of what is kept of them.
 
         Raises:
             ValueError: the file cannot be read, or two columns have a name that is asked for.
@@ -126,7 +128,7 @@ class Table:
                     f"{missing[0]!r} among them, as in {self.parts[0].path}"
                 )
             pieces.append(part.select(columns))
-        self._execute(f"CREATE OR REPLACE TEMP TABLE rows AS {' UNION ALL '.join(pieces)}")
+        self._execute(f"CREATE OR REPLACE TEMP TABLE rows AS SELECT {wanted} FROM ({' UNION ALL '.join(pieces)})")
         self.bad, self.examples = Counter(), []
         self._count_rejected()
         if self.kind == JSON:

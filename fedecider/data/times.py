@@ -88,7 +88,7 @@ class TimeForm(NamedTuple):
         if self.form == ISO:
             colon = rf"regexp_replace({column}, ' ?([+-]\d\d):?(\d\d)$', '\1:\2')"  # -0500
             parsed = f"epoch_us(coalesce(TRY_CAST({column} AS TIMESTAMPTZ), TRY_CAST({colon} AS TIMESTAMPTZ)))"
-            return f"CASE WHEN {column} SIMILAR TO '[0-9.,]+' THEN NULL ELSE {parsed} END"
+            return parsed
         parsed = f"epoch_us(try_strptime({column}, {literal(self.form)}))"
         if self.form in LENGTH_OF:
             text = rf"regexp_replace({column}, '\.0+$', '')"
@@ -140,7 +140,9 @@ def find_form(table: Table, column: str, name: str) -> TimeForm:
         ValueError: it holds no times, or times that can be read in two ways.
     """
     step = max(1, int(table.value("SELECT count(*) FROM rows")) // NUM_LOOKED_AT)
-    values = f"(SELECT {column} AS value FROM rows WHERE rowid % {step} = 0 AND {column} IS NOT NULL)"
+    looked_at = f"SELECT {column} AS value FROM rows WHERE rowid % {step} = 0 AND {column} IS NOT NULL"
+    table.query(f"CREATE OR REPLACE TEMP TABLE looked_at AS {looked_at}")
+    values = "looked_at"
     fits = _fits(table, values)
     num_values = int(table.value(f"SELECT count(*) FROM {values}"))
     if not num_values:

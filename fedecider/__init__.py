@@ -16,6 +16,7 @@ _PLACES = {
     "FederatedData": "fedecider.data.federated",
     "open_prepared": "fedecider.data.federated",
     "sample": "fedecider.data.federated",
+    "match": "fedecider.data.matching",
     "federate": "fedecider.api",
     "compare": "fedecider.api",
     "load": "fedecider.api",

@@ -12,6 +12,7 @@ COMMANDS = {
     "prepare": "read the original files of a data set and write prepared domains",
     "import": "read own tables of events and items, say what came in and what did not, and write prepared domains",
     "overlap": "what companies have in common before they join, from item keys under a keyed hash",
+    "match": "which items of companies are the same goods under other names, as a table to be corrected",
     "pretrain": "stage 1 alone: tokenizer, item IDs and backbone from the public pools",
     "distill": "stage 2 alone: the student of half depth",
     "federate": "train together, with any method of both tracks",

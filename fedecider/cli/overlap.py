@@ -97,10 +97,10 @@ def own_marks(config: OverlapConfig) -> tuple[str, Marks]:
             f"got {len(domains)} companies in {config.data}, expected one of them: --company {min(domains)}"
         )
     ((name, domain),) = domains.items()
-    return name, marks_of(domain, _secret(Path(config.secret_file)))
+    return name, marks_of(domain, secret_of(Path(config.secret_file)))
 
 
-def _secret(path: Path) -> bytes:
+def secret_of(path: Path) -> bytes:
     """The content of a file, without the ends of lines and the mark that editors put around it."""
     secret = path.read_bytes().removeprefix(b"\xef\xbb\xbf").strip()
     if len(secret) < LEAST_SECRET or len(set(secret)) < LEAST_KINDS:

@@ -99,8 +99,8 @@ def on_catalogue(new: Domain, old: Domain) -> Domain:
     Raises:
         ValueError: no client user is left.
     """
-    number_of = old.items.number_of
-    number_I = np.array([number_of.get(key, -1) for key in new.item_keys], np.int64)
+    number_of = {key: number for number, key in enumerate(old.own_keys)}
+    number_I = np.array([number_of.get(key, -1) for key in new.own_keys], np.int64)
 
     clients, public = new.clients.renumbered(number_I), new.public.renumbered(number_I)
     if not clients.users and new.clients.users:

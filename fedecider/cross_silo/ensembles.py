@@ -278,7 +278,7 @@ def own_counts(domain: Domain) -> Counts:
 def save_ensembles(ensembles: Ensembles, domains: Mapping[str, Domain], folder: RunFolder) -> None:
     """Write every client's ensemble into its own folder below private/."""
     for name, whole in ensembles.clients.items():
-        save_ensemble(whole, domains[name].item_keys, folder.private / name)
+        save_ensemble(whole, domains[name].own_keys, folder.private / name)
 
 
 def ensembles_data(ensembles: Ensembles) -> dict[str, Any]:

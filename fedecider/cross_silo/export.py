@@ -74,7 +74,7 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
     model.save(
         folder.adapters / name,
         SavedBase(folder.backbone, LOCAL_BACKBONE),
-        ItemTable(domain.item_keys, domain.titles, items.texts, items.token_ids, catalogue),
+        ItemTable(domain.own_keys, domain.titles, items.texts, items.token_ids, catalogue),
         Card(
             method=run.method.name,
             domain=name,

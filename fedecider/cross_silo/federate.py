@@ -17,7 +17,7 @@ from fedecider.cross_silo.ended import ended
 from fedecider.cross_silo.ensembles import reserved_labels
 from fedecider.cross_silo.feasibility import check_limits, check_uploads
 from fedecider.cross_silo.hyperparameter_selection import keep, select
-from fedecider.cross_silo.joining import ALONE, as_trained, overlap_data, trains_alone
+from fedecider.cross_silo.joining import ALONE, as_trained, check_matched, overlap_data, trains_alone
 from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, decided, make_recommender
 from fedecider.cross_silo.privacy import check_privacy, check_shared_noise, privacy_data
 from fedecider.cross_silo.results import write_results
@@ -72,6 +72,7 @@ def experiment_on(
     """A run on these data; ``artifacts`` gives the stages that it shares with others, ``state`` a start, ``why`` its
     protocol was taken."""
     hashes = check_federation(settings, domains)
+    check_matched(settings, clients_of(domains))
     check_own(clients_of(domains), reserved_labels(settings.run.method))
     names, overlap = list(by_catalogue(clients_of(domains))), overlap_data(settings, domains)
     prepare = partial(_prepare, settings, artifacts, overlap, state)

@@ -19,6 +19,7 @@ from fedecider.cross_silo.hyperparameter_selection import choices as selectable
 from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain, Events, clients_of
+from fedecider.data.matching import unmatched
 from fedecider.data.overlap import overlap_of, overlap_sentences, own_sentence, unlike_keys
 from fedecider.data.sellers import once_each
 from fedecider.evaluation.metrics import user_metrics
@@ -97,6 +98,16 @@ def overlap_data(
         "pairs": [pair._asdict() for pair in overlap.pairs],
         "sentences": sentences,
     }
+
+
+def check_matched(settings: Settings, clients: Mapping[str, Domain]) -> None:
+    """``ValueError`` where companies sell the same goods and nobody has matched them."""
+    if not settings.run.different_goods and (said := unmatched(clients)):
+        raise ValueError(
+            f"{said}: nothing would be learnt of them together. Match them: fedecider match {settings.run.data} "
+            "--output pairs.csv, then --pairs pairs.csv --output matched, and train on matched; or say that they are "
+            "different goods: --different_goods true"
+        )
 
 
 def check_common(settings: Settings, overlap: Mapping[str, Any]) -> None:

@@ -144,6 +144,8 @@ class RunConfig:
         local_row: What every client would have alone: choose trains it beside the rounds, as many and as long, and
             keeps it where validation items like it clearly better (clients without a common item train alone only,
             where adapters are rows of items); show only shows it; off leaves it out.
+        different_goods: If true, companies with catalogues of their own sell different goods; else a run ends before
+            training where keys or titles say that many are the same and nobody has matched them (fedecider match).
         teacher_row: If true, the full-depth backbone is ranked without adapters as well, which costs about what ranking
             the test costs twice.
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
@@ -182,6 +184,7 @@ class RunConfig:
     secure_sum: bool = False
     update_scales: str = "0,0.25,0.5,0.75,1"
     local_row: Literal["choose", "show", "off"] = "choose"
+    different_goods: bool = False
     teacher_row: bool = True
     num_threads: Threads = 0
     protocol: str = "auto"

@@ -37,6 +37,8 @@ class Catalogue:
     titles: list[str]
     texts: list[str]
     """What the ID generator reads, such as ``title: ...; brand: ...``, lower case, one line."""
+    own_keys: list[str] | None = None
+    """What the company that sells them calls the items, where the same goods have other keys at others; None: keys."""
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -52,14 +54,15 @@ class Catalogue:
     def content_key(self) -> str:
         """Hexadecimal SHA-256 of all items, whatever the name."""
         digest = hashlib.sha256()
-        update_json(digest, (self.keys, self.titles, self.texts))
+        own = () if self.own_keys is None else (self.own_keys,)
+        update_json(digest, (self.keys, self.titles, self.texts, *own))
         return digest.hexdigest()
 
     def part(self, name: str, numbers: Iterable[int]) -> Catalogue:
         """The items ``numbers``, ascending, in the same words."""
         chosen = list(numbers)
-        columns = ([column[number] for number in chosen] for column in (self.keys, self.titles, self.texts))
-        return Catalogue(name, *columns)
+        columns = (self.keys, self.titles, self.texts, *(() if self.own_keys is None else (self.own_keys,)))
+        return Catalogue(name, *([column[number] for number in chosen] for column in columns))
 
 
 def union(name: str, parts: Sequence[Catalogue]) -> Catalogue:

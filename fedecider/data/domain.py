@@ -114,8 +114,13 @@ class Domain:
 
     @property
     def item_keys(self) -> list[str]:
-        """The keys of what it sells."""
+        """The keys of what it sells, by which other companies know it."""
         return self.items.keys
+
+    @property
+    def own_keys(self) -> list[str]:
+        """The keys of what it sells as its own tables have them."""
+        return self.items.keys if self.items.own_keys is None else self.items.own_keys
 
     @property
     def titles(self) -> list[str]:
@@ -154,6 +159,8 @@ class Domain:
             parts += [baskets] if (baskets := events.arrays().sequences.baskets) else []
         if self.catalogue.name != self.name:
             parts.append(self.catalogue.name)
+        if self.items.own_keys is not None:
+            parts.append(self.items.own_keys)
         update_json(digest, parts)
         return digest.hexdigest()
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedecider.data.columns import bare
-from fedecider.data.tables import Question, Table, literal, quoted
+from fedecider.data.tables import Table, literal, quoted
 
 NO_CUSTOMER = "rows without a customer"
 NOT_KEPT = "rows that do not count (keep)"
@@ -135,7 +135,7 @@ def ask_about_states(table: Table, keep: Mapping[str, Sequence[str]], column_of:
         ValueError: it does: which of its values count has to be said.
     """
     others = set(EVENT_WORDS["other"].split())
-    asked, proposal = [], dict[str, list[str]]()
+    asked = []
     for name, ours in column_of.items():
         if name in keep:
             continue
@@ -152,15 +152,11 @@ def ask_about_states(table: Table, keep: Mapping[str, Sequence[str]], column_of:
         if not (is_state or has_other or is_flag):
             continue
         shown = ", ".join(f"{value or 'blank'} ({num:,})" for value, num in counts[:8])
-        good = _good(values, is_flag and not has_other)
-        proposal[name] = good
-        words = f"{name}={','.join(good)}"
-        asked.append(f"{name!r} holds {shown}: --keep {repr(words) if ' ' in words else words}")
+        asked.append(f"{name!r} holds {shown}: {_proposal(name, values, is_flag and not has_other)}")
     if asked:
-        raise Question(
+        raise ValueError(
             f"got {table.what} with a column that may say which rows are purchases: {'; '.join(asked)}. Expected to be "
-            "told which values count (--keep, in Python keep={column: [values]}; column=* counts all)",
-            {"keep": {**keep, **proposal}},
+            f"told which values count (--keep, in Python keep={{column: [values]}}; column=* counts all)"
         )
 
 
@@ -169,12 +165,14 @@ def _is_flag(values: Sequence[str]) -> bool:
     return all(re.fullmatch(r"|0|1|true|false|yes|no|y|n|ja|nein|.*\d{4}.*\d.*", value.lower()) for value in values)
 
 
-def _good(values: Sequence[str], is_flag: bool) -> list[str]:
-    """The values that look like purchases."""
+def _proposal(name: str, values: Sequence[str], is_flag: bool) -> str:
     if is_flag:
-        return [value for value in values if value.lower() in ("", "0", "false", "no", "n", "nein")][:1]
+        off = next((value for value in values if value.lower() in ("", "0", "false", "no", "n", "nein")), "")
+        return f"--keep {name + '=' + off!r}" if " " in name else f"--keep {name}={off}"
     buys, others = (set(EVENT_WORDS[one].split()) for one in ("purchase", "other"))
-    return [value for value in values if bare(value) in buys] or [one for one in values if bare(one) not in others]
+    good = [value for value in values if bare(value) in buys] or [one for one in values if bare(one) not in others]
+    named = f"{name}={','.join(good)}"
+    return f"--keep {named!r}" if " " in named else f"--keep {named}"
 
 
 def leave_out_nobody(table: Table, nobody: Sequence[str] | None) -> tuple[int, str]:

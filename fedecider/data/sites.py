@@ -147,7 +147,7 @@ def own_users(events: Any, public: str | Path, client: str, output: str | Path |
     check_folder(output)
     asked, dropped = _site_tables(options, frozenset(OF_ITEMS)), Dropped()
     shared = load_domains(public, [client])[client]
-    clients, raw, odd = _users_of(events, shared.item_keys, frozenset(shared.public.users), asked, dropped)
+    clients, raw, odd = _users_of(events, shared.own_keys, frozenset(shared.public.users), asked, dropped)
     if len(clients.users) < 2:
         raise ValueError(
             f"got {len(clients.users)} users of {client} ({dropped}), expected at least 2 with {asked.min_length} "

@@ -194,6 +194,7 @@ def domain_tables(domain: Domain) -> dict[str, Any]:
             "key": pa.array(domain.item_keys, pa.string()),
             "title": pa.array(domain.titles, pa.string()),
             "text": pa.array(domain.item_texts, pa.string()),
+            **({} if domain.items.own_keys is None else {"own_key": pa.array(domain.own_keys, pa.string())}),
         }
     )
     events = {name: _events_table(domain.name, getattr(domain, name)) for name in USERS}
@@ -237,11 +238,11 @@ def _read(folder: Path) -> Domain:
         path = folder / file
         if not path.is_file() or file_sha256(path) != card["tables_sha256"].get(path.name):
             raise ValueError(f"{path} is missing or does not match its checksum in {CARD_FILE}. Prepare it again.")
-    items = _read_table(folder / "items.parquet", NewItem._fields).to_pydict()
+    items = _read_table(folder / "items.parquet", NewItem._fields, ("own_key",)).to_pydict()
     new = _read_table(folder / UNSOLD_FILE, NewItem._fields).to_pylist() if unsold else []
     return Domain(
         name=folder.name,
-        catalogue=Catalogue(card.get("catalogue", "") or folder.name, items["key"], items["title"], items["text"]),
+        catalogue=Catalogue(card.get("catalogue", "") or folder.name, *items.values()),
         clients=_events_of(folder, "clients", mapped),
         public=_events_of(folder, "public", mapped),
         card=card,

@@ -107,7 +107,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
         rows = {"": exported.positions(split)}
         if settings.run.ensemble.kind != "none" and private.is_dir():  # it may be shown without what is private in it
             kept = choices.get(task.name, {}).get("keeps", "joined")
-            whole = load_ensemble(private, domains[task.name].item_keys)
+            whole = load_ensemble(private, domains[task.name].own_keys)
             assert whole.beside_model is not None
             asked = (whole.knowledge, histories(task.sequences, split), held_out(task.sequences, split))
             label = with_ensemble(KEPT if kept != "joined" else settings.run.method)

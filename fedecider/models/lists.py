@@ -176,7 +176,7 @@ def _histories(domain: Domain, company: str) -> Histories:
     users, sequences, times = domain.clients.arrays()
     last = {} if times is None else dict(zip(users, times.last().tolist(), strict=True))
     known = {user: at for user, at in last.items() if at != UNKNOWN_TIME}
-    return Histories(users, domain.item_keys, sequences, known, False, len(domain.public.users))
+    return Histories(users, domain.own_keys, sequences, known, False, len(domain.public.users))
 
 
 def ordered_events(raw: RawEvents, baskets: bool) -> tuple[Sequences, SequenceArray]:

@@ -82,7 +82,8 @@ def federate(
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
     folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
     try:
-        plan = planned(data, method, config, folder, resume, settings, allow_long, minutes)
+        goes_on = {"resume": True} if resume and RunFolder(folder).record.is_file() else {}
+        plan = planned(data, method, config, folder, {**settings, **goes_on}, allow_long, minutes)
         with quiet(not progress), lent(baselines), plan as (track, parsed, chosen):
             if baselines and track.name != "llm":
                 raise ValueError(
@@ -103,7 +104,6 @@ def planned(
     method: Any,
     config: str | Path | Mapping[str, Any] | None,
     folder: Path,
-    resume: bool,
     settings: Mapping[str, Any],
     allow_long: bool = True,
     minutes: float = 0.0,
@@ -116,8 +116,6 @@ def planned(
     asked = (given or {}).get("method") if method is None else method
     with named(asked or METHOD) as (name, track):
         options: dict[str, Any] = {"output": str(folder), **({"method": name} if asked else {})}
-        if resume and RunFolder(folder).record.is_file():
-            options["resume"] = True
         options |= data_options(track, data, Path(settings.get("cache", CACHE)))
         options |= {name: str(value) if isinstance(value, Path) else value for name, value in nested(settings).items()}
         chosen = chosen_settings(track, options, given, allow_long, minutes)
@@ -187,7 +185,7 @@ def _is_finished(data: Any, method: Any, seed: int, place: Path, config: Any = N
     if not RunFolder(place).record.is_file():
         return False
     own = {name: value for name, value in settings.items() if name not in WATCHED}
-    with quiet(), planned(data, method, config, place, True, {"seed": seed, **own}) as (track, parsed, _):
+    with quiet(), planned(data, method, config, place, {"seed": seed, "resume": True, **own}) as (track, parsed, _):
         check_same_run(track, parsed)
     return RunFolder(place).results.is_file()
 

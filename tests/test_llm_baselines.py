@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from safetensors.torch import load_file
+from text_scores import text_and_count_scores, text_neighbour_scores
 
 from fedecider.baselines.counts import (
     COUNTS,
@@ -12,8 +13,6 @@ from fedecider.baselines.counts import (
     TEXT,
     TEXT_AND_COUNTS,
     UNTRAINED,
-    text_and_count_scores,
-    text_neighbour_scores,
 )
 from fedecider.comparison.compare import Positions, Shared, fill, positions_of
 from fedecider.cross_silo import sasrec_entries
@@ -118,10 +117,10 @@ def test_sasrec_chooses_its_epoch_under_the_protocol_of_the_comparison(domains, 
     domain = dataclasses.replace(crime, clients=crime.clients._replace(sequences=repeats))
     said = []
 
-    def train(sequences, num_items, config, *, valid, **settings):
-        first_UI = torch.eye(num_items)[[sequence[0] for sequence in sequences]]
-        said.append(valid(lambda user_B: first_UI[user_B]))
-        return real(sequences, num_items, dataclasses.replace(config, num_epochs=1), valid=valid, **settings)
+    def train(data, config, extra, start_ID):
+        first_UI = torch.eye(data.num_items)[[sequence[0] for sequence in data.sequences]]
+        said.append(data.valid(lambda user_B: first_UI[user_B]))
+        return real(data, dataclasses.replace(config, num_epochs=1), extra, start_ID)
 
     real = sasrec_entries.train
     monkeypatch.setattr(sasrec_entries, "train", train)
@@ -134,11 +133,9 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
     assert set(UNTRAINED) < set(BASELINES)
     calls = []
 
-    def train(sequences, num_items, config, *, start_ID, extra, **settings):
-        calls.append((sequences, num_items, config.embedding_size, start_ID, extra))
-        return real(
-            sequences, num_items, dataclasses.replace(config, num_epochs=1), start_ID=start_ID, extra=extra, **settings
-        )
+    def train(data, config, extra, start_ID):
+        calls.append((data.sequences, data.num_items, config.embedding_size, start_ID, extra))
+        return real(data, dataclasses.replace(config, num_epochs=1), extra, start_ID)
 
     real = sasrec_entries.train
     monkeypatch.setattr(sasrec_entries, "train", train)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines import baskets
-from fedecider.data.near_texts import NearTexts, nearest_texts, unit_vectors
+from fedecider.data.near_texts import NearTexts
 from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
 from fedecider.evaluation.sequences import SequenceArray
@@ -191,42 +191,14 @@ TEXT_WEIGHT = 0.3
 
 
 def text_votes(near: NearTexts) -> Votes:
-    """max(0, cos(e_a, e_b))^3 of the texts nearest to each, less the mean of the others, which so have 0."""
-    return Votes(near.cube_II, np.zeros(len(near.far_cube_I)))
+    """max(0, cos(e_a, e_b))^3 of the texts nearest to each, less the mean of the others, which so have 0.
 
-
-def text_neighbour_scores(
-    vector_ID: Tensor, sequences: protocols.Sequences, split: str, *, num_context: int = NUM_CONTEXT
-) -> protocols.ScoreUsers:
-    """s(b | h) = sum_k max(0, cos(e_{h_k}, e_b))^3 / (k + 1), h_0 the newest item, e centred over the catalogue.
-
-    ``vector_ID``: one vector per item text, of any length. Texts that are far from an item's own have one value for it,
-    their mean (`fedecider.data.near_texts.nearest_texts`), and what all items have is left out. A near text counts much
-    more than two half-near ones.
+    With weights 1 / (k + 1) of the k-th newest item they are text neighbours: s(b | h) = sum_k max(0, cos(e_{h_k},
+    e_b))^3 / (k + 1). A near text counts much more than two half-near ones.
     Source: nearest neighbours in text space, as in content-based recommendation; the exponent and the decay are ours,
     chosen on the validation items of three Amazon domains (movies, CDs, video games).
     """
-    votes = text_votes(nearest_texts(unit_vectors(vector_ID.numpy())))
-    return lambda user_B: voted(newest_weights(sequences, user_B, split, len(vector_ID), num_context), votes).dense()
-
-
-def text_and_count_scores(
-    vector_ID: Tensor,
-    sequences: protocols.Sequences,
-    split: str,
-    extra: protocols.Sequences = (),
-    *,
-    text_weight: float = TEXT_WEIGHT,
-) -> protocols.ScoreUsers:
-    """Decayed co-occurrence plus ``text_weight`` times :func:`text_neighbour_scores`; one weight for every data set.
-
-    Events counted: train parts of ``sequences`` and all of ``extra``.
-    """
-    text = text_neighbour_scores(vector_ID, sequences, split)
-    counts = cooccurrence_scores(
-        sequences, len(vector_ID), split, extra, window=None, directed=False, num_context=NUM_CONTEXT
-    )
-    return lambda user_B: counts(user_B) + text_weight * text(user_B)
+    return Votes(near.cube_II, np.zeros(len(near.far_cube_I)))
 
 
 POPULARITY, LAST_ITEM, DECAYED = "popularity", "last-item co-occurrence", "decayed co-occurrence"
@@ -268,8 +240,8 @@ def heuristic_lists(
 
     Rows are those of ``UNTRAINED``; ``REPEATS`` only where users have items again.
     Scores are those of :func:`popularity_scores`, :func:`cooccurrence_scores` (direct successors of the newest item,
-    and the whole context), ``text``, :func:`text_and_count_scores` and :mod:`fedecider.baselines.baskets`; no (U, I)
-    scores are held. Of `REPEATED` and `NEW` the positions of other held-out items are NaN.
+    and the whole context), ``text``, the sum of both with `TEXT_WEIGHT` and :mod:`fedecider.baselines.baskets`; no
+    (U, I) scores are held. Of `REPEATED` and `NEW` the positions of other held-out items are NaN.
     """
     rows = SequenceArray.of(sequences)
     found = _lists(rows, num_items, splits, text, extra, (ALL, REPEATED, NEW))

@@ -129,6 +129,7 @@ def import_tables(config: ImportConfig) -> None:
     from fedecider.data.frames import from_events
     from fedecider.data.import_report import ImportReport
     from fedecider.data.mapping import write_mapping
+    from fedecider.data.tables import Question
 
     report = ImportReport(mapping={} if config.write_mapping else None)
     options = {name: value for name, value in vars(config).items() if name not in OF_THE_COMMAND and value != ""}
@@ -137,6 +138,10 @@ def import_tables(config: ImportConfig) -> None:
     options["bad_rows"] = "skip"
     try:
         data = from_events(**_tables(config), **options, report=report)
+    except Question as question:
+        if report.mapping is None:
+            raise
+        report.reading.first.insert(0, f"to be decided, as proposed in the mapping or otherwise: {question}")
     finally:
         told = report.lines()
         for line in [*told, *(f"note: {note}" for note in report.reading.notes if note not in told)]:

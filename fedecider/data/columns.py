@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from fedecider.data.readers.reading import DEFAULT_TEXT_FIELDS, OTHER_TEXT_FIELDS
-from fedecider.data.tables import Table
+from fedecider.data.tables import Question, Table
 from fedecider.data.times import are_numbers, holds_times, is_clock
 
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
@@ -25,7 +25,7 @@ USER = (
 )
 ITEM = (
     "parentasin item items sku product prod article artikel produkt produit producto prodotto articulo articolo "
-    "lineitem stockcode material game movie book track song news business asin isbn ean gtin upc barcode plu aid"
+    "lineitem art stockcode material game movie book track song news business asin isbn ean gtin upc barcode plu aid"
 )
 ORDER = (
     "basket order invoice receipt kassenbon bon beleg rechnung rechnungs auftrag auftrags bestell bestellung commande "
@@ -159,13 +159,16 @@ def _rank(name: str, role: str) -> tuple[int, int, int]:
     return (0, later, rank)
 
 
-def find_columns(table: Table, asked: Mapping[str, str | None], optional: Collection[str] = ()) -> Columns:
+def find_columns(
+    table: Table, asked: Mapping[str, str | None], optional: Collection[str] = (), of_items: Collection[str] = ()
+) -> Columns:
     """The columns of a table: those ``asked`` for, by role, and those that are called as they usually are.
 
     Args:
         table: The table.
         asked: Role -> a column's name; None: to be found; "": there is none.
         optional: Roles that may be missing; all others are needed.
+        of_items: The columns of the table of items: a name that both have may be the items'.
 
     Raises:
         ValueError: columns are missing, or could be two: all of them are named at once, with proposals.
@@ -173,32 +176,35 @@ def find_columns(table: Table, asked: Mapping[str, str | None], optional: Collec
     named = {role: name for role, name in asked.items() if name}
     table.check(named.values())
     guessed: dict[str, str] = {}
-    problems = []
+    problems, proposals = [], dict[str, str]()
     sample = table.sample(1000)
     for role in [role for role, name in asked.items() if name is None and role in RANKS]:
         found = [name for name in candidates(table, role) if name not in named.values() and sample.get(name)]
         if role == "time":
             found = [name for name in found if holds_times(sample[name]) or are_numbers(sample[name])]
+        if role == "item" and not found:
+            found = [name for name in sample if name in of_items and name not in named.values() and not role_of(name)]
         best = [name for name in found if _rank(name, role) == _rank(found[0], role)]
         if len(best) == 1:
             guessed[role] = best[0]
         elif len(best) > 1 and role not in optional:
+            proposals[role] = best[0]
             problems.append(f"{' and '.join(map(repr, best))} could both be the {role}: {role}={best[0]!r} (--{role})")
         elif len(best) > 1 and role == "time":
             problems.append(f"{' and '.join(map(repr, best))} could both be the time: time={best[0]!r} (--time)")
         elif not best and role not in optional:
-            problems.append(
-                f"none is called as the {role} usually is: {role}={_proposal(sample, role, named)!r} (--{role})"
-            )
+            proposals[role] = _proposal(sample, role, {**named, **guessed, **proposals})
+            problems.append(f"none is called as the {role} usually is: {role}={proposals[role]!r} (--{role})")
     is_shopify = any(bare(name).startswith("lineitem") for name in table.column_names) and "Name" in table.column_names
     if is_shopify and asked.get("order", "") is None and "order" not in guessed:
         guessed["order"] = "Name"
     if problems:
         keys = {name: len(set(values)) for name, values in sample.items() if values and not holds_times(values, name)}
         shown = ", ".join(f"{name} ({count:,} different)" for name, count in keys.items())
-        raise ValueError(
+        raise Question(
             f"got {table.what} with the columns {', '.join(table.column_names)[:300]}; {'; '.join(problems)}. In the "
-            f"first rows: {shown[:300]}. A file without a line of names: header='user,item,...'"
+            f"first rows: {shown[:300]}. A file without a line of names: header='user,item,...'",
+            {**named, **guessed, **proposals},
         )
     return Columns({**named, **guessed}, guessed)
 
@@ -207,15 +213,14 @@ def _proposal(sample: Mapping[str, list[str]], role: str, named: Mapping[str, st
     """The column whose values look most like a role's."""
     words = RANKS[role]
     free = [name for name in sample if name not in named.values()]
-    by_word = [name for name in free if any(word in bare(name) for word in words if len(word) > 3)]
-    if by_word:
-        return by_word[0]
-    keys = [
-        name
-        for name in free
-        if 1 < len(set(sample[name])) < 0.9 * len(sample[name]) and not holds_times(sample[name], name)
+    free = [
+        name for name in free if sample[name] and not holds_times(sample[name], name) and not is_clock(sample[name])
     ]
-    return (keys[:1] if role == "user" else keys[1:2] or keys[:1] or ["..."])[0] if keys else "..."
+    by_word = [name for name in free if any(word in bare(name) for word in words if len(word) > 3)]
+    different = {name: len(set(sample[name])) for name in free}
+    keys = [name for name in free if 1 < different[name] < 0.9 * len(sample[name])]
+    keys.sort(key=lambda name: -different[name])
+    return next(iter([*by_word, *keys, *free]), "...")
 
 
 def clock_column(table: Table, time: str, used: Collection[str]) -> str:

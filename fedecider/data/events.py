@@ -110,7 +110,12 @@ class Reading:
 
 
 def event_source(
-    table: Table, options: TableOptions, domain: str = "shop", company: str = "", consents: str = ""
+    table: Table,
+    options: TableOptions,
+    domain: str = "shop",
+    company: str = "",
+    consents: str = "",
+    of_items: Sequence[str] = (),
 ) -> Source:
     """A table of events with the columns that are asked for, and those that are called as they usually are.
 
@@ -128,7 +133,7 @@ def event_source(
         "quantity": options.quantity,
         "order": options.order,
     }
-    found = find_columns(table, asked, optional=("time", "quantity", "order"))
+    found = find_columns(table, asked, ("time", "quantity", "order"), of_items)
     columns = dict(found.by_role)
     for role in ("rating", "domain", "company"):
         if name := getattr(options, role):

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -38,7 +39,7 @@ from fedecider.data.readers.reading import (
 )
 from fedecider.data.sellers import once_each
 from fedecider.data.silos import share_by
-from fedecider.data.tables import Table, open_table
+from fedecider.data.tables import Question, Table, open_table
 
 DEFAULTS = {"k_core": 0, "missing_text": "drop"}
 """Of own data, which are small, everybody with enough events to be split is kept."""
@@ -78,26 +79,18 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     consents = (
         asked.public if isinstance(asked.public, str) and _has_column(sources.events, asked, asked.public) else ""
     )
-    givens = [
-        event_source(
-            open_table(one.table, one.what, options_of[one.company].event_form),
-            options_of[one.company],
-            one.domain,
-            one.company,
-            consents,
-        )
-        for one in sources.events
-    ]
-    things = _item_tables(sources, givens, options_of, reading)
+    with _proposing(report, events, items):
+        givens, things = _opened(sources, options_of, consents, reading)
     if report.mapping is not None:
-        report.mapping.update(_found(events, items, givens[0], things[0]))
+        report.mapping.update(_found(givens[0], things[0]))
     records: dict[str, list[tuple[str, ItemFields]]] = {}
     duplicates = settings.get("duplicate_items", "error")
     for one in things:
         records.update(item_records(one, reading, duplicates, items is None))
     purchases = Purchases(reading, settings.get("min_rating"), [key for own in records.values() for key, _ in own])
-    for one in givens:
-        purchases.add(one)
+    with _proposing(report, events, items):
+        for one in givens:
+            purchases.add(one)
     raw = {}
     for name, table in purchases.by_domain().items():
         raw[name], odd = with_orders(table, givens[0].columns.get("order", ""), "order" in givens[0].guessed)
@@ -174,7 +167,36 @@ def _has_column(tables: Sequence[_Given], asked: TableOptions, name: str) -> boo
     return all(name in open_table(one.table, one.what, asked.event_form).column_names for one in tables)
 
 
-def _found(events: Any, items: Any, source: Source, things: Source) -> dict[str, Any]:
+@contextmanager
+def _proposing(report: ImportReport, events: Any, items: Any) -> Iterator[None]:
+    """A question about a table goes to the mapping file that is wanted, with its proposal."""
+    if report.mapping is None:
+        yield
+        return
+    tables = (("events", events), ("items", items))
+    report.mapping.update({name: str(table) for name, table in tables if isinstance(table, str | Path)})
+    try:
+        yield
+    except Question as question:
+        report.mapping.update(question.proposal)
+        raise
+
+
+def _opened(
+    sources: _Sources, options_of: Mapping[str, TableOptions], consents: str, reading: Reading
+) -> tuple[list[Source], list[Source]]:
+    """The tables of events and of items with their columns; without the latter the events in their place."""
+    items = [open_table(one.table, one.what, options_of[one.company].item_form) for one in sources.items]
+    givens = []
+    for number, one in enumerate(sources.events):
+        of_items = items[min(number, len(items) - 1)].column_names if items else ()
+        options = options_of[one.company]
+        table = open_table(one.table, one.what, options.event_form)
+        givens.append(event_source(table, options, one.domain, one.company, consents, of_items))
+    return givens, _item_tables(sources, items, givens, reading)
+
+
+def _found(source: Source, things: Source) -> dict[str, Any]:
     """What was found of one company's tables, for a mapping file."""
     texts = {name: their for name, their in things.columns.items() if name not in ("item", "domain")}
     columns = {name: their for name, their in source.columns.items() if name not in ("consents", "clock")}
@@ -182,10 +204,7 @@ def _found(events: Any, items: Any, source: Source, things: Source) -> dict[str,
         columns["time"] = f"{columns['time']}+{source.columns['clock']}"
     said = {name: value for name, value in vars(source.options).items() if name not in ("name", "public") and value}
     key = things.columns["item"]
-    paths = {
-        name: str(table) for name, table in (("events", events), ("items", items)) if isinstance(table, str | Path)
-    }
-    return {**paths, **said, **columns, "items_key": key if key != columns["item"] else None, "texts": texts}
+    return {**said, **columns, "items_key": key if key != columns["item"] else None, "texts": texts}
 
 
 HOW = tuple(
@@ -386,17 +405,14 @@ def _is_by_name(tables: Any) -> bool:
     return isinstance(tables, Mapping) and not hasattr(tables, "with_format")
 
 
-def _item_tables(
-    sources: _Sources, givens: Sequence[Source], options_of: Mapping[str, TableOptions], reading: Reading
-) -> list[Source]:
+def _item_tables(sources: _Sources, items: Sequence[Table], givens: Sequence[Source], reading: Reading) -> list[Source]:
     """The tables of items, or those of events in their place, with their columns."""
     found = []
     for number, source in enumerate(givens):
         if sources.items and number >= len(sources.items):
             break
         given = sources.items[number] if sources.items else None
-        options = options_of[given.company if given else source.company]
-        table = open_table(given.table, given.what, options.item_form) if given else source.table
+        options, table = source.options, items[number] if given else source.table
         key = source.columns["item"]
         chosen = options.items_key or (key if key in table.column_names else _items_key(table, source))
         used = [chosen] if given else list(source.columns.values())

@@ -39,7 +39,6 @@ IN_A_MAPPING = (
     "quoting",
     "header",
     "items_header",
-    "bad_rows",
 )
 """What a mapping file may say, in the order in which a proposal says it."""
 

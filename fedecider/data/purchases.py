@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fedecider.data.columns import bare
-from fedecider.data.tables import Table, literal, quoted
+from fedecider.data.tables import Question, Table, literal, quoted
 
 NO_CUSTOMER = "rows without a customer"
 NOT_KEPT = "rows that do not count (keep)"
@@ -135,7 +135,7 @@ def ask_about_states(table: Table, keep: Mapping[str, Sequence[str]], column_of:
         ValueError: it does: which of its values count has to be said.
     """
     others = set(EVENT_WORDS["other"].split())
-    asked = []
+    asked, proposal = [], dict[str, list[str]]()
     for name, ours in column_of.items():
         if name in keep:
             continue
@@ -152,11 +152,15 @@ def ask_about_states(table: Table, keep: Mapping[str, Sequence[str]], column_of:
         if not (is_state or has_other or is_flag):
             continue
         shown = ", ".join(f"{value or 'blank'} ({num:,})" for value, num in counts[:8])
-        asked.append(f"{name!r} holds {shown}: {_proposal(name, values, is_flag and not has_other)}")
+        good = _good(values, is_flag and not has_other)
+        proposal[name] = good
+        words = f"{name}={','.join(good)}"
+        asked.append(f"{name!r} holds {shown}: --keep {repr(words) if ' ' in words else words}")
     if asked:
-        raise ValueError(
+        raise Question(
             f"got {table.what} with a column that may say which rows are purchases: {'; '.join(asked)}. Expected to be "
-            f"told which values count (--keep, in Python keep={{column: [values]}}; column=* counts all)"
+            "told which values count (--keep, in Python keep={column: [values]}; column=* counts all)",
+            {"keep": {**keep, **proposal}},
         )
 
 
@@ -165,14 +169,12 @@ def _is_flag(values: Sequence[str]) -> bool:
     return all(re.fullmatch(r"|0|1|true|false|yes|no|y|n|ja|nein|.*\d{4}.*\d.*", value.lower()) for value in values)
 
 
-def _proposal(name: str, values: Sequence[str], is_flag: bool) -> str:
+def _good(values: Sequence[str], is_flag: bool) -> list[str]:
+    """The values that look like purchases."""
     if is_flag:
-        off = next((value for value in values if value.lower() in ("", "0", "false", "no", "n", "nein")), "")
-        return f"--keep {name + '=' + off!r}" if " " in name else f"--keep {name}={off}"
+        return [value for value in values if value.lower() in ("", "0", "false", "no", "n", "nein")][:1]
     buys, others = (set(EVENT_WORDS[one].split()) for one in ("purchase", "other"))
-    good = [value for value in values if bare(value) in buys] or [one for one in values if bare(one) not in others]
-    named = f"{name}={','.join(good)}"
-    return f"--keep {named!r}" if " " in named else f"--keep {named}"
+    return [value for value in values if bare(value) in buys] or [one for one in values if bare(one) not in others]
 
 
 def leave_out_nobody(table: Table, nobody: Sequence[str] | None) -> tuple[int, str]:

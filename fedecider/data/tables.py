@@ -75,6 +75,14 @@ REASONS = {
 }
 
 
+class Question(ValueError):
+    """Something that has to be said before a table can be read, with a proposal for a mapping file."""
+
+    def __init__(self, text: str, proposal: Mapping[str, Any]) -> None:
+        super().__init__(text)
+        self.proposal = proposal
+
+
 @dataclass(frozen=True)
 class FileForm:
     """What somebody says of the form of a file; None and empty: it is found."""

@@ -32,9 +32,13 @@ def bootstrap_alike(
     num_resamples: int,
     seed_count_RS: Tensor | None = None,
 ) -> list[Tensor]:
-    """:func:`fedecider.evaluation.statistics.bootstrap_means` of several (M, S, U) of one shape, with the same draws.
+    """Means of ``num_resamples`` cluster resamples, float64 (R, M) each, of several (M, S, U) of one shape.
 
-    One product for each of them, not one for all: so each is, to the last bit, what it is alone.
+    Users and seeds are drawn with replacement, independently (crossed clusters: all seeds have the same users), and
+    each cell counts as often as its user times its seed. One seed alone is kept as it is, so the interval then covers
+    users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
+    ``seed_count_RS`` shares one draw of the seeds between domains. All have the same draws. One
+    product for each of them, not one for all: so each is, to the last bit, what it is alone.
     """
     values = [value_MSU.to(torch.float64) for value_MSU in values]
     num_metrics, num_seeds, num_users = values[0].shape
@@ -156,25 +160,12 @@ class Comparison(NamedTuple):
         return self.p_holm < level
 
 
-def bootstrap_means(
-    value_MSU: Tensor, generator: torch.Generator, num_resamples: int = 2000, seed_count_RS: Tensor | None = None
-) -> Tensor:
-    """Means of ``num_resamples`` cluster resamples, float64 (R, M).
-
-    Users and seeds are drawn with replacement, independently (crossed clusters: all seeds have the same users), and
-    each cell counts as often as its user times its seed. One seed alone is kept as it is, so the interval then covers
-    users only; with few seeds the spread over seeds is underestimated by about (S - 1) / S.
-    ``seed_count_RS`` shares one draw of the seeds between domains.
-    """
-    return bootstrap_alike([value_MSU], generator, num_resamples, seed_count_RS)[0]
-
-
 def bootstrap_interval(
     values: Tensor, generator: torch.Generator, num_resamples: int = 2000, level: float = 0.95
 ) -> Interval:
     """Percentile cluster-bootstrap interval of the mean of ``values`` (S, U), or (U,) for one run.
 
-    Users, and seeds where there are several, are drawn with replacement ``num_resamples`` times (`bootstrap_means`);
+    Users, and seeds where there are several, are drawn with replacement ``num_resamples`` times (`bootstrap_alike`);
     the bounds are the (1 - level) / 2 and (1 + level) / 2 quantiles of the means (Efron, 1979).
 
     Raises:
@@ -198,26 +189,6 @@ def bootstrap_intervals(
     }
 
 
-def metric_intervals(
-    positions: PerDomain,
-    generator: torch.Generator,
-    cutoffs: Sequence[int] = CUTOFFS,
-    num_resamples: int = 2000,
-    level: float = 0.95,
-    persons: Persons | None = None,
-) -> dict[str, dict[str, Interval]]:
-    """Every metric with its interval, per domain and for ``"macro"``: domain -> metric -> interval.
-
-    ``positions``: domain -> (S, U) or (U,) positions. The seeds are resampled jointly for all domains, since one run
-    trains all of them. ``persons``: domain -> whose positions these are, where one person is a user of several domains
-    and counts as one.
-
-    Raises:
-        ValueError: no domain, other numbers of seeds in two domains, or positions that are none.
-    """
-    return table_intervals({"": positions}, generator, cutoffs, num_resamples, level, persons)[""]
-
-
 def table_intervals(
     rows: Mapping[str, PerDomain],
     generator: torch.Generator,
@@ -226,9 +197,15 @@ def table_intervals(
     level: float = 0.95,
     persons: Persons | None = None,
 ) -> dict[str, dict[str, dict[str, Interval]]]:
-    """:func:`metric_intervals` of every row of a table: all rows of the same shapes are resampled alike, in one go.
+    """Every metric of every row with its interval, per domain and for ``"macro"``: row -> domain -> metric -> interval.
 
-    Each row gets the intervals that it would get alone from ``generator`` as it is given.
+    ``rows``: row -> domain -> (S, U) or (U,) positions. The seeds are resampled jointly for all domains, since one run
+    trains all of them. ``persons``: domain -> whose positions these are, where one person is a user of several domains
+    and counts as one. All rows of the same shapes are resampled alike, in one go: each row gets the
+    intervals that it would get alone from ``generator`` as it is given.
+
+    Raises:
+        ValueError: no domain, other numbers of seeds in two domains, or positions that are none.
     """
     shapes: dict[tuple, list[str]] = {}
     for label, positions in rows.items():
@@ -371,7 +348,7 @@ def _intervals_alike(
     level: float,
     persons: Persons | None,
 ) -> list[dict[str, dict[str, Interval]]]:
-    """:func:`metric_intervals` of rows whose positions have the same shapes."""
+    """:func:`table_intervals` of rows whose positions have the same shapes."""
     values = [{domain: _metrics_MSU(position, cutoffs) for domain, position in row.items()} for row in rows]
     if not values[0]:
         raise ValueError("got no domain, expected positions of at least one")

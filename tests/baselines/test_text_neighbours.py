@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
+from text_scores import text_and_count_scores, text_neighbour_scores
 
-from fedecider.baselines.counts import cooccurrence_scores, text_and_count_scores, text_neighbour_scores
+from fedecider.baselines.counts import cooccurrence_scores
 from fedecider.data.near_texts import nearest_texts
 from fedecider.evaluation.protocols import rank_held_out
 

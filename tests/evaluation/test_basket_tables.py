@@ -11,7 +11,7 @@ import torch
 from fedecider.evaluation.metrics import NOT_RANKED, mean_metrics, user_metrics
 from fedecider.evaluation.per_user import UserPositions, mean_table, read_per_user, write_per_user
 from fedecider.evaluation.protocols import NEXT_BASKET, STRICT
-from fedecider.evaluation.statistics import compare_table, metric_intervals, of_one_run
+from fedecider.evaluation.statistics import compare_table, of_one_run, table_intervals
 from fedecider.report.conclusion import Evidence, conclusion
 from fedecider.report.joining import joining_rows, joining_sentences
 from fedecider.report.tables import ResultTable, compared_by, comparisons_data, markdown_table, result_rows, rows_data
@@ -48,7 +48,7 @@ def test_a_file_keeps_a_place_for_every_item_of_a_basket(tmp_path):
 def test_intervals_and_tests_of_baskets_are_those_of_their_metrics():
     one, other = {"n": baskets(0), "s": baskets(1, 25)}, {"n": baskets(2, best=90), "s": baskets(3, 25, 90)}
     rows = of_one_run({"good": one, "poor": other})
-    found = metric_intervals(rows["good"], torch.Generator().manual_seed(4), num_resamples=200)
+    found = table_intervals({"": rows["good"]}, torch.Generator().manual_seed(4), num_resamples=200)[""]
     assert found["n"]["recall@10"].mean == pytest.approx(mean_metrics(one["n"])["recall@10"])
     macro = (mean_metrics(one["n"])["recall@10"] + mean_metrics(one["s"])["recall@10"]) / 2
     assert found["macro"]["recall@10"].mean == pytest.approx(macro)
@@ -59,7 +59,7 @@ def test_intervals_and_tests_of_baskets_are_those_of_their_metrics():
     difference = user_metrics(one["n"])["recall@10"] - user_metrics(other["n"])["recall@10"]
     assert first.difference.mean == pytest.approx(float(difference.mean()))
     two_seeds = {label: {name: torch.cat([of, of]) for name, of in row.items()} for label, row in rows.items()}
-    again = metric_intervals(two_seeds["good"], torch.Generator().manual_seed(4), num_resamples=200)
+    again = table_intervals({"": two_seeds["good"]}, torch.Generator().manual_seed(4), num_resamples=200)[""]
     assert again["n"]["recall@10"].mean == pytest.approx(found["n"]["recall@10"].mean)
 
 

@@ -13,20 +13,24 @@ from scipy import stats
 from fedecider.evaluation.statistics import (
     Comparison,
     Interval,
+    bootstrap_alike,
     bootstrap_interval,
     bootstrap_intervals,
-    bootstrap_means,
     clearly_above,
     clearly_best,
     compare_table,
     distinguishable_winners,
     effect_size,
     holm,
-    metric_intervals,
     paired_permutation_test,
     table_intervals,
     verdict,
 )
+
+
+def metric_intervals(positions, generator, **options):
+    """Of a table with one row."""
+    return table_intervals({"": positions}, generator, **options)[""]
 
 
 def generator(seed=0):
@@ -68,7 +72,7 @@ def test_rows_of_a_table_get_the_intervals_they_get_alone(shared):
 def test_bootstrap_variance_over_users_and_seeds_by_formula():
     # value = a_s + b_u: the resampled mean is an independent sum, so its variance is var(a)/S + var(b)/U
     seed_S, user_U = torch.tensor([0.0, 1.0, 5.0, 2.0]), torch.randn(50, generator=generator(3))
-    means = bootstrap_means((seed_S[:, None] + user_U)[None], generator(4), 20_000)[:, 0]
+    means = bootstrap_alike([(seed_S[:, None] + user_U)[None]], generator(4), 20_000)[0][:, 0]
     expected = seed_S.var(correction=0) / 4 + user_U.var(correction=0) / 50
     assert means.var().item() == pytest.approx(expected.item(), rel=0.05)
     assert means.mean().item() == pytest.approx((seed_S.mean() + user_U.mean()).item(), abs=0.05)

@@ -97,11 +97,11 @@ def _odd(num: int, events: RawEvents, column: str, example: str, done: str) -> s
 
 def _first_rows(*columns: np.ndarray) -> np.ndarray:
     """(E,) int64: the first row that has the same values in all columns."""
-    order_E = np.lexsort(columns)  # stable
-    new_E = np.zeros(len(order_E), bool)
-    new_E[:1] = True
+    import pandas as pd  # only here: --help does without
+
+    code_E = np.zeros(len(columns[0]), np.int64)  # numbered in the order of first rows
     for column in columns:
-        new_E[1:] |= column[order_E[1:]] != column[order_E[:-1]]
-    first_E = np.empty(len(order_E), np.int64)
-    first_E[order_E] = order_E[new_E][np.cumsum(new_E) - 1]
-    return first_E
+        own_E, values = pd.factorize(column)
+        code_E, _ = pd.factorize(code_E * len(values) + own_E)
+    first_C = np.flatnonzero(~pd.Series(code_E).duplicated().to_numpy())
+    return first_C[code_E]

@@ -52,14 +52,11 @@ class FedciaConfig:
         low_pass_weight: The weight w_p of the low-pass term; 0 leaves it out.
         num_vectors: The number s of leading singular vectors in the low-pass term, at most as many as there are; one
             user's history has one.
-        encoding: How an upload is counted: matrix, as the numbers of the matrix, or items, as the numbers of the
-            client's items, which tell the same (not with secure_sum, clip or noise, under which the matrix travels).
     """
 
     low_pass: Literal["client", "server"] = "client"
     low_pass_weight: NotNegative = 0.3
     num_vectors: OneOrMore = 32
-    encoding: Literal["matrix", "items"] = "matrix"
 
 
 def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaConfig) -> FederatedMethod:
@@ -71,7 +68,7 @@ def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaCo
     ``low_pass server`` takes ``F_k = x x^T / |x|`` and delivers ``F + w_p V V^T``, V the s leading eigenvectors of F.
 
     Round 1 uploads, all later rounds upload nothing: run two rounds, so that the delivery of F is counted too. An
-    upload is the matrix, 4 I^2 bytes, and so is the download; ``encoding items`` counts 4 |x| bytes up. The server
+    upload is the matrix, 4 I^2 bytes, and so is the download. The server
     takes a plain mean, which ``--secure_sum`` hides; without it one upload tells the client's whole history. Nothing is
     drawn, and ``training`` is not used. No state stays with the clients but their history. Variant ``global``. With
     participation below 1 only the cohort of round 1 counts. Memory: I^2 numbers at the server, T I for a client (I^2
@@ -98,7 +95,6 @@ def fedcia(federation: Federation, training: EmbeddingTraining, config: FedciaCo
             {"similarity": own_similarity(block.data, federation.num_items, scale)},
             rows={"similarity": block.data.train_CT.masked_fill(block.data.train_CT == federation.num_items, -1)},
             num_rows={"similarity": federation.num_items},
-            payload={"similarity": 4 * num_train_C.cpu()} if config.encoding == "items" else {},
         )
         return upload, {}, [{"num_counted": count} for count in num_train_C.tolist()]
 

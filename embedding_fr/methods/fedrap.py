@@ -1,4 +1,4 @@
-"""FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024), and what its sparse table weighs on the wire.
+"""FedRAP: additive personalisation (Li, Long, Zhou, ICLR 2024).
 
 Item i of user u is ``C_i + D^(u)_i``: the common table C travels and is averaged; the personal table D and the user
 side stay with the client.
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from embedding_fr.averaged import mean_over_clients
+from embedding_fr.averaged import mean_over_clients, send_server
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import ExampleBatch, epoch_batches, round_examples
@@ -27,23 +27,6 @@ from fedecider.bounds import NotNegative, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space
-
-TAG_BYTES = 1
-"""Says which of the three layouts of :func:`sparse_bytes` follows."""
-
-
-def sparse_bytes(table_CID: Tensor) -> Tensor:
-    """(C,) int64 bytes of each client's table in the smallest of three layouts, plus one byte that names the layout.
-
-    With n entries (row by row), k of them not zero, and s bytes a value: plain, n values; bitmap, ceil(n / 8) bytes of
-    one bit an entry (the first entry in the highest bit), then k values; index, k int32 entry numbers, then k values.
-    The shape is known to both sides.
-    """
-    num_entries, size = table_CID[0].numel(), table_CID.element_size()
-    filled_C = torch.count_nonzero(table_CID, dim=(1, 2)).cpu()
-    bitmap_C = (num_entries + 7) // 8 + filled_C * size
-    index_C = filled_C * (4 + size)
-    return TAG_BYTES + torch.minimum(bitmap_C, index_C).clamp(max=num_entries * size)
 
 
 def share_above(table_CID: Tensor, limit: float) -> Tensor:
@@ -117,7 +100,6 @@ class FedrapConfig:
             0 keeps it as it started.
         curriculum: How both weights depend on the round; None is tanh, and fixed for the code variant, which never
             applies the one it computes.
-        encoding: How the common table is sent: plain as it is, sparse without its zeros.
     """
 
     variant: Literal["paper", "code"] = "paper"
@@ -128,7 +110,6 @@ class FedrapConfig:
     sparsity_weight: NotNegative = 0.1
     personal_learning_rate: NotNegative | None = None
     curriculum: Curriculum | None = None
-    encoding: Literal["plain", "sparse"] = "plain"
 
     @property
     def schedule(self) -> Curriculum:
@@ -199,11 +180,6 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
     def init() -> tuple[Tree, Tree]:
         return start_values(federation, training, config)
 
-    def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
-        if config.encoding == "plain" or COMMON not in server:
-            return Download(server)
-        return Download(server, payload={COMMON: int(sparse_bytes(server[COMMON][None]))})
-
     def client_update(round: int, download: Download, own: Tree, block: Block) -> tuple[Upload, Tree, list[dict]]:
         # A table kept in a file lives on the CPU.
         params = {name: tensor.to(federation.device, copy=True) for name, tensor in own.items()}
@@ -213,8 +189,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
         loss_C = logs["loss"]
         check_finite({name: params[name] for name in params if name not in TABLES}, loss_C, block.clients, round)
         shared = {COMMON: params.pop(COMMON)} if COMMON in params else {}
-        payload = {COMMON: sparse_bytes(shared[COMMON])} if shared and config.encoding == "sparse" else {}
-        upload = Upload(block.clients, torch.ones_like(loss_C), shared, payload=payload)
+        upload = Upload(block.clients, torch.ones_like(loss_C), shared)
         return upload, params, _per_client(logs)
 
     def positions(variant: str, download: Download, own: Tree, block: Block, split: str) -> list[Tensor]:
@@ -226,7 +201,7 @@ def fedrap(federation: Federation, training: EmbeddingTraining, config: FedrapCo
     return FederatedMethod(
         "fedrap",
         init,
-        broadcast,
+        send_server,
         client_update,
         mean_over_clients(uniform=True),
         positions,

@@ -3,8 +3,8 @@
 Two variational encoders of a history: one is averaged, one is a domain's own.
 
 Shape legend: I items of a catalogue, B sequences of a batch, L events (right-padded), P pairs, K that differ, D dims,
-N clients, C clients of a block, G customers, R reference rows (one per customer; per place of a batch in ``variant
-code``), S training sequences, T targets (no padding).
+N clients, C clients of a block, G customers, R reference rows (one per customer), S training
+sequences, T targets (no padding).
 """
 
 from __future__ import annotations
@@ -206,8 +206,6 @@ class FeddcsrConfig:
     """Settings of FedDCSR.
 
     Args:
-        variant: Which users' representations are averaged. aligned: those of one customer in several domains; code:
-            those of the same place in the last batch of each domain, as the public code does, whoever they are.
         share: What travels: all is the shared encoder and the users' shared representations; with nothing every domain
             trains alone.
         pull_weight: The weight of the term that draws shared representations to the users' global ones and leaves
@@ -225,7 +223,6 @@ class FeddcsrConfig:
         batch_size: The number of sequences of a step.
     """
 
-    variant: Literal["aligned", "code"] = "aligned"
     share: Literal["all", "nothing"] = "all"
     pull_weight: NotNegative = 0.5
     contrast_weight: NotNegative = 1.0
@@ -330,7 +327,7 @@ class _Rounds(NamedTuple):
 
     @property
     def num_references(self) -> int:
-        return self.clients.num_customers if self.config.variant == "aligned" else self.config.batch_size
+        return self.clients.num_customers
 
     def init(self) -> tuple[Tree, Tree]:
         server = {name: self.starts[0][name] for name in self.encoder_names} if self.federated else {}
@@ -353,7 +350,7 @@ class _Rounds(NamedTuple):
         visible_CR = torch.zeros(len(numbers), self.num_references, dtype=torch.bool)
         for place, number in enumerate(numbers.tolist()):
             customer_S = self.data[number].customer_S
-            visible_CR[place, customer_S[customer_S >= 0] if self.config.variant == "aligned" else slice(None)] = True
+            visible_CR[place, customer_S[customer_S >= 0]] = True
         return visible_CR
 
     def broadcast(self, round: int, server: Tree, numbers: Tensor) -> Download:
@@ -408,7 +405,7 @@ class _Rounds(NamedTuple):
         trained = parameters_of(model)
         tensors, mark_R = {name: trained[name] for name in self.encoder_names} if self.federated else {}, torch.zeros(0)
         if config.sends_users:
-            tensors[USERS], mark_R = self.represented(model, number, row_B)
+            tensors[USERS], mark_R = self.represented(model, number)
         new = self.padded({OWN + name: tensor for name, tensor in trained.items()} | moments(optimizer, model))
         finite = all(bool(tensor.isfinite().all()) for tensor in new.values())
         log = {"loss": float(torch.stack(losses).mean()), "finite": finite}
@@ -418,11 +415,11 @@ class _Rounds(NamedTuple):
         generator = stream(self.clients.seed_of(number), "order", epoch)
         yield from torch.randperm(len(self.data[number].length_S), generator=generator).split(self.config.batch_size)
 
-    def represented(self, model: Dcsr, number: int, last_B: Tensor) -> tuple[Tensor, Tensor]:
+    def represented(self, model: Dcsr, number: int) -> tuple[Tensor, Tensor]:
         """(R, D) what a client sends of its users, 0 elsewhere, and (R,) where it has sent something."""
-        data, size, in_the_code = self.data[number], self.config.batch_size, self.config.variant == "code"
-        row_S = last_B if in_the_code else (data.customer_S >= 0).nonzero()[:, 0]
-        place_S = torch.arange(len(row_S)) if in_the_code else data.customer_S[row_S]
+        data, size = self.data[number], self.config.batch_size
+        row_S = (data.customer_S >= 0).nonzero()[:, 0]
+        place_S = data.customer_S[row_S]
         vector_RD = torch.zeros(self.num_references, self.config.embedding_size, device=self.clients.device)
         mark_R = torch.zeros(self.num_references, dtype=torch.bool)
         mark_R[place_S] = True
@@ -486,8 +483,7 @@ def _of_batch(data: Histories, row_B: Tensor, known: References | None, config: 
     device = data.item_SL.device
     if known is None:
         return torch.zeros(len(row_B), config.embedding_size, device=device), torch.zeros(len(row_B), device=device) > 0
-    place_B = data.customer_S[row_B] if config.variant == "aligned" else torch.arange(len(row_B))
-    place_B = place_B.to(device)
+    place_B = data.customer_S[row_B].to(device)
     has_B = (place_B >= 0) & known.known_R[place_B.clamp(min=0)]
     return known.vector_RD[place_B.clamp(min=0)] * has_B[:, None], has_B
 

@@ -63,12 +63,6 @@ def hypergraph(node_E: Tensor, edge_E: Tensor, shape: tuple[int, int], device: t
     return Graph(gain_RS, gain_SR, diagonal_R)
 
 
-def as_in_the_code(graph: Graph, node_E: Tensor) -> Graph:
-    """The diagonal of the public code: ``K_uu / D_u^2`` is taken away where ``K_uu / D_u`` stands."""
-    degree_R = torch.bincount(node_E, minlength=len(graph.diagonal_R)).clamp(min=1)
-    return graph._replace(diagonal_R=graph.diagonal_R / degree_R.to(graph.diagonal_R))
-
-
 def return_probabilities(graph: Graph, steps: int) -> Tensor:
     """``diag(M^k)`` for k = 1 to ``steps`` (R, K), with ``M = D^-1 (K - diag K)``, that is of ``A^k``.
 
@@ -118,8 +112,6 @@ class FedhcdrConfig:
     """Settings of FedHCDR.
 
     Args:
-        variant: How a pair is scored: dot by the dot product; code as the public code does, by one linear layer on user
-            and item, which ranks items alike for all users, with its own diagonal of the graph.
         share: What is averaged. all: the low-pass filter of users and the shared vectors of the customers; filter: the
             filter alone; nothing: every domain trains alone.
         transfer_weight: The weight of the loss that brings a user's own and shared vectors together.
@@ -136,7 +128,6 @@ class FedhcdrConfig:
         num_negatives: The number of negatives that are drawn for each positive, anew in every pass.
     """
 
-    variant: Literal["dot", "code"] = "dot"
     share: Literal["all", "filter", "nothing"] = "all"
     transfer_weight: NotNegative = 1.0
     contrast_weight: NotNegative = 1.0
@@ -152,23 +143,14 @@ class FedhcdrConfig:
     num_negatives: Negatives = 4
 
 
-def pair_logits(model: Tree, first: Tensor, second: Tensor) -> Tensor:
-    """f over the last dimension: the dot product, or ``a . x + b . y + c`` where the model has such a layer."""
-    if "scorer.first" not in model:
-        return (first * second).sum(-1)
-    return first @ model["scorer.first"] + second @ model["scorer.second"] + model["scorer.bias"]
+def dots(first: Tensor, second: Tensor) -> Tensor:
+    """f over the last dimension: the dot product."""
+    return (first * second).sum(-1)
 
 
-def score_all(model: Tree, user_BD: Tensor, item_ID: Tensor) -> Tensor:
-    """f of each user and each item (B, I)."""
-    if "scorer.first" not in model:
-        return user_BD @ item_ID.T
-    return pair_logits(model, user_BD[:, None], item_ID)
-
-
-def score_parts(model: Tree, parts: Iterable[tuple[Tensor, Tensor]], user_B: Tensor) -> Tensor:
+def score_parts(parts: Iterable[tuple[Tensor, Tensor]], user_B: Tensor) -> Tensor:
     """Sum over parts, users (U, D) and items (I, D) of each, of the scores of some users (B, I)."""
-    scores = [score_all(model, user_UD[user_B.to(user_UD.device)], item_ID) for user_UD, item_ID in parts]
+    scores = [user_UD[user_B.to(user_UD.device)] @ item_ID.T for user_UD, item_ID in parts]
     return torch.stack(scores).sum(0)
 
 
@@ -182,14 +164,14 @@ def transfer_loss(logit_B: Tensor, other_B: Tensor, margin: float) -> Tensor:
     return (margin - logit_B.sigmoid() + other_B.sigmoid()).clamp(min=0.0).sum() / max(1, len(logit_B))
 
 
-def contrast_loss(model: Tree, user_UD: Tensor, changed_UD: Tensor) -> Tensor:
+def contrast_loss(user_UD: Tensor, changed_UD: Tensor) -> Tensor:
     """Cross-entropies of ``f(z, u)`` as 1, ``f(z, u~)`` as 0, ``f(z, u)`` as 1 and ``f(z~, u)`` as 0, means over users.
 
     z is the mean over users, ~ what the graph with dropped edges gives.
     """
     mean_UD, changed_mean_UD = (one_UD.mean(0).expand_as(one_UD) for one_UD in (user_UD, changed_UD))
-    right_U = pair_logits(model, mean_UD, user_UD)
-    wrong_U = pair_logits(model, mean_UD, changed_UD), pair_logits(model, changed_mean_UD, user_UD)
+    right_U = dots(mean_UD, user_UD)
+    wrong_U = dots(mean_UD, changed_UD), dots(changed_mean_UD, user_UD)
     return 2.0 * functional.softplus(-right_U).mean() + sum(functional.softplus(one_U).mean() for one_U in wrong_U)
 
 
@@ -218,9 +200,6 @@ def silo(client: Client, config: FedhcdrConfig, seed: int, device: torch.device)
     items = hypergraph(item_E, user_E, shape[::-1], device)
     thinned = hypergraph(user_E[kept_E], item_E[kept_E], shape, device)
     walk_UK = return_probabilities(users, config.walk_steps)
-    if config.variant == "code":
-        users, items = as_in_the_code(users, user_E), as_in_the_code(items, item_E)
-        thinned = as_in_the_code(thinned, user_E[kept_E])
     return Silo(user_E, item_E, outside_of(parts, client.num_items), *shape, users, items, thinned, walk_UK)
 
 
@@ -242,7 +221,7 @@ def fedhcdr(clients: IdClients, config: FedhcdrConfig) -> FederatedMethod:
 
     Source: the public code (the paper's abstract; its text was not at hand). Differs from it:
 
-    - Scores are dot products. A linear layer on ``[u, v]`` ranks alike for all users (``variant code`` keeps it).
+    - Scores are dot products. Its linear layer on ``[u, v]`` ranks alike for all users.
     - The code scores ``f(u_e + u_s, v_e + v_s)``. For linear f that is the sum over the parts and a constant. Here the
       sum is taken: no loss trains products of one part's users with the other's items.
     - The diagonal is zero; dropped edges are pairs of H, not of A; ``u_s`` is sent without dropout.
@@ -281,8 +260,6 @@ class _Rounds(NamedTuple):
         shapes["low.walks.weight"] = (self.config.walk_steps, size), self.config.walk_steps**-0.5
         for name in ("high.user", "high.item", "low.user", "low.item"):
             shapes[f"{name}_filter.weight"] = (size, size), size**-0.5
-        if self.config.variant == "code":
-            shapes |= {"scorer.first": ((size,), size**-0.5), "scorer.second": ((size,), size**-0.5)}
         model = {
             name: std * torch.randn(*shape, generator=stream(self.clients.seed, "init", name))
             for name, (shape, std) in shapes.items()
@@ -291,8 +268,6 @@ class _Rounds(NamedTuple):
             model[name.replace("weight", "bias")] = torch.zeros(size)
             if "filter" in name:
                 model[name.replace("weight", "beta")] = torch.ones(())
-        if self.config.variant == "code":
-            model["scorer.bias"] = torch.zeros(())
         model = {name: tensor.to(self.clients.device) for name, tensor in model.items()}
         num = self.clients.num_clients
         local = {MODEL + name: tensor.expand(num, *tensor.shape).clone() for name, tensor in model.items()}
@@ -390,12 +365,12 @@ class _Rounds(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """The loss of the high part, and its users, a constant."""
         user_UD, item_ID = self.vectors(model, number, "high", draws)
-        loss = rating_loss(pair_logits(model, user_UD[user_B][:, None], item_ID[item_BM]))
+        loss = rating_loss(dots(user_UD[user_B][:, None], item_ID[item_BM]))
         if known_UD is not None and self.config.transfer_weight:
             asked_B = user_B[user_B < len(known_UD)]
             asked_B = asked_B[known_UD[asked_B].any(1)]
             known_BD, other_BD = known_UD[asked_B], user_UD[_others(asked_B, len(user_UD), draws)]
-            logits = pair_logits(model, user_UD[asked_B], known_BD), pair_logits(model, other_BD, known_BD)
+            logits = dots(user_UD[asked_B], known_BD), dots(other_BD, known_BD)
             loss = loss + self.config.transfer_weight * transfer_loss(*logits, self.config.margin)
         return loss, user_UD.detach()
 
@@ -404,14 +379,14 @@ class _Rounds(NamedTuple):
     ) -> Tensor:
         """The loss of the low part."""
         user_UD, item_ID = self.vectors(model, number, "low", draws)
-        loss = rating_loss(pair_logits(model, user_UD[user_B][:, None], item_ID[item_BM]))
+        loss = rating_loss(dots(user_UD[user_B][:, None], item_ID[item_BM]))
         if self.config.transfer_weight:
             own_BD, other_BD = exclusive_UD[user_B], user_UD[_others(user_B, len(user_UD), draws)]
-            logits = pair_logits(model, user_UD[user_B], own_BD), pair_logits(model, other_BD, own_BD)
+            logits = dots(user_UD[user_B], own_BD), dots(other_BD, own_BD)
             loss = loss + self.config.transfer_weight * transfer_loss(*logits, self.config.margin)
         if self.config.contrast_weight:
             changed_UD = self.users(model, number, "low", draws, self.silos[number].thinned)
-            loss = loss + self.config.contrast_weight * contrast_loss(model, user_UD, changed_UD)
+            loss = loss + self.config.contrast_weight * contrast_loss(user_UD, changed_UD)
         return loss
 
     def vectors(
@@ -437,7 +412,7 @@ class _Rounds(NamedTuple):
         for row, number in enumerate(block.clients.tolist()):
             model = self.model_of(take_row(own, row), number)
             parts = [self.vectors(model, number, kind) for kind in VARIANTS[variant]]
-            places.append(self.clients.rank(number, partial(score_parts, model, parts), split))
+            places.append(self.clients.rank(number, partial(score_parts, parts), split))
         return places
 
 

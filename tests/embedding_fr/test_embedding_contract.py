@@ -15,7 +15,7 @@ pytestmark = pytest.mark.whole
 
 VARIANTS: dict[str, list[dict]] = {
     "colr": [{"rank": 1}, {"rank": 2, "mean": "clients"}],
-    "fedcia": [{"low_pass": "server"}, {"low_pass": "server", "num_vectors": 3, "encoding": "items"}],
+    "fedcia": [{"low_pass": "server"}, {"low_pass": "server", "num_vectors": 3}],
     "fedease": [{"precision": "float32"}, {"precision": "float32", "top_k": 4}],
     "fednear": [{"precision": "float32", "top_k": 4}],
     "fedmf": [{"weighting": "uniform"}],
@@ -26,7 +26,6 @@ VARIANTS: dict[str, list[dict]] = {
         {"sparsity": "none", "curriculum": "sin"},
         {"sparsity": "l2", "curriculum": "frac"},
         {"distance": "bounded", "curriculum": "fixed"},
-        {"encoding": "sparse", "sparsity_weight": 2.0},
         {"variant": "code", "distance_weight": 0.7, "sparsity_weight": 0.4},
         {"variant": "code", "tables": "common", "sparsity": "l2"},
         {"variant": "code", "distance": "bounded", "curriculum": "tanh", "sparsity": "none"},

@@ -1,6 +1,5 @@
 """FedRAP: every formula by hand, its variants, its wire format, and what happens when it diverges."""
 
-import numpy as np
 import pytest
 import torch
 from references import fedrap as reference
@@ -17,7 +16,6 @@ from embedding_fr.methods.fedrap import (
     fedrap_round,
     gradients,
     soft_threshold_,
-    sparse_bytes,
 )
 from embedding_fr.testing.loop import run_reference
 
@@ -172,46 +170,3 @@ def test_without_weights_both_tables_move_by_the_same_gradient():
     gained = state.server[COMMON] - start
     assert float(gained.abs().max()) > 1e-3
     assert torch.allclose(state.local[PERSONAL].mean(0), gained, atol=1e-6)
-
-
-def encoded(table_ID: np.ndarray) -> bytes:
-    """The format of ``sparse_bytes``, written down."""
-    entries = table_ID.astype(np.float32).reshape(-1)
-    filled = np.flatnonzero(entries)
-    layouts = (
-        entries.tobytes(),
-        np.packbits(entries != 0).tobytes() + entries[filled].tobytes(),
-        filled.astype(np.int32).tobytes() + entries[filled].tobytes(),
-    )
-    shortest = min(range(3), key=lambda layout: len(layouts[layout]))
-    return bytes([shortest]) + layouts[shortest]
-
-
-def test_sparse_bytes_are_those_of_the_encoded_table():
-    """30 entries: 120 bytes as they are; with 0, 1, 13 and 29 of them: index, index, bitmap, plain."""
-    tables = torch.zeros(4, 10, 3)
-    for row, filled in enumerate((0, 1, 13, 29)):
-        tables[row].view(-1)[:filled] = -1.5
-    assert sparse_bytes(tables).tolist() == [1, 1 + 8, 1 + 4 + 13 * 4, 1 + 4 + 29 * 4 if 4 + 29 * 4 < 120 else 121]
-    assert sparse_bytes(tables).tolist() == [len(encoded(table.numpy())) for table in tables]
-
-
-def test_traffic_counts_what_the_encoding_saves():
-    training = toy_training("fedrap", learning_rate=0.05)
-    for encoding in ("plain", "sparse"):
-        method = toy_method("fedrap", training=training, encoding=encoding, sparsity_weight=1.0)
-        uploaded = {}
-
-        def watched(round, download, own, block, update=method.client_update, uploaded=uploaded):
-            upload, *rest = update(round, download, own, block)
-            uploaded.update(zip(upload.clients.tolist(), upload.tensors[COMMON].numpy(), strict=True))
-            return upload, *rest
-
-        _, records = run(method._replace(client_update=watched), rounds=2)
-        sent = {client: group["up"] for group in records[1]["traffic"] for client in group["clients"]}
-        for client, table in uploaded.items():
-            expected = len(encoded(table)) if encoding == "sparse" else 4 * 14 * 4
-            assert sent[client] == {COMMON: expected}
-        assert 0.1 < float((np.stack([*uploaded.values()]) == 0).mean()) < 0.9
-    before, _ = run(method, rounds=1)
-    assert records[1]["traffic"][0]["down"] == {COMMON: len(encoded(before.server[COMMON].numpy()))}

@@ -7,26 +7,22 @@ import pytest
 import torch
 from slow import slow
 
-from fedecider.evaluation.protocols import get_protocol
 from fedecider.federation.method import Download
-from fedecider.id_based.clients import id_clients
 from fedecider.id_based.fedhcdr import (
     CHUNK,
     FedhcdrConfig,
-    as_in_the_code,
     contrast_loss,
     fedhcdr,
     filtered,
     hypergraph,
     rating_loss,
     return_probabilities,
-    score_all,
     score_parts,
     silo,
     transfer_loss,
 )
 from fedecider.testing.bench import differing
-from fedecider.testing.id_contract import HISTORIES, ITEMS, run, tiny_clients, tiny_domains
+from fedecider.testing.id_contract import HISTORIES, ITEMS, run, tiny_clients
 
 pytestmark = pytest.mark.whole
 
@@ -51,9 +47,6 @@ def test_the_graph_by_hand():
     # P = (1/3, 2/3), K_01 = 1/6, K_11 = 1/6 + 2/3, degrees 1 and 2
     found = graph.spread(torch.eye(2))
     torch.testing.assert_close(found, torch.tensor([[0.0, 1 / 6], [1 / 6, 0.0]]) / math.sqrt(2.0), atol=1e-7, rtol=0)
-    code = as_in_the_code(graph, USER_E).spread(torch.eye(2))
-    assert code[1, 1].item() == pytest.approx(5 / 24)
-    assert code[0, 1].item() == pytest.approx(0.11785, abs=1e-5)
 
 
 def test_the_sparse_graph_is_the_dense_one_and_so_is_its_gradient():
@@ -112,7 +105,7 @@ def test_losses_by_hand():
     assert transfer_loss(torch.tensor([9.0]), torch.tensor([-9.0]), 0.3).item() == 0.0
     assert transfer_loss(same[:0], same[:0], 0.3).item() == 0.0
     # z = 2, z~ = 1; f(z, u) = 2 and 6, f(z, u~) = 2 and 2, f(z~, u) = 1 and 3
-    found = contrast_loss({}, torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
+    found = contrast_loss(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]))
     plus = lambda *logits: sum(math.log1p(math.exp(one)) for one in logits) / len(logits)  # noqa: E731
     assert found.item() == pytest.approx(2 * plus(-2, -6) + plus(2, 2) + plus(1, 3))
 
@@ -183,38 +176,12 @@ def test_exclusive_vectors_are_drawn_to_what_others_know_of_a_person(weight, rea
     assert torch.equal(*found) is not reached
 
 
-def rankings(variant):
-    """Order of all items for each user of the first client, and the places of the same item for all of its users."""
-    histories = {"films.1": {f"user{n}": [n, n + 1, n + 2, 11, 10] for n in range(7)}}
-    clients = id_clients(tiny_domains(histories), 0, get_protocol("strict/keep_seen"), CPU)
-    method = fedhcdr(clients, replace(CONFIG, variant=variant, learning_rate=0.05))
-    state, _ = run(method, clients, 3)
-    own = {name: tensor[:1] for name, tensor in state.local.items()}
-    found = {}
-    for one in method.variants:
-        (found[one],) = method.positions(one, Download({}), own, clients.blocks()[0], "test")
-    model = {name.removeprefix("model."): tensor[0] for name, tensor in own.items()}
-    return score_all(model, model["high.user"][:7], model["high.item"]).argsort(1), found
-
-
-def test_the_scorer_of_the_code_ranks_alike_for_all_users():
-    order_UI, places = rankings("code")
-    assert (order_UI == order_UI[:1]).all()
-    assert all(len(place_U.unique()) == 1 for place_U in places.values())
-    order_UI, places = rankings("dot")
-    assert not (order_UI == order_UI[:1]).all()
-    assert len(places["both"].unique()) > 1
-
-
 def test_the_score_of_both_parts():
     draw = torch.Generator().manual_seed(0)
     parts = [(torch.randn(3, 4, generator=draw), torch.randn(5, 4, generator=draw)) for _ in range(2)]
     chosen = torch.tensor([2, 0])
-    found = score_parts({}, parts, chosen)
+    found = score_parts(parts, chosen)
     torch.testing.assert_close(found, sum(users[chosen] @ items.T for users, items in parts))
-    layer = {"scorer.first": torch.ones(4), "scorer.second": parts[0][0][0], "scorer.bias": torch.tensor(0.5)}
-    published = score_all(layer, (parts[0][0] + parts[1][0])[chosen], parts[0][1] + parts[1][1])
-    torch.testing.assert_close(score_parts(layer, parts, chosen), published + layer["scorer.bias"])
 
 
 @pytest.mark.parametrize(("share", "variant"), [("all", "both"), slow("nothing", "exclusive")])

@@ -23,7 +23,6 @@ VARIANTS = {
         {"local_epochs": 1},
         {},
         {**SMALL, "num_heads": 1, "local_epochs": 1},
-        {**SMALL, "variant": "code", "local_epochs": 1},
         {**SMALL, "pull_weight": 0.0, "sampled": False, "local_epochs": 1},
         {**SMALL, "share": "nothing", "kl_cap": 1.0, "local_epochs": 1},
     ],
@@ -36,7 +35,7 @@ VARIANTS = {
     ],
     "fedhcdr": [
         {},
-        {"variant": "code", "embedding_size": 4, "batch_size": 3, "walk_steps": 3, "drop_share": 0.5},
+        {"embedding_size": 4, "batch_size": 3, "walk_steps": 3, "drop_share": 0.5},
         {"share": "filter", "embedding_size": 6, "dropout": 0.0, "contrast_weight": 0.0},
         {"share": "nothing", "batch_size": 5, "transfer_weight": 0.0},
     ],
@@ -65,9 +64,9 @@ def test_it_keeps_the_contract(name, variant, contract):
 
 REFUSED = {
     "fedsasrec": {"num_heads": 3, "share": "most", "learning_rate": float("nan")},
-    "feddcsr": {"embedding_size": 5, "variant": "paper", "pull_weight": -1.0, "kl_cap": float("nan"), "dropout": 1.0},
+    "feddcsr": {"embedding_size": 5, "pull_weight": -1.0, "kl_cap": float("nan"), "dropout": 1.0},
     "fedgcdr": {"embedding_size": 5, "epsilon": 0.0, "delta": 1.0, "friends": "some", "source_rounds": 0},
-    "fedhcdr": {"variant": "paper", "share": "some", "drop_share": 1.0, "walk_steps": 0, "margin": -0.1},
+    "fedhcdr": {"share": "some", "drop_share": 1.0, "walk_steps": 0, "margin": -0.1},
 }
 
 

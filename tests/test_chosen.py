@@ -1,6 +1,8 @@
 """Settings that are chosen for own data: each rule once, what is asked for wins, the file gives the same run."""
 
 import csv
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from fedecider.cli.main import main
 from fedecider.cross_silo.auto import Machine, choose, chosen_settings
 from fedecider.cross_silo.command_line import make_settings, parse_settings
 from fedecider.cross_silo.estimate import LEAST_ROUNDS, ROOM, DataFacts, draw, estimate, facts_of
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.sample import sample_domains
-from fedecider.data.store import save_domains
+from fedecider.data.store import load_domains, save_domains
 from fedecider.federation.record import read_json
 from fedecider.running.options import read_words
 
@@ -48,6 +51,38 @@ def test_companies_with_one_catalogue_take_the_mean_of_whole_rows_in_half_the_ro
     assert found["pretrain"]["backbone"]["kind"] == "decoder"
     assert "sell the same items" in reason(choice, "method")
     assert "nobody is public" in reason(choice, "pretrain.samples.synthetic_share")
+
+
+def test_items_without_texts_have_random_rows_and_say_so_first():
+    choice = choose(COMPANIES._replace(num_texts=0, num_all_items=150), CPU)
+    assert choice.settings["pretrain"]["text_encoder"] == "keys"
+    assert choice.settings["pretrain"]["backbone"]["d_model"] == 148  # one less than items, in heads of even size
+    assert choice.reasons[1].startswith("pretrain.text_encoder keys: no item has a text")
+    assert not any("item texts" in line for line in choice.reasons if line.startswith("pretrain."))
+    asked = choose(COMPANIES._replace(num_texts=0), CPU, {"pretrain": {"text_encoder": "tfidf"}})
+    assert asked.settings["pretrain"]["text_encoder"] == "tfidf"
+
+
+@pytest.mark.whole
+def test_data_without_texts_train_recommend_and_take_next_month(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    domain = sample_domains(["crime"])["crime"]
+    bare = Catalogue("crime", domain.item_keys, [""] * len(domain.item_keys), [""] * len(domain.item_keys))
+    save_domains({"crime": replace(domain, catalogue=bare)}, "data")
+    assert facts_of(load_domains("data")).num_texts == 0
+    assert main(["federate", "--data", "data", *QUICK[:-4], "--distill.epochs", "1", "--output", "run"]) == 0
+    assert "no item of crime has a text" in " ".join(capsys.readouterr().out.split())
+    key, last = domain.item_keys[5], 1_700_000_000
+    month = "".join(f"{user},{item},{last + at}\n" for user in "abc" for at, item in enumerate((key, "new-1")))
+    Path("month.csv").write_text(f"customer,sku,time\n{month}")
+    Path("new.csv").write_text("key,title,text\nnew-1,,\n")
+    words = ["update", "--run", "run", "--events", "month.csv", "--force", "true"]
+    assert main([*words, "--new_items", "new.csv"]) == 0
+    assert "1 new items have an ID" in " ".join(capsys.readouterr().out.split())
+    assert main(["recommend", "--run", "run", "--history", key, "--json", "true"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["history"] == [{"key": key, "title": key}]
+    assert len(found["items"]) == 10
 
 
 def test_unequal_companies_weigh_by_examples_unless_noise_hides_how_many(tmp_path):

@@ -415,7 +415,7 @@ def test_ids_of_several_tokens_from_the_run_to_later_items(there, name, backbone
 
 def the_months_new_items_are_counted(run, ids, capsys):
     """`update` with the items of the month: they stand in histories and counts, with the IDs that they had by text."""
-    first, last = CRIME.item_keys[0], 4_000_000_000
+    first, last = CRIME.item_keys[0], 1_700_000_000
     rows = [(user, item, last + at) for user in CRIME.clients.users[:40] for at, item in ((0, "n1"), (1, first))]
     text = "".join(f"{user},{item},{at}\n" for user, item, at in [*rows, ("new", "gone", last), ("new", "n2", last)])
     Path("month.csv").write_text("user,item,timestamp\n" + text)
@@ -446,7 +446,7 @@ def test_a_month_of_new_items_where_ids_are_one_token(there, capsys):
     Path("later.jsonl").write_text("".join(json.dumps(item._asdict()) + "\n" for item in later))
     untouched = {path: path.read_bytes() for path in Path("months").rglob("*") if path.is_file()}
     words = ["update", "--run", "months", "--company", "crime", "--events", "month.csv", "--force", "true"]
-    at, last = 4_000_000_000, CRIME.item_keys[3]
+    at, last = 1_700_000_000, CRIME.item_keys[3]
     month = [(user, item, at + step) for user in CRIME.clients.users[:40] for step, item in enumerate(("n1", last))]
     said = " ".join(told(capsys, *words, events=month).split())
     assert "left out: 40 events of 1 items that the catalogue does not have, such as n1" in said

@@ -107,7 +107,7 @@ def test_lists_know_the_new_events(run, domain, tmp_path):
 
 
 def test_what_ranks_worse_is_not_written(run, domain, tmp_path, monkeypatch, capsys):
-    rows = [*month(domain, domain.clients.users[:30], 0, 10), {"customer": "x", "sku": "gone", "time": 2**31}]
+    rows = [*month(domain, domain.clients.users[:30], 0, 10), {"customer": "x", "sku": "gone", "time": 1_600_000_000}]
     events = table(rows, tmp_path / "new.parquet")
     before = {path: path.read_bytes() for path in (run / "private").rglob("*") if path.is_file()}
     words = ["update", "--run", run, "--company", "crime", "--events", events, "--output", tmp_path / "next"]
@@ -330,8 +330,6 @@ def test_a_table_in_a_form_of_its_own_is_read_as_it_was_imported(tmp_path):
     path.write_text("\n".join(rows), encoding="latin-1")
     how = {"user": "K\u00e4ufer", "time": "Rechnung", "time_format": "%d.%m.%Y", "encoding": "latin-1"}
     assert new_events(path, before, "shop", how).items == {"17": [0, 1]}
-    with pytest.raises(ValueError, match="Rechnung"):
-        new_events(path, before, "shop", {"user": "K\u00e4ufer", "encoding": "latin-1"})
     with pytest.raises(ValueError, match="titel"):
         new_events(path, before, "shop", {"titel": "x"})
     words = ["--run", str(tmp_path), "--columns", "user=K"]

@@ -183,6 +183,8 @@ def _many(config: RecommendConfig) -> None:
     wanted = None if config.all else keys_of(config.customers, "customers")
     how = columns_from(config.columns)
     found = histories_of(config.run, company, config.data, config.events, how)
+    for text in () if config.json else found.said:
+        log_line(text)
     pairs: Iterable[tuple[str, list[Any]]] = found.of(wanted, company)
     if wanted is not None:
         pairs = known = list(pairs)

@@ -20,7 +20,7 @@ import torch
 from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.estimate import FACTOR, DataFacts, Estimate, draw, estimate, facts_of, time_text
 from fedecider.cross_silo.settings import RunConfig
-from fedecider.data.encoders import chosen_encoder
+from fedecider.data.encoders import KEYS, chosen_encoder
 from fedecider.data.store import load_domains
 from fedecider.methods.config import LocalTraining
 from fedecider.running.machine import available_bytes
@@ -52,6 +52,7 @@ LONG_S = 3600.0
 UNEQUAL = 4.0
 """Times the events of the smallest client from which the largest one would gain nothing from equal weights; measured
 is 33 times."""
+WITHOUT_TEXTS = "no item has a text, so each ID is one token whose row starts at random"
 PLACES = ("output", "cache", "resume", "tracker")
 """Options that say where things are, and are no part of a configuration."""
 
@@ -121,10 +122,16 @@ def choose(facts: DataFacts, machine: Machine, asked: Mapping[str, Any] = {}) ->
         block.pop("encoder", None)
         block.pop("text_encoder", None)
     reasons = {"method": _method(facts)[1]}
+    if not facts.num_texts:
+        found["pretrain"]["text_encoder"] = KEYS
+        reasons = {"pretrain.text_encoder": WITHOUT_TEXTS, **reasons}
     reasons |= _weights(facts, found, asked)
     reasons |= _backbone(facts, machine, found, asked)
     reasons |= _rounds(facts, found)
     reasons |= _machine(machine, found)
+    if not facts.num_texts:
+        reasons |= {f"pretrain.{name}": WITHOUT_TEXTS for name in ("backbone.kind", "samples.synthetic_share")}
+        reasons["pretrain.backbone.d_model"] = "random rows have at most as many dimensions as there are items"
     found = merged(found, asked)
     lines = [f"as {base}: {why}"]
     for name, reason in reasons.items():
@@ -189,7 +196,7 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
     pretrain = found["pretrain"]
     backbone = pretrain["backbone"]
     # each catalogue is centred on its mean; two heads of even size
-    most = max(4, facts.num_texts - facts.num_catalogues) // 4 * 4
+    most = max(4, (facts.num_texts or facts.num_all_items) - facts.num_catalogues) // 4 * 4
     wanted = backbone["d_model"] if facts.num_events < NUM_TINY and not facts.is_shared else WIDTHS[machine.encoder]
     is_large = facts.num_all_items * len(facts.names) > MANY_ROWS
     wanted = min(wanted, 128) if is_large else wanted
@@ -218,7 +225,7 @@ def _backbone(facts: DataFacts, machine: Machine, found: dict[str, Any], asked: 
         )
         + " (docs/backbones.md)",
     }
-    if facts.num_texts <= facts.num_all_items / 2:
+    if 0 < facts.num_texts <= facts.num_all_items / 2:
         reasons["pretrain.backbone.d_model"] += (
             f". Warning: {facts.num_all_items:,} items have {facts.num_texts:,} different texts with words, and others "
             "are learned from events alone; give titles if there are any"

@@ -98,7 +98,8 @@ def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
     lengths = [length for domain in clients.values() for length in domain.clients.arrays().sequences.length_U.tolist()]
     sizes = [domain.clients.num_events for domain in clients.values()]
     num_items = [len(one.catalogue.keys) for one in sellers]
-    texts = {text for one in sellers for text in one.catalogue.texts if any(map(str.isalpha, text))}
+    worded = [one.catalogue for one in sellers if one.catalogue.has_texts]
+    texts = {text for catalogue in worded for text in catalogue.texts if any(map(str.isalpha, text))}
     return DataFacts(
         names=tuple(clients),
         num_catalogues=len({domain.catalogue for domain in clients.values()}),

@@ -145,6 +145,9 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     check_quantize(config.quantize)
     config, domains, _ = decided(config)
     check_targets(config)
+    for name, sellers in by_catalogue(domains).items():
+        if launch.is_main and not sellers.catalogue.has_texts:
+            log_line(f"no item of {name} has a text: its events alone tell of it. Give titles if there are any")
     with launch.accelerator.main_process_first():
         load_encoder(config.pretrain.text_encoder)  # the table after the rounds needs it: a missing one is told now
         with stage("pretrain"):

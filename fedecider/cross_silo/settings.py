@@ -28,7 +28,8 @@ class PretrainConfig:
         id_generator: The folder or hub name of a T5 that writes tags; if empty, a small T5 is trained from scratch on
             the items' keywords.
         samples: How histories become prompts; used in every stage.
-        text_encoder: The encoder of item texts: auto (which is minilm), minilm, tfidf, or a folder or hub name for
+        text_encoder: The encoder of item texts: auto (which is minilm), minilm, tfidf, keys (a random vector
+            each, where items have keys alone), or a folder or hub name for
             sentence-transformers. Text neighbours, synthetic histories (synthetic_share), a start from texts
             (embedding_init text) and the distances in the report are made with it.
         backbone: Where the backbone comes from, or its size.

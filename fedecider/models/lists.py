@@ -28,7 +28,6 @@ from fedecider.models.histories import Entry
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
 from fedecider.running.damage import damaged
-from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_file, read_run
 
 HISTORIES_FILE = "histories.parquet"
@@ -55,6 +54,8 @@ class Histories(NamedTuple):
     """Whether the counts of the ensemble hold all of it, as after an update; else all but the held-out events."""
     num_public: int = 0
     """Customers whose events are public: they are the pool that all companies start from, and not among these."""
+    said: tuple[str, ...] = ()
+    """What has to be said of the table that was read."""
 
     def prefix(self, company: str) -> str:
         """What stands in front of a customer's key, ``north:``, where companies share a catalogue; else nothing.
@@ -113,10 +114,8 @@ def histories_of(
     folder = find_source(run).run
     if events:
         raw, said, _ = events_of(events, how, company)
-        for text in said:
-            log_line(text)
         found, sequences = ordered_events(raw, knows_baskets(folder))
-        return Histories(found.users, found.items, sequences, {}, False)
+        return Histories(found.users, found.items, sequences, {}, False, said=tuple(said))
     if folder is not None and not data and (kept := folder.private / company / HISTORIES_FILE).is_file():
         return _kept_histories(kept, read_item_ids(folder.adapters / company).keys)
     return _histories(_domain(folder, run, company, data), company)

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.catalogue import NewItem
-from fedecider.data.encoders import load_encoder
+from fedecider.data.encoders import KEYS, load_encoder
 from fedecider.data.near_texts import unit_vectors
 from fedecider.models.ensemble import Ensemble, with_items
 from fedecider.models.item_table import ItemTable
@@ -158,8 +158,7 @@ def add_items(
             needs. The encoder is another one than the run's. Or it is TF-IDF where vectors are needed: that is fitted
             on all texts and cannot encode one more.
     """
-    _check(items, new_items)
-    keys, found = [item.key for item in new_items], [_clean(item.text) for item in new_items]
+    keys, found = [item.key for item in new_items], _checked_texts(items, new_items, texts)
     if _has_rows(texts, items):
         row_ND, unit_NE = _rows(catalogue, found, texts)
         known = known_phrases(tokenizer) | _word_runs(texts.prompts)
@@ -201,10 +200,10 @@ def _texts_of(place: Place) -> NewTexts:
 
 def encoded_items(place: Place, items: ItemTable, new_items: Sequence[NewItem]) -> Later:
     """New items with the vectors of their texts, for a run with an ensemble. ``ValueError`` as `add_items`."""
-    _check(items, new_items)
     texts = _texts_of(place)
+    found = _checked_texts(items, new_items, texts)
     _, wanted = _projection(texts, _has_rows(texts, items))
-    return Later(new_items, _encoded([_clean(item.text) for item in new_items], texts, wanted))
+    return Later(new_items, _encoded(found, texts, wanted))
 
 
 def takes_new_items(place: Place, items: ItemTable) -> str:
@@ -353,19 +352,22 @@ def _check_encoder(texts: NewTexts, wanted: str, advice: str = "") -> None:
         )
 
 
-def _check(items: ItemTable, new_items: Sequence[NewItem]) -> None:
+def _checked_texts(items: ItemTable, new_items: Sequence[NewItem], texts: NewTexts) -> list[str]:
+    """What is read of new items, their keys where those of the run are read; ``ValueError`` for what cannot be one."""
+    found = [item.key if texts.encoder == KEYS else _clean(item.text) for item in new_items]
     known = set(items.keys)
-    for item in new_items:
+    for item, text in zip(new_items, found, strict=True):
         if not item.key.strip() or item.key in known:
             raise ValueError(
                 f"got the key {item.key!r} for a new item, expected one that no other item has. Leave out items of the "
                 "catalogue, and name each new one once"
             )
         known.add(item.key)
-        if not clean_words(item.text):
+        if not clean_words(text):
             raise ValueError(
                 f"got the text {item.text!r} for the new item {item.key!r}, expected words: write its text"
             )
+    return found
 
 
 def _clean(text: str) -> str:

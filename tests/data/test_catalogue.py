@@ -107,3 +107,11 @@ def test_items_that_cannot_be(changes, what):
 def test_a_union_has_the_words_of_the_first():
     whole = union("ean", [items("one", "bc", " 1"), items("two", "acd", " 2")])
     assert (whole.keys, whole.texts) == (list("abcd"), ["title: a 2", "title: b 1", "title: c 1", "title: d 2"])
+
+
+def test_keys_stand_for_texts_where_no_item_has_one():
+    bare = Catalogue("shop", ["b1", "b2"], ["", "Two"], ["", ""])
+    assert (bare.titles, bare.texts, bare.has_texts) == (["b1", "Two"], ["b1", "b2"], False)
+    named = Catalogue("other", ["b2", "b3"], ["Second", "Third"], ["title: second", "title: third"])
+    assert named.has_texts
+    assert union("ean", [bare, named]).texts == ["b1", "title: second", "title: third"]

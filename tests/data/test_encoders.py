@@ -36,6 +36,13 @@ def test_a_smaller_size_keeps_the_strongest_directions():
         encoders.tfidf_vectors(["!", "a"])
 
 
+def test_keys_are_near_to_nothing_and_the_same_everywhere():
+    vector_ND = encoders.load_encoder("keys").encode([f"item {number}" for number in range(500)])
+    cosine_NN = vector_ND @ vector_ND.T - torch.eye(500)
+    assert float(cosine_NN.abs().max()) < 0.4  # six standard errors of 256 dimensions are 0.375
+    assert torch.equal(encoders.load_encoder("keys").encode(["x", "item 7"])[1], vector_ND[7])
+
+
 class FakeModel:
     """Records what it was loaded from; a text's vector is its number of words and 1."""
 

@@ -14,7 +14,6 @@ import pyarrow.parquet
 import pytest
 
 from fedecider.data import from_events, given
-from fedecider.data.catalogue import NewItem
 from fedecider.data.given import Given, event_tables
 from fedecider.data.store import load_domains
 
@@ -85,23 +84,6 @@ def test_three_lines_are_enough(tmp_path):
     assert {name: one.content_hash() for name, one in loaded.items()} == {
         name: one.content_hash() for name, one in domains.items()
     }
-
-
-def test_products_that_nobody_has_bought_are_kept_beside_the_catalogue(tmp_path):
-    """They change no number of what is trained: the same catalogue, users and content as without them."""
-    new = [{"sku": "07", "title": "New <b>one</b>"}, {"sku": "06", "title": ""}, {"sku": "05b", "title": "B"}]
-    rows = [*events(), {"customer": 999, "sku": "07", "when": START}]  # too few events: the customer is left out
-    found = from_events(rows, [*new, *items()], **NAMES, **SETTINGS)
-    plain = from_events(events(), items(), **NAMES, **SETTINGS)
-    assert found["shop"].unsold == (NewItem("05b", "B", "title: b"), NewItem("07", "New one", "title: new one"))
-    assert found["shop"].content_hash() == plain["shop"].content_hash()
-    assert "shop: 2 products without an event stay candidates, as new items" in str(found.report)
-    found.save(tmp_path / "data")
-    assert load_domains(tmp_path / "data")["shop"].unsold == found["shop"].unsold
-    (tmp_path / "data" / "shop" / "unsold.parquet").unlink()
-    with pytest.raises(ValueError, match=r"unsold\.parquet is missing"):
-        load_domains(tmp_path / "data")
-    assert plain["shop"].unsold == ()
 
 
 def test_a_column_of_domains_shares_the_tables_out():

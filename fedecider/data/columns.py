@@ -21,20 +21,21 @@ TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
 USER = (
     "unique household customer client clients buyer member patron borrower kunde kunden kaeufer klant cliente acheteur "
     "comprador utente usuario utilisateur gebruiker user account visitor person shopper debitor pseudo reviewer "
-    "username email mail"
+    "debitoren loyalty username email mail"
 )
 ITEM = (
     "parentasin item items sku product prod article artikel produkt produit producto prodotto articulo articolo "
     "lineitem art stockcode material game movie book track song news business asin isbn ean gtin upc barcode plu aid"
 )
 ORDER = (
-    "basket order invoice receipt kassenbon bon beleg rechnung rechnungs auftrag auftrags bestell bestellung commande "
-    "facture pedido factura ordine fattura scontrino bestelling ticket transaction"
+    "basket order invoice receipt kassenbon bon beleg rechnung rechnungs auftrag auftrags bestell bestellung orders "
+    "commande commandes facture pedido factura ordine fattura scontrino bestelling ticket transaction"
 )
-QUANTITY = "quantity qty menge anzahl stueck stueckzahl quantite cantidad quantita aantal units pieces"
+QUANTITY = "quantity qty menge anzahl stueck stueckzahl stk quantite qte cantidad quantita aantal units pieces"
 TIME = "timestamp datetime time ts date dat day datum zeitstempel zeitpunkt zeit uhrzeit fecha hora data ora heure jour"
 NEUTRAL = {
-    "id": "id key code nr no num number nummer numero n ref reference codigo codice uid the of de del des du la le el",
+    "id": "id key code card sales nr no num number nummer numero n ref reference codigo codice uid the of de del des "
+    "du la le el",
     "time": "at on event purchase purchased bought sale sold ordered created paid checkout loan boughton boughtat t "
     "tdat unix review unixreview kauf verkauf verkaufs einkaufs achat vente compra venta acquisto vendita aankoop "
     "verkoop epoch ms utc best bestel invoice created",
@@ -87,10 +88,12 @@ NOT_TITLES = re.compile(
     r"(^|[\W_])(id|nr|no|url|link|image|img|date|datum|price|preis|prix|status|ean|gtin|sku|code)($|[\W_])"
 )
 NOT_A_TEXT = re.compile(
-    r"status|type$|event|session|country|city|currency|method|channel|mail|note|comment|address|phone"
+    r"status|(?<!product)type$|event|session|country|city|currency|method|channel|mail|note|comment|address|phone"
 )
 SAME_TITLES = 0.5
-"""A column of texts with fewer different values than this share of the items is no title."""
+"""A column of texts with fewer different values than this share of the items is no title, where keys are words."""
+LEAST_TITLES = 0.05
+"""The same where there is nothing better: types of products say more than no title."""
 
 
 class Columns(NamedTuple):
@@ -122,7 +125,8 @@ def _words(name: str) -> tuple[str, ...]:
 
 def role_of(name: str) -> str:
     """``user``, ``item``, ``time``, ``order`` or ``quantity``; empty: a name that says nothing."""
-    return _role(bare(name)) or (_role(bare(name.rpartition(".")[2])) if "." in name else "")
+    parts = name.split(".")
+    return next(filter(None, (_role(bare(".".join(some))) for some in (parts, parts[-1:], parts[-2:]))), "")
 
 
 @lru_cache(maxsize=4096)
@@ -184,6 +188,9 @@ def find_columns(
             found = [name for name in found if holds_times(sample[name]) or are_numbers(sample[name])]
         if role == "item" and not found:
             found = [name for name in sample if name in of_items and name not in named.values() and not role_of(name)]
+        item = {**named, **guessed}.get("item", "")
+        beside = tuple(f"{one}." for one in table.lists if item and not item.startswith(f"{one}."))
+        found = [name for name in found if not name.startswith(beside)]
         best = [name for name in found if _rank(name, role) == _rank(found[0], role)]
         if len(best) == 1:
             guessed[role] = best[0]
@@ -233,11 +240,10 @@ def clock_column(table: Table, time: str, used: Collection[str]) -> str:
 
 
 def time_like_columns(table: Table, used: Collection[str]) -> dict[str, str]:
-    """Columns outside ``used`` whose first values are times, whatever they are called -> the first one."""
-    sample = table.sample(1000)
-    return {
-        name: values[0] for name, values in sample.items() if name not in used and values and holds_times(values, name)
-    }
+    """Columns outside ``used`` whose first values are times, whatever they are called -> the first one; those with
+    most different ones come first."""
+    sample = sorted(table.sample(1000).items(), key=lambda one: -len(set(one[1])))
+    return {name: values[0] for name, values in sample if name not in used and values and holds_times(values, name)}
 
 
 def text_columns(
@@ -292,7 +298,7 @@ def _with_title(
     num_items = len(set(sample.get(item, ())))
     if of_events and max(different.values(), default=0) < SAME_TITLES * num_items and _are_words(sample[item]):
         return {"title": item, **chosen}, []
-    if not different or max(different.values()) < SAME_TITLES * num_items:
+    if not different or max(different.values()) < LEAST_TITLES * num_items:
         return {field: name for field, name in chosen.items() if field not in ("price", "year")}, []
     best = (
         chosen.get("description", "")

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from fedecider.data.columns import (
     TEXT_COLUMNS,
+    bare,
     candidates,
     clock_column,
     find_columns,
@@ -26,6 +27,7 @@ from fedecider.data.dropped import Dropped
 from fedecider.data.keys import SEVERAL, check_keys, nearly_equal, parts_of
 from fedecider.data.mapping import NO_TIMES, TableOptions
 from fedecider.data.purchases import (
+    FLAGS,
     NO_CUSTOMER,
     NOT_KEPT,
     RETURNS,
@@ -190,6 +192,7 @@ class Purchases:
         """
         table, reading = source.table, self.reading
         extra = {name: f"p{place}" for place, name in enumerate(_extra_columns(source))}
+        self._say_lists(source)
         columns = {**source.columns, **{ours: name for name, ours in extra.items()}}
         num_rows = table.load(columns, _plain_columns(source, extra))
         reading.add_table(table, num_rows)
@@ -236,12 +239,24 @@ class Purchases:
             found[domain] = raw._replace(dropped=self.dropped[domain])
         return found
 
+    def _say_lists(self, source: Source) -> None:
+        """Lists beside the one of items that may say what was sent back."""
+        for name in _lists_beside(source):
+            if FLAGS.search(bare(name.rpartition(".")[2])):
+                self.reading.first.append(
+                    f"{source.what}: the list {name!r} beside the items may say what was sent back, and is not read: "
+                    "write its entries as rows of a negative quantity (--quantity)"
+                )
+
     def _say_negative(self, source: Source, extra: Mapping[str, str]) -> None:
         for name, ours in extra.items():
             if name in source.options.counted:
                 continue
             number = _number(quoted(ours))
-            low, known = source.table.query(f"SELECT count(*) FILTER ({number} < 0), count({number}) FROM rows")[0]
+            others = "amount >= 0" if "quantity" in source.columns else "true"
+            low, known = source.table.query(
+                f"SELECT count(*) FILTER ({number} < 0 AND {others}), count({number}) FROM rows"
+            )[0]
             if 0 < low < known:
                 self.reading.first.append(
                     f"{source.what}: column {name!r} has {low:,} negative numbers and is not used; if these rows are "
@@ -435,7 +450,14 @@ def _extra_columns(source: Source) -> list[str]:
     keep = source.options.counted
     source.table.check(keep)
     others = state_columns(source.table, {*source.columns.values(), *keep})
-    return [*keep, *others]
+    beside = tuple(f"{name}." for name in _lists_beside(source))
+    return [*keep, *(name for name in others if not name.startswith(beside))]
+
+
+def _lists_beside(source: Source) -> list[str]:
+    """Lists of JSON objects that hold no column that is read: their entries are no rows."""
+    read = [*source.columns.values(), *source.options.counted]
+    return [one for one in source.table.lists if not any(name.startswith(f"{one}.") for name in read)]
 
 
 def _add_column(table: Table, name: str, sql: str) -> None:

@@ -61,11 +61,11 @@ EVENT_WORDS = {
     "removefromcart removefromcart canceled cancelled cancel refunded refund returned return pending failed unavailable "
     "created draft voided void declined expired abandoned chargeback partiallyrefunded partiallypaid unpaid "
     "storniert storno retour retoure abgebrochen offen annule annulé rembourse remboursé cancelado devuelto reembolsado "
-    "annullato rimborsato reso geannuleerd onhold fraud",
+    "annullato rimborsato reso geannuleerd onhold fraud enattente",
 }
 """What columns of states and of kinds of events say, without marks; those of ``other`` are no purchases."""
 NAMES = re.compile(
-    r"status|eventtype|eventname|^event$|^action$|behaviou?r|vorgang|buchungsart|^statut$|^estado$|^stato$"
+    r"status|eventtype|eventname|^event$|^action$|behaviou?r|vorgang|buchungsart|^statut$|^etat$|^zustand$|^estado$|^stato$"
 )
 FLAGS = re.compile(r"cancel|storn|refunded|return|retour|annul|void|deleted|geloescht|devuelt|rimbors|rembours")
 MOST_STATES = 30
@@ -95,13 +95,13 @@ def state_columns(table: Table, used: Collection[str]) -> list[str]:
             continue
         few = len(set(values)) <= MOST_STATES and all(len(value) <= 40 for value in values[:100])
         numbers = bool(values) and all(re.fullmatch(r"-?[\d.,]+", value) for value in values[:100])
-        if (few and not numbers) or FLAGS.search(bare(name)) or NAMES.search(bare(name)) or (numbers and not few):
+        if (few and not numbers) or _searched(FLAGS, name) or _searched(NAMES, name) or (numbers and not few):
             found.append(name)
     return found
 
 
 def keep_rows(table: Table, keep: Mapping[str, Sequence[str]], column_of: Mapping[str, str]) -> int:
-    """Remove the rows that do not count; how many.
+    """Remove the rows that do not count; how many. Returns stay: they take back purchases.
 
     Args:
         table: Its ``rows`` are changed.
@@ -112,6 +112,7 @@ def keep_rows(table: Table, keep: Mapping[str, Sequence[str]], column_of: Mappin
         ValueError: a value that no row has.
     """
     before = int(table.value("SELECT count(*) FROM rows"))
+    no_return = "NOT coalesce(amount < 0, false)" if _has_amounts(table) else "true"
     for name, values in keep.items():
         if "*" in values:
             continue
@@ -124,31 +125,32 @@ def keep_rows(table: Table, keep: Mapping[str, Sequence[str]], column_of: Mappin
                 f"{', '.join(sorted(known))[:300]}"
             )
         listed = ", ".join(literal(value.lower()) for value in values)
-        table.query(f"DELETE FROM rows WHERE {column} NOT IN ({listed})")
+        table.query(f"DELETE FROM rows WHERE {column} NOT IN ({listed}) AND {no_return}")
     return before - int(table.value("SELECT count(*) FROM rows"))
 
 
 def ask_about_states(table: Table, keep: Mapping[str, Sequence[str]], column_of: Mapping[str, str]) -> None:
-    """Whether a column that nobody spoke of says that some rows are no purchases.
+    """Whether a column that nobody spoke of says that some rows are no purchases, beside returns.
 
     Raises:
         ValueError: it does: which of its values count has to be said.
     """
     others = set(EVENT_WORDS["other"].split())
+    bought = "WHERE amount > 0 " if _has_amounts(table) else ""
     asked, proposal = [], dict[str, list[str]]()
     for name, ours in column_of.items():
         if name in keep:
             continue
         counts = table.query(
-            f"SELECT trim(coalesce({quoted(ours)}, '')) AS value, count(*) AS num FROM rows GROUP BY value ORDER BY num DESC, "
-            f"value LIMIT {MOST_STATES + 1}"
+            f"SELECT trim(coalesce({quoted(ours)}, '')) AS value, count(*) AS num FROM rows {bought}GROUP BY value "
+            f"ORDER BY num DESC, value LIMIT {MOST_STATES + 1}"
         )
         values = [value for value, _ in counts]
-        plain = {bare(value) for value in values} - {""}
+        plain = {_state(value) for value in values} - {""}
         is_few = len(values) <= MOST_STATES
-        is_state = is_few and len(plain) > 1 and bool(NAMES.search(bare(name)))
+        is_state = is_few and len(plain) > 1 and _searched(NAMES, name)
         has_other = is_few and bool(plain & others) and not all(value in ("", "0") for value in plain)
-        is_flag = bool(FLAGS.search(bare(name))) and len(values) > 1 and _is_flag(values)
+        is_flag = _searched(FLAGS, name) and len(values) > 1 and _is_flag(values)
         if not (is_state or has_other or is_flag):
             continue
         shown = ", ".join(f"{value or 'blank'} ({num:,})" for value, num in counts[:8])
@@ -164,6 +166,21 @@ def ask_about_states(table: Table, keep: Mapping[str, Sequence[str]], column_of:
         )
 
 
+def _searched(words: re.Pattern[str], name: str) -> bool:
+    return bool(words.search(bare(name)) or words.search(bare(name.rpartition(".")[2])))
+
+
+def _state(value: str) -> str:
+    """A value without marks, and without the ending of a feminine or plural that is not among the words."""
+    plain = bare(value)
+    known = set(" ".join(EVENT_WORDS.values()).split())
+    return next((one for one in (plain, plain[:-1], plain[:-2]) if one in known), plain)
+
+
+def _has_amounts(table: Table) -> bool:
+    return "amount" in {name for (name, *_) in table.query("DESCRIBE rows")}
+
+
 def _is_flag(values: Sequence[str]) -> bool:
     """Dates or truths, blank where nothing happened; no amounts of money."""
     return all(re.fullmatch(r"|0|1|true|false|yes|no|y|n|ja|nein|.*\d{4}.*\d.*", value.lower()) for value in values)
@@ -174,7 +191,8 @@ def _good(values: Sequence[str], is_flag: bool) -> list[str]:
     if is_flag:
         return [value for value in values if value.lower() in ("", "0", "false", "no", "n", "nein")][:1]
     buys, others = (set(EVENT_WORDS[one].split()) for one in ("purchase", "other"))
-    return [value for value in values if bare(value) in buys] or [one for one in values if bare(one) not in others]
+    good = [value for value in values if _state(value) in buys]
+    return good or [one for one in values if _state(one) not in {*others, ""}] or [one for one in values if not one]
 
 
 def leave_out_nobody(table: Table, nobody: Sequence[str] | None) -> tuple[int, str]:

@@ -115,6 +115,8 @@ class Table:
     bad: Counter[str] = field(default_factory=Counter)
     """What is wrong with lines that are no rows -> how many, once it was loaded."""
     examples: list[str] = field(default_factory=list)
+    lists: list[str] = field(default_factory=list)
+    """The paths of lists of JSON objects: a column inside makes a row of each entry."""
     holder: Any = None
     """Keeps temporary files and the tables in memory."""
 
@@ -528,6 +530,7 @@ def _of_records(path: Path, records: str, table: Table) -> _Part:
     lists = dict.fromkeys(place for record in objects for place in _lists_of(record))
     found = dict.fromkeys(name for record in objects for name in _names_of(record))
     names = [name for name in found if not any(other.startswith(f"{name}.") for other in found)]
+    table.lists += [name for name in lists if name not in table.lists]
     if not names:
         raise ValueError(f"got {table.what} in {path} without a JSON object, expected one a line, or a list of them")
 
@@ -540,7 +543,7 @@ def _of_records(path: Path, records: str, table: Table) -> _Part:
         rest = name[len(inside) + 1 :] if inside else name
         return f"({quoted(inside or 'record')} ->> {literal(_path(rest))})"
 
-    def unnested(wanted: Iterable[str], _: bool) -> str:
+    def unnested(wanted: Iterable[str], sampled: bool) -> str:
         sql = f"(SELECT record FROM ({records}) WHERE json_type(record) = 'OBJECT')"
         needed = {
             outer for name in wanted if (inner := level(name)) for outer in lists if f"{inner}.".startswith(f"{outer}.")
@@ -548,8 +551,10 @@ def _of_records(path: Path, records: str, table: Table) -> _Part:
         for one in sorted(needed, key=len):
             outer = level(one)
             rest = one[len(outer) + 1 :] if outer else one
-            entries = f"unnest({quoted(outer or 'record')} -> {literal(_path(rest) + '[*]')})"
-            sql = f"(SELECT *, {entries} AS {quoted(one)} FROM {sql})"
+            entries = f"{quoted(outer or 'record')} -> {literal(_path(rest) + '[*]')}"
+            if sampled:  # columns of all lists are looked at together, of which one may have no entry
+                entries = f"CASE WHEN len({entries}) > 0 THEN {entries} ELSE [NULL] END"
+            sql = f"(SELECT *, unnest({entries}) AS {quoted(one)} FROM {sql})"
         return sql
 
     return _Part(path, records, names, expression, unnested)
@@ -565,7 +570,7 @@ def _names_of(record: Mapping[str, Any], before: str = "") -> Iterator[str]:
         if isinstance(value, dict) and value:
             yield from _names_of(value, f"{before}{name}.")
         elif _is_nested(value):
-            for one in islice(value, 10):
+            for one in islice(value, RECORDS_FOR_NAMES):
                 yield from _names_of(one, f"{before}{name}.")
         else:
             yield f"{before}{name}"
@@ -578,7 +583,7 @@ def _lists_of(record: Mapping[str, Any], before: str = "") -> Iterator[str]:
             yield from _lists_of(value, f"{before}{name}.")
         elif _is_nested(value):
             yield f"{before}{name}"
-            for one in islice(value, 10):
+            for one in islice(value, RECORDS_FOR_NAMES):
                 yield from _lists_of(one, f"{before}{name}.")
 
 
@@ -662,7 +667,9 @@ def _found(path: Path, table: Table, lines: list[str], form: FileForm) -> _Form:
     delimiter, above = _delimiter(path, given, lines[skip:])
     skip += above
     if above:
-        notes.append(f"{above} lines above the line of names are passed over, such as {lines[skip - 1].strip()[:60]!r}")
+        notes.append(
+            f"{above} lines above the line of names are passed over, such as {lines[skip - above].strip()[:60]!r}"
+        )
     usual = "\t" if ".tsv" in path.name.lower() else ","
     if delimiter != usual and not given:
         name = next((name for name, mark in DELIMITERS.items() if mark == delimiter), delimiter)
@@ -689,7 +696,7 @@ def _fields(line: str, delimiter: str, quoting: bool = True) -> list[str]:
 
 
 def _delimiter(path: Path, given: str | None, lines: list[str]) -> tuple[str, int]:
-    """The delimiter, and the number of lines above the line of names: those that have other numbers of fields."""
+    """The delimiter, and the lines above the line of names: they have other numbers of fields, or blank ones."""
     if given:
         mark = DELIMITERS.get(given, given.encode().decode("unicode_escape") if given.startswith("\\") else given)
         if len(mark) != 1:
@@ -697,7 +704,8 @@ def _delimiter(path: Path, given: str | None, lines: list[str]) -> tuple[str, in
     usual = "\t" if ".tsv" in path.name.lower() else ","
     best = (0.0, 0, 0, False, usual)
     for one in [mark] if given else DELIMITERS.values():
-        nums = [len(_fields(line, one)) for line in lines[:LOOK_LINES]]
+        rows = [_fields(line, one) for line in lines[:LOOK_LINES]]
+        nums = [len(row) if 2 * sum(map(bool, row)) >= len(row) else 0 for row in rows]  # "Sales of 2025;;;;;" is none
         below = nums[len(nums) // 2 :]
         most = Counter(below).most_common(1)[0][0]
         if most > 1:

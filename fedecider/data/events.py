@@ -39,7 +39,7 @@ from fedecider.data.purchases import (
     take_back,
 )
 from fedecider.data.readers.reading import BELOW_RATING, ItemFields, RawEvents, clean, events_of_columns
-from fedecider.data.tables import JSON, Table, literal, quoted
+from fedecider.data.tables import JSON, Question, Table, literal, quoted
 from fedecider.data.times import DAY_US, FIRST_YEAR, ORDER, SINCE_US, checked_form, find_form, latest_us
 
 NAME = re.compile(r"\w[\w.-]*")
@@ -148,10 +148,11 @@ def event_source(
     if "time" not in columns and time is None:
         if like := time_like_columns(table, columns.values()):
             name, example = next(iter(like.items()))
-            raise ValueError(
+            raise Question(
                 f"got {table.what} without a column that is called as times usually are, but {name!r} holds times "
                 f"({example}), expected the column's name: time={name!r} (--time), or time={NO_TIMES!r} where it is "
-                "not the time of the event and rows are oldest first"
+                "not the time of the event and rows are oldest first",
+                {**columns, "time": name},
             )
         table.notes.append(f"{table.what}: no column of times, rows are taken as oldest first")
     if consents:

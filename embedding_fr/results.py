@@ -91,7 +91,7 @@ def evaluate(
         "privacy": privacy_text(settings, interactions.num_users),
         "test": rows_data(rows["test"], name),
         "activity": groups.activity_table({name: interactions}, per_client)["domains"][name],
-        "popularity": groups.popularity_table({name: interactions}, per_client, ("shares",))["shares"][name],
+        "popularity": groups.popularity_table({name: interactions}, per_client)[name],
         "valid": rows_data(rows["valid"], name),
         "round_seconds": costs.median_seconds(records),
         "bytes": costs.total_bytes(records),

@@ -327,17 +327,3 @@ def activity_buckets(num_train_U: Sequence[int] | Tensor, users: Sequence[str], 
     order = sorted(range(len(users)), key=lambda user: (counts[user], users[user]))
     bucket_U[torch.tensor(order)] = torch.arange(len(users)) * num_buckets // len(users)
     return bucket_U
-
-
-def popularity_groups(
-    target_U: Tensor, train_count_I: Tensor, item_keys: Sequence[str], inactive_share: float = 0.02
-) -> Tensor:
-    """True for users whose held-out item is among the ``inactive_share`` least popular held-out items. bool (U,).
-
-    The distinct held-out items are sorted by train frequency, ties by item key (frequencies tie massively), and the
-    bottom share, at least one item, is "inactive" (FeDecider, Fig. 7; the tie rule is ours: the paper has none).
-    """
-    counts = train_count_I.tolist()
-    items = sorted(set(target_U.tolist()), key=lambda item: (counts[item], item_keys[item]))
-    inactive = set(items[: max(1, round(inactive_share * len(items)))])
-    return torch.tensor([item in inactive for item in target_U.tolist()])

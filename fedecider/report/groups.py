@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedecider.data.domain import Domain
 from fedecider.data.interactions import Interactions
-from fedecider.evaluation.metrics import NO_ITEM, activity_buckets, popularity_groups, user_metrics
+from fedecider.evaluation.metrics import NO_ITEM, activity_buckets, user_metrics
 from fedecider.evaluation.protocols import held_out, train_parts
 from fedecider.evaluation.statistics import bootstrap_intervals
 from fedecider.federation.streams import stream
@@ -26,7 +26,6 @@ NUM_BUCKETS = 5
 BUCKET_METRICS = ("hit@5", "ndcg@5")
 INTERVALS = "Bars and whiskers: 95 % bootstrap over the users of the group."
 SHARE_GROUPS = ("bottom 20 %", "middle 60 %", "top 20 %")
-PAPER_GROUPS = ("inactive (bottom 2 % of items)", "active")
 
 RowPositions = Mapping[str, Mapping[str, Tensor]]
 """Label of a row -> domain -> (U,) test positions, users in the domain's order."""
@@ -59,49 +58,34 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: RowP
 
 
 def popularity_table(
-    domains: Mapping[str, Domain | Interactions], positions: RowPositions, kinds: Sequence[str] = ("shares", "paper")
-) -> dict[str, Any]:
+    domains: Mapping[str, Domain | Interactions], positions: RowPositions
+) -> dict[str, dict[str, Any]]:
     """Domain -> groups of test cases by the training frequency of their target, each row's metrics with intervals.
 
-    The frequency counts the train events of the domain's client users and nothing else. ``shares``: the test cases are
-    sorted by frequency (ties by item key, then user key) and cut at 20 % and 80 %. ``paper`` (FeDecider, Fig. 7): the
-    distinct targets of all domains together are sorted in the same way and the bottom 2 % are inactive. Both with
-    ``num_cases`` and ``train_count`` [least, most]. ``warnings`` name empty groups; their values are None. ``kinds``:
-    which of the two are wanted.
-    Differs from the paper: the tie rule is ours, it has none.
+    The frequency counts the train events of the domain's client users and nothing else. The test cases are sorted by it
+    (ties by item key, then user key) and cut at 20 % and 80 %; with ``num_cases`` and ``train_count`` [least, most].
+    Differs from FeDecider, Fig. 7: there the 2 % of the targets with the lowest frequency stand against all others.
     """
-    counts = {name: train_counts(domain) for name, domain in domains.items()}
-    held = {name: held_out(domain.clients.sequences, "test") for name, domain in domains.items()}
-    is_case = {name: target_U != NO_ITEM for name, target_U in held.items()}  # of a basket every item is one
-    targets = {name: target_U[is_case[name]] for name, target_U in held.items()}
-    positions = {label: {name: one[is_case[name]] for name, one in of.items()} for label, of in positions.items()}
-    inactive = _inactive(domains, counts, targets)
-    result: dict[str, Any] = {**{kind: {} for kind in kinds}, "warnings": []}
+    result: dict[str, dict[str, Any]] = {}
     for name, domain in domains.items():
-        count_U = counts[name][targets[name]]
-        users = [domain.clients.users[row] for row in is_case[name].nonzero()[:, 0].tolist()]
-        cases = [
-            f"{domain.item_keys[item]}\x1f{user}" for item, user in zip(targets[name].tolist(), users, strict=True)
-        ]
+        target_U = held_out(domain.clients.sequences, "test")
+        is_case = target_U != NO_ITEM  # of a basket every item is one
+        item_N, of_rows = target_U[is_case], {label: {name: of[name][is_case]} for label, of in positions.items()}
+        count_N = train_counts(domain)[item_N]
+        users = [domain.clients.users[row] for row in is_case.nonzero()[:, 0].tolist()]
+        cases = [f"{domain.item_keys[item]}\x1f{user}" for item, user in zip(item_N.tolist(), users, strict=True)]
+        fifth_N = torch.full((len(cases),), -1)
         if len(cases) >= NUM_BUCKETS:
-            fifth_U = activity_buckets(count_U, cases, NUM_BUCKETS)
-            masks = {SHARE_GROUPS[0]: fifth_U == 0, SHARE_GROUPS[1]: (fifth_U > 0) & (fifth_U < 4)}
-            masks[SHARE_GROUPS[2]] = fifth_U == 4
-        else:
-            masks = {group: torch.zeros(len(cases), dtype=torch.bool) for group in SHARE_GROUPS}
-        paper = dict(zip(PAPER_GROUPS, (inactive[name], ~inactive[name]), strict=True))
-        tables = {"shares": masks, "paper": paper}
-        for kind, groups in ((kind, tables[kind]) for kind in kinds):
-            result[kind][name] = {
-                group: {
-                    "num_cases": int(mask_U.sum()),
-                    "train_count": _span(count_U[mask_U]),
-                    "lines": _group_metrics(positions, name, mask_U, group),
-                }
-                for group, mask_U in groups.items()
+            fifth_N = activity_buckets(count_N, cases, NUM_BUCKETS)
+        masks = (fifth_N == 0, (fifth_N > 0) & (fifth_N < 4), fifth_N == 4)
+        result[name] = {
+            group: {
+                "num_cases": int(mask_N.sum()),
+                "train_count": _span(count_N[mask_N]),
+                "lines": _group_metrics(of_rows, name, mask_N, group),
             }
-            empty = [group for group, mask_U in groups.items() if not mask_U.any()]
-            result["warnings"] += [f"{name} has no test case in the group {group}" for group in empty]
+            for group, mask_N in zip(SHARE_GROUPS, masks, strict=True)
+        }
     return result
 
 
@@ -109,19 +93,6 @@ def train_counts(domain: Domain | Interactions) -> Tensor:
     """(I,) int64: how often each item occurs in the train parts of the client users."""
     events = train_parts(domain.clients.sequences).value_E.astype(np.int64)
     return torch.bincount(torch.from_numpy(events), minlength=len(domain.item_keys))
-
-
-def _inactive(
-    domains: Mapping[str, Domain | Interactions], counts: Mapping[str, Tensor], targets: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Domain -> (U,) bool; the catalogues are laid end to end, so equal keys of two domains stay two items."""
-    keys = [f"{key}\x1f{name}" for name, domain in domains.items() for key in domain.item_keys]
-    pooled, offset = [], 0
-    for name, domain in domains.items():
-        pooled.append(targets[name] + offset)
-        offset += len(domain.item_keys)
-    mask = popularity_groups(torch.cat(pooled), torch.cat(list(counts.values())), keys)
-    return dict(zip(domains, mask.split([len(target) for target in pooled]), strict=True))
 
 
 def _group_metrics(positions: RowPositions, domain: str, mask_U: Tensor, group: str) -> dict[str, Any]:
@@ -173,29 +144,19 @@ def popularity_section(
     domains: Mapping[str, Domain], positions: RowPositions, colours: Mapping[str, str] = {}
 ) -> Section:
     """Of `popularity_table`."""
-    found = popularity_table(domains, positions)
-    paragraphs = [
-        "Test cases by how often their target occurs in the train events of the domain's clients. Shares: the cases "
-        "sorted by that count (ties by item key) and cut at 20 % and 80 %. Paper: the distinct targets of all domains "
-        "together, the least frequent 2 % of them are inactive. Counts tie massively at the low end, so look at the "
-        "counts beside the names."
-    ]
-    paragraphs += [f"Warning: {warning}." for warning in found["warnings"]]
-    tables, figures = [], []
-    for kind, title in (("shares", "Shares of the test cases"), ("paper", "The paper's definition")):
-        rows = []
-        for name, groups in found[kind].items():
-            for label, group in groups.items():
-                rows += group_rows([name, label, span(group["train_count"])], group["num_cases"], group)
-        header = ["domain", "group", "train count of the target", "test cases", "model", *BUCKET_METRICS]
-        tables.append(PageTable(header, rows, f"{title}. {INTERVALS}"))
-        drawn = {
-            name: {label: group["lines"] for label, group in groups.items()} for name, groups in found[kind].items()
-        }
-        figures.append(
-            group_bars(drawn, f"Test metrics by popularity of the target ({title.lower()})", colours=colours)
-        )
-    return Section("Frequent and rare items", paragraphs, tables, figures)
+    found, title = popularity_table(domains, positions), "Test metrics by popularity of the target"
+    paragraph = (
+        "Test cases by how often their target occurs in the train events of the domain's clients, sorted by that count "
+        "(ties by item key) and cut at 20 % and 80 %. Counts tie massively at the low end: look at those beside the names."
+    )
+    rows = []
+    for name, groups in found.items():
+        for label, group in groups.items():
+            rows += group_rows([name, label, span(group["train_count"])], group["num_cases"], group)
+    header = ["domain", "group", "train count of the target", "test cases", "model", *BUCKET_METRICS]
+    drawn = {name: {label: group["lines"] for label, group in groups.items()} for name, groups in found.items()}
+    figure = group_bars(drawn, title, colours=colours)
+    return Section("Frequent and rare items", [paragraph], [PageTable(header, rows, INTERVALS)], [figure])
 
 
 def group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> list[list[str]]:

@@ -14,7 +14,6 @@ from fedecider.evaluation.metrics import (
     activity_buckets,
     macro_mean,
     mean_metrics,
-    popularity_groups,
     positions_from_scores,
     user_metrics,
 )
@@ -117,15 +116,3 @@ def test_activity_buckets_are_equal_and_break_ties_by_key():
     assert bucket == {"g": 0, "e": 0, "a": 0, "c": 1, "d": 1, "f": 2, "b": 2}
     with pytest.raises(ValueError, match="at least 9"):
         activity_buckets(counts, users, 9)
-
-
-def test_popularity_groups_take_the_rarest_targets():
-    count = torch.tensor([7.0, 1.0, 1.0, 4.0])
-    keys = ["d", "c", "b", "a"]
-    assert popularity_groups(torch.tensor([0, 1, 2, 2, 3]), count, keys, 0.25).tolist() == [
-        False,
-        False,
-        True,
-        True,
-        False,
-    ]

@@ -147,7 +147,7 @@ def popularity_section(
     found, title = popularity_table(domains, positions), "Test metrics by popularity of the target"
     paragraph = (
         "Test cases by how often their target occurs in the train events of the domain's clients, sorted by that count "
-        "(ties by item key) and cut at 20 % and 80 %. Counts tie massively at the low end: look at those beside the names."
+        "(ties by item key) and cut at 20 % and 80 %. Counts tie massively at the low end: look at them."
     )
     rows = []
     for name, groups in found.items():

@@ -238,6 +238,8 @@ def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: reading.
         _check_not_empty(name, steps[-1][1], raw_size, config)
 
     records = raw.read_catalogue(frozenset(sequences.used_items()))
+    nameless = sum(not _text(config, fields) for fields in records.unused.values())  # nothing would tell what they are
+    records = records._replace(num_unused=records.num_unused + nameless)
     with_text = _check_texts(config, name, sequences, records.items, raw)
     if with_text is not sequences:
         sequences = filtering.filter_core(with_text, min_user, min_item)

@@ -47,6 +47,9 @@ def test_items_without_any_text_are_known_by_their_keys_and_said_first(tmp_path)
     found = from_events(events(), bare, **NAMES, **SETTINGS)
     assert found["shop"].item_texts == found["shop"].titles == found["shop"].item_keys
     assert not found["shop"].items.has_texts
+    more = from_events(events(), [*bare, {"sku": "07", "title": ""}], **NAMES, **SETTINGS)["shop"]
+    assert more.unsold == ()
+    assert more.card["dropped"]["texts of items without events"] == {"records": 1}
     assert "no item has a text" in "".join(str(found.report).splitlines()[:2])
     found.save(tmp_path / "data")
     assert load_domains(tmp_path / "data")["shop"].content_hash() == found["shop"].content_hash()

@@ -647,7 +647,7 @@ def _read_csv(path: Path, form: _Form, sampled: bool = False) -> str:
     return (
         f"read_csv({literal(str(path))}, auto_detect = false, header = false, columns = {{{columns}}}, "
         f"delim = {literal(form.delimiter)}, quote = {quote}, escape = {escape}, skip = {form.skip}, "
-        f"compression = '{_compression(path)}', max_line_size = {MAX_LINE_BYTES}, "
+        f"compression = '{_compression(path)}', max_line_size = {MAX_LINE_BYTES}, buffer_size = {2 * MAX_LINE_BYTES}, "
         f"strict_mode = {'true' if form.quoting else 'false'}, {rest})"
     )
 

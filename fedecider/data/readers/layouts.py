@@ -186,7 +186,8 @@ class Opened(NamedTuple):
         cases += [f"{quoted(name)} IS NULL THEN {literal('!' + name)}" for name in columns if name not in TEXTS]
         cases += [f"{sql} THEN {literal(reason)}" for reason, sql in left_out.items()]
         return (
-            f"SELECT *, left(line, 80) AS start, CASE WHEN {' WHEN '.join(cases)} END AS why FROM "
+            f"SELECT number, {', '.join(map(quoted, columns))}, CASE WHEN {' WHEN '.join(cases)} END AS why, "
+            f"CASE WHEN starts_with(why, '!') THEN left(line, 80) END AS start FROM "
             f"(SELECT number, line, cut, {', '.join(of_ours)} FROM (SELECT {', '.join(['*', *of_theirs])} FROM "
             f"(SELECT *, {cut} AS cut FROM ({lines}))) WHERE number > {skip})"
         )

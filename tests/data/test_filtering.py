@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedecider.data.filtering import compress, count_exact_duplicates, first_occurrences, k_core, order_events, take
-from fedecider.data.readers.reading import EventTable
+from fedecider.data.readers.reading import events_of_columns
 
 
 def table(rows, with_order=False):
-    made = EventTable(with_order)
-    for row in rows:
-        made.add(*row)
-    return made.build()
+    """Events of (user, item, time, order), of which the last two may lack."""
+    users, items, times, orders = zip(*(row + (-1, 0)[len(row) - 2 :] for row in rows), strict=True)
+    keys = [pa.chunked_array([list(column)], pa.string()) for column in (users, items)]
+    return events_of_columns(*keys, np.array(times), np.array(orders) if with_order else None)
 
 
 def as_dict(sequences):

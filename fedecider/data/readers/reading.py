@@ -1,28 +1,23 @@
-"""What all readers stand on: files that are read line by line, records, and events in compact arrays with item
-fields on demand.
+"""What all readers stand on: raw files with their bad lines, events in compact arrays, and item fields on demand.
 
 Shape legend: E events, in file order.
 """
 
 from __future__ import annotations
 
-import gzip
 import html
 import logging
 import re
 import sys
-import time
-import zlib
-from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.dropped import Dropped, Size
 
 logger = logging.getLogger(__name__)
@@ -32,21 +27,6 @@ Log = Callable[[str], None]
 
 LOG_EVERY_S = 5.0
 NUM_EXAMPLES = 20
-_LOOK_EVERY = 1 << 14
-"""Lines between two looks at the clock: about 0.1 s."""
-MAX_LINE_BYTES = 16 << 20
-"""A few kilobytes of gzip can be a line of gigabytes."""
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-OTHER_FORMATS = {
-    b"PK\x03\x04": "a zip archive",
-    b"BZh": "a bzip2 file",
-    b"\xfd7zXZ": "an xz file",
-    b"\x28\xb5\x2f\xfd": "a zstd file",
-    b"7z\xbc\xaf": "a 7-zip archive",
-    b"PAR1": "a Parquet file",
-    b"\x1f\x8b": "compressed with gzip twice",
-}
-"""First bytes -> what a file is that should be text."""
 
 
 def to_stderr(news: str) -> None:
@@ -54,17 +34,17 @@ def to_stderr(news: str) -> None:
     print(news, file=sys.stderr, flush=True)
 
 
+@dataclass
 class RawFile:
     """One raw file while it is read: blank and bad lines counted, bad ones named, an error beyond ``max_bad_lines``."""
 
-    def __init__(self, path: Path, max_bad_lines: int, log: Log | None = None) -> None:
-        self.path = path
-        self.max_bad_lines = max_bad_lines
-        self.log = log
-        self.num_blank = 0
-        self.num_bad = 0
-        self.bad_lines: list[str] = []
-        """The first ones, as file:line: why."""
+    path: Path
+    max_bad_lines: int
+    log: Log | None = None
+    num_blank: int = 0
+    num_bad: int = 0
+    bad_lines: list[str] = field(default_factory=list)
+    """The first ones, as file:line: why."""
 
     def add_bad_line(self, line_number: int, why: str) -> None:
         """Count one bad line; ``ValueError`` when there are more than allowed."""
@@ -78,65 +58,6 @@ class RawFile:
                 "its original format. Check the file, or raise max_bad_lines."
             )
         logger.warning("skipped a bad line, %s", place)
-
-    def lines(self) -> Iterator[tuple[int, bytes]]:
-        """(line number from 1, line), blank lines skipped, in constant memory; tells every few seconds how far it is.
-
-        Errors: ``ValueError`` for an empty file, a truncated or damaged gzip, UTF-16, and what is no text at all.
-        """
-        number = self.num_blank = 0
-        try:
-            with open(self.path, "rb") as raw, unpacked(raw) as file:
-                told = time.monotonic()
-                for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
-                    if len(line) > MAX_LINE_BYTES:
-                        raise ValueError(
-                            f"{self.path}: line {number} has more than {MAX_LINE_BYTES:,} bytes; expected one record a "
-                            "line. Check the file."
-                        )
-                    if number == 1:
-                        line = self._first_line(line)
-                    if line.isspace() or not line:
-                        self.num_blank += 1
-                    else:
-                        yield number, line
-                    if not number % _LOOK_EVERY and self.log and time.monotonic() - told >= LOG_EVERY_S:
-                        told = time.monotonic()
-                        self.log(f"{self.path.name}: {number:,} lines read ({self._share(raw):.0%} of the file)")
-        except EOFError as error:
-            raise ValueError(
-                f"{self.path} is a truncated gzip file (it ends after line {number}); expected a whole one. "
-                "Download it again."
-            ) from error
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(
-                f"{self.path} is a damaged gzip file (after line {number}: {error}); expected a readable one. "
-                "Download it again."
-            ) from error
-        if number == self.num_blank:
-            raise ValueError(f"{self.path} is empty; expected one record a line. Download it again.")
-
-    def _first_line(self, line: bytes) -> bytes:
-        """``line`` without a byte order mark; ``ValueError`` for what shows that this is no UTF-8 or Latin-1 text."""
-        what = next((what for magic, what in OTHER_FORMATS.items() if line.startswith(magic)), "")
-        if what:
-            raise ValueError(f"{self.path} is {what}; expected text, plain or gzip. Unpack it first.")
-        if line.startswith(_UTF_16) or b"\0" in line:
-            what = "UTF-16 text" if line.startswith(_UTF_16) else "no text, or UTF-16 (its first line holds zero bytes)"
-            raise ValueError(
-                f"{self.path} is {what}; expected UTF-8. Convert it: iconv -f UTF-16 -t UTF-8 {self.path.name}"
-            )
-        return line.removeprefix(b"\xef\xbb\xbf")
-
-    def _share(self, raw: BinaryIO) -> float:
-        return raw.tell() / max(1, self.path.stat().st_size)
-
-
-def unpacked(raw: BinaryIO) -> Any:
-    """The content of a plain or gzip file: told by the first bytes, for copies often drop or keep ".gz" wrongly."""
-    is_gzip = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
-    return gzip.open(raw, "rb") if is_gzip else raw
 
 
 def find_file(folder: Path, names: Iterable[str], what: str) -> Path:
@@ -312,79 +233,6 @@ class RawDomain(NamedTuple):
         return dropped.include(self.events.dropped)
 
 
-class EventTable:
-    """Grows by one event at a time; 16 bytes an event (24 with an order) plus one key per user and item."""
-
-    def __init__(self, with_order: bool = False, with_baskets: bool = False) -> None:
-        self._users: dict[str, int] = {}
-        self._items: dict[str, int] = {}
-        self._user = array("i")
-        self._item = array("i")
-        self._time = array("q")
-        self._order = array("q") if with_order else None
-        self._orders: dict[str, int] = {"": -1}
-        self._basket = array("q") if with_baskets else None
-        self.dropped = Dropped()
-
-    @property
-    def num_events(self) -> int:
-        """Events that were added."""
-        return len(self._user)
-
-    def add(self, user: str, item: str, time: int = UNKNOWN_TIME, order: int = 0, basket: str = "") -> None:
-        """Append one event; ``order`` puts those of a user in order, ``basket`` is its order number."""
-        users, items = self._users, self._items
-        self._user.append(users.setdefault(user, len(users)))
-        self._item.append(items.setdefault(item, len(items)))
-        self._time.append(time)
-        if self._order is not None:
-            self._order.append(order)
-        if self._basket is not None:
-            self._basket.append(self._orders.setdefault(basket, len(self._orders) - 1))
-
-    def add_all(
-        self,
-        user_keys: Sequence[str],
-        user_N: np.ndarray,
-        item_keys: Sequence[str],
-        item_N: np.ndarray,
-        time_N: np.ndarray,
-        order_N: np.ndarray,
-        baskets: tuple[Sequence[str], np.ndarray] | None = None,
-    ) -> None:
-        """Append N events at once, as :meth:`add`: of user ``user_keys[user_N[n]]``; keys in the order of their first
-        events. ``baskets``: order numbers, and which of them each event has."""
-        columns = ((self._user, self._users, user_keys, user_N), (self._item, self._items, item_keys, item_N))
-        for column, known, keys, number_N in columns:
-            place_K = np.fromiter((known.setdefault(key, len(known)) for key in keys), np.int32, len(keys))
-            column.frombytes(place_K[number_N].tobytes())
-        self._time.frombytes(time_N.astype(np.int64).tobytes())
-        if self._order is not None:
-            self._order.frombytes(order_N.astype(np.int64).tobytes())
-        if self._basket is not None:
-            keys, basket_N = baskets or ([""], np.zeros(len(user_N), np.int64))
-            place_K = np.array([self._orders.setdefault(key, len(self._orders) - 1) for key in keys], np.int64)
-            self._basket.frombytes(place_K[basket_N].tobytes())
-
-    def skip(self, reason: str) -> None:
-        """Count a readable event that is left out on purpose."""
-        self.dropped.add(reason, events=1)
-
-    def build(self) -> RawEvents:
-        """The events; no more may be added afterwards (the arrays are shared, not copied)."""
-        return RawEvents(
-            users=list(self._users),
-            items=list(self._items),
-            user_E=np.frombuffer(self._user, dtype=np.int32) if self._user else np.zeros(0, np.int32),
-            item_E=np.frombuffer(self._item, dtype=np.int32) if self._item else np.zeros(0, np.int32),
-            time_E=np.frombuffer(self._time, dtype=np.int64) if self._time else np.zeros(0, np.int64),
-            order_E=None if self._order is None else np.asarray(self._order, dtype=np.int64),
-            dropped=self.dropped,
-            basket_E=None if self._basket is None else np.asarray(self._basket, dtype=np.int64),
-            orders=list(self._orders)[1:],
-        )
-
-
 def collect_items(
     records: Iterable[tuple[str, ItemFields]],
     wanted: Collection[str],
@@ -482,11 +330,6 @@ def display_title(fields: ItemFields) -> str:
     return ""
 
 
-def keep_rating(rating: float, options: ReadOptions) -> bool:
-    """Whether an event passes ``min_rating``."""
-    return options.min_rating is None or rating >= options.min_rating
-
-
 def no_ratings(path: Path, options: ReadOptions) -> None:
     """``ValueError`` where ``min_rating`` is set for a file that has no ratings."""
     if options.min_rating is not None:
@@ -496,22 +339,6 @@ def no_ratings(path: Path, options: ReadOptions) -> None:
         )
 
 
-def moment(value: Any) -> tuple[int, int]:
-    """Unix seconds as :func:`unix_time`, and microseconds: what orders the events within a second."""
-    return unix_time(value), round(float(value) * MICROSECONDS)
-
-
 def finer_than_seconds(events: RawEvents) -> bool:
-    """Whether the order of ``events`` is that of :func:`moment`."""
+    """Whether the order of ``events`` is microseconds, which order the events within a second."""
     return events.order_E is not None and bool((events.order_E // MICROSECONDS == events.time_E).all())
-
-
-def unix_time(value: Any) -> int:
-    """Unix seconds; ``ValueError`` for what is no time from 1970 on (milliseconds count as a mistake)."""
-    try:
-        time = int(value)
-    except (ValueError, OverflowError):
-        time = -1
-    if not 0 <= time < MAX_TIME:
-        raise ValueError(f"timestamp {value!r} is not in Unix seconds")
-    return time

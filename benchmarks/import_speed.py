@@ -18,6 +18,8 @@ import provenance
 import pyarrow as pa
 import pyarrow.csv
 
+from fedecider.running.command import run
+
 READERS = {
     "polars reads": "import polars; n = polars.read_csv(path, infer_schema=False).height",
     "pandas reads": "import pandas; n = len(pandas.read_csv(path, dtype=str))",
@@ -76,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -155,6 +155,11 @@ def event_source(
                 {**columns, "time": name},
             )
         table.notes.append(f"{table.what}: no column of times, rows are taken as oldest first")
+    if other := [name for name in table.column_names if bare(name) == "company" and name not in columns.values()]:
+        table.warnings.append(
+            f"WARNING: {table.what}: column {other[0]!r} is not used: customers of one key in two companies are taken for "
+            f"one person (in a mapping file, or in Python: company={other[0]!r})"
+        )
     if consents:
         columns["consents"] = consents
     if found.guessed:

@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from fedecider.data.dropped import Dropped, Size
+
+if TYPE_CHECKING:  # --help does without
+    import pyarrow as pa
 
 logger = logging.getLogger(__name__)
 

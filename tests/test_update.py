@@ -107,7 +107,7 @@ def test_lists_know_the_new_events(run, domain, tmp_path):
 
 
 def test_what_ranks_worse_is_not_written(run, domain, tmp_path, monkeypatch, capsys):
-    rows = [*month(domain, domain.clients.users[:30], 0, 10), {"customer": "x", "sku": "gone", "time": 1_600_000_000}]
+    rows = [*month(domain, domain.clients.users[:30], 0, 10), {"customer": "x", "sku": "gone", "time": 1_700_000_000}]
     events = table(rows, tmp_path / "new.parquet")
     before = {path: path.read_bytes() for path in (run / "private").rglob("*") if path.is_file()}
     words = ["update", "--run", run, "--company", "crime", "--events", events, "--output", tmp_path / "next"]

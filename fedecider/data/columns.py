@@ -36,7 +36,7 @@ TIME = "timestamp datetime time ts date dat day datum zeitstempel zeitpunkt zeit
 NEUTRAL = {
     "id": "id key code card sales nr no num number nummer numero n ref reference codigo codice uid the of de del des "
     "du la le el",
-    "time": "at on event purchase purchased bought sale sold ordered created paid checkout loan boughton boughtat t "
+    "time": "at on event purchase purchased bought sale sold ordered created paid checkout loan t "
     "tdat unix review unixreview kauf verkauf verkaufs einkaufs achat vente compra venta acquisto vendita aankoop "
     "verkoop epoch ms utc best bestel invoice created",
 }
@@ -191,6 +191,8 @@ def find_columns(
         item = {**named, **guessed}.get("item", "")
         beside = tuple(f"{one}." for one in table.lists if item and not item.startswith(f"{one}."))
         found = [name for name in found if not name.startswith(beside)]
+        if role == "order":
+            found = [name for name in found if not holds_times(sample[name], name)]
         best = [name for name in found if _rank(name, role) == _rank(found[0], role)]
         if len(best) == 1:
             guessed[role] = best[0]
@@ -265,8 +267,15 @@ def text_columns(
     taken = {item, *used}
     names = [name for name in dict.fromkeys(table.column_names) if name not in taken]
     chosen = {field: field for field in TEXT_COLUMNS if field in names}
+    beside = item[: item.rfind(".") + 1]
+
+    def within(name: str) -> str:
+        """A name inside the object that holds the key too."""
+        return name[len(beside) :] if name.startswith(beside) else name
+
     for field, usual in USUAL_TEXTS.items():
-        free = {bare(name): name for name in reversed(names) if name not in chosen.values()}
+        free = {bare(within(name)): name for name in reversed(names) if name not in chosen.values()}
+        free |= {bare(name): name for name in reversed(names) if name not in chosen.values()}
         if field not in chosen and (found := next((free[one] for one in usual.split() if one in free), None)):
             chosen[field] = found
     if of_events and OF_REVIEWS & set(map(bare, table.column_names)) and texts is None and chosen:

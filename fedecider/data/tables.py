@@ -289,6 +289,8 @@ def open_table(table: Any, what: str, form: FileForm | None = None) -> Table:
         return _in_memory(table, what, connection)
     paths = _paths(Path(table), what)
     kinds = sorted({TEXT if form and form.header else _kind(path) for path in paths})
+    if not paths[0].exists():
+        raise ValueError(f"there is no file {table} with the {what}, {EXPECTED}")
     if len(kinds) > 1:
         raise ValueError(f"got {table} with parts of the kinds {' and '.join(kinds)}, expected one kind")
     opened = Table(what, [], kinds[0], [], connection, paths, holder=tempfile.TemporaryDirectory())
@@ -297,8 +299,6 @@ def open_table(table: Any, what: str, form: FileForm | None = None) -> Table:
     open_part = {PARQUET: _parquet, JSON: _json, TEXT: _text}[kinds[0]]
     try:
         opened.parts = [open_part(path, opened, form or FileForm()) for path in paths]
-    except FileNotFoundError as error:
-        raise ValueError(f"there is no file {error.filename} with the {what}, {EXPECTED}") from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(
             f"got {what} in {table}, a truncated or damaged gzip file ({error}), expected a whole one: get it again"

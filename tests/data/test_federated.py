@@ -112,13 +112,13 @@ BAD = {
         [{**row, "user": 1} for row in ROWS],
         products(),
         {},
-        "with the columns customer_id, user, which could all be the user, expected one: name yours with user='...'",
+        "'customer_id' and 'user' could both be the user: user='customer_id' (--user)",
     ),
     "no column is called so": (
         [{"who": 1, "sku": "s1"}],
         products(),
         {},
-        "got events with the columns who, sku, of which none is called as the user usually is: name yours with user=",
+        "got events with the columns who, sku; none is called as the user usually is: user=",
     ),
     "no company": ({}, products(), {}, "as the name of a company"),
     "an odd company": ({"a/b": ROWS}, products(), {}, "got 'a/b' as the name of a company"),
@@ -147,10 +147,10 @@ BAD = {
         "duplicate item key 's1' in row 7 of the items (column 'sku'), with other texts than in row 2",
     ),
     "a gap": (
-        {"a": ROWS, "b": [*ROWS, {**ROWS[0], "customer_id": None}]},
+        {"a": ROWS, "b": [*ROWS, {**ROWS[0], "SKU": None}]},
         products(),
         {},
-        "got no user in row 19 of the events of b (column 'customer_id')",
+        "got no item in row 19 of the events of b (column 'SKU')",
     ),
 }
 

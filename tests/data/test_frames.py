@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from fedecider.data import from_events, given
-from fedecider.data.given import Given, event_tables
+from fedecider.data import from_events
+from fedecider.data.catalogue import NewItem
 from fedecider.data.store import load_domains
 
 SETTINGS = {"k_core": 0, "public": 0.3}
@@ -174,7 +174,6 @@ BAD = {
     "an unknown file": ("events.xlsx", items(), {}, "expected one whose name ends with .parquet, .csv or .tsv"),
     "no such pool": (events(), items(), {"public_domains": "b"}, "got public_domains ['b']"),
     "no such column": (events(), items(), {"user": "client"}, "got events with the columns customer, sku, when, expec"),
-    "no texts": (events(), [{"sku": "01"}], {}, "got items without a column of texts"),
     "an item that is None": ([{**events()[0], "sku": None}], items(), {}, "got no item in row 1 of the events"),
     "one column as user and as item": (
         events(),
@@ -182,14 +181,14 @@ BAD = {
         {"user": "sku"},
         "got the column 'sku' of the events as user",
     ),
-    "a truth as time": ([{**row, "when": True} for row in events()], items(), {}, "got the time True in row 1"),
+    "a truth as time": ([{**row, "when": True} for row in events()], items(), {}, "times such as 'true' in the column 'when'"),
     "no time": (
         [*events()[:3], {**events()[3], "when": None}],
         items(),
         {},
         "got no time in row 4 of the events (column 'when'), expected one in every row: leave such rows out",
     ),
-    "a word as time": ([{**row, "when": "soon"} for row in events()], items(), {}, "got the time 'soon' in row 1"),
+    "a word as time": ([{**row, "when": "soon"} for row in events()], items(), {}, "times such as 'soon' in the column 'when'"),
     "no events": (pd.DataFrame(events()).iloc[:0], items(), {}, "got no events"),
     "a number as table": (7, items(), {}, "got int as events"),
     "a missing file": ("nowhere.parquet", items(), {}, "there is no file nowhere.parquet with the events"),
@@ -197,14 +196,13 @@ BAD = {
         [{**row, "when": 1_600_000_000 * (1000 if number == 7 else 1)} for number, row in enumerate(events())],
         items(),
         {},
-        "got the time 1600000000000 in row 8 of the events (column 'when'), expected Unix seconds, or a date and time; "
-        "if these are milliseconds: time_format='ms'",
+        "got the time '1600000000000' in row 8 of the events (column 'when'), expected a time from 1990 to tomorrow",
     ),
     "no format of times": (events(), items(), {"time_format": "days"}, "got the time_format 'days', expected s, ms,"),
     "no rule for bad rows": (events(), items(), {"bad_rows": "drop"}, "got bad_rows 'drop', expected error or skip"),
     "a setting that is none": (events(), items(), {"kcore": 3}, "got the options kcore"),
     "a threshold without ratings": (events(), items(), {"min_rating": 3.0}, "got min_rating without a rating column"),
-    "an item without text": (events(), items()[1:], {}, "1 of 6 items without text, such as '00'"),
+    "an item without text": (events(), items()[1:], {"missing_text": "error"}, "1 of 6 items without text, such as '00'"),
     "one item twice": (events(), [*items(), {"sku": "01", "title": "other"}], {}, "duplicate item key '01'"),
     "one user": (events(1), items(), {}, "expected at least 2"),
 }
@@ -216,6 +214,13 @@ def test_what_cannot_be_read_is_told_in_a_sentence(case):
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
         from_events(rows, things, **{**NAMES, **SETTINGS, **words})
     assert expected in str(error.value)
+
+
+def test_items_without_any_text_are_known_by_their_keys():
+    data = from_events(events(), [{"sku": "01"}], **NAMES, **SETTINGS)
+    assert data["shop"].item_keys == [f"0{number}" for number in range(6)]
+    assert "no item has a text: keys stand in the place of titles" in "".join(data.notes)
+    assert "5 of 6 items of the events have no row in items, such as '00'" in "".join(data.notes)
 
 
 def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
@@ -236,29 +241,3 @@ def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
     assert load_domains("data/shop")["shop"].content_hash() == found["data"]["shop"].content_hash()
     assert list(found["column"]) == list(found["companies"])
     assert list(load_domains("data/shops")) == list(found["companies"]) == ["north", "south"]
-
-
-TIMES = {
-    "numbers": (pa.int64(), lambda time: time),
-    "texts": (pa.string(), str),
-    "moments": (pa.timestamp("us"), lambda time: time * 10**6),
-    "seconds": (pa.timestamp("s", tz="UTC"), lambda time: time),
-}
-
-
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.int32()])
-@pytest.mark.parametrize("times", TIMES)
-def test_columns_at_once_are_rows_one_by_one(monkeypatch, kind, times):
-    rng = np.random.default_rng(0)
-    users, items, seconds = (rng.integers(1, most, 60).tolist() for most in (9, 7, 10**9))
-    time_type, written = TIMES[times]
-    keys = [pa.array(column).cast(kind) for column in (users, items)]
-    table = pa.table({"user": keys[0], "item": keys[1], "time": pa.array(map(written, seconds)).cast(time_type)})
-    givens = [Given("events", table, {one: one for one in table.column_names}, company=one) for one in ("", "north")]
-    at_once = event_tables(givens, None)["shop"].build()
-    monkeypatch.setattr(given, "_add_columns", lambda *_: False)
-    one_by_one = event_tables(givens, None)["shop"].build()
-    for found, expected in zip(at_once, one_by_one, strict=True):
-        if isinstance(found, np.ndarray):
-            assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
-    assert (at_once.users, at_once.items) == (one_by_one.users, one_by_one.items)

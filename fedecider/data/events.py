@@ -384,7 +384,7 @@ class Purchases:
         ):
             return
         text = f"{num_again:,} of {num_users:,} customers (column {source.columns['user']!r}) bought more than once"
-        if other := _other_user(source):
+        if (other := _other_user(source)) and "user" in source.guessed:
             raise ValueError(f"got {source.what} in which {text}: is this key new in every order?{other}")
         self.reading.first.append(f"{source.what}: {text}: is this key new in every order?")
 

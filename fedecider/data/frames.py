@@ -109,7 +109,9 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     hints = _compare_keys(raw, records, report) if sources.items else {}
     if not has_texts:
         config = replace(config, missing_text="keep")
-        reading.first.append("no item has a text: keys stand in the place of titles, which tell a model nothing (--texts title=...)")
+        reading.first.append(
+            "no item has a text: keys stand in the place of titles, which tell a model nothing (--texts title=...)"
+        )
 
     def read(_: Path, one: str, options: ReadOptions) -> RawDomain:
         tables = [table for table in (*givens, *things) if asked.domain or table.domain == one]

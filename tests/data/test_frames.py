@@ -6,7 +6,6 @@ from decimal import Decimal
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pandas as pd
 import polars
 import pyarrow as pa
@@ -181,14 +180,24 @@ BAD = {
         {"user": "sku"},
         "got the column 'sku' of the events as user",
     ),
-    "a truth as time": ([{**row, "when": True} for row in events()], items(), {}, "times such as 'true' in the column 'when'"),
+    "a truth as time": (
+        [{**row, "when": True} for row in events()],
+        items(),
+        {},
+        "times such as 'true' in the column 'when'",
+    ),
     "no time": (
         [*events()[:3], {**events()[3], "when": None}],
         items(),
         {},
         "got no time in row 4 of the events (column 'when'), expected one in every row: leave such rows out",
     ),
-    "a word as time": ([{**row, "when": "soon"} for row in events()], items(), {}, "times such as 'soon' in the column 'when'"),
+    "a word as time": (
+        [{**row, "when": "soon"} for row in events()],
+        items(),
+        {},
+        "times such as 'soon' in the column 'when'",
+    ),
     "no events": (pd.DataFrame(events()).iloc[:0], items(), {}, "got no events"),
     "a number as table": (7, items(), {}, "got int as events"),
     "a missing file": ("nowhere.parquet", items(), {}, "there is no file nowhere.parquet with the events"),
@@ -202,7 +211,12 @@ BAD = {
     "no rule for bad rows": (events(), items(), {"bad_rows": "drop"}, "got bad_rows 'drop', expected error or skip"),
     "a setting that is none": (events(), items(), {"kcore": 3}, "got the options kcore"),
     "a threshold without ratings": (events(), items(), {"min_rating": 3.0}, "got min_rating without a rating column"),
-    "an item without text": (events(), items()[1:], {"missing_text": "error"}, "1 of 6 items without text, such as '00'"),
+    "an item without text": (
+        events(),
+        items()[1:],
+        {"missing_text": "error"},
+        "1 of 6 items without text, such as '00'",
+    ),
     "one item twice": (events(), [*items(), {"sku": "01", "title": "other"}], {}, "duplicate item key '01'"),
     "one user": (events(1), items(), {}, "expected at least 2"),
 }

@@ -297,7 +297,10 @@ def command(*words):
 
 
 def test_a_report_comes_before_anything_is_written(tmp_path, capsys):
-    rows = [*ROWS, *({"user": "u1" if n else "", "item": "" if n else "1", "time": 1_600_000_000} for n in (1, 2, 3, 0, 4, 5, 0, 6))]
+    rows = [
+        *ROWS,
+        *({"user": "u1" * n, "item": "1" * (1 - n), "time": 1_600_000_000} for n in (1, 2, 3, 0, 4, 5, 0, 6)),
+    ]
     events, items = written(rows, tmp_path / "orders.csv"), written(THINGS, tmp_path / "products.csv")
     out = tmp_path / "data"
     assert command(events, "--items", items, "--company", "shop", "--output", out) == 2

@@ -1,0 +1,320 @@
+"""Tables as shops really export them (`tests/cases/shops`, and others of these kinds): each with its right value."""
+
+import json
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pytest
+
+from fedecider import from_events
+from fedecider.cli.main import main
+from fedecider.data import open_prepared
+
+SHOPS = Path(__file__).resolve().parents[1] / "cases" / "shops"
+SAME = {f"c{user}": [f"p{(3 * user + step) % 10}" for step in (0, 3, 0, 1, 6)] for user in range(12)}
+"""What every customer of the invented shops bought, oldest first."""
+
+
+def bought(data, name="shop"):
+    """Customer -> keys, oldest first."""
+    domain = data[name]
+    found = {}
+    for group in (domain.clients, domain.public):
+        for user, items in zip(group.users, group.sequences, strict=True):
+            found[user] = [domain.item_keys[item] for item in items]
+    return found
+
+
+def notes(data):
+    return "\n".join(data.notes)
+
+
+def read(folder, events, items="products.csv", **options):
+    return from_events(SHOPS / folder / events, SHOPS / folder / items if items else None, **options)
+
+
+def without(places):
+    """``SAME`` without some events: (customer, place)."""
+    return {user: [key for place, key in enumerate(keys) if (user, place) not in places] for user, keys in SAME.items()}
+
+
+def test_sessions_are_customers_where_these_are_na():
+    data = read("01-diginetica", "train-item-views.csv")
+    assert data.notes[0].startswith("events: 40 of 60 rows have no customer ('NA' 40 in column 'user_id'): left out")
+    assert "customers may be in 'session_id': user='session_id'" in data.notes[0]
+    assert len(bought(data)) == 4
+    by_session = bought(read("01-diginetica", "train-item-views.csv", user="session_id", time="eventdate+timeframe"))
+    assert len(by_session) == 12
+    assert by_session["1"] == ["1000", "1003", "1000", "1001", "1006"]
+    days = read("01-diginetica", "train-item-views.csv", user="session_id")
+    assert "'timeframe' may tell the order within a day" in notes(days)
+
+
+@pytest.mark.parametrize(
+    ("file", "key"),
+    {
+        "NULL": "NULL",
+        "None": "None",
+        "backslashN": r"\N",
+        "dash": "-",
+        "guest": "guest",
+        "minus1": "-1",
+        "nan": "nan",
+        "notset": "(not set)",
+        "zero": "0",
+    }.items(),
+)
+def test_customers_that_are_none(file, key):
+    data = read("02-null-like-customers", f"orders_{file}.csv")
+    assert bought(data) == {user: SAME[user] for user in sorted(SAME) if int(user[1:]) % 2 == 0}
+    assert data.notes[0] == f"events: 30 of 60 rows have no customer ({key!r} 30 in column 'customer_id'): left out"
+    assert data["shop"].card["dropped"]["rows without a customer"] == {"events": 30}
+
+
+@pytest.mark.parametrize("file", ["feb31", "initial", "open_end", "zero"])
+def test_a_day_that_is_none_is_one_bad_row(file):
+    with pytest.raises(ValueError, match=r"in row 11 of the events \(column 'date'\)"):
+        read("03-sap-initial-date", f"vbap_{file}.csv")
+    data = read("03-sap-initial-date", f"vbap_{file}.csv", bad_rows="skip")
+    assert bought(data) == without({("c2", 0)})
+    assert data.report.num_bad == 1
+    assert "2021-03-01 to 2021-05-03" in str(data.report)
+
+
+@pytest.mark.parametrize("file", ["ddmmyyyy", "excel_serial", "mmddyyyy", "yymmdd", "yyyymmddhhmm", "yyyymmddhhmmss"])
+def test_dates_written_as_other_numbers(file):
+    data = read("04-dates-as-other-numbers", f"{file}.csv")
+    assert bought(data) == SAME
+    assert "2020-10-25 to 2021-02-05" in str(data.report)
+
+
+def test_days_without_a_year_are_refused():
+    with pytest.raises(ValueError, match="days without a year, expected one: put the year in front"):
+        read("04-dates-as-other-numbers", "mmdd_tmall.csv")
+
+
+@pytest.mark.parametrize("items", [None, "products.csv", "products_stray.csv"])
+def test_no_line_is_swallowed_by_a_quote(items):
+    data = read("06-stray-quote-csv", "orders.csv", items)
+    assert bought(data) == SAME
+    assert "as quotes 51 of 60 lines of orders.csv were inside them" in notes(data)
+    if items == "products_stray.csv":
+        assert data["shop"].titles[3:5] == ['"Delta lamp number 3', "Ember lamp number 4"]
+
+
+@pytest.mark.parametrize("items", [None, "products.csv", "products_ok.csv"])
+def test_keys_that_a_spreadsheet_has_rounded_are_refused(items):
+    with pytest.raises(ValueError, match=r"'4.00638E\+12' .*in scientific notation: digits are lost"):
+        read("07-excel-scientific-ean", "orders.csv", items)
+
+
+@pytest.mark.parametrize("file", ["orders_export_1.csv", "orders_mails_alike.csv"])
+def test_orders_of_a_shop_system(file):
+    with pytest.raises(ValueError, match="'Financial Status' holds paid .*; 'Cancelled at' holds blank"):
+        read("09-shopify-orders", file, None)
+    data = read("09-shopify-orders", file, None, keep="Cancelled at=", bad_rows="skip")
+    assert "52 events, 12 customers, 9 items" in str(data.report)
+    assert "events: 2 of 60 rows have no customer ('blank' 2 in column 'Email')" in notes(data)
+    assert data["shop"].card["bad_rows"] == {"events": {"no item": 5}}
+    assert set(bought(data)) < {f"c{user}@example.org" for user in range(12)}
+
+
+def test_lists_inside_records():
+    assert bought(read("10-nested-sessions", "ga4.jsonl", None, keep={"event_name": ["purchase"]})) == {
+        f"{user[1:]}.99": keys for user, keys in SAME.items()
+    }
+    with pytest.raises(ValueError, match="user='session' \\(--user\\)"):
+        read("10-nested-sessions", "otto.jsonl", None)
+    assert bought(read("10-nested-sessions", "otto.jsonl", None, user="session")) == {
+        user[1:]: [f"10{key[1:]}" for key in keys] for user, keys in SAME.items()
+    }
+
+
+def test_a_customer_of_one_order_is_no_person():
+    data = read("12-customer-id-per-order", "orders.csv")
+    assert bought(data) == {f"person{user[1:]}": keys for user, keys in SAME.items()}
+    frame = pd.read_csv(SHOPS / "12-customer-id-per-order" / "orders.csv")
+    frame = frame.rename(columns={"customer_unique_id": "person_ref"})
+    with pytest.raises(ValueError, match=r"is this key new in every order\?; customers may be in 'person_ref'"):
+        from_events(
+            frame.rename(columns={"person_ref": "my_person"})
+            .assign(person_ref=frame.person_ref)
+            .drop(columns="my_person"),
+            SHOPS / "12-customer-id-per-order" / "products.csv",
+            user=None,
+        )
+
+
+@pytest.mark.parametrize("items", [None, "products.csv"])
+def test_several_items_in_one_cell_are_an_event_each(items):
+    data = read("14-items-in-one-cell", "orders.csv", items)
+    assert {user: sorted(keys) for user, keys in bought(data).items()} == {
+        user: sorted(keys) for user, keys in SAME.items()
+    }
+    assert "24 cells of column 'sku' hold several keys, such as 'p0, p3'" in notes(data)
+    assert data["shop"].titles[3] == "Delta lamp number 3"
+
+
+@pytest.mark.parametrize("file", ["binary", "decimal38", "float_user_tz", "null_user", "uint64_dict_date32"])
+def test_types_of_warehouses(file):
+    found = bought(read("20-parquet-types", f"{file}.parquet"))
+    assert list(found.values()) == [SAME[f"c{user}"] for user in _order_of(found)]
+    assert len(found) == (11 if file == "null_user" else 12)
+    if file == "decimal38":
+        assert len({key[-2:] for key in found}) == 12  # digits beyond 2^53 are kept
+
+
+def _order_of(found):
+    """The numbers of customers by what they bought last."""
+    first = {tuple(keys): int(user[1:]) for user, keys in SAME.items()}
+    numbers = []
+    for keys in found.values():
+        same = [number for other, number in first.items() if list(other) == keys]
+        numbers += same[:1]
+    return numbers
+
+
+@pytest.mark.parametrize(
+    ("file", "num_bad"), [("iso_with_2099", 3), ("iso_with_epoch", 3), ("ms_with_seconds", 6), ("seconds_with_zero", 3)]
+)
+def test_times_that_cannot_be_are_bad_rows(file, num_bad):
+    with pytest.raises(ValueError, match=f"expected a time from 1990 to tomorrow \\({num_bad} such rows\\)"):
+        read("22-mixed-units-and-zero", f"{file}.csv")
+    data = read("22-mixed-units-and-zero", f"{file}.csv", bad_rows="skip")
+    assert data.report.num_bad == num_bad
+    found = bought(data)
+    assert len(found) == 12
+    assert sum(map(len, found.values())) == 60 - num_bad
+    for user, keys in found.items():
+        rest = iter(SAME[user])
+        assert all(key in rest for key in keys), user  # in the same order
+
+
+def test_kinds_of_events_are_asked_about():
+    with pytest.raises(ValueError, match=r"view \(120\), cart \(60\), purchase \(60\): --keep event_type=purchase"):
+        read("24-event-types", "2019-Oct.csv", None)
+    data = read("24-event-types", "2019-Oct.csv", None, keep="event_type=purchase")
+    assert bought(data) == {user[1:]: keys for user, keys in SAME.items()}
+    assert data.notes[0].startswith("WARNING: events: no title among the texts (brand, categories)")
+
+
+def test_cancelled_orders_are_asked_about():
+    with pytest.raises(ValueError, match=r"complete \(56\), canceled \(4\): --keep status=complete; 'cancelled_at'"):
+        read("25-cancelled-orders", "orders.csv")
+    by_status = bought(read("25-cancelled-orders", "orders.csv", keep={"status": ["complete"]}))
+    assert sum(map(len, by_status.values())) == 56
+    assert by_status["c0"] == ["p0", "p3", "p0", "p1"]
+    assert bought(read("25-cancelled-orders", "orders.csv", keep="cancelled_at=")) == by_status
+    with pytest.raises(ValueError, match="got keep status='paid', which no row of the events has"):
+        read("25-cancelled-orders", "orders.csv", keep="status=paid")
+
+
+def test_titles_and_keys_of_products_under_other_names(capsys):
+    data = read("title_ignored", "orders.csv", "items.csv")
+    assert data["shop"].titles == ["Mario Party 8", "Bloodborne", "Metal Gear Solid"]
+    frame = pd.read_csv(SHOPS / "item_key_two_names" / "orders.csv", dtype=str)
+    frame = pd.concat([frame, frame.assign(customer="2")])
+    for key in (None, "EAN"):
+        found = from_events(frame, SHOPS / "item_key_two_names" / "items.csv", items_key=key)["shop"]
+        assert dict(zip(found.item_keys, found.titles, strict=True))["0002"] == "Bloodborne"
+
+
+def test_returns_take_back_what_they_return():
+    data = read("returns", "orders.csv", "items.csv")
+    assert bought(data)["1"] == ["a", "b", "c"]
+    assert data["shop"].card["dropped"]["returns, and the purchases that they take back"] == {"events": 2}
+    rows = [
+        {"customer": user, "sku": sku, "time": f"2024-01-{day:02d}", "qty": qty, "order_no": order}
+        for user in "uv"
+        for sku, day, qty, order in (
+            ("a", 1, 2, "o1"), ("b", 2, 1, "o2"), ("a", 3, 1, "o3"), ("c", 4, 1, "o4"), ("d", 4, 0, "o4"),
+            ("a", 5, -2, "o1"), ("b", 1, -1, "o9"), ("e", 6, 1, "o6"),
+        )
+    ]  # fmt: skip
+    for row in rows[:8]:
+        row["qty"] = "-1" if row["qty"] == -2 else row["qty"]
+    found = bought(from_events(pd.DataFrame(rows).astype(str), [{"sku": key, "title": f"t {key}"} for key in "abcde"]))
+    assert found == {"u": ["a", "b", "a", "c", "e"], "v": ["b", "a", "c", "e"]}
+
+
+# Others of these kinds
+
+TITLES = "key;title\n" + "".join(f"k{number};Lamp {number} of brass\n" for number in range(7))
+PLAIN = [
+    (f"u{user}", f"k{(2 * user + 3 * step) % 7}", f"2021-0{step + 1}-1{user % 9}")
+    for user in range(8)
+    for step in range(4)
+]
+RIGHT = {f"u{user}": [f"k{(2 * user + 3 * step) % 7}" for step in range(4)] for user in range(8)}
+
+
+def written(tmp_path, text, name="t.csv"):
+    (tmp_path / name).write_text(text)
+    (tmp_path / "items.csv").write_text(TITLES)
+    return tmp_path / name, tmp_path / "items.csv"
+
+
+def lines(names, write, mark=","):
+    rows = [mark.join(write(user, key, day)) for user, key, day in reversed(PLAIN)]
+    return "\n".join([mark.join(names), *rows]) + "\n"
+
+
+def german(user, key, day):
+    return user, key, ".".join(reversed(day.split("-")))
+
+
+FORMS = {
+    "sep=": "sep=;\n" + lines(("user", "item", "date"), lambda *row: row, ";"),
+    "lines above": "Export of orders\nfrom 1.1.2021 to 31.12.2021\n\n" + lines(("user", "item", "date"), lambda *row: row, ";"),
+    "decimal commas": lines(("user", "item", "date", "qty"), lambda *row: (*row, "1,000"), ";"),
+    "date and clock": lines(("user", "item", "date", "uhrzeit"), lambda *row: (*row, "09:30")),
+    "UTC": lines(("user", "item", "event_time"), lambda user, key, day: (user, key, f"{day} 10:11:12 UTC")),
+    "zones": lines(("user", "item", "created_at"), lambda user, key, day: (user, key, f"{day} 10:11:12 -0500")),
+    "mail's dates": lines(("user", "item", "date"), lambda user, key, day: (
+        user, key, pd.Timestamp(day).strftime("%a, %d %b %Y 10:11:12 +0000")), ";"),
+    "Oracle": lines(("user", "item", "date"), lambda user, key, day: (
+        user, key, pd.Timestamp(day).strftime("%d-%b-%y 10.11.12.000000 PM").upper())),
+    "Magento": lines(("user", "item", "created_at"), lambda user, key, day: (
+        user, key, pd.Timestamp(day).strftime("%b %-d, %Y 10:11:12 AM")), ";"),
+    "formulas": lines(("user", "item", "date"), lambda user, key, day: (user, f'="{key}"', day), ";"),
+    "blanks": lines(("user", "item", "date"), lambda user, key, day: (f" {user} ", f"{key} ", f" {day}")),
+    "German": lines(("Kundennr", "Artikelnummer", "Belegdatum"), german, ";"),
+    "French": lines(("code_client", "ref_article", "date_commande"), german, ";"),
+    "Spanish": lines(("cliente", "codigo_producto", "fecha_pedido"), german, ";"),
+    "Italian": lines(("codice_cliente", "codice_articolo", "data_ordine"), german, ";"),
+    "Dutch": lines(("klantnummer", "artikelnummer", "besteldatum"), german, ";"),
+    "a grocer's": lines(("household_id", "basket_id", "product_id", "quantity", "transaction_timestamp"),
+        lambda user, key, day: (user, f"b{user}{day}", key, "1", f"{day}T10:11:12Z")),
+    "one customer of many events": lines(("user", "item", "date"), lambda *row: row) + "".join(
+        f"4711,k{number % 7},2021-01-0{1 + number % 9}\n" for number in range(60)),
+    "negative prices": lines(("user", "item", "date", "discount"), lambda user, key, day: (user, key, day, f"-{day[-2:]}.50")),
+    "a status in German": lines(("user", "item", "date", "Status"), lambda *row: (*row, "bezahlt")) + "u1,k1,2021-09-01,storniert\n",
+    "a status in French": lines(("user", "item", "date", "statut"), lambda *row: (*row, "payé")) + "u1,k1,2021-09-01,remboursé\n",
+    "a flag": lines(("user", "item", "date", "is_cancelled"), lambda *row: (*row, "false")) + "u1,k1,2021-09-01,true\n",
+}  # fmt: skip
+SETTINGS = {
+    "a status in German": {"keep": "Status=bezahlt"},
+    "a status in French": {"keep": "statut=payé"},
+    "a flag": {"keep": "is_cancelled=false"},
+}
+SAID = {
+    "lines above": "lines above the line of names are passed over",
+    "date and clock": "times are columns 'date' and 'uhrzeit' together",
+    "one customer of many events": "60 of 92 rows have no customer ('4711' 60 in column 'user')",
+    "a status in German": "rows that do not count (keep) (1 event)",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_the_same_orders(form, tmp_path):
+    paths = written(tmp_path, FORMS[form])
+    if form in SETTINGS:
+        with pytest.raises(ValueError, match="may say which rows are purchases"):
+            from_events(*paths)
+    data = from_events(*paths, **SETTINGS.get(form, {}))
+    assert bought(data) == RIGHT
+    assert "2021-01-10 to 2021-04-17" in str(data.report)
+    assert data["shop"].titles[2] == "Lamp 2 of brass"
+    assert SAID.get(form, "") in str(data.report) + notes(data)
+    assert data.report.num_bad == 0

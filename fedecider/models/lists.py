@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby

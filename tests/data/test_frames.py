@@ -13,7 +13,6 @@ import pyarrow.parquet
 import pytest
 
 from fedecider.data import from_events
-from fedecider.data.catalogue import NewItem
 from fedecider.data.store import load_domains
 
 SETTINGS = {"k_core": 0, "public": 0.3}

@@ -1,15 +1,11 @@
 """Tables as shops really export them (`tests/cases/shops`, and others of these kinds): each with its right value."""
 
-import json
 from pathlib import Path
 
-import datasets
 import pandas as pd
 import pytest
 
 from fedecider import from_events
-from fedecider.cli.main import main
-from fedecider.data import open_prepared
 
 SHOPS = Path(__file__).resolve().parents[1] / "cases" / "shops"
 SAME = {f"c{user}": [f"p{(3 * user + step) % 10}" for step in (0, 3, 0, 1, 6)] for user in range(12)}

@@ -267,7 +267,7 @@ def matches(
     items whose numbers agree (`agree`; not asked without ``pack_sizes``), from ``min_score`` on. Of two equally near
     ones neither is taken. Cost: one product of all items with all items, twice, `BLOCK` rows at a time.
     """
-    one_IV, other_IV = _weighted(first, second)
+    one_IV, other_IV = weighted(first, second)
     found = []
     key_P2 = _equal_keys(first.plain_keys, second.plain_keys)
     if len(key_P2):
@@ -288,7 +288,7 @@ def matches(
     return sorted(found + mutual)
 
 
-def _weighted(first: Goods, second: Goods) -> tuple[sp.csr_array, sp.csr_array]:
+def weighted(first: Goods, second: Goods) -> tuple[sp.csr_array, sp.csr_array]:
     """Rows of length 1 over the n-grams of both; idf is ``ln((1 + N) / (1 + df)) + 1`` over both companies' items."""
     from sklearn.feature_extraction.text import TfidfTransformer
 

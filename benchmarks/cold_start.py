@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,13 +30,14 @@ from paired_rows import table
 from provenance import heading, write_lines
 from torch import Tensor
 
-from fedecider.baselines.counts import text_neighbour_scores, train_counts
+from fedecider.baselines.counts import NUM_CONTEXT, Votes, newest_weights, text_votes, train_counts, voted
 from fedecider.cross_silo.base_stages import Beginning, begin
 from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.item_ids import client_tasks
 from fedecider.cross_silo.prepare import Settings
 from fedecider.data.domain import Domain, Events
 from fedecider.data.encoders import chosen_encoder, load_encoder
+from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS, get_protocol, rank_held_out
@@ -160,7 +161,11 @@ def baseline_positions(
     text, popular = {}, {}
     for name, split in splits.items():
         asked, num_items = split.asked[group], len(encoded[name])
-        score = text_neighbour_scores(encoded[name], asked, "test")
+        votes = text_votes(nearest_texts(unit_vectors(encoded[name].numpy())))
+
+        def score(user_B: Tensor, asked: Any = asked, votes: Votes = votes, num_items: int = num_items) -> Tensor:
+            return voted(newest_weights(asked, user_B, "test", num_items, NUM_CONTEXT), votes).dense()
+
         text[name] = rank_held_out(score, asked, num_items, "test")
         count_I = train_counts(split.trained.clients.sequences, num_items, split.trained.public.sequences)
         popular[name] = rank_held_out(

@@ -303,7 +303,8 @@ def _read_events(files: Sequence[Opened]) -> RawEvents:
             rest = [batch.column(name).to_numpy()[row_E] for name in ("time", "order") if name in batch.schema.names]
             parts.append([_numbers(batch.column("user"), users)[row_E], _numbers(item_E, items), *rest])
     columns = list(zip(*parts, strict=True)) or [(np.zeros(0, np.int32),)] * 3
-    user_E, item_E, time_E, *order_E = map(np.concatenate, columns)
+    parts.clear()  # a column's pieces are freed once it is whole
+    user_E, item_E, time_E, *order_E = [np.concatenate(columns.pop(0)) for _ in range(len(columns))]
     return RawEvents(list(users), list(items), user_E, item_E, time_E, order_E[0] if order_E else None, dropped)
 
 

@@ -603,4 +603,4 @@ def _facts(domains: Mapping[str, Domain]) -> list[str]:
 
 
 def _wanted(records: list[tuple[str, ItemFields]], wanted: Collection[str], options: ReadOptions) -> ItemRecords:
-    return collect_items(records, wanted, options, Path("items"), allow_same=True, keep_unused=True)
+    return collect_items(records, wanted, options, Path("items"), keep_unused=True)

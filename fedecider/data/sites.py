@@ -186,7 +186,7 @@ def _fields_of(items: Any, asked: SiteTables, name: str) -> tuple[Mapping[str, I
     reading = Reading()
     records = item_records(Source(table, options, {"item": key, **fields}, name), reading).get(name, [])
     wanted = {key for key, _ in records}
-    return collect_items(records, wanted, ReadOptions(), Path("items"), allow_same=True).items, first + reading.first
+    return collect_items(records, wanted, ReadOptions(), Path("items")).items, first + reading.first
 
 
 def _check_names(name: str, companies: Sequence[str]) -> None:

@@ -240,12 +240,11 @@ def collect_items(
     wanted: Collection[str],
     options: ReadOptions,
     path: Path,
-    allow_same: bool = True,
     keep_unused: bool = False,
 ) -> ItemRecords:
     """The wanted items of a stream of (key, fields), and if asked the others apart.
 
-    With ``allow_same``, a repeated record with equal fields is counted and skipped (Amazon's meta files have such).
+    A repeated record with equal fields is counted and skipped (Amazon's meta files have such).
     Errors: ``ValueError`` for any other repeated key, unless ``duplicate_items`` is "first".
     """
     items: dict[str, ItemFields] = {}
@@ -264,7 +263,7 @@ def collect_items(
             num_different += 1
         else:
             num_same += 1
-        if options.duplicate_items != "first" and not (allow_same and known == fields):
+        if options.duplicate_items != "first" and known != fields:
             raise duplicate_key(path, key, known, fields)
     return ItemRecords(items, num_same, num_different, num_unused, unused)
 

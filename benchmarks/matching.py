@@ -28,6 +28,7 @@ from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain
 from fedecider.data.encoders import load_encoder
 from fedecider.data.matching import MIN_SCORE, agree, goods_of, match_pairs, read_pairs, weighted, wilson, write_pairs
+from fedecider.federation.record import read_json
 from fedecider.running.command import run
 
 PAGE = Path(__file__).resolve().parent / "results" / "matching.md"
@@ -139,7 +140,7 @@ def joining_part(shared: Path, work: Path, seeds: int) -> list[str]:
             options = {"different_goods": True} if kind == "none" else {}
             if not (place / "metrics.json").is_file():
                 fd.federate(str(data), output=place, resume=True, seed=seed, allow_long=True, **options)
-            macro = fd.load(place).metrics["macro"]["test"]
+            macro = read_json(place / "metrics.json")["macro"]["test"]
             handed = next(macro[label] for label in HANDED if label in macro)
             found.append((handed["ndcg@10"]["mean"], macro["local + ensemble"]["ndcg@10"]["mean"]))
         truth = pd.read_csv(work / f"renamed-{seed}" / "truth.csv", dtype=str)

@@ -54,8 +54,8 @@ class ImportConfig:
         items_header: The same of items.
         bad_rows: What rows without an item or with an unreadable time are: an error, once all of them are counted, or
             left out (skip).
-        missing_text: What items without any text are: dropped with their events, which is said, an error, or kept, known
-            by their keys alone.
+        missing_text: What items without any text are: dropped with their events, which is said, an error, or kept,
+            known by their keys alone.
         duplicate_items: What an item key in two rows with other texts is: an error, or the first one is kept.
         repeats: What becomes of events with an item that the customer had before: they are kept, or only the first is.
         min_rating: Events with a lower rating are dropped. If not given, all are kept.

@@ -253,7 +253,8 @@ def text_columns(
 ) -> tuple[dict[str, str], list[str]]:
     """Text field -> its column, by ``texts`` or else by names and values; and what has to be said first.
 
-    ``item`` holds the items' keys; ``used`` hold other keys and times. ``of_events``: the table is one of events, and may be of reviews.
+    ``item`` holds the items' keys; ``used`` hold other keys and times. ``of_events``: the table is one of events, and
+    may be of reviews.
 
     Raises:
         ValueError: a field that is none, or the texts are those of reviews.

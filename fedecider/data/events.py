@@ -157,8 +157,8 @@ def event_source(
         table.notes.append(f"{table.what}: no column of times, rows are taken as oldest first")
     if other := [name for name in table.column_names if bare(name) == "company" and name not in columns.values()]:
         table.warnings.append(
-            f"WARNING: {table.what}: column {other[0]!r} is not used: customers of one key in two companies are taken for "
-            f"one person (in a mapping file, or in Python: company={other[0]!r})"
+            f"WARNING: {table.what}: column {other[0]!r} is not used: customers of one key in two companies are taken "
+            f"for one person (in a mapping file, or in Python: company={other[0]!r})"
         )
     if consents:
         columns["consents"] = consents
@@ -352,7 +352,8 @@ class Purchases:
                 )
         cases = " ".join(f"WHEN {where} THEN {place}" for place, (_, _, where, _) in enumerate(checks))
         counted = table.query(
-            f"SELECT bad, count(*), min(row) FROM (SELECT row, CASE {cases} END AS bad FROM rows) WHERE bad IS NOT NULL GROUP BY bad ORDER BY bad"
+            f"SELECT CASE {cases} END AS bad, count(*), min(row) FROM rows GROUP BY bad HAVING bad IS NOT NULL "
+            "ORDER BY bad"
         )
         for bad, count, row in counted:
             role, kind, _, expected = checks[bad]
@@ -375,7 +376,8 @@ class Purchases:
                 self.reading.first.append(said)
         purchase = '"order"' if "order" in source.columns else "micro"
         num_users, num_again = table.query(
-            f'SELECT count(*), count(*) FILTER (num > 1) FROM (SELECT "user", count(DISTINCT {purchase}) AS num FROM rows GROUP BY "user")'
+            f"SELECT count(*), count(*) FILTER (num > 1) FROM (SELECT count(DISTINCT {purchase}) AS num FROM rows "
+            'GROUP BY "user")'
         )[0]
         if (
             ("time" not in source.columns and "order" not in source.columns)
@@ -424,8 +426,9 @@ class Purchases:
         for domain in domains:
             where = f'WHERE "domain" = {literal(domain)}' if "domain" in columns else ""
             sql = (
-                f'SELECT {owner} || "user" AS "user", item, CAST({time} AS BIGINT) AS "time", CAST(micro AS BIGINT) AS micro, '
-                f'CAST({number} AS VARCHAR) AS "order" FROM rows {where} ORDER BY row {direction}'
+                f'SELECT {owner} || "user" AS "user", item, CAST({time} AS BIGINT) AS "time", '
+                f'CAST(micro AS BIGINT) AS micro, CAST({number} AS VARCHAR) AS "order" '
+                f"FROM rows {where} ORDER BY row {direction}"
             )
             self.parts.setdefault(domain, []).append(table.arrow(sql))
             self.dropped.setdefault(domain, Dropped())
@@ -434,13 +437,16 @@ class Purchases:
 
     def _add_consents(self, source: Source, owner: str) -> None:
         """What a column says about who is public. ``ValueError`` for an answer that is none, or several of one."""
-        truth = "CASE WHEN lower(consents) IN ('true', '1', '1.0') THEN true WHEN lower(consents) IN ('false', '0', '0.0') THEN false END"
+        truth = (
+            "CASE WHEN lower(consents) IN ('true', '1', '1.0') THEN true "
+            "WHEN lower(consents) IN ('false', '0', '0.0') THEN false END"
+        )
         place = f"in the {source.what} (column {source.columns['consents']!r})"
         odd = source.table.query(f"SELECT row, consents FROM rows WHERE {truth} IS NULL LIMIT 1")
         if odd:
             raise ValueError(
-                f"got {odd[0][1]!r} in row {odd[0][0] + 1} of the {source.what} (column {source.columns['consents']!r}), "
-                "expected true or false in every row"
+                f"got {odd[0][1]!r} in row {odd[0][0] + 1} {place.replace('in', 'of', 1)}, expected true or false in "
+                "every row"
             )
         for user, low, high in source.table.query(
             f'SELECT {owner} || "user" AS name, min({truth}), max({truth}) FROM rows GROUP BY name'
@@ -514,11 +520,12 @@ def _complete(source: Source, extra: Mapping[str, str]) -> None:
         others = [*blank, *extra.values()]
         if table.value(f"SELECT count(*) FROM rows WHERE {' OR '.join(f'{quoted(role)} IS NULL' for role in blank)}"):
             first = ", ".join(
-                f'CASE WHEN "order" IS NULL THEN {quoted(role)} ELSE coalesce({quoted(role)}, first_value({quoted(role)} IGNORE NULLS) OVER '
-                f"same_order) END AS {quoted(role)}"
+                f'CASE WHEN "order" IS NULL THEN {quoted(role)} ELSE coalesce({quoted(role)}, '
+                f"first_value({quoted(role)} IGNORE NULLS) OVER same_order) END AS {quoted(role)}"
                 for role in others
             )
-            window = 'WINDOW same_order AS (PARTITION BY "order" ORDER BY row ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)'
+            whole = "ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING"
+            window = f'WINDOW same_order AS (PARTITION BY "order" ORDER BY row {whole})'
             table.query(
                 f"CREATE OR REPLACE TEMP TABLE rows AS SELECT * REPLACE ({first}) FROM rows {window} ORDER BY row"
             )
@@ -564,8 +571,9 @@ def _split_cells(source: Source, known: Sequence[str], reading: Reading) -> None
     table.connection.register("cells", cells)
     count = table.value("SELECT count(*) FROM rows WHERE item IN (SELECT cell FROM cells)")
     table.query(
-        "CREATE OR REPLACE TEMP TABLE rows AS SELECT * EXCLUDE (cell, part, item), coalesce(one, item) AS item FROM (SELECT *, "
-        "unnest(CASE WHEN part IS NULL THEN [item] ELSE part END) AS one FROM rows LEFT JOIN cells ON item = cell) ORDER BY row"
+        "CREATE OR REPLACE TEMP TABLE rows AS SELECT * EXCLUDE (cell, part, item), coalesce(one, item) AS item FROM "
+        "(SELECT *, unnest(CASE WHEN part IS NULL THEN [item] ELSE part END) AS one "
+        "FROM rows LEFT JOIN cells ON item = cell) ORDER BY row"
     )
     example = next(iter(parts))
     reading.first.append(
@@ -601,11 +609,12 @@ def item_records(
     num_rows = table.load(columns)
     domain = cleaned('"domain"', table.kind) if "domain" in columns else literal(source.domain)
     texts = "".join(f", coalesce({quoted(name)}, '')" for name in fields)
+    sql = f"SELECT {domain} AS d, {cleaned('item', table.kind)} AS i{texts}, "
     if of_events:
-        sql = f"SELECT {domain} AS d, {cleaned('item', table.kind)} AS i{texts}, count(*) AS num, min(rowid) AS row FROM rows GROUP BY ALL ORDER BY d, i, num DESC, row"
+        sql += "count(*) AS num, min(rowid) AS row FROM rows GROUP BY ALL ORDER BY d, i, num DESC, row"
     else:
         reading.add_table(table, num_rows)
-        sql = f"SELECT {domain} AS d, {cleaned('item', table.kind)} AS i{texts}, 1 AS num, rowid AS row FROM rows ORDER BY rowid"
+        sql += "1 AS num, rowid AS row FROM rows ORDER BY rowid"
     records: dict[str, list[tuple[str, ItemFields]]] = {}
     first: dict[tuple[str, str], tuple[ItemFields, int]] = {}
     several = dict[str, None]()
@@ -628,9 +637,9 @@ def item_records(
             continue
         if before != text and duplicate_items == "error":
             raise ValueError(
-                f"got the duplicate item key {key!r} in row {row + 1} of the {source.what} (column {columns['item']!r}), "
-                f"with other texts than in row {where}, expected each item once: correct the table, or keep the first "
-                "one (duplicate_items='first')"
+                f"got the duplicate item key {key!r} in row {row + 1} of the {source.what} (column "
+                f"{columns['item']!r}), with other texts than in row {where}, expected each item once: correct the "
+                "table, or keep the first one (duplicate_items='first')"
             )
         records.setdefault(of, []).append((key, text))
     if missing and not of_events:

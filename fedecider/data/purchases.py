@@ -53,15 +53,15 @@ SHARE = 0.05
 MANY = 5
 """Customers from whom on one can be told from the others."""
 EVENT_WORDS = {
-    "purchase": "purchase purchased buy bought order ordered paid complete completed shipped delivered fulfilled closed "
-    "sale sold transaction checkout invoiced bezahlt versendet geliefert abgeschlossen verkauf bestellt paye payé livre "
-    "livré expedie expédié pagado enviado entregado pagato spedito consegnato betaald verzonden buyproduct erledigt "
+    "purchase": "purchase purchased buy bought order ordered paid complete completed shipped delivered fulfilled "
+    "closed sale sold transaction checkout invoiced bezahlt versendet geliefert abgeschlossen verkauf bestellt paye "
+    "livre expedie pagado enviado entregado pagato spedito consegnato betaald verzonden buyproduct erledigt "
     "processing success successful captured authorized",
     "other": "view viewed click clicks pageview cart addtocart carts wishlist fav pv impression search remove "
-    "removefromcart removefromcart canceled cancelled cancel refunded refund returned return pending failed unavailable "
-    "created draft voided void declined expired abandoned chargeback partiallyrefunded partiallypaid unpaid "
-    "storniert storno retour retoure abgebrochen offen annule annulé rembourse remboursé cancelado devuelto reembolsado "
-    "annullato rimborsato reso geannuleerd onhold fraud enattente",
+    "removefromcart canceled cancelled cancel refunded refund returned return pending failed unavailable created "
+    "draft voided void declined expired abandoned chargeback partiallyrefunded partiallypaid unpaid storniert storno "
+    "retour retoure abgebrochen offen annule rembourse cancelado devuelto reembolsado annullato rimborsato reso "
+    "geannuleerd onhold fraud enattente",
 }
 """What columns of states and of kinds of events say, without marks; those of ``other`` are no purchases."""
 NAMES = re.compile(
@@ -192,7 +192,8 @@ def _good(values: Sequence[str], is_flag: bool) -> list[str]:
         return [value for value in values if value.lower() in ("", "0", "false", "no", "n", "nein")][:1]
     buys, others = (set(EVENT_WORDS[one].split()) for one in ("purchase", "other"))
     good = [value for value in values if _state(value) in buys]
-    return good or [one for one in values if _state(one) not in {*others, ""}] or [one for one in values if not one]
+    good = good or [one for one in values if _state(one) not in {*others, ""}] or [one for one in values if not one]
+    return good or ["*"]
 
 
 def leave_out_nobody(table: Table, nobody: Sequence[str] | None) -> tuple[int, str]:
@@ -203,7 +204,7 @@ def leave_out_nobody(table: Table, nobody: Sequence[str] | None) -> tuple[int, s
     """
     if nobody is None:
         counts = table.query(
-            'SELECT "user", count(*) AS num FROM rows WHERE "user" IS NOT NULL GROUP BY "user" ORDER BY num DESC LIMIT 5'
+            'SELECT "user", count(*) AS num FROM rows WHERE "user" IS NOT NULL GROUP BY ALL ORDER BY num DESC LIMIT 5'
         )
         num_users = int(table.value('SELECT count(DISTINCT "user") FROM rows'))
         total = sum(num for _, num in table.query("SELECT 1, count(*) FROM rows"))
@@ -221,7 +222,8 @@ def leave_out_nobody(table: Table, nobody: Sequence[str] | None) -> tuple[int, s
     listed = ", ".join(map(literal, keys)) or "NULL"
     where = f'"user" IS NULL OR "user" IN ({listed})'
     found = table.query(
-        f"SELECT coalesce(\"user\", 'blank') AS name, count(*) AS num FROM rows WHERE {where} GROUP BY name ORDER BY num DESC, name"
+        f"SELECT coalesce(\"user\", 'blank') AS name, count(*) AS num FROM rows WHERE {where} GROUP BY name "
+        "ORDER BY num DESC, name"
     )
     table.query(f"DELETE FROM rows WHERE {where}")
     return sum(num for _, num in found), ", ".join(f"{name!r} {num:,}" for name, num in found[:5])

@@ -47,7 +47,7 @@ class SiteTables:
     """How tables are read and what is kept of them."""
 
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `TableOptions`, such as ``user``, ``item``, ``time`` and ``order``; columns of usual names are found."""
+    """Fields of `TableOptions`, such as ``user``, ``item``, ``time``, ``order``; columns of usual names are found."""
     min_length: int = MIN_EVENTS
     """Users with fewer events are left out."""
     max_length: int | None = None

@@ -170,7 +170,10 @@ class Table:
         names = [name for name in dict.fromkeys(self.column_names) if name in self.parts[0].column_names]
         numbered = {f"c{number}": name for number, name in enumerate(names)}
         rows = self._execute(f"{self.parts[0].select(numbered, sampled=True)} LIMIT {num}").fetchall()
-        return {name: [row[place] for row in rows if row[place]] for place, name in enumerate(names)}
+        cells = {name: [row[place].strip() for row in rows if row[place]] for place, name in enumerate(names)}
+        return {
+            name: [cell[2:-1] if cell.startswith('="') else cell for cell in own if cell] for name, own in cells.items()
+        }
 
     def values(self, names: Sequence[str]) -> list[list[str | None]]:
         """The values of some columns of a table that is small enough to be held."""
@@ -417,8 +420,8 @@ def _arrow_of(table: Any, what: str) -> pa.Table | pa.RecordBatchReader:
         ) from error
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(
-            f"got {what} with a column of mixed or too large values ({_odd_value(table) or error}), expected one kind in a "
-            "column"
+            f"got {what} with a column of mixed or too large values ({_odd_value(table) or error}), expected one kind "
+            "in a column"
         ) from error
     raise ValueError(
         f"got {type(table).__name__} as {what}, expected a pandas or polars frame, a pyarrow table, a Hugging Face "

@@ -168,16 +168,17 @@ def find_form(table: Table, column: str, name: str) -> TimeForm:
             )
         return TimeForm(ORDER)
     raise ValueError(
-        f"got {table.what} with times such as {example!r} in the column {name!r}, of which most can be read in no known "
-        "form, expected Unix seconds, or a date and time as in ISO 8601: name another format with time_format='...' "
-        f"(--time_format), such as '%d/%m/%Y %H:%M'; or where rows are oldest first: time='none'"
+        f"got {table.what} with times such as {example!r} in the column {name!r}, of which most can be read in no "
+        "known form, expected Unix seconds, or a date and time as in ISO 8601: name another format with "
+        f"time_format='...' (--time_format), such as '%d/%m/%Y %H:%M'; or where rows are oldest first: time='none'"
     )
 
 
 def _fits(table: Table, values: str) -> dict[str, tuple[int, int]]:
     """Form -> of how many values it makes times between 1990 and tomorrow, and a hash of these."""
     shapes = table.query(
-        f"SELECT DISTINCT regexp_replace(regexp_replace(value, '[0-9]', '0', 'g'), '[A-Za-z]+', 'a', 'g') FROM {values} LIMIT 50"
+        "SELECT DISTINCT regexp_replace(regexp_replace(value, '[0-9]', '0', 'g'), '[A-Za-z]+', 'a', 'g') "
+        f"FROM {values} LIMIT 50"
     )
     numbers = [shape for (shape,) in shapes if re.fullmatch(r"-?0+([.,]0*)?", shape)]
     marks = set("".join(shape for (shape,) in shapes))

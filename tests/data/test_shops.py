@@ -1,11 +1,19 @@
 """Tables as shops really export them (`tests/cases/shops`, and others of these kinds): each with its right value."""
 
+import json
 from pathlib import Path
 
+import datasets
 import pandas as pd
 import pytest
+import yaml
 
 from fedecider import from_events
+from fedecider.cli.main import main
+from fedecider.data import open_prepared
+from fedecider.data.frames import events_of
+from fedecider.data.mapping import columns_from
+from fedecider.models.lists import keys_in
 
 SHOPS = Path(__file__).resolve().parents[1] / "cases" / "shops"
 SAME = {f"c{user}": [f"p{(3 * user + step) % 10}" for step in (0, 3, 0, 1, 6)] for user in range(12)}
@@ -314,3 +322,134 @@ def test_other_forms_of_the_same_orders(form, tmp_path):
     assert data["shop"].titles[2] == "Lamp 2 of brass"
     assert SAID.get(form, "") in str(data.report) + notes(data)
     assert data.report.num_bad == 0
+
+
+def orders(name="item", **more):
+    return [{"user": user, name: key, "date": day, **more} for user, key, day in PLAIN]
+
+
+THINGS = [{"item": f"k{number}", "title": f"Lamp {number} of brass"} for number in range(7)]
+
+
+def test_of_rows_of_one_time_the_lower_is_the_earlier_where_newest_come_first():
+    rows = [{**row, "date": row["date"][:8] + "01"} for row in orders()]
+    ties = [{**row, "date": "2021-03-01"} for row in rows if row["date"] > "2021-02-28"]
+    rows = [row for row in rows if row["date"] < "2021-02-28"] + ties
+    assert bought(from_events(rows[::-1], THINGS)) == bought(from_events(rows, THINGS)) == RIGHT
+    assert "rows are newest first" in notes(from_events(rows[::-1], THINGS))
+
+
+def isbn_10(number):
+    digits = f"34112{number:04d}"
+    check = sum(place * int(digit) for place, digit in enumerate(digits, 1)) % 11
+    return digits + ("X" if check == 10 else str(check))
+
+
+KEYS = {
+    "ISBN-10": (lambda n: f"97834112{n:04d}7", isbn_10, "ISBN-10 and ISBN-13"),
+    "dashes": (lambda n: f"AB-{n}-{n}9", lambda n: f"AB{n}{n}9", "dashes and blanks"),
+    "zeros": (lambda n: f"00{n + 10}", lambda n: f"{n + 10}", "leading zeros"),
+    "a prefix": (lambda n: f"SKU{n + 10}", lambda n: f"{n + 10}", "a prefix"),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+def test_two_tables_that_write_keys_differently_are_named(case):
+    ours, theirs, why = KEYS[case]
+    rows = [{**row, "item": ours(int(row["item"][1:]))} for row in orders()]
+    things = [{"item": theirs(number), "title": f"Lamp {number}"} for number in range(7)]
+    with pytest.raises(ValueError, match=f"no key in common; the tables write keys differently .*: {why}"):
+        from_events(rows, things)
+
+
+def test_keys_of_one_table_that_differ_by_case_or_dashes_alone_are_said():
+    rows = [{**row, "item": row["item"].upper() if row["user"] == "u3" else row["item"]} for row in orders()]
+    things = [*THINGS, *({**row, "item": row["item"].upper()} for row in THINGS)]
+    data = from_events(rows, things)
+    assert any("differ from others by letter case, dashes or blanks alone (K0 and k0)" in one for one in data.notes[:2])
+    assert bought(data)["u3"] == [key.upper() for key in RIGHT["u3"]]  # nothing is changed
+
+
+def test_numbers_that_floats_have_rounded_are_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    whole = [{**row, "item": 2**53 + int(row["item"][1:])} for row in orders()]
+    things = [{"item": str(2**53 + number), "title": f"Lamp {number}"} for number in range(7)]
+    path.write_text("\n".join(map(json.dumps, whole)))
+    assert from_events(path, things)["shop"].item_keys == [one["item"] for one in things]
+    path.write_text("\n".join(json.dumps({**row, "item": float(row["item"])}) for row in whole))
+    for table in (path, pd.DataFrame(whole).astype({"item": float})):
+        with pytest.raises(ValueError, match=r"a float beyond 2\^53|text or a whole number"):
+            from_events(table, things)
+    path.write_text("\n".join(json.dumps({**row, "item": float(row["item"][1:])}) for row in orders()))
+    small = from_events(path, [{"item": str(number), "title": f"Lamp {number}"} for number in range(7)])["shop"]
+    assert small.item_keys == list("0123456")
+
+
+def test_classes_of_a_data_set_are_their_names():
+    rows = [{**row, "item": int(row["item"][1:])} for row in orders()]
+    features = {"user": datasets.Value("string"), "date": datasets.Value("string")}
+    features["item"] = datasets.ClassLabel(names=[f"k{number}" for number in range(7)])
+    table = datasets.Dataset.from_list(rows, features=datasets.Features(features))
+    assert bought(from_events(table, THINGS)) == bought(from_events(table.to_iterable_dataset(), THINGS)) == RIGHT
+
+
+def test_two_columns_of_one_role_are_asked_about_with_all_that_lacks():
+    rows = [{**row, "client": row["user"], "what": row["thing"]} for row in orders("thing")]
+    with pytest.raises(ValueError, match=r"'user' and 'client' could both be the user.*the item usually is") as error:
+        from_events(rows, THINGS)
+    assert "--user" in str(error.value)
+    assert "--item" in str(error.value)
+    assert bought(from_events(rows, THINGS, user="client", item="thing")) == RIGHT
+    with pytest.raises(ValueError, match="expected 'a', 'b', 'c' among them"):
+        from_events(rows, THINGS, user="a", item="b", time="c")
+
+
+def test_negative_numbers_in_a_column_that_is_not_used_are_said():
+    rows = [{**row, "menge_neu": f"{-1 if place % 9 == 8 else 2}.{place}"} for place, row in enumerate(orders())]
+    data = from_events(rows, THINGS)
+    assert "column 'menge_neu' has 3 negative numbers and is not used" in data.notes[0]
+
+
+def test_order_numbers_share_lines_that_stand_apart():
+    rows = [{**row, "order_id": f"{row['user']}-{row['date']}"} for row in orders()]
+    rows += [{**row, "item": "k0" if row["item"] != "k0" else "k1", "user": None, "date": None} for row in rows]
+    data = from_events(rows, THINGS)["shop"]
+    assert data.clients.num_events == 64
+    assert {user: len(keys) for user, keys in bought({"shop": data}).items()} == dict.fromkeys(RIGHT, 8)
+
+
+def mapping(path, capsys):
+    """The mapping that is proposed of some tables, and what is said."""
+    events, items = written(path.parent, path.with_suffix(".csv").read_text(), path.with_suffix(".csv").name)
+    words = ["import", str(events), "--items", str(items), "--write_mapping", str(path), "--dry_run", "true"]
+    return main(words), capsys.readouterr()
+
+
+def test_a_mapping_is_proposed_corrected_and_used_everywhere(tmp_path, capsys):
+    north, south = tmp_path / "north.yaml", tmp_path / "south.yaml"
+    names = ("Kundennr", "Artikelnummer", "Belegdatum", "Vorgang", "Notiz")
+    kinds = lines(names, lambda *row: (*german(*row), "Verkauf", "x"), ";") + "u1;k1;1.9.2021;Storno;x\n"
+    north.with_suffix(".csv").write_text(kinds)
+    south.with_suffix(".csv").write_text(lines(("buyer", "sku", "date"), lambda *row: row))
+    said = mapping(north, capsys)[1]
+    proposed = yaml.safe_load(north.read_text())
+    assert (proposed["user"], proposed["item"], proposed["time"]) == ("Kundennr", "Artikelnummer", "Belegdatum")
+    assert proposed["keep"] == {"Vorgang": ["Verkauf"]}
+    assert "which rows are purchases" in said.out + said.err
+    assert mapping(north, capsys)[0] == 2  # nothing that is there is replaced
+    assert mapping(south, capsys)[0] == 0
+    assert main(["import", f"{north},{south}", "--output", str(tmp_path / "data")]) == 0
+    both = open_prepared(tmp_path / "data")
+    for name in ("north", "south"):
+        assert bought(both, name) == {f"{name}:{user}": keys for user, keys in RIGHT.items()}
+    assert bought(from_events(north)) == RIGHT
+    assert bought(from_events(north, nobody=["u1"])) == {user: RIGHT[user] for user in RIGHT if user != "u1"}
+    assert keys_in(str(north), "candidates") == [f"k{number}" for number in range(7)]
+    assert sorted(events_of(north).events.users) == sorted(RIGHT)
+    assert events_of(north.with_suffix(".csv"), columns_from(str(north))).events.size().events == 32
+    north.write_text(north.read_text().replace("Kundennr", "Kunde"))
+    assert main(["import", str(north), "--output", str(tmp_path / "none")]) == 2
+    assert "expected 'Kunde' (perhaps 'Kundennr') among them" in " ".join(capsys.readouterr().err.split())
+    north.write_text("usr: Kundennr\n")
+    assert main(["import", str(north)]) == 2
+    assert "got 'usr' in the mapping" in " ".join(capsys.readouterr().err.split())

@@ -177,13 +177,13 @@ def find_form(table: Table, column: str, name: str) -> TimeForm:
 def _fits(table: Table, values: str) -> dict[str, tuple[int, int]]:
     """Form -> of how many values it makes times between 1990 and tomorrow, and a hash of these."""
     shapes = table.query(
-        "SELECT DISTINCT regexp_replace(regexp_replace(value, '[0-9]', '0', 'g'), '[A-Za-z]+', 'a', 'g') "
-        f"FROM {values} LIMIT 50"
+        "SELECT regexp_replace(regexp_replace(value, '[0-9]', '0', 'g'), '[A-Za-z]+', 'a', 'g') AS shape, count(*) "
+        f"AS num FROM {values} GROUP BY shape ORDER BY num DESC, shape LIMIT 50"
     )
-    numbers = [shape for (shape,) in shapes if re.fullmatch(r"-?0+([.,]0*)?", shape)]
-    marks = set("".join(shape for (shape,) in shapes))
+    numbers = [num for shape, num in shapes if re.fullmatch(r"-?0+([.,]0*)?", shape)]
+    marks = set("".join(shape for shape, _ in shapes))
     forms = [ISO, *(form for form in FORMATS if form not in DIGITS and _marks(form) <= marks)]
-    if 2 * len(numbers) >= len(shapes):
+    if 2 * sum(numbers) >= sum(num for _, num in shapes):
         forms = [*UNITS, SERIAL, *DIGITS]
     inside = f"BETWEEN {SINCE_US} AND {latest_us()}"
     columns = ", ".join(f"{TimeForm(form).sql('value')} AS f{number}" for number, form in enumerate(forms))

@@ -49,7 +49,7 @@ CALLS = {
     "no recommender": (lambda: Recommender.from_pretrained(None), "got None, expected the path"),
     "times that are truths": (
         lambda: from_events([{**row, "time": True} for row in EVENTS], ITEMS),
-        "got the time True in row 1",
+        "times such as 'true'",
     ),
 }
 

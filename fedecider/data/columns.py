@@ -185,7 +185,7 @@ def find_columns(
     for role in [role for role, name in asked.items() if name is None and role in RANKS]:
         found = [name for name in candidates(table, role) if name not in named.values() and sample.get(name)]
         if role == "time":
-            found = [name for name in found if holds_times(sample[name]) or are_numbers(sample[name])]
+            found = [one for one in found if holds_times(sample[one]) or are_numbers(sample[one])] or found
         if role == "item" and not found:
             found = [name for name in sample if name in of_items and name not in named.values() and not role_of(name)]
         item = {**named, **guessed}.get("item", "")

@@ -174,7 +174,7 @@ def _state(value: str) -> str:
     """A value without marks, and without the ending of a feminine or plural that is not among the words."""
     plain = bare(value)
     known = set(" ".join(EVENT_WORDS.values()).split())
-    return next((one for one in (plain, plain[:-1], plain[:-2]) if one in known), plain)
+    return next((one for cut in range(3) if (one := plain[: len(plain) - cut]) in known), plain)
 
 
 def _has_amounts(table: Table) -> bool:

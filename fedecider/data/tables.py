@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
-import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PARQUET, TEXT, JSON, MEMORY = "Parquet", "text", "JSON", "memory"
 ENDINGS = {
@@ -387,6 +389,8 @@ def _as_text(column: str, kind: str) -> str:
 
 
 def _in_memory(table: Any, what: str, connection: duckdb.DuckDBPyConnection) -> Table:
+    import pyarrow as pa  # only where it is used: --help does without
+
     opened = Table(what, [], MEMORY, [], connection)
     content = _arrow_of(table, what)
     opened.holder = content
@@ -402,6 +406,8 @@ def _in_memory(table: Any, what: str, connection: duckdb.DuckDBPyConnection) -> 
 
 
 def _arrow_of(table: Any, what: str) -> pa.Table | pa.RecordBatchReader:
+    import pyarrow as pa  # only where it is used: --help does without
+
     try:
         if isinstance(table, pa.Table):
             return table
@@ -446,6 +452,8 @@ def _odd_value(table: Any) -> str:
 
 def _column(values: list[Any]) -> pa.Array:
     """Values of one kind; whole numbers of any size as text."""
+    import pyarrow as pa  # only where it is used: --help does without
+
     if any(isinstance(value, int) and abs(value) >= 2**63 for value in values):
         values = [None if value is None else str(value) for value in values]
     return pa.array(values)
@@ -453,9 +461,13 @@ def _column(values: list[Any]) -> pa.Array:
 
 def _of_data_set(table: Any) -> pa.Table | pa.RecordBatchReader:
     """A Hugging Face data set; classes by their names."""
+    import pyarrow as pa  # only where it is used: --help does without
+
     labels = {name: one.names for name, one in (table.features or {}).items() if hasattr(one, "int2str")}
 
     def named(part: pa.Table) -> pa.Table:
+        import pyarrow as pa  # only where it is used: --help does without
+
         for name in labels.keys() & set(part.column_names):
             place = part.column_names.index(name)
             part = part.set_column(place, name, pa.array(labels[name]).take(part.column(name)))

@@ -167,7 +167,7 @@ def test_a_sites_folder_is_read_and_changed_by_what_reads_and_changes_runs(playg
     asked = ["recommend", "--run", site, "--customers", user, "--json", "true"]
     before = json.loads(said(*asked))
     new = next(key for key in keys if keys.index(key) not in domain.clients.sequences[0])
-    rows = "".join(f"{user},{one},{time}\n" for one, time in ((new, 4_000_000_000), (keys[3], 4_000_000_001)))
+    rows = "".join(f"{user},{one},{time}\n" for one, time in ((new, 1_790_000_000), (keys[3], 1_790_000_001)))
     (tmp_path / "new.csv").write_text(f"user,item,timestamp\n{rows}")
     words = ("update", "--run", site, "--events", tmp_path / "new.csv", "--force", "true")
     assert "version 2 of" in said(*words, "--epochs", 1)

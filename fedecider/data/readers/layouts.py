@@ -12,12 +12,10 @@ import time
 from ast import literal_eval
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import duckdb
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
 from duckdb.func import SPECIAL
 
@@ -26,6 +24,9 @@ from fedecider.data.dropped import Dropped
 from fedecider.data.readers import reading
 from fedecider.data.readers.reading import ItemFields, ItemRecords, RawDomain, RawEvents, RawFile, ReadOptions, clean
 from fedecider.data.tables import FileForm, Table, literal, open_table, quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TEXTS = (*reading.DEFAULT_TEXT_FIELDS, *reading.OTHER_TEXT_FIELDS)
 IN_LINES = ("rows of other domains", "users listed without items")
@@ -113,6 +114,8 @@ class Opened(NamedTuple):
 
     def batches(self, dropped: Dropped) -> Iterator[pa.RecordBatch]:
         """The rows in our columns; a line that is none is counted, and so is a row that is left out."""
+        import pyarrow.compute as pc  # only where it is used: --help does without
+
         file, left_out = self.file, dict(self.layout.left_out)
         table = self._table()
         if self.options.min_rating is not None and "rating" in self.layout.columns:
@@ -286,6 +289,9 @@ def _stem(source: Source, raw: Path, domain: str) -> str:
 
 def _read_events(files: Sequence[Opened]) -> RawEvents:
     """Events in the order of the lines; 16 bytes an event, 24 with an order, and one key per user and item."""
+    import pyarrow as pa  # only where it is used: --help does without
+    import pyarrow.compute as pc  # only where it is used: --help does without
+
     users: dict[str, int] = {}
     items: dict[str, int] = {}
     parts: list[list[np.ndarray]] = []

@@ -38,7 +38,7 @@ NEUTRAL = {
     "du la le el",
     "time": "at on event purchase purchased bought sale sold ordered created paid checkout loan t "
     "tdat unix review unixreview kauf verkauf verkaufs einkaufs achat vente compra venta acquisto vendita aankoop "
-    "verkoop epoch ms utc best bestel invoice created",
+    "verkoop epoch ms utc best bestel",
 }
 """Words that may stand beside a role's words."""
 _OF_TIME = set(NEUTRAL["time"].split())
@@ -96,6 +96,9 @@ LEAST_TITLES = 0.05
 """The same where there is nothing better: types of products say more than no title."""
 
 
+UMLAUTS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss"})
+
+
 class Columns(NamedTuple):
     """What was found of a table of events."""
 
@@ -107,8 +110,9 @@ class Columns(NamedTuple):
 
 def bare(name: str) -> str:
     """A name in small letters, without accents and whatever is no letter or digit."""
-    plain = unicodedata.normalize("NFKD", name.replace("ß", "ss")).encode("ascii", "ignore").decode()
-    return re.sub(r"[^a-z0-9]", "", plain.lower())
+    german = unicodedata.normalize("NFKC", name).lower().translate(UMLAUTS)
+    plain = unicodedata.normalize("NFKD", german).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]", "", plain)
 
 
 @lru_cache(maxsize=4096)
@@ -212,7 +216,10 @@ def find_columns(
         shown = ", ".join(f"{name} ({count:,} different)" for name, count in keys.items())
         raise Question(
             f"got {table.what} with the columns {', '.join(table.column_names)[:300]}; {'; '.join(problems)}. In the "
-            f"first rows: {shown[:300]}. A file without a line of names: header='user,item,...'",
+            f"first rows: {shown[:300]}. A file without a line of names: header='user,item,...'"
+            + (
+                ", with another mark between its fields: delimiter='...' (--delimiter)" * (len(table.column_names) == 1)
+            ),
             {**named, **guessed, **proposals},
         )
     return Columns({**named, **guessed}, guessed)

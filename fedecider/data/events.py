@@ -44,6 +44,8 @@ from fedecider.data.times import DAY_US, FIRST_YEAR, ORDER, SINCE_US, checked_fo
 
 NAME = re.compile(r"\w[\w.-]*")
 LEAST_CUSTOMERS = 10
+LARGE = 0.2
+"""Share of all events, from which on one customer is named."""
 ONCE = 0.05
 """Share of customers with two purchases, below which the column of customers is doubted."""
 NUM_EXAMPLES = 3
@@ -154,7 +156,7 @@ def event_source(
                 "not the time of the event and rows are oldest first",
                 {**columns, "time": name},
             )
-        table.notes.append(f"{table.what}: no column of times, rows are taken as oldest first")
+        table.warnings.append(f"{table.what}: no column of times, rows are taken as oldest first (--time: its name)")
     if other := [name for name in table.column_names if bare(name) == "company" and name not in columns.values()]:
         table.warnings.append(
             f"WARNING: {table.what}: column {other[0]!r} is not used: customers of one key in two companies are taken "
@@ -219,6 +221,7 @@ class Purchases:
             )
             if num_nobody >= num_rows - kept:
                 raise ValueError(f"got {source.what} without a customer: {reading.first[-1]}")
+        self._say_largest(source)
         _split_cells(source, self.known_items, reading)
         order_form = self._read_times(source)
         self._remove_bad(source)
@@ -268,6 +271,17 @@ class Purchases:
                     f"{source.what}: column {name!r} has {low:,} negative numbers and is not used; if these rows are "
                     f"returns: quantity={name!r} (--quantity)"
                 )
+
+    def _say_largest(self, source: Source) -> None:
+        """A customer of a large share of all events may be none."""
+        sql = 'SELECT "user", count(*) AS num FROM rows GROUP BY ALL ORDER BY num DESC LIMIT 2'
+        (key, most), (_, second), *_ = *source.table.query(sql), ("", 0), ("", 0)
+        total = source.table.value("SELECT count(*) FROM rows")
+        if source.options.nobody is None and second and most >= LARGE * total and most >= 3 * second:
+            self.reading.first.append(
+                f"{source.what}: {most / total:.0%} of all events are of the customer {key!r}: if that is no person, "
+                f"nobody={key!r} (--nobody)"
+            )
 
     def _read_times(self, source: Source) -> bool:
         """``micro`` of all rows; whether it is an order and no time."""
@@ -484,7 +498,8 @@ def _deleted(table: Table, where: str) -> int:
 
 
 def _number(column: str) -> str:
-    """SQL of a number that may have a decimal comma; NULL: it is none."""
+    """SQL of a number that may have a decimal comma, or its sign behind it; NULL: it is none."""
+    column = rf"regexp_replace({column}, '^([\d.,]+)-$', '-\1')"
     comma = f"TRY_CAST(replace(replace({column}, '.', ''), ',', '.') AS DOUBLE)"
     number = f"CASE WHEN contains({column}, ',') THEN {comma} ELSE TRY_CAST({column} AS DOUBLE) END"
     return f"CASE WHEN isfinite({number}) THEN {number} END"

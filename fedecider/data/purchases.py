@@ -65,6 +65,7 @@ EVENT_WORDS = {
 }
 """What columns of states and of kinds of events say, without marks; those of ``other`` are no purchases."""
 NAMES = re.compile(
+    r"(tx|transaction|doc|document|order|sales?|beleg|umsatz|bewegungs|movement|entry|record)(type|art|kind)$|"
     r"status|eventtype|eventname|^event$|^action$|behaviou?r|vorgang|buchungsart|^statut$|^etat$|^zustand$|^estado$|^stato$"
 )
 FLAGS = re.compile(r"cancel|storn|refunded|return|retour|annul|void|deleted|geloescht|devuelt|rimbors|rembours")
@@ -95,7 +96,7 @@ def state_columns(table: Table, used: Collection[str]) -> list[str]:
             continue
         few = len(set(values)) <= MOST_STATES and all(len(value) <= 40 for value in values[:100])
         numbers = bool(values) and all(re.fullmatch(r"-?[\d.,]+", value) for value in values[:100])
-        if (few and not numbers) or _searched(FLAGS, name) or _searched(NAMES, name) or (numbers and not few):
+        if few or numbers or _searched(FLAGS, name) or _searched(NAMES, name):
             found.append(name)
     return found
 

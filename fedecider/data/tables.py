@@ -807,7 +807,7 @@ def _eight_bits(path: Path, table: Table, piece: bytes, number: int, place: int)
     line = piece[piece.rfind(b"\n", 0, place) + 1 : end if end >= 0 else len(piece)].decode("cp1252", "replace")
     text = piece.decode("cp1252", "replace")
     odd = [letter for letter in text if not letter.isascii()]
-    if sum(letter.isalpha() and letter < "\u0180" for letter in odd) >= 0.9 * len(odd):
+    if sum((letter.isalpha() and letter < "\u0180") or letter in "€£°–’\xa0" for letter in odd) >= 0.9 * len(odd):
         table.warnings.append(
             f"{table.what}: {path.name} is not UTF-8 and is read as cp1252 (line {number}: {line.strip()[:60]!r}); "
             "another one: encoding='...' (--encoding)"

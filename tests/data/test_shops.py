@@ -324,6 +324,68 @@ def test_other_forms_of_the_same_orders(form, tmp_path):
     assert data.report.num_bad == 0
 
 
+REFUSED = {
+    "german words": lines(
+        ("Kunde", "Artikel", "Datum"), lambda user, key, day: (user, key, f"{day[8:]}. April 2021"), ";"
+    ),
+    "weeks": lines(("user", "item", "date"), lambda user, key, day: (user, key, f"2021-W{day[6]}0")),
+    "another mark": lines(("user", "item", "date"), lambda *row: row, "^"),
+    "kinds of documents": lines(("user", "item", "date", "Belegart"), lambda *row: (*row, "RE"))
+    + "u1,k1,2021-09-01,GS\n",
+    "a line of sums": lines(("user", "item", "date"), lambda *row: row) + "Total,,\n",
+    "names again": 2 * lines(("user", "item", "date"), lambda *row: row),
+}
+WHY = {
+    "german words": "times such as '17. April 2021' in the column 'Datum', of which most can be read in no known form",
+    "weeks": "times such as '2021-W40' in the column 'date'",
+    "another mark": "delimiter='...' (--delimiter)",
+    "kinds of documents": "'Belegart' holds RE (32), GS (1)",
+    "a line of sums": "got no item in row 33",
+    "names again": "got the time 'date' in row 33",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_rule_can_read_is_said_and_not_passed_over(case, tmp_path):
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+        from_events(*written(tmp_path, REFUSED[case]))
+    assert WHY[case] in str(error.value)
+
+
+FIRST = {
+    "no times": (
+        lines(("user", "item", "month"), lambda *row: (*row[:2], row[2][:7])),
+        "no column of times, rows are taken",
+    ),
+    "an amount": (
+        lines(("user", "item", "date", "amount"), lambda *row: (*row, "9.90")) + "u1,k1,2021-09-01,-9.90\n",
+        "column 'amount' has 1 negative numbers and is not used",
+    ),
+    "a large customer": (
+        lines(("email", "item", "date"), lambda user, key, day: (f"{user}@x.example", key, day))
+        + "".join(f"noreply@x.example,k{number % 7},2021-01-{number % 28 + 1:02d}\n" for number in range(30)),
+        "48% of all events are of the customer 'noreply@x.example'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_what_may_be_wrong_is_said_first(case, tmp_path):
+    text, expected = FIRST[case]
+    assert expected in from_events(*written(tmp_path, text)).report.lines()[0]
+
+
+def test_umlauts_and_signs_behind_a_number(tmp_path):
+    text = lines(("Käufer", "Artikel", "Datum", "Stückzahl", "Preis"), lambda *row: (*german(*row), "2", "9,90 €"), ";")
+    path, items = written(tmp_path, "")
+    path.write_bytes((text + "u1;k5;01.09.2021;2-;9,90 €\n").encode("cp1252"))
+    data = from_events(path, items)
+    back = list(RIGHT["u1"])
+    back.remove("k5")
+    assert bought(data) == {**RIGHT, "u1": back}
+    assert data.notes[0].startswith("events: t.csv is not UTF-8 and is read as cp1252 (line 1: 'Käufer;")
+
+
 def orders(name="item", **more):
     return [{"user": user, name: key, "date": day, **more} for user, key, day in PLAIN]
 

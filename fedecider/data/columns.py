@@ -216,10 +216,8 @@ def find_columns(
         shown = ", ".join(f"{name} ({count:,} different)" for name, count in keys.items())
         raise Question(
             f"got {table.what} with the columns {', '.join(table.column_names)[:300]}; {'; '.join(problems)}. In the "
-            f"first rows: {shown[:300]}. A file without a line of names: header='user,item,...'"
-            + (
-                ", with another mark between its fields: delimiter='...' (--delimiter)" * (len(table.column_names) == 1)
-            ),
+            f"first rows: {shown[:300]}. A file without a line of names: header='user,item,...'; "
+            "another mark between its fields: delimiter='...'",
             {**named, **guessed, **proposals},
         )
     return Columns({**named, **guessed}, guessed)

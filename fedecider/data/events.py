@@ -224,7 +224,7 @@ class Purchases:
         self._say_largest(source)
         _split_cells(source, self.known_items, reading)
         order_form = self._read_times(source)
-        self._remove_bad(source)
+        self._remove_bad(source, order_form)
         if not table.value("SELECT count(*) FROM rows"):
             raise ValueError(
                 f"got {source.what} of which no row can be read as an event, expected some: {reading.examples[:1]}"
@@ -304,7 +304,6 @@ class Purchases:
         _add_column(table, "micro", f"{form.sql(column)}{added}")
         if form.form != ORDER:
             self._say_order_within_days(source)
-        source.table.connection.execute(f"SET VARIABLE is_order = {form.form == ORDER}")
         return form.form == ORDER
 
     def _say_order_within_days(self, source: Source) -> None:
@@ -317,7 +316,7 @@ class Purchases:
                 f"time='{source.columns['time']}+{perhaps[0]}' (--time)"
             )
 
-    def _remove_bad(self, source: Source) -> None:
+    def _remove_bad(self, source: Source, is_order: bool) -> None:
         """Rows that are no events, counted by what is wrong with them."""
         columns, table = source.columns, source.table
         checks: list[tuple[str, str, str, str]] = [("item", "no item", "item IS NULL", "one in every row")]
@@ -355,7 +354,7 @@ class Purchases:
                     "a time in the form of the others; name another form with time_format='...' (--time_format)",
                 ),
             ]
-            if not table.value("SELECT getvariable('is_order')"):
+            if not is_order:
                 checks.append(
                     (
                         "time",

@@ -76,11 +76,8 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     notes = reading.notes
     sources = _sources(events, items, asked, settings)
     options_of = {one: TableOptions(**{**said.get(one, {}), **given}) for one in ("", *sources.companies)}
-    consents = (
-        asked.public if isinstance(asked.public, str) and _has_column(sources.events, asked, asked.public) else ""
-    )
     with _proposing(report, events, items):
-        givens, things = _opened(sources, options_of, consents, reading)
+        givens, things = _opened(sources, options_of, reading)
     if report.mapping is not None:
         report.mapping.update(_found(givens[0], things[0]))
     records: dict[str, list[tuple[str, ItemFields]]] = {}
@@ -96,7 +93,14 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
         raw[name], odd = with_orders(table, givens[0].columns.get("order", ""), "order" in givens[0].guessed)
         reading.first += odd
     report.add_events(raw)
-    consent = _consent(asked, purchases.public if consents else None, raw, sources, settings.get("seed", 0), notes)
+    consent = _consent(
+        asked,
+        purchases.public if "consents" in givens[0].columns else None,
+        raw,
+        sources,
+        settings.get("seed", 0),
+        notes,
+    )
     pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
     if pool - set(raw):
         raise ValueError(f"got public_domains {sorted(pool - set(raw))}, expected some of {', '.join(sorted(raw))}")
@@ -165,10 +169,6 @@ def _said(events: Any, items: Any) -> tuple[Any, Any, dict[str, dict[str, Any]]]
     return mapping["events"], mapping.get("items") if items is None else items, said
 
 
-def _has_column(tables: Sequence[_Given], asked: TableOptions, name: str) -> bool:
-    return all(name in open_table(one.table, one.what, asked.event_form).column_names for one in tables)
-
-
 @contextmanager
 def _proposing(report: ImportReport, events: Any, items: Any) -> Iterator[None]:
     """A question about a table goes to the mapping file that is wanted, with its proposal."""
@@ -185,16 +185,18 @@ def _proposing(report: ImportReport, events: Any, items: Any) -> Iterator[None]:
 
 
 def _opened(
-    sources: _Sources, options_of: Mapping[str, TableOptions], consents: str, reading: Reading
+    sources: _Sources, options_of: Mapping[str, TableOptions], reading: Reading
 ) -> tuple[list[Source], list[Source]]:
     """The tables of events and of items with their columns; without the latter the events in their place."""
     items = [open_table(one.table, one.what, options_of[one.company].item_form) for one in sources.items]
+    tables = [open_table(one.table, one.what, options_of[one.company].event_form) for one in sources.events]
+    public = options_of[""].public
+    is_column = isinstance(public, str) and all(public in table.column_names for table in tables)
     givens = []
-    for number, one in enumerate(sources.events):
+    for number, (one, table) in enumerate(zip(sources.events, tables, strict=True)):
         of_items = items[min(number, len(items) - 1)].column_names if items else ()
-        options = options_of[one.company]
-        table = open_table(one.table, one.what, options.event_form)
-        givens.append(event_source(table, options, one.domain, one.company, consents, of_items))
+        consents = public if is_column else ""
+        givens.append(event_source(table, options_of[one.company], one.domain, one.company, consents, of_items))
     return givens, _item_tables(sources, items, givens, reading)
 
 

@@ -217,7 +217,7 @@ def find_columns(
         raise Question(
             f"got {table.what} with the columns {', '.join(table.column_names)[:300]}; {'; '.join(problems)}. In the "
             f"first rows: {shown[:300]}. A file without a line of names: header='user,item,...'; "
-            "another mark between its fields: delimiter='...'",
+            "another mark between its fields: delimiter='...' (--delimiter)",
             {**named, **guessed, **proposals},
         )
     return Columns({**named, **guessed}, guessed)

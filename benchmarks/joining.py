@@ -73,7 +73,7 @@ from fedecider.evaluation.metrics import MACRO, user_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
 from fedecider.federation.record import read_json, write_json
-from fedecider.federation.streams import derive_seed, stream
+from fedecider.federation.streams import derive_seed
 from fedecider.methods import METHODS
 from fedecider.methods.config import UserPrivacy
 from fedecider.methods.private_training import user_epsilon
@@ -688,7 +688,7 @@ def compared(first: Places, second: Places, users: Mapping[str, list[str]]) -> d
     """Metric -> first minus second, paired over customers; mean over companies and seeds."""
     rows = {"first": first, "second": second}
     persons = shared_persons({name: users[name] for name in first})
-    found = compare_table(rows, stream(0, "joining"), METRICS, persons=persons, each_domain=False)
+    found = compare_table(rows, METRICS, persons=persons, each_domain=False)
     return {one.metric: one for one in found if len(first) == 1 or one.domain == MACRO}
 
 
@@ -1028,7 +1028,7 @@ def page(found: Found, parts: Sequence[str], seeds: int) -> list[str]:
     """Lines of the page but its foot and the older measurements."""
     lines = ["# What joining is worth", "", *__doc__.split("\n\n")[3].splitlines(), ""]
     lines += [
-        "Mean over companies and seeds; brackets are 95 % intervals, p of paired permutation tests over customers, who "
+        "Mean over companies and seeds; brackets are 95 % intervals, p of paired t tests over customers, who "
         "count once however many companies and seeds they are in. *Of 100 customers*: how many more find their next "
         f"purchase among ten. Minutes: of CPU. SETTINGS: `{json.dumps(SETTINGS)}`",
         "",

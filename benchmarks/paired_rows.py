@@ -1,4 +1,4 @@
-"""Rows of finished runs against each other, user by user: macro difference, interval and permutation test with Holm.
+"""Rows of finished runs against each other, user by user: macro difference, interval and t test with Holm.
 
     python benchmarks/paired_rows.py --runs runs/a0+runs/a1[,runs/b0+runs/b1,...] [--runs runs/c0+runs/c1[,...] ...] \
         --rows "fedecider + ensemble" [--against "ensemble without a model,text neighbours"] \
@@ -30,7 +30,6 @@ from fedecider.data.store import load_domains
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import compare_table, table_intervals
-from fedecider.federation.streams import stream
 from fedecider.running.command import run
 
 METRICS = ("hit@10", "ndcg@10")
@@ -129,10 +128,10 @@ def table(
         raise ValueError(f"got rows {missing}, expected some of {list(rows)}")
     others = [row for row in rows if row not in chosen] if against is None else against
     pairs = [(row, other) for row in chosen for other in others if other != row]
-    found = compare_table(rows, stream(0, "paired rows"), METRICS, pairs, persons=persons, each_domain=False)
+    found = compare_table(rows, METRICS, pairs, persons=persons, each_domain=False)
     scope = MACRO if len(persons) > 1 else next(iter(persons))
     lines = ["| row | hit@10 | ndcg@10 |", "|---|---:|---:|"]
-    intervals = table_intervals(rows, stream(0, "intervals"), (10,), persons=persons)
+    intervals = table_intervals(rows, (10,), persons=persons)
     for row in rows:
         shown = [intervals[row][scope][metric] for metric in METRICS]
         lines.append(f"| {row} | " + " | ".join(f"{i.mean:.4f} [{i.low:.4f}, {i.high:.4f}]" for i in shown) + " |")

@@ -26,14 +26,13 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.prepare import BaseArtifacts, Settings, build_base_artifacts, make_recommender
 from fedecider.cross_silo.privacy import check_privacy, privacy_data
 from fedecider.evaluation.metrics import MACRO, metrics_per_client
-from fedecider.evaluation.statistics import compare_table, metric_intervals
+from fedecider.evaluation.statistics import compare_table, table_intervals
 from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.channel import Channel
 from fedecider.federation.method import Block
 from fedecider.federation.privacy import protector
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate, run_rounds
-from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.running.command import run
 from fedecider.running.launch import Launch, start
@@ -106,17 +105,14 @@ def table(found: Mapping[str, Sequence[dict[str, Any]]]) -> list[str]:
     """Macro means over the domains, with 95 % intervals over users and seeds, and the difference to the student."""
     rows = {label: _stacked(runs) for label, runs in found.items()}
     pairs = [(label, "student") for label in rows if label != "student"]
-    compared = {
-        (one.first, one.metric): one
-        for one in compare_table(rows, stream(0, "tests"), METRICS, pairs)
-        if one.domain == MACRO
-    }
+    compared = {(one.first, one.metric): one for one in compare_table(rows, METRICS, pairs) if one.domain == MACRO}
+    intervals = table_intervals(rows, (10,))
     lines = [
         "| row | epsilon | hit@10 | ndcg@10 | ndcg@10 minus student | Holm p | CPU s a run |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for label, runs in found.items():
-        scores = metric_intervals(rows[label], stream(0, "intervals"), (10,))[MACRO]
+        scores = intervals[label][MACRO]
         shown = [f"{one.mean:.4f} [{one.low:.4f}, {one.high:.4f}]" for one in (scores[name] for name in METRICS)]
         promised = [entry["epsilon"] for entry in runs[0]["privacy"].values()]
         epsilon = "0" if label == "student" else f"{promised[0]:.3g}" if promised and promised[0] else "none"

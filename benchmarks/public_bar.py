@@ -58,7 +58,7 @@ from fedecider.evaluation.metrics import NOT_RANKED, catalogue_positions, mean_m
 from fedecider.evaluation.protocols import MIN_EVENTS, NUM_HELD_OUT, get_protocol, held_out, histories, history
 from fedecider.evaluation.statistics import compare_table, holm, verdict
 from fedecider.federation.record import read_json, write_json
-from fedecider.federation.streams import derive_seed, stream
+from fedecider.federation.streams import derive_seed
 from fedecider.models.client_model import model_scores
 from fedecider.models.ensemble import Ensemble, ModelScores, positions
 from fedecider.models.ensemble_files import load_ensemble
@@ -546,12 +546,12 @@ def tests(found: Found, dataset: str, seeds: int) -> list[str]:
             place_2U = torch.tensor([one["places"]["strict"] for one in whole[0] if one], dtype=torch.float64)
             place_2N = place_2U[:, (place_2U != UNTESTED).all(0)]
             rows = {row: {dataset: place_N} for row, place_N in zip(pair, place_2N, strict=True)}
-            compared += compare_table(rows, stream(0, "public bar"), (f"ndcg@{K}",))
+            compared += compare_table(rows, (f"ndcg@{K}",))
     if not compared:
         return []
     adjusted = holm([one.p_value for one in compared])
     found_lines = [verdict(one._replace(p_holm=p_holm)) for one, p_holm in zip(compared, adjusted, strict=True)]
-    intro = "Paired permutation tests over users, one seed, seen items dropped, Holm over this data set:"
+    intro = "Paired t tests over users, one seed, seen items dropped, Holm over this data set:"
     return [intro, "", *(f"- {line}" for line in found_lines), ""]
 
 

@@ -27,7 +27,7 @@ from fedecider.audit.item_attack import ATTACKS, move_scores
 from fedecider.audit.separation import Scored, auc, chosen_on_others
 from fedecider.data.interactions import Interactions, load_interactions
 from fedecider.evaluation.protocols import train_part
-from fedecider.evaluation.statistics import bootstrap_interval
+from fedecider.evaluation.statistics import mean_interval
 from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
@@ -271,9 +271,8 @@ def _row(
     fold_C = torch.randperm(len(scores), generator=stream(config.seed, "halves")) % 2
     chosen_C = chosen_on_others(auc_AC, fold_C)
     value_C = auc_AC.gather(0, chosen_C[None])[0]
-    interval = bootstrap_interval(value_C, stream(config.seed, "interval", sees))
     ((often, _),) = Counter(chosen_C.tolist()).most_common(1)
-    return AuditRow(party, sees, attacks[often], interval, None)
+    return AuditRow(party, sees, attacks[often], mean_interval(value_C), None)
 
 
 def _scored(score_I: Tensor, items: Sequence[int]) -> Scored:

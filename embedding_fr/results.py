@@ -74,7 +74,7 @@ def evaluate(
         test = {**positions, **baselines} if split == "test" else test
     reported, per_client = rows["test"][0].label, _of_client(name, test)
     canary = rows_data(rows["test"], name)[CANARY]["hit@10"]["mean"]
-    tests = compare_table(per_client, stream(0, "comparisons"), COMPARED, [(reported, simple) for simple in SIMPLE])
+    tests = compare_table(per_client, COMPARED, [(reported, simple) for simple in SIMPLE])
     metrics: dict[str, Any] = {
         "protocol": protocol.name,
         "stamp": stamp(protocol, canary),

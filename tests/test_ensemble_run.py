@@ -12,7 +12,6 @@ from test_pipeline import SETTINGS
 
 from fedecider.evaluation.per_user import read_per_user
 from fedecider.evaluation.statistics import table_intervals
-from fedecider.federation.streams import stream
 from fedecider.models.ensemble_files import SETTINGS_FILE, TENSOR_FILE, load_ensemble
 from fedecider.models.features import FEATURES
 from fedecider.models.recommender import Recommender
@@ -109,8 +108,7 @@ def test_intervals_of_the_mean_over_domains_take_a_reader_of_two_domains_as_one(
     assert len(set().union(*users.values())) < sum(map(len, users.values()))
     positions = {one.domain: one.position_U for one in found if one.variant == row}
     by_person, by_user = (
-        table_intervals({"": positions}, stream(0, "bootstrap"), persons=persons)[""]["macro"]["hit@10"]._asdict()
-        for persons in (users, None)
+        table_intervals({"": positions}, persons=persons)[""]["macro"]["hit@10"]._asdict() for persons in (users, None)
     )
     assert metrics["macro"]["test"][row]["hit@10"] == pytest.approx(by_person)
     assert by_person != pytest.approx(by_user)

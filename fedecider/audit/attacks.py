@@ -45,7 +45,7 @@ class AuditConfig:
 
 HEADER = ("who, and what it sees", "AUC", "TPR at 1 % FPR", "attack")
 READING = (
-    "AUC: the chance that a member scores above another; 0.5 is guessing. Brackets: 95 % bootstrap. Of a fixed family "
+    "AUC: the chance that a member scores above another; 0.5 is guessing. Brackets: 95 % intervals. Of a fixed family "
     "of attacks the one is reported that did best on other clients. A low number says that these attacks found "
     "nothing, not that nothing is there."
 )

@@ -26,7 +26,6 @@ from fedecider.data.domain import Domain
 from fedecider.engine.track import Track
 from fedecider.evaluation.statistics import Comparison as PairedTest
 from fedecider.evaluation.statistics import Persons, compare_table, shared_persons
-from fedecider.federation.streams import stream
 from fedecider.report.costs import mean_bytes, near_round
 from fedecider.report.tables import BASKETS_COMPARED, CANARY, COMPARED, ResultRow, result_rows, shown_domains
 from fedecider.running.progress import log_line
@@ -118,8 +117,6 @@ class Plan(NamedTuple):
     """Rows of ``beside`` and of what stands in cells, in the order of the table."""
     against: Sequence[str] | None = ()
     """Rows that every other row is tested against; None: all pairs, and the table is a ranking."""
-    permutations: int = 10_000
-    """Of a test, at least."""
     each_client: bool = True
     """False: tests are of the mean over clients alone."""
     jobs: int = 1
@@ -383,12 +380,9 @@ def _tests(
         ]
     if not pairs:
         return []
-    draws = stream(0, "comparisons")
     is_of_baskets = any(one.ndim == 3 for per_client in tested.values() for one in per_client.values())
     metrics = BASKETS_COMPARED if is_of_baskets else COMPARED
-    return compare_table(
-        tested, draws, metrics, pairs, plan.permutations, persons=persons, each_domain=plan.each_client
-    )
+    return compare_table(tested, metrics, pairs, persons=persons, each_domain=plan.each_client)
 
 
 def _cost(courses: Sequence[Course]) -> Cost:

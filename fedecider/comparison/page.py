@@ -41,7 +41,7 @@ COST_NOTE = (
 )
 NOT_IN_SECONDS = {"fdlora": "FDLoRA's search of its fusion is not among them"}
 TEST_NOTE = (
-    "Paired permutation tests over users, Holm-corrected over all comparisons of the table. Effect size: mean over "
+    "Paired t tests over users and seeds, Holm-corrected over all comparisons of the table. Effect size: mean over "
     "standard deviation of the users' differences."
 )
 MEAN = "mean over domains"
@@ -250,7 +250,7 @@ def _notes(table: Table, protocol: str) -> list[str]:
     plan, results = table.plan, table.results[protocol]
     absent = [label for label in plan.against or () if label not in results.entries]
     notes = {
-        "Brackets: 95 % cluster bootstrap over users, and seeds where there are several.": True,
+        "Brackets: 95 % t intervals over users, and seeds where there are several.": True,
         "Bold: distinguishably above every row that was tested.": bool(_winners(table, protocol)),
         "Some users are clients of several domains: tests and intervals of the mean over domains take a person as one "
         "unit.": shared_persons(plan.users) is not None,

@@ -21,8 +21,8 @@ class Comparison(NamedTuple):
     """Runs of several labels on the same data: means over seeds and users, paired tests against the first label."""
 
     table: Any
-    """One row a label: ``seeds``; hit@10 and ndcg@10 as mean over clients, with ``_low`` and ``_high`` (95 % cluster
-    bootstrap over users and seeds) and ``_p_holm`` against the first label, NaN for that one."""
+    """One row a label: ``seeds``; hit@10 and ndcg@10 as mean over clients, with ``_low`` and ``_high`` (95 % t
+    intervals over users and seeds) and ``_p_holm`` against the first label, NaN for that one."""
     per_client: Any
     """One row a label and client, with the columns of ``table`` but the tests."""
     tests: Any
@@ -90,7 +90,7 @@ def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
     corrected = {(one.second, one.metric): one.p_holm for one in results.tests}
     tested = compared(results.rows[0].metrics)
     holm = {name: [corrected.get((label, name), math.nan) for label in labels] for name in tested}
-    notes = [f"p: paired permutation test over users against {base}, Holm over the table"] if results.tests else []
+    notes = [f"p: paired t test over users and seeds against {base}, Holm over the table"] if results.tests else []
     notes += ["who is a user of several clients counts once"] if shared_persons(first.users) else []
     table = pd.DataFrame([_values(row, scope, plan.seeds) for row in results.rows], index=[*labels])
     tests = []

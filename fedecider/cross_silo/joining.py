@@ -28,7 +28,7 @@ from fedecider.evaluation.sequences import SequenceArray
 from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, of_one_run, shared_persons
 from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
-from fedecider.federation.streams import derive_seed, stream
+from fedecider.federation.streams import derive_seed
 from fedecider.methods import METHODS
 from fedecider.methods.config import LocalConfig
 from fedecider.models.client_model import ClientModel, mean_of
@@ -275,8 +275,7 @@ def joining_data(
     """
     of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
     pairs = [(label, alone) for label in of_row if label != alone]
-    draws, metrics = stream(0, "joining"), compared_by(of_row)
-    tests = compare_table(of_one_run(of_row), draws, metrics, pairs, persons=shared_persons(users))
+    tests = compare_table(of_one_run(of_row), compared_by(of_row), pairs, persons=shared_persons(users))
     return {
         "joined": joined,
         "alone": alone,

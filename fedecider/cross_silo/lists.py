@@ -17,7 +17,6 @@ from fedecider.baselines.counts import NEW, REPEATED, UNTRAINED
 from fedecider.cross_silo.entries import Positions
 from fedecider.evaluation.metrics import MACRO, macro_mean, mean_metrics
 from fedecider.evaluation.statistics import compare_table, of_one_run
-from fedecider.federation.streams import stream
 from fedecider.models.ensemble import Places
 from fedecider.report.conclusion import LEVEL
 from fedecider.report.tables import compared_by, comparisons_data
@@ -62,7 +61,6 @@ def lists_data(lists: Lists, entries: Sequence[str]) -> dict[str, Any]:
         compared = {entry: shown[entry] for entry in kept}
         tests = compare_table(
             of_one_run(compared),
-            stream(0, "lists", name),
             compared_by(compared),
             [(kept[0], entry) for entry in kept[1:]],
             each_domain=False,

@@ -38,7 +38,6 @@ from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
 from fedecider.evaluation.statistics import Comparison, compare_table, of_one_run, shared_persons
 from fedecider.federation.record import capped_clients, non_finite_uploads, read_records, sum_notes, upload_notes
-from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.models.client_model import ClientModel
 from fedecider.models.ensemble import Weights
@@ -260,7 +259,7 @@ def paired_tests(
     pairs = [(subject, label) for label in dict.fromkeys(beside) if label in positions and label != subject]
     persons = shared_persons(users)
     of_run, metrics = of_one_run(positions), tables.compared_by(positions)
-    return compare_table(of_run, stream(0, "comparisons"), metrics, pairs, persons=persons, each_domain=False)
+    return compare_table(of_run, metrics, pairs, persons=persons, each_domain=False)
 
 
 def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:

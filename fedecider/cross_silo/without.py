@@ -25,7 +25,6 @@ from fedecider.engine.result import RunResult
 from fedecider.engine.run import train
 from fedecider.evaluation.statistics import compare_table, of_one_run, shared_persons
 from fedecider.federation.record import write_json
-from fedecider.federation.streams import stream
 from fedecider.methods import METHODS
 from fedecider.models.client_model import ClientModel
 from fedecider.report.tables import compared_by, comparisons_data
@@ -108,7 +107,6 @@ def _compared(
     positions = {WITHOUT: without, label: {company: result.positions[label][company] for company in others}}
     tests = compare_table(
         of_one_run(positions),
-        stream(0, "without", name),
         compared_by(positions),
         [(WITHOUT, label)],
         persons=shared_persons(users),

@@ -144,7 +144,7 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
     paragraphs = [
         stamp(get_protocol(result.protocol), canary_score(result)),
         f"Test items, read once, for the round that is best on validation. Reported model: {result.reported}. "
-        "Bars: 95 % cluster bootstrap over users. The memoriser is the canary: it knows nothing about items, so "
+        "Bars: 95 % t intervals over users. The memoriser is the canary: it knows nothing about items, so "
         "it must stay near chance. Files to download have the numbers unrounded.",
         *(
             [f"Expected {lead} of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]

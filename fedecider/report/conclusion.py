@@ -274,7 +274,7 @@ def _difference(evidence: Evidence, first: str, second: str, metric: str) -> str
     mean, *ends = (sign * 100 * test["difference"][name] for name in ("mean", "low", "high"))
     size = f"The difference of {mean:+.1f} of 100 {UNITS[metric][0]} [{min(ends):+.1f}, {max(ends):+.1f}]"
     what = "is not distinguishable from chance" if found == "level" else "is more than chance"
-    return f"{size} {what} (paired permutation test, Holm p = {test['p_holm']:.2g})."
+    return f"{size} {what} (paired t test, Holm p = {test['p_holm']:.2g})."
 
 
 def _beside(evidence: Evidence, label: str, what: str) -> str:

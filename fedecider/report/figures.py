@@ -184,7 +184,7 @@ def _curves(
 
 
 def _bars(label: str, intervals: Mapping[str, Mapping[str, float] | None], colour: str) -> go.Bar:
-    """Bars of means; the whiskers of a percentile interval are not symmetric."""
+    """Bars of means; whiskers end at 0 and 1, so that they need not be symmetric."""
     drawn = {name: interval for name, interval in intervals.items() if interval is not None}
     whiskers = {
         "type": "data",

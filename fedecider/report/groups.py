@@ -16,15 +16,14 @@ from fedecider.data.domain import Domain
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import NO_ITEM, activity_buckets, user_metrics
 from fedecider.evaluation.protocols import held_out, train_parts
-from fedecider.evaluation.statistics import bootstrap_intervals
-from fedecider.federation.streams import stream
+from fedecider.evaluation.statistics import mean_interval
 from fedecider.report.figures import group_bars
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import interval_text
 
 NUM_BUCKETS = 5
 BUCKET_METRICS = ("hit@5", "ndcg@5")
-INTERVALS = "Bars and whiskers: 95 % bootstrap over the users of the group."
+INTERVALS = "Bars and whiskers: 95 % intervals over the users of the group."
 SHARE_GROUPS = ("bottom 20 %", "middle 60 %", "top 20 %")
 
 RowPositions = Mapping[str, Mapping[str, Tensor]]
@@ -48,7 +47,7 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: RowP
             {
                 "num_users": int((bucket_U == bucket).sum()),
                 "train_events": _span(count_U[bucket_U == bucket]),
-                "lines": _group_metrics(positions, name, bucket_U == bucket, f"activity {bucket}"),
+                "lines": _group_metrics(positions, name, bucket_U == bucket),
             }
             for bucket in range(num_buckets)
         ]
@@ -82,7 +81,7 @@ def popularity_table(
             group: {
                 "num_cases": int(mask_N.sum()),
                 "train_count": _span(count_N[mask_N]),
-                "lines": _group_metrics(of_rows, name, mask_N, group),
+                "lines": _group_metrics(of_rows, name, mask_N),
             }
             for group, mask_N in zip(SHARE_GROUPS, masks, strict=True)
         }
@@ -95,18 +94,15 @@ def train_counts(domain: Domain | Interactions) -> Tensor:
     return torch.bincount(torch.from_numpy(events), minlength=len(domain.item_keys))
 
 
-def _group_metrics(positions: RowPositions, domain: str, mask_U: Tensor, group: str) -> dict[str, Any]:
+def _group_metrics(positions: RowPositions, domain: str, mask_U: Tensor) -> dict[str, Any]:
     """Row -> metric -> interval over the users in ``mask_U``; None where there are none."""
     if not mask_U.any():
         return {label: dict.fromkeys(BUCKET_METRICS) for label in positions}
-    values = {
-        (label, metric): value_U[mask_U]
-        for label, per_domain in positions.items()
-        for metric, value_U in user_metrics(per_domain[domain], (5,)).items()
-        if metric in BUCKET_METRICS
+    values = {label: user_metrics(per_domain[domain], (5,)) for label, per_domain in positions.items()}
+    return {
+        label: {metric: mean_interval(of_label[metric][mask_U])._asdict() for metric in BUCKET_METRICS}
+        for label, of_label in values.items()
     }
-    intervals = bootstrap_intervals(values, stream(0, "bootstrap", domain, group))  # all rows are resampled alike
-    return {label: {metric: intervals[label, metric]._asdict() for metric in BUCKET_METRICS} for label in positions}
 
 
 def _is_best(label: str, rows: Mapping[str, Any]) -> bool:

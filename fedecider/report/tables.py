@@ -14,7 +14,6 @@ from rich.text import Text
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import Protocol, stamp
 from fedecider.evaluation.statistics import Comparison, Interval, PerDomain, Persons, table_intervals
-from fedecider.federation.streams import stream
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 """What a table shows."""
@@ -66,13 +65,12 @@ def result_rows(
 ) -> list[ResultRow]:
     """One row for each label with its intervals, baselines last; the memoriser among them is the canary.
 
-    Both map a label to domain -> positions, (S, U) or (U,), of baskets (S, U, T). Every row is resampled alike,
-    whatever stands beside it.
+    Both map a label to domain -> positions, (S, U) or (U,), of baskets (S, U, T).
     """
     baselines = baselines or {}
     kinds = {**dict.fromkeys(methods, "method"), **dict.fromkeys(baselines, "baseline")}
     kinds |= {CANARY: "canary"} if CANARY in baselines else {}
-    intervals = table_intervals({**methods, **baselines}, stream(0, "bootstrap"), persons=persons)
+    intervals = table_intervals({**methods, **baselines}, persons=persons)
     return [ResultRow(label, intervals[label], kind) for label, kind in kinds.items()]
 
 
@@ -113,7 +111,7 @@ def caption(table: ResultTable) -> list[str]:
     """What stands under a table: protocol stamp, what the intervals are, notes."""
     scope = shown_domains(table.rows)[-1]
     canary = [row.values[scope]["hit@10"].mean for row in table.rows if row.kind == "canary"]
-    bold = ["bold: distinguishably above every other method (paired permutation test, Holm)"] if table.bold else []
+    bold = ["bold: distinguishably above every other method (paired t test, Holm)"] if table.bold else []
     interval = "brackets: 95 % intervals over users, and seeds where there are several"
     return [stamp(table.protocol, canary[0] if canary else None), interval, *bold, *table.notes]
 

@@ -48,18 +48,18 @@ def test_a_file_keeps_a_place_for_every_item_of_a_basket(tmp_path):
 def test_intervals_and_tests_of_baskets_are_those_of_their_metrics():
     one, other = {"n": baskets(0), "s": baskets(1, 25)}, {"n": baskets(2, best=90), "s": baskets(3, 25, 90)}
     rows = of_one_run({"good": one, "poor": other})
-    found = table_intervals({"": rows["good"]}, torch.Generator().manual_seed(4), num_resamples=200)[""]
+    found = table_intervals({"": rows["good"]})[""]
     assert found["n"]["recall@10"].mean == pytest.approx(mean_metrics(one["n"])["recall@10"])
     macro = (mean_metrics(one["n"])["recall@10"] + mean_metrics(one["s"])["recall@10"]) / 2
     assert found["macro"]["recall@10"].mean == pytest.approx(macro)
     assert found["n"]["recall@10"].low < found["n"]["recall@10"].mean < found["n"]["recall@10"].high
-    tests = compare_table(rows, torch.Generator().manual_seed(5), compared_by({"good": one, "poor": other}))
+    tests = compare_table(rows, compared_by({"good": one, "poor": other}))
     assert {test.metric for test in tests} == {"recall@10", "ndcg@10"}
     first = next(test for test in tests if (test.domain, test.metric) == ("n", "recall@10"))
     difference = user_metrics(one["n"])["recall@10"] - user_metrics(other["n"])["recall@10"]
     assert first.difference.mean == pytest.approx(float(difference.mean()))
     two_seeds = {label: {name: torch.cat([of, of]) for name, of in row.items()} for label, row in rows.items()}
-    again = table_intervals({"": two_seeds["good"]}, torch.Generator().manual_seed(4), num_resamples=200)[""]
+    again = table_intervals({"": two_seeds["good"]})[""]
     assert again["n"]["recall@10"].mean == pytest.approx(found["n"]["recall@10"].mean)
 
 
@@ -69,7 +69,7 @@ def test_tables_and_words_speak_of_the_items_of_a_basket():
     text = markdown_table(ResultTable(rows, NEXT_BASKET))
     assert "| recall@5 | recall@10 | ndcg@5 | ndcg@10 | hit@10 |" in text
     assert "next_basket (whole catalogue, items seen by the user kept)" in text
-    tests = compare_table(of_one_run(positions), torch.Generator(), compared_by(positions))
+    tests = compare_table(of_one_run(positions), compared_by(positions))
     values = rows_data(rows, "n")
     evidence = Evidence("fedavg", values, ["popularity"], NEXT_BASKET.name, comparisons_data(tests), chance=0.02)
     said = conclusion(evidence)
@@ -85,7 +85,7 @@ def test_tables_and_words_speak_of_the_items_of_a_basket():
 
 def test_what_joining_brought_is_told_in_items():
     positions = {"joined": {"n": baskets(0, 200, 15)}, "local": {"n": baskets(2, 200, 100)}}
-    tests = comparisons_data(compare_table(of_one_run(positions), torch.Generator(), compared_by(positions)))
+    tests = comparisons_data(compare_table(of_one_run(positions), compared_by(positions)))
     joining = {
         "joined": "joined",
         "alone": "local",
@@ -100,6 +100,6 @@ def test_what_joining_brought_is_told_in_items():
     (row,) = joining_rows(joining, {"n": values})
     assert row[2:4] == [f"{100 * values[label]['recall@10']['mean']:.1f}" for label in ("local", "joined")]
     single = {label: {"n": of["n"][:, 0]} for label, of in positions.items()}
-    tests = comparisons_data(compare_table(single, torch.Generator(), compared_by(single)))
+    tests = comparisons_data(compare_table(single, compared_by(single)))
     assert "of 100 customers, so many find their next purchase" in joining_sentences({**joining, "tests": tests})[0]
     assert STRICT.drop_seen

@@ -4,7 +4,7 @@
         --rows "fedecider + ensemble" [--against "ensemble without a model,text neighbours"] \
         [--sasrec data/...[,data/...] --tune 3] [--output FILE]
 
-Runs that are joined by + are seeds of one setting, their rows are averaged user by user. Every row named by --rows is
+Runs that are joined by + are seeds of one setting; intervals and tests are over users and seeds. Every row named by --rows is
 compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the test
 items (macro over the domains; a user of several domains is one person). Holm's correction is over the lines shown: name
 --against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have ranked

@@ -120,9 +120,13 @@ def test_who_trains_alone():
     assert not trains_alone(settings("--method", "local"), 3)
 
 
-def system(places):
-    tensors = {name: torch.tensor(place_U, dtype=torch.float64) for name, place_U in places.items()}
-    both = {"valid": tensors, "test": {name: place_U + 1.0 for name, place_U in tensors.items()}}
+def system(places, test_places=None):
+    """Of validation places; the test places are one further down where they are not given."""
+    valid, test = (
+        {name: torch.tensor(place_U, dtype=torch.float64) for name, place_U in (of_split or {}).items()}
+        for of_split in (places, test_places)
+    )
+    both = {"valid": valid, "test": test or {name: place_U + 1.0 for name, place_U in valid.items()}}
     return System(None, both, both, None)
 
 
@@ -135,6 +139,23 @@ def test_a_client_leaves_only_where_its_own_model_is_clearly_better():
         {"hurt": same_U, "level": np.maximum(same_U + noise_U, 0.0), "helped": same_U + 3.0, "few": np.zeros(1)}
     )
     assert leaving(joined, own) == ["hurt"]
+
+
+FIRST, NOWHERE = 0.0, 50.0
+"""Places with ndcg@10 1 and 0."""
+
+
+def test_a_client_leaves_by_more_than_1645_standard_errors_of_its_validation_customers():
+    """Two customers have the item first by their own model, nowhere by the joint one, of the others nobody by both: of
+    4 customers .5 / sqrt(1 / 3 / 4) = 1.73 errors, of 5 .4 / sqrt(.3 / 5) = 1.63 (with 5 for 4 in the variance 1.83),
+    of 8 .25 / sqrt(1.5 / 7 / 8) = 1.53; one of 8 is 1 error. Test customers would all leave, or none."""
+    gains = {"of four": (4, 2), "of five": (5, 2), "of eight": (8, 2), "one": (8, 1), "none": (6, 0)}
+    sized = {name: [NOWHERE] * size for name, (size, _) in gains.items()}
+    better = {name: [FIRST] * num + [NOWHERE] * (size - num) for name, (size, num) in gains.items()}
+    all_first = {name: [FIRST] * size for name, (size, _) in gains.items()}
+    for joined, own in ((sized, all_first), (all_first, sized)):
+        assert leaving(system(sized, joined), system(better, own)) == ["of four"]
+        assert leaving(system(better, joined), system(sized, own)) == []
 
 
 CHOICE = {

@@ -215,9 +215,11 @@ def test_metric_intervals_hold_the_macro_mean():
 def test_rows_of_a_table_keep_their_order_whatever_their_runs():
     draw = generator(5)
     rows = {name: {"crime": torch.randint(0, 30, (runs, 40), generator=draw)} for name, runs in (("b", 2), ("a", 1))}
+    rows["a"]["crime"][0, 1:] = 30
     found = table_intervals(rows)
     assert list(found) == ["b", "a"]
     assert found["a"] == metric_intervals(rows["a"])
+    assert {one.low for of_scope in found["a"].values() for one in of_scope.values()} == {0.0}
     hit_SU = (rows["b"]["crime"] < 10).double()
     assert found["b"]["crime"]["hit@10"] == found["b"]["macro"]["hit@10"] == mean_interval(hit_SU)
 
@@ -252,6 +254,19 @@ def test_compare_table_finds_the_winner_and_says_so():
     ]
     gain = paired_difference(*((table_of_three()[name]["crime"] < 10).double() for name in ("local", "fedecider")))
     assert (by_key["crime", "hit@10", "local", "fedecider"].difference, win.p_value > 0) == (gain.interval, True)
+
+
+def test_tests_of_a_table_are_those_of_its_values_corrected_together():
+    table = {name: {domain: p[:60] for domain, p in of.items()} for name, of in table_of_three().items()}
+    keys = [f"u{number}" for number in range(60)]
+    rows = compare_table(table, ["hit@10"], persons=dict.fromkeys(("crime", "comics"), keys))
+    assert [row.p_holm for row in rows] == holm([row.p_value for row in rows])
+    assert any(row.p_holm > row.p_value for row in rows)
+    macro = next(row for row in rows if (row.domain, row.second) == ("macro", "fedecider"))
+    hits = [{domain: (p < 10).double() for domain, p in table[name].items()} for name in ("local", "fedecider")]
+    alone = paired_difference(hits[0]["crime"], hits[1]["crime"])  # of the same 60 persons in both domains
+    assert macro.difference == pytest.approx(alone.interval)
+    assert macro.p_value > 10 * paired_difference(*hits).p_value
 
 
 def test_what_is_compared_is_named():

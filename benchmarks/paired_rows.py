@@ -4,15 +4,15 @@
         --rows "fedecider + ensemble" [--against "ensemble without a model,text neighbours"] \
         [--sasrec data/...[,data/...] --tune 3] [--output FILE]
 
-Runs that are joined by + are seeds of one setting; intervals and tests are over users and seeds. Every row named by --rows is
-compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the test
-items (macro over the domains; a user of several domains is one person). Holm's correction is over the lines shown: name
---against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have ranked
-the same users: of the further settings rows keep their names with the folder before them, but for baselines, which are
-alike in all of them and are read from the first. --runs given again is the same settings on other data, as many seeds:
-their domains count as further domains, and rows that all data have are shown. --sasrec adds SASRec, also with text
-start, on the events of prepared data (one folder for all, or one for each --runs), the best of its grid on validation.
-What is printed is Markdown.
+Runs that are joined by + are seeds of one setting; intervals and tests are over users and seeds. Every row named by
+--rows is compared with all other rows of all settings, or with those that --against names, on hit@10 and ndcg@10 of the
+test items (macro over the domains; a user of several domains is one person). Holm's correction is over the lines shown:
+name --against before the figures are known, as for a question of headroom (student < local < pooled). Runs must have
+ranked the same users: of the further settings rows keep their names with the folder before them, but for baselines,
+which are alike in all of them and are read from the first. --runs given again is the same settings on other data, as
+many seeds: their domains count as further domains, and rows that all data have are shown. --sasrec adds SASRec, also
+with text start, on the events of prepared data (one folder for all, or one for each --runs), the best of its grid on
+validation. What is printed is Markdown.
 """
 
 from __future__ import annotations

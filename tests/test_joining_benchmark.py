@@ -5,11 +5,13 @@ import sys
 import joining
 import numpy as np
 import pytest
+import torch
 
 import fedecider
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import save_domain
+from fedecider.evaluation.statistics import paired_difference
 from fedecider.running.stages import Stage
 
 TINY = {
@@ -96,3 +98,25 @@ def test_a_cell_is_what_federate_gives(tiny, tmp_path):
             assert found["places"][row][name] == expected.fillna(10).clip(upper=10).astype(int).tolist(), row
     assert found["places"][joining.JOINED] != found["places"][joining.ALONE]
     assert found["keeps"] == {name: one["keeps"] for name, one in result.raw["joining"]["clients"].items()}
+
+
+def test_runs_of_the_same_customers_are_seeds():
+    draw, two = torch.Generator().manual_seed(3), ("north", "south")
+    places = [
+        {
+            f"{seed}/{name}": torch.randint(0, 20, (30,), generator=draw)
+            for seed in range(3)
+            for name in ("north", "south")
+        }
+        for _ in range(2)
+    ]
+    users = {key: [f"{key[2:]}{number}" for number in range(30)] for key in places[0]}
+    hit = [
+        {name: torch.stack([of[f"{seed}/{name}"] < 10 for seed in range(3)]).double() for name in two} for of in places
+    ]
+    assert joining.compared(*places, users)["hit@10"].difference == paired_difference(*hit).interval
+    other = {**users, "1/north": users["1/north"][::-1]}
+    assert joining.over_seeds(places[0], other) is places[0]
+    single = [{key: place for key, place in of.items() if key.endswith("north")} for of in places]
+    (only,) = {one.domain for one in joining.compared(*single, users).values()}
+    assert only == "0/north"

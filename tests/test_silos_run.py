@@ -315,24 +315,30 @@ def test_a_run_with_a_foreign_pool(folder, monkeypatch):
     assert main("report", "--run", "runs/foreign") == 0
 
 
-def test_a_run_says_what_clients_would_have_that_keep_their_counts(folder, monkeypatch):
+def test_counts_alone_are_exchanged_and_what_clients_have_without_them_stands_beside(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    words = ("--config", "toy.yaml", "--domains", "crime.*", "--method", "local", "--num_rounds", "1")
-    words += ("--ensemble.kind", "logit")
-    assert main("federate", *words, "--output", "runs/summed") == 0
-    assert main("federate", *words, "--ensemble.sources", "own,public", "--output", "runs/kept") == 0
-    summed, kept = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("summed", "kept"))
+    words = ("--config", "toy.yaml", "--domains", "crime.*", "--num_rounds", "1", "--ensemble.kind", "logit")
+    for method in ("counts", "local"):
+        assert main("federate", *words, "--method", method, "--output", f"runs/only_{method}") == 0
+    summed, kept = (json.loads(Path(f"runs/only_{name}/metrics.json").read_text()) for name in ("counts", "local"))
     for name, domain in kept["domains"].items():
         for split in ("valid", "test"):
-            found = summed["domains"][name][split]
-            assert found["local + own ensemble"] == domain[split]["local + ensemble"]
+            found, own = summed["domains"][name][split], domain[split]["local + ensemble"]
+            assert found["counts"] == found["local"] == domain[split]["local"], "no model is exchanged"
+            assert found["counts + own ensemble"] == found["local + ensemble"] == own
             assert found["own ensemble without a model"] == domain[split]["ensemble without a model"]
             assert "own ensemble without a model" not in domain[split], "there is nothing to leave out"
     rows = summed["macro"]["test"]
     assert rows["ensemble without a model"] != rows["own ensemble without a model"]
+    assert rows["counts + ensemble"] != rows["local + ensemble"]
     beside = {one["second"] for one in summed["comparisons"]}
-    assert {"local + own ensemble", "ensemble without a model"} <= beside
-    assert "with counts of its own alone" in Path("runs/summed/report.html").read_text()
+    assert {"counts + own ensemble", "ensemble without a model"} <= beside
+    sent = json.loads(Path("runs/only_counts/communication.json").read_text())
+    assert sent["total"] == {"down": 0, "up": 0}
+    assert all(size["up"] > 0 < size["down"] for size in sent["ensemble"].values())
+    assert list(sent["ensemble"]) == ["crime.1", "crime.2"]
+    assert main("evaluate", "--run", "runs/only_counts") == 0
+    assert main("federate", *words[:6], "--method", "counts", "--output", "runs/nothing") == 2
 
 
 def test_clients_without_a_common_item_train_alone_and_everything_says_so(folder, monkeypatch, capsys):
@@ -381,18 +387,40 @@ def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
     assert len(loaded.recommend([loaded.items.titles[0]], k=3)) == 3
 
 
-def test_the_row_local_is_a_run_of_that_method(folder, monkeypatch):
+def test_local_is_local_as_a_method_as_a_row_and_in_a_folder_of_its_own(folder, monkeypatch, capsys):
+    """By itself one company stops before the joint rounds do, and the other goes on after them."""
     monkeypatch.chdir(folder)
-    words = ("--config", "toy.yaml", "--domains", "crime.*", "--num_rounds", "1", "--ensemble.kind", "logit")
-    assert main("federate", *words, "--method", "fedavg", "--output", "runs/joined") == 0
-    own = ("--method", "local", "--ensemble.sources", "own,public", "--output", "runs/by_itself")
-    assert main("federate", *words, *own) == 0
-    joined, alone = (json.loads(Path(f"runs/{name}/metrics.json").read_text()) for name in ("joined", "by_itself"))
-    for name, domain in alone["domains"].items():
-        for split in ("valid", "test"):
-            for row in ("local", "local + ensemble"):
-                assert joined["domains"][name][split][row] == domain[split][row]
-    assert "joining" not in alone
+    save_domains({"crime.1": load_domains(folder / "data", ["crime.1"])["crime.1"]}, folder / "own")
+    words = ("--config", "toy.yaml", "--num_rounds", "9", "--patience", "2", "--ensemble.kind", "logit")
+    words += ("--lora_targets", "table", "--lora_rank", "16", "--learning_rate", "0.03")
+    both = (*words, "--domains", "crime.*")
+    assert main("federate", *both, "--method", "fedavg", "--output", "runs/joined") == 0
+    logs = [log["clients"] for log in map(json.loads, Path("runs/joined/rounds.jsonl").read_text().splitlines())]
+    assert logs[-1][1]["local"]["loss"] is None, "crime.2 has stopped"
+    assert len(logs) < 9
+    assert "crime.1 goes on alone, up to round 9" in capsys.readouterr().out
+    alone = {
+        "together": (*both, "--participation", "0.5"),
+        "named": (*words, "--domains", "crime.1"),
+        "apart": (*words, "--domains", "crime.1", "--data", "own"),
+    }
+    for name, of_run in alone.items():
+        assert main("federate", *of_run, "--method", "local", "--output", f"runs/{name}") == 0
+    joined, together, named, apart = (
+        json.loads(Path(f"runs/{name}/metrics.json").read_text())["domains"] for name in ("joined", *alone)
+    )
+    for split in ("valid", "test"):
+        for row in ("local", "local + ensemble"):
+            assert joined["crime.2"][split][row] == together["crime.2"][split][row]
+            found = [one["crime.1"][split][row] for one in (joined, together, named, apart)]
+            assert found == [found[0]] * 4
+    weights = [load_file(f"runs/{name}/adapters/crime.1/adapter_model.safetensors") for name in alone]
+    assert all(torch.equal(tensor, weights[0][key]) for other in weights for key, tensor in other.items())
+    for name in alone:
+        sent = json.loads(Path(f"runs/{name}/communication.json").read_text())
+        assert sent["total"] == {"down": 0, "up": 0}
+        assert sent["ensemble"] == {}
+    assert "joining" not in json.loads(Path("runs/together/metrics.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ def who_is_public(text: str) -> float | str | None:
 
 def _tables(config: ImportConfig) -> dict[str, Any]:
     """``events``, ``items`` and ``name`` of `from_events`."""
-    from fedecider.data.events import NAME
+    from fedecider.data.names import check_name
 
     paths = [one.strip() for one in config.events.split(",") if one.strip()]
     names = [one.strip() for one in config.company.split(",") if one.strip()] or [_stem(one) for one in paths]
@@ -178,12 +178,8 @@ def _tables(config: ImportConfig) -> dict[str, Any]:
             f"got the tables {', '.join(paths) or 'none'} and the companies {', '.join(names) or 'none'}, expected a "
             "different name for each table: --company north,south"
         )
-    odd = [one for one in names if not NAME.fullmatch(one)]
-    if odd:
-        raise ValueError(
-            f"got the company {odd[0]!r}, expected letters, digits, '_', '-' and '.' only (it names a folder): name it "
-            "with --company"
-        )
+    for one in names:
+        check_name(one, rename="name it with --company")
     items = [one.strip() for one in config.items.split(",") if one.strip()]
     if len(items) > 1 and len(items) != len(paths):
         raise ValueError(

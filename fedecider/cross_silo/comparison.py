@@ -43,6 +43,7 @@ from fedecider.engine.track import track_of
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import chance_hit, get_protocol
 from fedecider.methods import METHODS
+from fedecider.methods.config import LOCAL
 from fedecider.methods.entries import RATES, TRAINING_SPACE
 from fedecider.report.page import Section
 from fedecider.report.tables import CANARY, variant_of
@@ -52,7 +53,6 @@ from fedecider.running.settings_files import PACKAGE, load_config, write_setting
 from fedecider.search_space import Setting
 from idgen.ranking_config import RankingConfig
 
-LOCAL = "local"
 WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, ENSEMBLE_ROW, SASREC, SASREC_TEXT, CANARY)
 """All but the two of SASRec stand in ``per_user.parquet`` of every run; ensembles in those of runs that have some."""
 BASELINES = (*WITHOUT_ROUNDS, OWN_ENSEMBLE_ROW)

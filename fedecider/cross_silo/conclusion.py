@@ -6,11 +6,12 @@ from collections.abc import Collection, Sequence
 from statistics import fmean
 
 from fedecider.baselines.counts import UNTRAINED
-from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, KEPT, LOCAL, OWN_ENSEMBLE_ROW, with_ensemble
+from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, KEPT, OWN_ENSEMBLE_ROW, with_ensemble
 from fedecider.cross_silo.entries import STUDENT
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol
+from fedecider.methods.config import LOCAL
 from fedecider.report.conclusion import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion
 from fedecider.report.costs import cost_of_joining
 from fedecider.report.joining import joining_sentences, without_sentences

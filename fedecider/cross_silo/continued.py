@@ -22,7 +22,7 @@ from fedecider.data.protocol import under
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.state import RunState, load_state
-from fedecider.methods.beside import PREFIX
+from fedecider.methods.alone import PREFIX
 from fedecider.running.launch import Launch
 from fedecider.running.plain import as_plain
 from fedecider.running.progress import log_line
@@ -126,9 +126,10 @@ def going_on(method: FederatedMethod, state: RunState) -> FederatedMethod:
         ValueError: the state is one of other adapters or other clients.
     """
     local = {**state.best_local, **{name: one for name, one in state.local.items() if name.startswith(f"{PREFIX}.")}}
+    first = state.round
     if f"{PREFIX}.score" in local:  # of other validation items
         local[f"{PREFIX}.score"] = local[f"{PREFIX}.score"] * 0.0 - 1.0
-    first = state.round
+        local |= {name: local[name] * 0 + first for name in (f"{PREFIX}.round", f"{PREFIX}.trained")}
 
     def init() -> tuple[Tree, Tree]:
         for tree, expected in zip((state.best_server, local), method.init(), strict=True):

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from fedecider.cross_silo.ensembles import System
 from fedecider.cross_silo.entries import ModelOf, Positions
-from fedecider.cross_silo.joining import AloneOf, Keeps
+from fedecider.cross_silo.joining import AloneOf, Keeps, has_local_row
 from fedecider.cross_silo.prepare import BaseArtifacts
-from fedecider.cross_silo.reported import Scales, reported_model
+from fedecider.cross_silo.reported import Scales, reported_model, trained_alone
 from fedecider.cross_silo.settings import Settings
 from fedecider.engine.result import RunResult
 from fedecider.engine.run import Rounds
@@ -17,7 +17,7 @@ from fedecider.federation.method import FederatedMethod
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import take_row
-from fedecider.methods.beside import best_model, best_score, has_local
+from fedecider.methods.alone import trained_rounds
 from fedecider.methods.client_models import ClientModels
 from fedecider.models.client_model import ClientModel
 from fedecider.models.counts import Counts
@@ -66,12 +66,13 @@ def ended(settings: Settings, models: ClientModels, rounds: Rounds, artifacts: B
         return reported_model(settings, method, single, state, names.index(name))
 
     def alone(name: str) -> tuple[ClientModel, float]:
-        own = take_row(state.local, names.index(name))
-        return best_model(single, own, names.index(name)), best_score(own)
+        client = names.index(name)
+        return trained_alone(single, num_rounds, take_row(state.local, client), client)
 
     def variant(name: str, split: str) -> Positions:
         places = evaluate(method, state.best, name, split, rounds.clients.blocks, rounds.processes)
         return dict(zip(artifacts.domains, places, strict=True))
 
-    has_alone = has_local(state.local)
+    has_alone = has_local_row(settings, state.local)
+    num_rounds = trained_rounds(state.local) + settings.run.num_rounds - state.round if has_alone else 0
     return Ended(settings, method, single, artifacts, state, joined, alone if has_alone else None, variant)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from functools import reduce
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, held_out, histories, targets, train_parts
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed, stream
+from fedecider.methods.config import LOCAL
 from fedecider.models import ensemble
 from fedecider.models.client_model import ClientModel
 from fedecider.models.config import EnsembleConfig
@@ -34,9 +34,9 @@ ENSEMBLE_ROW = "ensemble without a model"
 """Name of the entry of counts, texts and habits alone."""
 OWN_ENSEMBLE_ROW = "own ensemble without a model"
 """The same without what others count: what a client has that sends no counts, with the model where it does that."""
-LOCAL, KEPT = "local", "joined or local"
-"""Names of the entries of what clients would have alone, and of what each keeps, where one does not keep the joint
-model; with their ensembles where there are some."""
+KEPT = "joined or local"
+"""Name of the entry of what each client keeps, where one does not keep the joint model (`LOCAL` is what it would have
+alone); with its ensemble where there is one."""
 SPLITS = ("valid", "test")
 
 
@@ -123,9 +123,8 @@ def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Colle
     if not names:
         return System(model_of, {split: {} for split in SPLITS}, {split: {} for split in SPLITS})
     configs = {ENSEMBLE_ROW: config}
-    kept = [name for name in config.source_names if name != "others"]
-    if kept and (others if others is not None else catalogue_groups(domains, config)):
-        configs[OWN_ENSEMBLE_ROW] = dataclasses.replace(config, sources=",".join(kept))
+    if fitting.shares and (others if others is not None else catalogue_groups(domains, config)):
+        configs[OWN_ENSEMBLE_ROW] = config.without_others
     counted = {
         row: client_counts(domains, one, settings.run.seed, others if row == ENSEMBLE_ROW else {})
         for row, one in configs.items()

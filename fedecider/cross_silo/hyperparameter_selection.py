@@ -190,7 +190,6 @@ def _inputs(
         "rounds": ROUNDS,
         "choices": [[one.run.lora_targets, as_plain(one.training)] for one in offered],
         "ranking": as_plain(settings.ranking),
-        "ensemble": as_plain(run.ensemble),
         **{name: getattr(run, name) for name in ("seed", "lora_rank", "quantize", "protocol")},
         "samples": as_plain(run.pretrain.samples),
         "device": launch.device.type,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedecider.cross_silo.ensembles import KEPT, LOCAL, Fitting, System, every_ensemble
+from fedecider.cross_silo.ensembles import KEPT, Fitting, System, every_ensemble
 from fedecider.cross_silo.entries import ModelOf, Positions
 from fedecider.cross_silo.hyperparameter_selection import choices as selectable
 from fedecider.cross_silo.reported import chosen_scale
@@ -30,7 +30,8 @@ from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.streams import derive_seed
 from fedecider.methods import METHODS
-from fedecider.methods.config import LocalConfig
+from fedecider.methods.beside import has_local
+from fedecider.methods.config import COUNTS, LOCAL, LocalConfig
 from fedecider.models.client_model import ClientModel, mean_of
 from fedecider.report.tables import compared_by, comparisons_data
 
@@ -119,11 +120,11 @@ def check_common(settings: Settings, overlap: Mapping[str, Any]) -> None:
     if as_trained(settings, overlap["nothing"]) != settings:
         raise ValueError(
             f"got companies for whom rounds would change nothing, expected some with items in common. "
-            f"{' '.join(overlap['sentences'])} Let each train alone, where its data are: fedecider federate --method "
-            "local. --local_row show deploys all the same"
+            f"{' '.join(overlap['sentences'])} L{AT_HOME[1:]}. --local_row show deploys all the same"
         )
 
 
+AT_HOME = "let each train alone, where its data are: fedecider federate --method local"
 ALONE = (
     "No two clients have rows of items in common, and adapters are rows of items: rounds would change nothing, so "
     "every client is trained alone. --local_row show federates all the same."
@@ -132,7 +133,13 @@ ALONE = (
 
 def trains_alone(settings: Settings, num_clients: int) -> bool:
     """Whether every client is to train alone too: there is somebody to join, and a method that does."""
-    return settings.run.local_row != "off" and settings.run.method != LOCAL and num_clients > 1
+    return settings.run.local_row != "off" and settings.run.method not in (LOCAL, COUNTS) and num_clients > 1
+
+
+def has_local_row(settings: Settings, local: Mapping[str, Any]) -> bool:
+    """Whether what clients have trained alone stands beside the method: it does in a run of `counts` without being
+    trained again, and is all that there is in one of `local`. ``local``: their state."""
+    return settings.run.local_row != "off" and settings.run.method != LOCAL and has_local(local)
 
 
 def may_choose(settings: Settings) -> bool:
@@ -160,9 +167,7 @@ def local_system(fitting: Fitting, alone: AloneOf) -> System:
     for name in fitting.artifacts.domains:
         model, score = alone(name)
         best[name] = model.scaled(chosen_scale(settings, model, {1.0: score}))
-    kept = [name for name in settings.run.ensemble.source_names if name != "others"]
-    sources = dataclasses.replace(settings.run.ensemble, sources=",".join(kept or ["own"]))
-    own = settings._replace(run=dataclasses.replace(settings.run, ensemble=sources))
+    own = settings._replace(run=dataclasses.replace(settings.run, method=LOCAL))  # without counts of others
     return system_of(fitting._replace(settings=own, others={}, prior=None), LOCAL, best.__getitem__, list(best))
 
 

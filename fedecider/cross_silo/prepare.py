@@ -227,7 +227,7 @@ def make_recommender(
         base = base._replace(processes=launch.processes, deepspeed=launch.deepspeed)
     models = client_models(base, tasks, settings.training, settings.run.seed)
     hidden = models.rows._replace(hidden=settings.run.secure_sum)
-    return models._replace(rows=hidden, protected=settings.run.privacy.clips)
+    return models._replace(rows=hidden, protected=settings.run.privacy.clips, patience=settings.run.patience)
 
 
 def training_tasks(

@@ -12,10 +12,11 @@ from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.privacy import epsilon, privacy_report
 from fedecider.methods import METHODS
+from fedecider.methods.config import COUNTS, LOCAL
 from fedecider.methods.private_training import user_epsilon, user_report
 from fedecider.methods.rows import Rows
 
-SENDS_NOTHING = ("local", "centralised")
+UPLOADS_NOTHING = (LOCAL, COUNTS, "centralised")
 
 
 def check_privacy(settings: Settings) -> None:
@@ -30,7 +31,7 @@ def check_privacy(settings: Settings) -> None:
         raise ValueError(
             "got weighting examples with noise, expected uniform: a client's number of samples is sent as it is"
         )
-    if privacy.clips and config.method in SENDS_NOTHING:
+    if privacy.clips and config.method in UPLOADS_NOTHING:
         raise ValueError(f"got privacy.clip with {config.method}, expected none: no upload leaves a client there")
     if privacy.noise_on == "sum" and privacy.noise_scale > 0.0 and config.robust_mean != "mean":
         raise ValueError(

@@ -11,10 +11,12 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
-from fedecider.methods import METHODS
+from fedecider.methods import METHODS, alone
+from fedecider.methods.beside import without_noise
 from fedecider.methods.client_models import ClientModels
 from fedecider.methods.rows import as_known, travelling_rows
 from fedecider.models.client_model import ClientModel
+from fedecider.running.progress import log_line
 
 Scales = Mapping[str, float]
 """Client's name -> the scale of its update in the model that it reports."""
@@ -34,6 +36,19 @@ def model_from(
     """The reported model of ``client``, from what it alone was sent and its own row."""
     download = as_known(download, own, travelling_rows(models.rows, method.takes_mean).sent, client)
     return METHODS[settings.run.method].client_model(models, settings.method, method.variants[0], download, own, client)
+
+
+def trained_alone(models: ClientModels, last_round: int, own: Tree, client: int) -> tuple[ClientModel, float]:
+    """What ``client`` has trained alone, and its validation ndcg@10: after the rounds from which it gains by itself,
+    also where those of the method have ended before, or without it.
+
+    ``own``: its row of the state after them.
+    """
+    models = without_noise(models)
+    if alone.goes_on(models, last_round, own):
+        log_line(f"{models.names[client]} goes on alone, up to round {last_round}")
+    own, _ = alone.train_alone(models, last_round, own, client)
+    return alone.best_model(models, own, client), alone.best_score(own)
 
 
 def chosen_scale(settings: Settings, model: ClientModel, known: Mapping[float, float] = {}) -> float:

@@ -14,7 +14,7 @@ from fedecider.cross_silo import entries as of_entries
 from fedecider.cross_silo.base_stages import kept_step
 from fedecider.cross_silo.conclusion import joining_lines, run_conclusion, sources_of, subject_of, without_exchange
 from fedecider.cross_silo.ended import Ended, Outcome
-from fedecider.cross_silo.ensembles import KEPT, LOCAL, Fitting, System, every_ensemble, with_ensemble
+from fedecider.cross_silo.ensembles import KEPT, Fitting, System, every_ensemble, with_ensemble
 from fedecider.cross_silo.entries import TEACHER, Positions
 from fedecider.cross_silo.exchange import added_by, communication, fusion_weights
 from fedecider.cross_silo.export import export
@@ -39,6 +39,7 @@ from fedecider.evaluation.protocols import chance_hit, few_candidates, get_proto
 from fedecider.evaluation.statistics import Comparison, compare_table, of_one_run, shared_persons
 from fedecider.federation.record import capped_clients, non_finite_uploads, read_records, sum_notes, upload_notes
 from fedecider.methods import METHODS
+from fedecider.methods.config import LOCAL
 from fedecider.models.client_model import ClientModel
 from fedecider.models.ensemble import Weights
 from fedecider.report import tables

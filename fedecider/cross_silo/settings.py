@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from distill.config import DistillConfig
 from fedecider.bounds import LoraRank, OneOrMore, Seed, ShareAbove0, Threads, ZeroOrMore, dataclass
 from fedecider.federation.config import PrivacyConfig, RobustMean
-from fedecider.methods.config import LocalTraining
+from fedecider.methods.config import COUNTS, LOCAL, LocalTraining
 from fedecider.models.config import EnsembleConfig, LoraSettings
 from idgen import config
 from idgen.ranking_config import RankingConfig
@@ -218,6 +218,16 @@ class RunConfig:
                 "strict/keep_seen or next_basket"
             )
         check_one_mean(self.secure_sum, self.robust_mean)
+        if self.method in (LOCAL, COUNTS):
+            object.__setattr__(self, "participation", 1.0)  # nobody is away from what it does by itself
+        if self.method == LOCAL:
+            object.__setattr__(self, "ensemble", self.ensemble.without_others)
+        if self.method == COUNTS and (self.ensemble.kind == "none" or "others" not in self.ensemble.source_names):
+            raise ValueError(
+                f"got method {COUNTS} with ensemble.kind {self.ensemble.kind} and ensemble.sources "
+                f"{self.ensemble.sources}, expected kind logit and sources with others: counts are all that it "
+                "exchanges. Add --ensemble.kind logit --ensemble.sources own,public,others"
+            )
         if self.resume and not self.output:
             raise ValueError("got resume without output, expected the folder of the run: --output runs/<name>")
 

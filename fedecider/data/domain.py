@@ -13,6 +13,7 @@ import numpy as np
 from fedecider.data.catalogue import Catalogue, NewItem
 from fedecider.data.content import update_json
 from fedecider.data.dropped import Size
+from fedecider.data.names import check_name
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.sequences import SequenceArray
 
@@ -93,6 +94,7 @@ class Domain:
     """Items that nobody has bought yet: nothing is trained or measured with them; recommenders know their texts."""
 
     def __post_init__(self) -> None:
+        check_name(self.name, "company or domain", "prepare it under another name")
         for group, field in (("client", "clients"), ("public", "public")):
             given: Events = getattr(self, field)
             events = given.arrays()

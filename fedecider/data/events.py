@@ -26,6 +26,7 @@ from fedecider.data.domain import UNKNOWN_TIME
 from fedecider.data.dropped import Dropped
 from fedecider.data.keys import SEVERAL, check_keys, nearly_equal, parts_of
 from fedecider.data.mapping import NO_TIMES, TableOptions
+from fedecider.data.names import check_name
 from fedecider.data.purchases import (
     FLAGS,
     NO_CUSTOMER,
@@ -42,7 +43,6 @@ from fedecider.data.readers.reading import BELOW_RATING, ItemFields, RawEvents, 
 from fedecider.data.tables import JSON, Question, Table, literal, quoted
 from fedecider.data.times import DAY_US, FIRST_YEAR, ORDER, SINCE_US, checked_form, find_form, latest_us
 
-NAME = re.compile(r"\w[\w.-]*")
 LEAST_CUSTOMERS = 10
 LARGE = 0.2
 """Share of all events, from which on one customer is named."""
@@ -421,11 +421,7 @@ class Purchases:
         time = "micro // 1000000" if "time" in columns else str(UNKNOWN_TIME)
         if "company" in columns:
             for (name,) in table.query('SELECT DISTINCT "company" FROM rows'):
-                if not NAME.fullmatch(name):
-                    raise ValueError(
-                        f"got the company {name!r} in the {source.what} (column {columns['company']!r}), expected "
-                        "letters, digits, '_', '-' and '.' only (it names a folder)"
-                    )
+                check_name(name, rename=f"change it in the {source.what} (column {columns['company']!r})")
         if "consents" in columns:
             self._add_consents(source, owner)
         direction = "DESC" if not is_order and _is_newest_first(table) else "ASC"

@@ -20,12 +20,13 @@ from fedecider.data.columns import bare, candidates, find_columns, role_of, text
 from fedecider.data.consent import Consent
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
-from fedecider.data.events import NAME, Purchases, Reading, Source, cleaned, event_source, item_records, listed
+from fedecider.data.events import Purchases, Reading, Source, cleaned, event_source, item_records, listed
 from fedecider.data.federated import FederatedData
 from fedecider.data.import_report import ImportReport
 from fedecider.data.keys import how_keys_differ
 from fedecider.data.mapping import FILES, TableOptions, is_mapping, read_mapping
 from fedecider.data.matching import unmatched
+from fedecider.data.names import check_name
 from fedecider.data.overlap import unlike_keys
 from fedecider.data.prepare import NOT_CHOSEN, PrepareConfig, prepare_domains
 from fedecider.data.readers.reading import (
@@ -336,6 +337,7 @@ def _check_settings(settings: Mapping[str, Any], asked: TableOptions) -> None:
 
 def _sources(events: Any, items: Any, asked: TableOptions, settings: Mapping[str, Any]) -> _Sources:
     name, company = asked.name, asked.company
+    check_name(name, "catalogue")
     if not _is_by_name(events):
         if _is_by_name(items):
             raise ValueError("got items by company with one table of events, expected events by company too")
@@ -344,12 +346,10 @@ def _sources(events: Any, items: Any, asked: TableOptions, settings: Mapping[str
         given = [] if items is None else [_Given("items", items, name)]
         return _Sources([_Given("events", events, name)], given, [], bool(company))
     companies = list(events)
-    odd = [one for one in companies if not isinstance(one, str) or not NAME.fullmatch(one)]
-    if odd or not companies:
-        raise ValueError(
-            f"got {odd[0] if odd else 'no company'!r} as the name of a company, expected letters, digits, '_', '-' and "
-            "'.' only (it names a folder)"
-        )
+    if not companies:
+        raise ValueError("got events by company of no company, expected a table of each: {'north': orders, ...}")
+    for one in companies:
+        check_name(one)
     if asked.domain or company:
         raise ValueError("got a domain or company column beside events by company, expected one of them")
     own = items is None or _is_by_name(items)

@@ -22,6 +22,7 @@ from fedecider.data.consent import Consent, user_order
 from fedecider.data.domain import Domain, check_public_disjoint
 from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import k_core
+from fedecider.data.names import check_name
 from fedecider.data.readers import SINGLE_DOMAIN, SOURCES, WITHOUT_TEXTS, RawDomain, Read, ReadOptions, reading
 from fedecider.data.sellers import once_each, with_shared_catalogues
 from fedecider.data.store import file_sha256, save_domains
@@ -437,8 +438,7 @@ def _check_catalogue(catalogue: str, names: list[str]) -> None:
 def _check_names(source: str, names: list[str]) -> None:
     if not names or len(set(names)) != len(names):
         raise ValueError(f"got domains {names}; expected one or more different names, such as crime,comics,children")
-    odd = [name for name in names if not re.fullmatch(r"\w[\w.-]*", name)]
-    if odd:
-        raise ValueError(f"got domain {odd[0]!r}; expected letters, digits, '_', '-' and '.' only (it names a folder)")
+    for name in names:
+        check_name(name, "domain")
     if source in SINGLE_DOMAIN and len(names) > 1:
         raise ValueError(f"got domains {names}; source {source} holds one domain, whose name is free. Give one name.")

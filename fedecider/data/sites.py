@@ -19,9 +19,10 @@ from fedecider.data.catalogue import Catalogue
 from fedecider.data.columns import find_columns, text_columns
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.dropped import Dropped
-from fedecider.data.events import NAME, Reading, Source, item_records
+from fedecider.data.events import Reading, Source, item_records
 from fedecider.data.frames import events_of
 from fedecider.data.mapping import TableOptions
+from fedecider.data.names import check_name
 from fedecider.data.prepare import NO_TEXT, TOO_LONG
 from fedecider.data.readers.reading import (
     DEFAULT_TEXT_FIELDS,
@@ -192,11 +193,9 @@ def _fields_of(items: Any, asked: SiteTables, name: str) -> tuple[Mapping[str, I
 def _check_names(name: str, companies: Sequence[str]) -> None:
     if isinstance(companies, str) or len(companies) < 2 or len(set(companies)) != len(companies):
         raise ValueError(f"got companies {companies!r}, expected two or more different names")
-    odd = [one for one in (name, *companies) if not isinstance(one, str) or not NAME.fullmatch(one)]
-    if odd:
-        raise ValueError(
-            f"got the name {odd[0]!r}, expected letters, digits, '_', '-' and '.' only (it names a folder)"
-        )
+    check_name(name, "catalogue")
+    for company in companies:
+        check_name(company)
 
 
 def _users_of(

@@ -21,7 +21,14 @@ from fedecider.cross_silo.ensembles import KEPT
 from fedecider.cross_silo.entries import Positions
 from fedecider.cross_silo.feasibility import check_sizes, check_uploads
 from fedecider.cross_silo.item_ids import load_ids
-from fedecider.cross_silo.joining import check_common, checked_events, overlap_data, trains_alone
+from fedecider.cross_silo.joining import (
+    AT_HOME,
+    check_common,
+    checked_events,
+    has_local_row,
+    overlap_data,
+    trains_alone,
+)
 from fedecider.cross_silo.privacy import check_privacy, privacy_data
 from fedecider.cross_silo.results import evaluate, variant_entries, weights_by_itself, write_outcome
 from fedecider.data.domain import NO_EVENTS, Domain
@@ -49,8 +56,9 @@ from fedecider.federation.secure_rounds import SecureSums, check_takes_mean
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
-from fedecider.methods.beside import beside, best_model, best_score, has_local
+from fedecider.methods.beside import beside
 from fedecider.methods.client_models import ClientModels
+from fedecider.methods.config import LOCAL
 from fedecider.methods.rows import summed_rows
 from fedecider.models.client_model import ClientModel
 from fedecider.models.ensemble import Weights
@@ -164,6 +172,7 @@ def check_deployable(settings: prepare.Settings) -> None:
     in_the_sum = privacy.noise_on == "sum" and privacy.noise_scale > 0.0
     for holds, got, expected in (
         (pooled, f"method {config.method}", "one that federates: pooling is what silos cannot do"),
+        (config.method == LOCAL, f"method {LOCAL}", f"one that exchanges something: {AT_HOME}"),
         (
             config.hyperparameter_candidates,
             "hyperparameter_candidates",
@@ -333,15 +342,14 @@ class _End(NamedTuple):
             return reported.model_from(settings, method, models, received(download, 0), own, self.client)
 
         def alone(name: str) -> tuple[ClientModel, float]:
-            last = take_row(state.local, 0)
-            return best_model(models, last, self.client), best_score(last)
+            return reported.trained_alone(models, settings.run.num_rounds, take_row(state.local, 0), self.client)
 
         def variant(variant: str, split: str) -> Positions:
             return {name: method.positions(variant, download, state.best_local, block, split)[0]}
 
         score = mean_metrics(variant(method.variants[0], "valid")[name])["ndcg@10"]
         counts = self.counts.found() if self.counts else {}
-        rounds, has_alone = state._replace(best_score=score), has_local(state.local)
+        rounds, has_alone = state._replace(best_score=score), has_local_row(settings, state.local)
         return Ended(settings, method, models, artifacts, rounds, joined, alone if has_alone else None, variant, counts)
 
     def _record(self, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fedecider.federation.registry import LLM_METHODS, Registry
 BUILT_IN = {
     "fedecider": "fedecider.methods.fedecider:METHOD",
     "local": "fedecider.methods.local:METHOD",
+    "counts": "fedecider.methods.counts:METHOD",
     "fedavg": "fedecider.methods.fedavg:METHOD",
     "flora": "fedecider.methods.flora:METHOD",
     "ditto": "fedecider.methods.ditto:METHOD",

@@ -31,6 +31,8 @@ class ClientModels(NamedTuple):
     rows: Rows = Rows()
     protected: bool = False
     """Whether uploads are bounded and noised when the method has made them."""
+    patience: int = 0
+    """A client that trains alone stops after so many rounds without a better own validation; 0: never."""
     secret: bool = False
     """Whether draws that privacy rests on come from the operating system instead of ``seed``: in a deployment."""
 

@@ -118,7 +118,11 @@ class FedeciderConfig:
 
 @bounds.dataclass(frozen=True)
 class LocalConfig:
-    """Local training has no settings of its own."""
+    """Training alone has no settings of its own."""
+
+
+LOCAL, COUNTS = "local", "counts"
+"""Methods in which every client trains alone: nothing is exchanged at all, or counts and weights of ensembles alone."""
 
 
 @bounds.dataclass(frozen=True)
@@ -225,7 +229,8 @@ class CentralisedConfig:
 
 METHOD_CONFIGS: dict[str, type] = {
     "fedecider": FedeciderConfig,
-    "local": LocalConfig,
+    LOCAL: LocalConfig,
+    COUNTS: LocalConfig,
     "fedavg": WeightingConfig,
     "flora": WeightingConfig,
     "ditto": DittoConfig,
@@ -239,5 +244,5 @@ METHOD_CONFIGS: dict[str, type] = {
     "centralised": CentralisedConfig,
 }
 """Built-in method -> its settings."""
-TAKES_NO_MEAN = ("fedecider", "local", "flora", "fellrec", "lora_sim", "centralised")
+TAKES_NO_MEAN = ("fedecider", LOCAL, COUNTS, "flora", "fellrec", "lora_sim", "centralised")
 """Built-in methods whose server takes no mean over uploads (`fedecider.methods.Method.takes_mean`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from fedecider.bounds import LoraRank, dataclass
@@ -48,7 +49,7 @@ class EnsembleConfig:
             ensemble and for the ensemble without a model, and the run folder keeps the ensemble under private/.
         sources: The events that are counted together, separated by commas: own, public and others. own are the client's
             train parts, public the public users of its domain, others the sum over other clients with the same
-            catalogue, by a secure sum (nothing where there are none).
+            catalogue, by a secure sum; none with the method local.
     """
 
     kind: Literal["none", "logit"] = "none"
@@ -63,3 +64,9 @@ class EnsembleConfig:
     def source_names(self) -> list[str]:
         """``sources`` one by one."""
         return [name.strip() for name in self.sources.split(",") if name.strip()]
+
+    @property
+    def without_others(self) -> EnsembleConfig:
+        """What a client has that neither sends nor gets counts."""
+        kept = [name for name in self.source_names if name != "others"]
+        return replace(self, sources=",".join(kept or ["own"]))

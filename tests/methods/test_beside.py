@@ -8,7 +8,8 @@ from toy_recommender import NAMES, run, toy_recommender, with_clients
 
 from fedecider.federation.wire import take_row
 from fedecider.methods import METHODS
-from fedecider.methods.beside import beside, best_model, has_local
+from fedecider.methods.alone import best_model
+from fedecider.methods.beside import beside, has_local
 from fedecider.methods.config import UserPrivacy
 
 ROUNDS = 3
@@ -42,8 +43,8 @@ def test_the_method_stays_as_it_is_and_the_rest_is_local(name, participation):
     assert [one["traffic"] for one in records] == [one["traffic"] for one in plain_records]
     assert [one["valid"] for one in records] == [one["valid"] for one in plain_records]
     alone, local_records = run(built("local", recommender), size, ROUNDS, participation=participation)
-    for key, tensor in alone.local.items():
-        assert torch.equal(own[f"local.now.{key.removeprefix('own.')}"], tensor)
+    assert own.keys() == alone.local.keys()
+    assert all(torch.equal(own[key], tensor) for key, tensor in alone.local.items())
     trained = [[log["client"] for log in one["clients"]] for one in records]
     assert trained == [[log["client"] for log in one["clients"]] for one in local_records]
     for client in range(size):
@@ -67,19 +68,19 @@ def test_the_best_round_of_a_client_is_loaded_even_if_the_method_had_another():
     assert found.local["local.round"].tolist() == [2, 3, 1]
     second = best_model(recommender, take_row(found.local, 0), 0).adapters.pair
     after_two, _ = run(built("local", recommender), len(NAMES), 2)
-    assert all(torch.equal(tensor, after_two.local[f"own.{key}"][0]) for key, tensor in second.items())
+    assert all(torch.equal(tensor, after_two.local[f"local.now.{key}"][0]) for key, tensor in second.items())
 
 
 def test_nothing_leaves_so_no_noise_is_drawn_and_what_is_not_finite_is_forgotten():
     noisy = UserPrivacy(clip=0.1, noise_scale=2.0)
     recommender = toy_recommender()
     private = recommender._replace(training=replace(recommender.training, user_privacy=noisy))
-    found, _ = run(beside(built("local", recommender), private), len(NAMES), 1)
+    found, _ = run(beside(built("fedavg", recommender), private), len(NAMES), 1)
     _, own = parts(found.local)
     alone, _ = run(built("local", recommender), len(NAMES), 1)
-    assert all(torch.equal(own[f"local.now.{key[4:]}"], tensor) for key, tensor in alone.local.items())
+    assert all(torch.equal(own[key], tensor) for key, tensor in alone.local.items())
     wild = recommender._replace(training=replace(recommender.training, learning_rate=1e30))
-    broken, records = run(beside(built("local", recommender), wild), len(NAMES), 1)
+    broken, records = run(beside(built("fedavg", recommender), wild), len(NAMES), 1)
     _, own = parts(broken.local)
     assert {log["local"]["score"] for log in records[0]["clients"]} == {None}
     assert own["local.score"].tolist() == [-1.0] * len(NAMES)

@@ -22,7 +22,7 @@ from fedecider.data.protocol import under
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.state import RunState, load_state
-from fedecider.methods.alone import PREFIX
+from fedecider.methods.local import PREFIX
 from fedecider.running.launch import Launch
 from fedecider.running.plain import as_plain
 from fedecider.running.progress import log_line

@@ -17,8 +17,8 @@ from fedecider.federation.method import FederatedMethod
 from fedecider.federation.rounds import evaluate
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import take_row
-from fedecider.methods.alone import trained_rounds
 from fedecider.methods.client_models import ClientModels
+from fedecider.methods.local import PREFIX
 from fedecider.models.client_model import ClientModel
 from fedecider.models.counts import Counts
 
@@ -74,5 +74,5 @@ def ended(settings: Settings, models: ClientModels, rounds: Rounds, artifacts: B
         return dict(zip(artifacts.domains, places, strict=True))
 
     has_alone = has_local_row(settings, state.local)
-    num_rounds = trained_rounds(state.local) + settings.run.num_rounds - state.round if has_alone else 0
+    num_rounds = int(state.local[f"{PREFIX}.trained"].max()) + settings.run.num_rounds - state.round if has_alone else 0
     return Ended(settings, method, single, artifacts, state, joined, alone if has_alone else None, variant)

@@ -11,9 +11,10 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
-from fedecider.methods import METHODS, alone
+from fedecider.methods import METHODS
 from fedecider.methods.beside import without_noise
 from fedecider.methods.client_models import ClientModels
+from fedecider.methods.local import PREFIX, best_model, goes_on, train_alone
 from fedecider.methods.rows import as_known, travelling_rows
 from fedecider.models.client_model import ClientModel
 from fedecider.running.progress import log_line
@@ -45,10 +46,10 @@ def trained_alone(models: ClientModels, last_round: int, own: Tree, client: int)
     ``own``: its row of the state after them.
     """
     models = without_noise(models)
-    if alone.goes_on(models, last_round, own):
+    if goes_on(models, last_round, own):
         log_line(f"{models.names[client]} goes on alone, up to round {last_round}")
-    own, _ = alone.train_alone(models, last_round, own, client)
-    return alone.best_model(models, own, client), alone.best_score(own)
+    own, _ = train_alone(models, last_round, own, client)
+    return best_model(models, own, client), float(own[f"{PREFIX}.score"])
 
 
 def chosen_scale(settings: Settings, model: ClientModel, known: Mapping[float, float] = {}) -> float:

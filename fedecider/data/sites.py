@@ -193,9 +193,8 @@ def _fields_of(items: Any, asked: SiteTables, name: str) -> tuple[Mapping[str, I
 def _check_names(name: str, companies: Sequence[str]) -> None:
     if isinstance(companies, str) or len(companies) < 2 or len(set(companies)) != len(companies):
         raise ValueError(f"got companies {companies!r}, expected two or more different names")
-    check_name(name, "catalogue")
-    for company in companies:
-        check_name(company)
+    for one in (name, *companies):
+        check_name(one, "name")
 
 
 def _users_of(

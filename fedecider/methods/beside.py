@@ -10,14 +10,14 @@ from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.wire import take_row
-from fedecider.methods.alone import PREFIX, own_start, train_alone
 from fedecider.methods.client_models import ClientModels
 from fedecider.methods.config import UserPrivacy
+from fedecider.methods.local import PREFIX, own_start, train_alone
 from fedecider.models.adapters import stack_trees
 
 
 def beside(method: FederatedMethod, models: ClientModels) -> FederatedMethod:
-    """``method``, each of whose clients also trains adapters of its own (`fedecider.methods.alone`), which has the
+    """``method``, each of whose clients also trains adapters of its own (`fedecider.methods.local`), which has the
     state and the rounds of it.
 
     What ``method`` does is the same to the last bit; nothing of the own training is sent. Logs have ``cpu_s``, seconds
@@ -37,7 +37,7 @@ def beside(method: FederatedMethod, models: ClientModels) -> FederatedMethod:
         clients, trained = block.clients.tolist(), []
         for client, log in zip(upload.clients.tolist(), logs, strict=True):
             started = time.process_time()
-            row, mine = train_alone(alone, round, _alone(take_row(own, clients.index(client))), client)
+            row, mine = train_alone(alone, round, take_row(own, clients.index(client)), client)
             of_row = {"loss": mine["loss"], "score": mine["score"], "cpu_s": time.process_time() - started}
             trained.append((row, {**log, "cpu_s": cpu_s, PREFIX: of_row}))
         return upload, {**rows, **stack_trees([row for row, _ in trained])}, [log for _, log in trained]
@@ -56,10 +56,6 @@ def without_noise(models: ClientModels) -> ClientModels:
 def has_local(local: Mapping[str, Tensor]) -> bool:
     """Whether clients whose state this is have trained alone too."""
     return f"{PREFIX}.score" in local
-
-
-def _alone(own: Tree) -> Tree:
-    return {name: tensor for name, tensor in own.items() if name.startswith(f"{PREFIX}.")}
 
 
 def _of_method(own: Tree) -> Tree:

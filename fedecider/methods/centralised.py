@@ -10,11 +10,11 @@ import torch
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
 from fedecider.federation.wire import take_row
-from fedecider.methods.alone import scalars
 from fedecider.methods.averaged import global_or_own
 from fedecider.methods.client_models import ClientModels, client_positions, own_state
 from fedecider.methods.config import CentralisedConfig
 from fedecider.methods.entries import Method
+from fedecider.methods.local import scalars
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import stack_trees, with_prefix, without_prefix
 from idgen.backbones.family import TokenBatch

@@ -4,18 +4,8 @@ Every client has the model of `local`. Its ensemble counts with the others of it
 towards the mean of all: two secure sums after the rounds (`fedecider.models.counts`, `fedecider.models.weight_sums`).
 """
 
-from __future__ import annotations
+from functools import partial
 
-from fedecider.federation.method import FederatedMethod
-from fedecider.methods import alone
-from fedecider.methods.client_models import ClientModels
-from fedecider.methods.config import LocalConfig
-from fedecider.methods.entries import Method
+from fedecider.methods import local
 
-
-def counts(models: ClientModels, config: LocalConfig) -> FederatedMethod:
-    """Every client trains as in `local`; no round sends anything."""
-    return alone.alone(models, "counts")
-
-
-METHOD = Method(LocalConfig, counts, alone.client_model, alone.scalars, takes_mean=False)
+METHOD = local.METHOD._replace(algorithm=partial(local.local, name="counts"))

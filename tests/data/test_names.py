@@ -25,7 +25,7 @@ def test_no_row_of_a_table_is_missing():
 @pytest.mark.parametrize("name", ["macro", "Mean", "LOCAL", "popularity", "FedAvg"])
 def test_they_are_refused_however_they_are_written(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = f"got the company '{name}', expected another name, such as {name}-shop"
+    said = f"'{name}', expected another name, such as {name}-shop"
     for asked in (
         lambda: from_events({"north": ROWS, name: ROWS}, ITEMS),
         lambda: from_events([{**row, "shop": ("north", name)[row["user"] % 2]} for row in ROWS], ITEMS, company="shop"),

@@ -8,9 +8,9 @@ from toy_recommender import NAMES, run, toy_recommender, with_clients
 
 from fedecider.federation.wire import take_row
 from fedecider.methods import METHODS
-from fedecider.methods.alone import best_model
 from fedecider.methods.beside import beside, has_local
 from fedecider.methods.config import UserPrivacy
+from fedecider.methods.local import best_model
 
 ROUNDS = 3
 

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from text_scores import text_and_count_scores, text_neighbour_scores
 
 from fedecider.baselines.counts import (
+    CLASSICAL,
     COUNTS,
     REPEATS,
     TEXT,
@@ -59,7 +60,7 @@ def artifacts(domains):
 def test_text_rows_stand_in_every_run(domains, tmp_path, split):
     settings, asked = settings_of(tmp_path), artifacts(domains)
     found = counting_positions(settings, asked, item_texts_of(settings, asked), (split,)).whole[split]
-    assert list(found) == [*COUNTS, TEXT, TEXT_AND_COUNTS, CANARY]
+    assert list(found) == [*COUNTS, TEXT, TEXT_AND_COUNTS, *CLASSICAL, CANARY]
     vectors = encoded_texts(domains, "tfidf", str(tmp_path))
     for name, domain in domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedecider.baselines import centrap, ease, fitted_counts, item_knn, lightgcn, mf, ncf, sasrec
+from fedecider.baselines import als, centrap, ease, fitted_counts, item_knn, lightgcn, mf, ncf, sasrec
 from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.search_space import Space
 
@@ -41,6 +41,8 @@ BASELINES = {
     "ease": Baseline(ease.EaseConfig, ease.fit, ease.GRID, ease.SPACE),
     "centrap": Baseline(centrap.CentrapConfig, centrap.fit, centrap.GRID, centrap.SPACE),
     "mf": Baseline(mf.MfConfig, mf.fit, mf.GRID, mf.SPACE),
+    "als": Baseline(als.AlsConfig, als.fit, als.GRID, als.SPACE),
+    "bpr": Baseline(mf.BprConfig, mf.fit_bpr, mf.BPR_GRID, mf.SPACE),
     "ncf": Baseline(ncf.NcfConfig, ncf.fit, ncf.GRID, ncf.SPACE),
     "lightgcn": Baseline(lightgcn.LightgcnConfig, lightgcn.fit, lightgcn.GRID, lightgcn.SPACE),
     "sasrec": Baseline(sasrec.SasrecConfig, sasrec.fit, sasrec.GRID, sasrec.SPACE),

@@ -32,11 +32,16 @@ EDGE_WEIGHT = 0.5
 
 def basket_matrix(rows: SequenceArray, num_items: int) -> scipy.sparse.csr_array:
     """(N, I): 1 for each item of a basket, all baskets of the first user, then the next's, oldest first."""
-    basket_E = np.cumsum(rows.is_new_basket_E) - 1
-    shape = (int(rows.num_baskets_U.sum()), num_items)
-    basket_NI = scipy.sparse.coo_array((np.ones(len(basket_E)), (basket_E, rows.value_E)), shape=shape).tocsr()
-    basket_NI.data[:] = 1.0
-    return basket_NI
+    start_N = np.append(np.flatnonzero(rows.is_new_basket_E), len(rows.value_E))
+    return item_sets(SequenceArray(start_N, rows.value_E), num_items)
+
+
+def item_sets(rows: SequenceArray, num_items: int) -> scipy.sparse.csr_array:
+    """(U, I): 1 for each item that a user has."""
+    places, shape = (rows.row_E, rows.value_E), (len(rows), num_items)
+    set_UI = scipy.sparse.coo_array((np.ones(len(rows.value_E)), places), shape=shape).tocsr()
+    set_UI.data[:] = 1.0
+    return set_UI
 
 
 def basket_pairs(rows: SequenceArray, num_items: int) -> tuple[scipy.sparse.csr_array, scipy.sparse.csr_array]:

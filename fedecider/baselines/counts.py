@@ -21,7 +21,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.baselines import baskets
+from fedecider.baselines import baskets, ease, item_knn
 from fedecider.data.near_texts import NearTexts
 from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
@@ -208,8 +208,18 @@ TEXT, TEXT_AND_COUNTS = "text neighbours", "text neighbours + counts"
 OWN_FREQUENCY, LIKE_USERS, TRANSITIONS = "own frequency", "TIFU-KNN", "transitions by text"
 REPEATS = (OWN_FREQUENCY, LIKE_USERS, TRANSITIONS)
 """Rows of the rules for customers who buy again, where nothing is dropped and some do."""
-UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS, *REPEATS)
-USERS_AT_ONCE = 1024
+ITEM_KNN, EASE = "item-kNN", "EASE"
+CLASSICAL = (ITEM_KNN, EASE)
+"""Rows in closed form, of sets of items; where :func:`is_small`."""
+UNTRAINED = (*COUNTS, TEXT, TEXT_AND_COUNTS, *CLASSICAL, *REPEATS)
+USERS_AT_ONCE, FEWER_AT_ONCE = 1024, 256
+"""Users whose scores are in memory; fewer of baskets, and where all items have scores."""
+MOST_ITEMS = 20_000
+"""Of a catalogue with rows in closed form."""
+TOO_LARGE = (
+    f"no {ITEM_KNN} and {EASE}: every company has them where all have at most {MOST_ITEMS:,} items, and at most "
+    f"{ease.MOST:,} items or users"
+)
 ALL, REPEATED, NEW = "all items", "repeats", "new items"
 """Lists that a rule makes: of the whole catalogue, of what the user bought before, of all else."""
 
@@ -238,7 +248,7 @@ def heuristic_lists(
 ) -> dict[str, dict[str, dict[str, Tensor]]]:
     """List -> split -> row -> positions of the held-out items, (U,), or (U, T) of baskets.
 
-    Rows are those of ``UNTRAINED``; ``REPEATS`` only where users have items again.
+    Rows are those of ``UNTRAINED``; ``REPEATS`` only where users have items again, ``CLASSICAL`` where data are small.
     Scores are those of :func:`popularity_scores`, :func:`cooccurrence_scores` (direct successors of the newest item,
     and the whole context), ``text``, the sum of both with `TEXT_WEIGHT` and :mod:`fedecider.baselines.baskets`; no
     (U, I) scores are held. Of `REPEATED` and `NEW` the positions of other held-out items are NaN.
@@ -262,13 +272,18 @@ def _lists(
     lists: Sequence[str],
 ) -> dict[str, dict[str, dict[str, Tensor]]]:
     protocols.check_sequences(rows, num_items)
-    rules = [_counting(rows, num_items, text, extra)]
+    rules, at_once = (
+        [_counting(rows, num_items, text, extra)],
+        USERS_AT_ONCE if rows.basket_E is None else FEWER_AT_ONCE,
+    )
+    if is_small(len(rows) + len(extra), num_items):
+        rules, at_once = [*rules, _classical(rows, num_items, extra)], FEWER_AT_ONCE
     if set(lists) != {NEW} and protocols.train_parts(rows).num_repeats_U.any():
         rules.append(_repeating(rows, num_items, text, extra))
     found: dict[str, dict[str, dict[str, list[Tensor]]]] = {name: {split: {} for split in splits} for name in lists}
     for split in splits:
         target_U = protocols.held_out(rows, split).numpy()
-        for user_B in torch.arange(len(rows)).split(USERS_AT_ONCE if rows.basket_E is None else USERS_AT_ONCE // 4):
+        for user_B in torch.arange(len(rows)).split(at_once):
             seen = protocols.histories(rows.take(user_B), split)
             scores = {row: score for rule in rules for row, score in rule(user_B, split).items()}
             for name, (row, score) in itertools.product(lists, scores.items()):
@@ -315,6 +330,29 @@ def _counting(rows: SequenceArray, num_items: int, text: Votes, extra: protocols
             TEXT: with_others(text_BI, text.other_I),
             TEXT_AND_COUNTS: with_others(both_BI, decayed.other_I),
         }
+
+    return scores
+
+
+def is_small(num_users: int, num_items: int) -> bool:
+    """Whether item-kNN and EASE take seconds: at most 20,000 items, and at most 4,000 items or users."""
+    return num_items <= MOST_ITEMS and min(num_users, num_items) <= ease.MOST
+
+
+def _classical(rows: SequenceArray, num_items: int, extra: protocols.Sequences) -> Rule:
+    """`fedecider.baselines.item_knn` and `fedecider.baselines.ease` with their defaults; the sets of items are those of
+    train parts, and of what lies before the held-out item."""
+    matrix_UI = baskets.item_sets(counted_parts(rows, extra), num_items)
+    knn = item_knn.ItemKnnConfig()
+    neighbour_II = item_knn.neighbour_similarities(matrix_UI, knn.num_neighbours, knn.shrinkage)
+    ease_scores = ease.scores_of(matrix_UI, ease.EaseConfig().regularisation)
+    other_I = tie_scores(train_counts(rows, num_items, extra).numpy())
+
+    def scores(user_B: Tensor, split: str) -> dict[str, SparseScores]:
+        history_BI = baskets.item_sets(protocols.histories(rows.take(user_B), split), num_items)
+        near_BI = scipy.sparse.csr_array(history_BI @ neighbour_II.T)
+        of_all_BI = scipy.sparse.csr_array(ease_scores(history_BI))
+        return {ITEM_KNN: with_others(near_BI, other_I), EASE: with_others(of_all_BI, other_I)}
 
     return scores
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedecider.baselines.baskets import item_sets
 from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.streams import stream
@@ -40,9 +41,7 @@ def train_pairs(sequences: protocols.Sequences, num_items: int) -> tuple[Tensor,
 
 def train_matrix(sequences: protocols.Sequences, num_items: int) -> scipy.sparse.csr_array:
     """Sparse (U, I), float64: 1 where the item is in the user's train part. Repeated events count once."""
-    user_E, item_E = train_pairs(sequences, num_items)
-    shape = (len(sequences), num_items)
-    return scipy.sparse.coo_array((np.ones(len(user_E)), (user_E.numpy(), item_E.numpy())), shape=shape).tocsr()
+    return item_sets(protocols.train_parts(sequences), num_items)
 
 
 class Excluded(NamedTuple):

@@ -1,14 +1,23 @@
-"""Matrix factorisation with binary cross-entropy, centralised: the counterpart of FedMF.
+"""Matrix factorisation, centralised: with binary cross-entropy, the counterpart of FedMF, or with the loss of BPR.
 
 Shape legend: B users of a batch, N = 1 + num_negatives items of each, U users, I items, D dims.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import Pooled, fit_epochs, pointwise_loss, square_norms, training_batches
+from fedecider.baselines.fitting import (
+    Pooled,
+    fit_epochs,
+    pairwise_loss,
+    pointwise_loss,
+    square_norms,
+    training_batches,
+)
 from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
 from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
@@ -24,10 +33,18 @@ GRID: tuple[dict, ...] = (
     {"embedding_size": 16, "weight_decay": 0.0},
     {"weight_decay": 0.0},
 )
+BPR_GRID: tuple[dict, ...] = (
+    {},
+    {"weight_decay": 0.1},
+    {"weight_decay": 0.03},
+    {"embedding_size": 128},
+    {"weight_decay": 0.4},
+    {"weight_decay": 1e-3},
+)
 SPACE: Space = {
     "embedding_size": OneOf((16, 32, 64, 128)),
     "learning_rate": Real(0.0003, 0.03, log=True),
-    "weight_decay": OneOf((0.0, 1e-3, 3e-3, 7e-3, 1e-2, 3e-2)),
+    "weight_decay": OneOf((0.0, 1e-3, 3e-3, 7e-3, 1e-2, 3e-2, 0.1, 0.2)),
 }
 
 
@@ -63,7 +80,20 @@ class MatrixFactors(nn.Module):
         self.item_ID = nn.Parameter(0.1 * torch.randn(num_items, embedding_size, generator=generator))
 
 
-def fit(data: Pooled, config: MfConfig) -> ScoreUsers:
+@dataclass(frozen=True)
+class BprConfig(MfConfig):
+    """Those of matrix factorisation, with defaults for BPR."""
+
+    learning_rate: Positive = 1e-2
+    weight_decay: NotNegative = 0.2
+
+
+def fit_bpr(data: Pooled, config: BprConfig) -> ScoreUsers:
+    """:func:`fit` with the loss of BPR (Rendle et al., UAI 2009). Differs from the paper: Adam, several negatives."""
+    return fit(data, config, pairwise_loss)
+
+
+def fit(data: Pooled, config: MfConfig, loss_of: Callable[[Tensor], Tensor] = pointwise_loss) -> ScoreUsers:
     """Adam on the mean of BCE(p_u . q_i) + weight_decay (|p_u|^2 + |q_i|^2) over train pairs and their negatives."""
     sizes = len(data.sequences), data.num_items, config.embedding_size
     model = MatrixFactors(*sizes, stream(data.seed, "init")).to(data.device)
@@ -73,7 +103,7 @@ def fit(data: Pooled, config: MfConfig) -> ScoreUsers:
     def run_epoch(epoch: int) -> None:
         for user_B, item_BN in batches(epoch):
             user_BD, item_BND = model.user_UD[user_B], model.item_ID[item_BN]
-            loss = pointwise_loss((item_BND @ user_BD[:, :, None])[..., 0])
+            loss = loss_of((item_BND @ user_BD[:, :, None])[..., 0])
             optimizer.zero_grad()
             (loss + config.weight_decay * square_norms(user_BD, item_BND)).backward()
             optimizer.step()

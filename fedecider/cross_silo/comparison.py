@@ -35,7 +35,7 @@ from fedecider.cross_silo.entries import STUDENT, TEACHER
 from fedecider.cross_silo.federate import beside_data, file_settings
 from fedecider.cross_silo.page import example_sections
 from fedecider.cross_silo.prepare import Settings, decided
-from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT, own_baseline, sasrec
+from fedecider.cross_silo.sasrec_entries import FACTORS, SASREC, SASREC_TEXT, factors, own_baseline, sasrec
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import encoder_label
 from fedecider.engine.result import EXAMPLES_FILE, RunResult
@@ -53,8 +53,9 @@ from fedecider.running.settings_files import PACKAGE, load_config, write_setting
 from fedecider.search_space import Setting
 from idgen.ranking_config import RankingConfig
 
-WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, ENSEMBLE_ROW, SASREC, SASREC_TEXT, CANARY)
-"""All but the two of SASRec stand in ``per_user.parquet`` of every run; ensembles in those of runs that have some."""
+FITTED = (*FACTORS, SASREC, SASREC_TEXT)
+WITHOUT_ROUNDS = (TEACHER, STUDENT, *UNTRAINED, ENSEMBLE_ROW, *FITTED, CANARY)
+"""All but ``FITTED`` stand in ``per_user.parquet`` of every run; ensembles in those of runs that have some."""
 BASELINES = (*WITHOUT_ROUNDS, OWN_ENSEMBLE_ROW)
 """Besides, what a company alone has of counts and texts, where others share its catalogue."""
 OWN = ("config", "data", "cache", "output", "seed", "resume", "num_threads")
@@ -79,8 +80,8 @@ class CompareConfig:
         runs: The YAML file of the options that all runs share, as scripts/federate.py takes them.
         rows: Name of a row -> its options; without ``method`` the name is the method. A row with no other option is
             tuned, one with options of its own is run as it is given.
-        baselines: Rows without a language model of their own: counts, SASRec, methods of other tracks over prepared
-            domains (fedsasrec); they see the public pool and the clients' train parts of a domain.
+        baselines: Rows without a language model of their own: counts, als, bpr, sasrec, methods of other tracks over
+            prepared domains (fedsasrec); they see the public pool and the clients' train parts of a domain.
         against: Rows that every other row is tested against; ``fedecider + ensemble`` is that row with its ensemble,
             ``fedecider + own ensemble`` with an ensemble without the counts of other clients.
         data: The folder of prepared domains; if empty, the embedded sample is used.
@@ -353,6 +354,8 @@ def _beside(scope: Scope) -> list[compare.Entry]:
     for name in config.baselines:
         if name in (SASREC, SASREC_TEXT):
             entries.append(sasrec(shared, None if name == SASREC else run.pretrain.text_encoder))
+        elif name in FACTORS:
+            entries.append(factors(shared, name))
         elif name in own_baselines():
             entries.append(own_baseline(shared, name))
         elif name not in BASELINES and (guest := compare.guest_of(track_of(name))):
@@ -414,6 +417,7 @@ def words_of(scope: Scope) -> compare.Words:
         ("federated", "local"),
         {
             ENSEMBLE_ROW: "the ensemble without a model",
+            **{name: f"{name.upper()} of one domain" for name in FACTORS},
             SASREC: "SASRec of one domain",
             SASREC_TEXT: "SASRec that starts from texts",
             **{name: f"{name}, federated without a language model" for name in guests},

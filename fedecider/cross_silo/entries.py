@@ -132,4 +132,7 @@ def counting_positions(
             for label, position_U in {**rules[split], **own[split], CANARY: canary[split]}.items():
                 found[split].setdefault(label, {})[name] = position_U
         on_ranked("heuristic baselines")
+    for of_rows in (*found.values(), *apart.values()):  # a row stands where every client has it
+        for label in [label for label, of_clients in of_rows.items() if len(of_clients) < len(artifacts.domains)]:
+            del of_rows[label]
     return Rules(found, apart)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from fedecider.baselines.counts import UNTRAINED
+from fedecider.baselines.counts import EASE, TOO_LARGE, UNTRAINED
 from fedecider.baselines.own import own_baselines
 from fedecider.cross_silo import ensembles, examples
 from fedecider.cross_silo import entries as of_entries
@@ -301,4 +301,5 @@ def _notes(run: Ended, result: RunResult) -> tuple[list[str], list[str]]:
         "every item is scored, as its ID is one token" if beams is None else f"beam search with {beams} beams",
         *([f"share of the trained update, by validation items: {scales}"] if scales else []),
         f"text neighbours: item texts as vectors of {metrics['text_encoder']}",
+        *([] if EASE in result.test else [TOO_LARGE]),
     ]

@@ -1,14 +1,16 @@
-"""Rows of a cross-silo table that need no run: SASRec of every domain, baselines of installed packages."""
+"""Rows of a cross-silo table that need no run: SASRec, ALS and BPR of every domain, baselines of packages."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from fedecider.baselines import BASELINES
 from fedecider.baselines.fitting import Pooled, validation_ndcg
 from fedecider.baselines.own import own_positions
 from fedecider.baselines.sasrec import GRID, SPACE, SasrecConfig, scores, train
@@ -18,13 +20,16 @@ from fedecider.comparison.search import search_of
 from fedecider.data.domain import Domain
 from fedecider.data.sellers import once_each
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import get_protocol, rank_held_out
+from fedecider.evaluation.protocols import ScoreUsers, get_protocol, rank_held_out
 from fedecider.models.item_texts import encoded_texts, encoder_digest
 from fedecider.running.plain import as_plain
 from fedecider.search_space import Setting
 from idgen.text_vectors import item_vectors
 
 SASREC, SASREC_TEXT = "sasrec", "sasrec + text start"
+FACTORS = ("als", "bpr")
+"""Matrix factorisations of one domain (`fedecider.baselines`): a vector a user, so that a validation item helps with no
+test item."""
 
 
 def own_baseline(shared: Shared, label: str) -> Entry:
@@ -63,16 +68,16 @@ def sasrec(shared: Shared, text_encoder: str | None = None) -> Entry:
     def starts(width: int) -> dict[str, TextStart]:
         return {} if text_encoder is None else _text_starts(shared, text_encoder, width)
 
-    def run(setting: Setting, seed: int) -> Cell:
-        config = SasrecConfig(**setting)
+    def fitted(config: SasrecConfig, domain: Domain, data: Pooled) -> Scores:
+        start = starts(config.embedding_size).get(domain.name)
+        model = train(data, config, domain.public.sequences, None if start is None else start.vector_ID)
+        return lambda split: scores(model, domain.clients.sequences, split)
+
+    def source(config: SasrecConfig) -> dict[str, list[str]]:
         start_of = starts(config.embedding_size)
-        cells = {name: _cell(shared, one, config, seed, start_of.get(name)) for name, one in shared.domains.items()}
+        return {"start": next(iter(start_of.values())).source} if start_of else {}
 
-        def positions() -> dict[str, dict[str, Positions]]:
-            return {shared.protocol: {label: {name: cell.positions()["test"] for name, cell in cells.items()}}}
-
-        return Cell({label: fmean(cell.info["valid"] for cell in cells.values())}, positions)
-
+    run = partial(_run, shared, label, lambda setting: SasrecConfig(**setting), Fitted(fitted, source))
     search = search_of([SasrecConfig()], SPACE, GRID)
     return Entry(label, SASREC, "baseline", [shared.protocol], run, search, shared.tune)
 
@@ -87,17 +92,54 @@ def _text_starts(shared: Shared, encoder: str, width: int) -> dict[str, TextStar
     return {name: TextStart(vectors[domain.items.name], source) for name, domain in domains.items()}
 
 
-def _cell(shared: Shared, domain: Domain, config: SasrecConfig, seed: int, start: TextStart | None) -> KeptCell:
+def factors(shared: Shared, name: str) -> Entry:
+    """ALS or BPR of every domain, from its clients' train parts and those of its public users."""
+    baseline = BASELINES[name]
+
+    def fitted(config: Any, domain: Domain, data: Pooled) -> Scores:
+        everyone = [*domain.clients.sequences, *domain.public.sequences]  # users of a domain come first
+        score = baseline.fit(data._replace(sequences=everyone), config)
+        return lambda split: score
+
+    run = partial(_run, shared, name, lambda setting: baseline.config(**setting), Fitted(fitted))
+    search = search_of([baseline.config()], baseline.space, baseline.grid)
+    return Entry(name, name, "baseline", [shared.protocol], run, search, shared.tune)
+
+
+Scores = Callable[[str], ScoreUsers]
+"""Of a split."""
+
+
+class Fitted(NamedTuple):
+    """How a row is trained."""
+
+    fit: Callable[[Any, Domain, Pooled], Scores]
+    """config, domain, its clients -> scores."""
+    source: Callable[[Any], dict[str, Any]] = lambda config: {}
+    """What decides it beside config and data."""
+
+
+def _run(
+    shared: Shared, label: str, config_of: Callable[[Setting], Any], fitted: Fitted, setting: Setting, seed: int
+) -> Cell:
+    config = config_of(setting)
+    cells = {name: _cell(shared, label, domain, config, fitted, seed) for name, domain in shared.domains.items()}
+
+    def positions() -> dict[str, dict[str, Positions]]:
+        return {shared.protocol: {label: {name: cell.positions()["test"] for name, cell in cells.items()}}}
+
+    return Cell({label: fmean(cell.info["valid"] for cell in cells.values())}, positions)
+
+
+def _cell(shared: Shared, label: str, domain: Domain, config: Any, fitted: Fitted, seed: int) -> KeptCell:
     sequences, num_items = domain.clients.sequences, len(domain.item_keys)
     protocol, device = get_protocol(shared.protocol), shared.device
 
     def trained(folder: Path) -> tuple[dict[str, float], dict[str, Tensor]]:
         valid = validation_ndcg(sequences, num_items, protocol)
-        data = Pooled(sequences, num_items, protocol, seed, device, valid)
-        model = train(data, config, domain.public.sequences, None if start is None else start.vector_ID)
+        scores = fitted.fit(config, domain, Pooled(sequences, num_items, protocol, seed, device, valid))
         ranked = {
-            split: rank_held_out(scores(model, sequences, split), sequences, num_items, split, protocol)
-            for split in ("valid", "test")
+            split: rank_held_out(scores(split), sequences, num_items, split, protocol) for split in ("valid", "test")
         }
         return {"valid": mean_metrics(ranked["valid"], (10,))["ndcg@10"]}, ranked
 
@@ -107,7 +149,7 @@ def _cell(shared: Shared, domain: Domain, config: SasrecConfig, seed: int, start
         "protocol of epochs and ranks": shared.protocol,
         "data": domain.content_hash(),
         "device": device,
-        **({} if start is None else {"start": start.source}),
+        **fitted.source(config),
     }
-    text = f"{SASREC if start is None else SASREC_TEXT}, {domain.name}, seed {seed}"
-    return kept_cell(shared.cache, f"sasrec-{domain.name}", inputs, trained, text)
+    method = label.partition(" ")[0]
+    return kept_cell(shared.cache, f"{method}-{domain.name}", inputs, trained, f"{label}, {domain.name}, seed {seed}")

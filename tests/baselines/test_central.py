@@ -24,10 +24,12 @@ SMALL = {  # settings that learn the checkerboard in a moment
     "item_knn": {"num_neighbours": 3},
     "ease": {"regularisation": 5.0},
     "mf": {"embedding_size": 4, "learning_rate": 0.02, "num_epochs": 40, "batch_size": 256, "weight_decay": 1e-3},
+    "als": {"embedding_size": 4},
+    "bpr": {"embedding_size": 4, "learning_rate": 0.02, "num_epochs": 40, "batch_size": 256, "weight_decay": 1e-3},
     "ncf": {"embedding_size": 4, "hidden_sizes": (8,), "learning_rate": 0.02, "num_epochs": 40, "batch_size": 256},
     "lightgcn": {"embedding_size": 4, "learning_rate": 0.02, "num_epochs": 40, "batch_size": 256, "weight_decay": 1e-3},
 }
-TRAINED = ("mf", "ncf", "lightgcn")
+TRAINED = ("mf", "bpr", "ncf", "lightgcn")
 
 
 def fitted(name, sequences, num_items, protocol=STRICT, seed=3, valid=None, **changes):

@@ -27,6 +27,7 @@ COMMANDS = {
     "forget": "take customers out of a company's counts and histories, and say what still remembers them",
     "serve": "a finished run as an HTTP service, with a page",
     "report": "the page of a finished run, made again",
+    "sample": "write the tables of four planted shops, to try federate --events with",
     "doctor": "what is installed, which devices and data are there, and what is missing",
     "completion": "print a script that completes commands and options in bash or zsh",
 }

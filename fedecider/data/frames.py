@@ -38,6 +38,8 @@ from fedecider.data.readers.reading import (
     ReadOptions,
     collect_items,
 )
+from fedecider.data.sample import PLANTED
+from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.data.sellers import once_each
 from fedecider.data.silos import share_by
 from fedecider.data.tables import Question, Table, open_table
@@ -132,7 +134,8 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     if same := unmatched(domains):
         reading.first.append(f"{same}: match them before training (fedecider match)")
     for domain in domains.values():
-        domain.card["settings"]["source"] = "tables"
+        planted = all(key.startswith(PLANTED) for key in domain.own_keys)
+        domain.card["settings"]["source"] = SAMPLE if planted else "tables"
         domain.card["notes"] = [*reading.first, *notes]
         domain.card["bad_rows"] = {what: dict(counts) for what, counts in reading.bad.items()}
     return FederatedData(domains, [*reading.first, *notes], report)

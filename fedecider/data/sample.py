@@ -29,6 +29,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from fedecider.data.card import make_card, overlaps
@@ -118,6 +119,46 @@ TREND = 0.2
 NUM_NEW = 3
 SOURCE = "embedded sample"
 """What its data cards name as their source."""
+
+
+SHOPS = ("north", "south", "east", "west")
+NUM_CUSTOMERS = 300
+PLANTED = "planted-"
+"""What every item key of planted tables begins with: whoever reads them says so beside each result."""
+
+
+def write_shops(folder: Path) -> list[Path]:
+    """Write the tables of four planted shops that sell the crime books, and ``products.csv``; returns their paths.
+
+    Customers read as clients of the sample do, ``NUM_CUSTOMERS`` a shop.
+
+    Raises:
+        ValueError: a file of one of these names that is there already.
+    """
+    import pandas as pd
+
+    texts, books = _catalogue("crime", _Draw("0/catalogue/crime"))
+    keys = [f"{PLANTED}{place:04d}" for place in range(len(texts))]
+    tables = {"products": pd.DataFrame({"item": keys, **pd.DataFrame(texts)})}
+    for shop in SHOPS:
+        readers = _numbered(f"{PLANTED}{shop}", NUM_CUSTOMERS)
+        users, sequences, times = _events("crime", 0, books, readers, public=False).arrays()
+        assert times is not None
+        tables[shop] = pd.DataFrame(
+            {
+                "customer": [users[row] for row in sequences.row_E],
+                "item": [keys[item] for item in sequences.value_E],
+                "time": pd.to_datetime(times.value_E, unit="s").strftime("%Y-%m-%d"),
+            }
+        )
+    paths = {name: folder / f"{name}.csv" for name in (*SHOPS, "products")}
+    there = [path for path in paths.values() if path.exists()]
+    if there:
+        raise ValueError(f"got the output {folder}, where {there[0].name} is already, expected a free place")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, path in paths.items():
+        tables[name].to_csv(path, index=False)
+    return list(paths.values())
 
 
 class _Book(NamedTuple):

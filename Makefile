@@ -8,6 +8,9 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # pip is told not to compile, so the first import keeps what it compiles: without, every process compiles all libraries.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Four planted shops of one catalogue, which make demo trains on as on own tables.
+SHOPS := runs/planted-shops
+
 .PHONY: venv demo fast test check lint format slow docs docs-serve notebooks clean
 
 venv: $(VENV)/.installed
@@ -26,6 +29,9 @@ $(VENV)/.installed: $(VENV)/.package
 demo: $(VENV)/.package
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		scripts/federate.py --domains crime,comics,children
+	test -f $(SHOPS)/products.csv || $(BIN)/fedecider sample --output $(SHOPS)
+	$(BIN)/fedecider federate --items $(SHOPS)/products.csv \
+		--events $(SHOPS)/north.csv,$(SHOPS)/south.csv,$(SHOPS)/east.csv,$(SHOPS)/west.csv
 
 fast: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not gpu and not whole'

@@ -7,7 +7,8 @@ import re
 NAME = re.compile(r"\w[\w.-]*")
 TAKEN = {
     *("macro", "mean", "average", "total", "local", "joined", "half", "kept", "ensemble", "teacher", "student"),
-    *("canary", "memoriser", "popularity", "tifu-knn", "item-knn", "ease", "als", "bpr", "sasrec", "pooled", "fedsasrec", "feddcsr", "fedhcdr"),
+    *("canary", "memoriser", "popularity", "tifu-knn", "item-knn", "ease", "als", "bpr", "sasrec", "pooled"),
+    *("fedsasrec", "feddcsr", "fedhcdr"),
     *("fedgcdr", "fedecider", "counts", "fedavg", "flora", "ditto", "fdlora", "fedprox", "pfedavg", "ffa_lora"),
     *("rolora", "fellrec", "lora_sim", "centralised"),
 }

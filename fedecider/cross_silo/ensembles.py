@@ -18,14 +18,23 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, held_out, histories, targets, train_parts
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed, stream
-from fedecider.methods.config import LOCAL
+from fedecider.methods.config import LOCAL, NOT_HIDDEN, UserPrivacy
 from fedecider.models import ensemble
 from fedecider.models.client_model import ClientModel
 from fedecider.models.config import EnsembleConfig
-from fedecider.models.counts import Counts, count_events, no_counts, rest_of_sum, securely_summed, shared_items
+from fedecider.models.counts import (
+    Counts,
+    count_events,
+    no_counts,
+    rest_of_sum,
+    securely_summed,
+    securely_summed_events,
+    shared_items,
+)
 from fedecider.models.ensemble import Choices, Ensemble, Places, Weights
 from fedecider.models.ensemble_files import save_ensemble, weights_data
 from fedecider.models.features import Knowledge
+from fedecider.models.noised_events import noised_events, others_events
 from fedecider.models.weight_sums import securely_meaned
 from fedecider.report.tables import CANARY
 from fedecider.running.run_folder import RunFolder
@@ -93,8 +102,9 @@ class Fitting(NamedTuple):
 
     @property
     def shares(self) -> bool:
-        """Whether clients tell each other anything: alone none does."""
-        return "others" in self.settings.run.ensemble.source_names
+        """Whether clients tell each other their weights: alone none does, nor where customers are hidden, for nothing
+        bounds what one of them does to the weights."""
+        return "others" in self.settings.run.ensemble.source_names and not self.settings.training.user_privacy.on
 
 
 class Fitted(NamedTuple):
@@ -126,7 +136,9 @@ def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Colle
     if fitting.shares and (others if others is not None else catalogue_groups(domains, config)):
         configs[OWN_ENSEMBLE_ROW] = config.without_others
     counted = {
-        row: client_counts(domains, one, settings.run.seed, others if row == ENSEMBLE_ROW else {})
+        row: client_counts(
+            domains, one, settings.run.seed, others if row == ENSEMBLE_ROW else {}, settings.training.user_privacy
+        )
         for row, one in configs.items()
     }
 
@@ -212,12 +224,17 @@ def ranked(fitting: Fitting, name: str, model: ClientModel, whole: Ensemble, spl
 
 
 def client_counts(
-    domains: Mapping[str, Domain], config: EnsembleConfig, seed: int, others: Mapping[str, Counts] | None = None
+    domains: Mapping[str, Domain],
+    config: EnsembleConfig,
+    seed: int,
+    others: Mapping[str, Counts] | None = None,
+    users: UserPrivacy = NOT_HIDDEN,
 ) -> tuple[dict[str, Counts], dict[str, dict[str, int]]]:
     """What each client counts from the sources of ``config``, and the bytes of the secure sums.
 
     ``others``: what the others of each client's catalogue have counted, where they are on other machines; clients that
-    are not in it go without. None: all clients are here, and their secure sums are simulated.
+    are not in it go without. None: all clients are here, and their secure sums are simulated. ``users``: where it is
+    on, others' counts are those of `fedecider.models.noised_events`.
     """
     own = {name: own_counts(domain) for name, domain in domains.items()}
     found = {}
@@ -233,10 +250,18 @@ def client_counts(
         found[name].append(counts)
     for catalogue, names in (catalogue_groups(domains, config) if others is None else {}).items():
         shared = shared_items([domains[name].item_keys for name in names])
-        sent = [shared.sent(client, own[name]) for client, name in enumerate(names)]
-        summed = securely_summed(sent, derive_seed(seed, "memory sum", catalogue))
+        given = {name: noised_counts(domains[name], users, seed) if users.on else own[name] for name in names}
+        sent = [shared.sent(client, given[name]) for client, name in enumerate(names)]
+        secure = securely_summed_events if users.on else securely_summed
+        summed = secure(sent, derive_seed(seed, "memory sum", catalogue))
         for client, name in enumerate(names):
-            found[name].append(shared.received(client, rest_of_sum(summed.total, sent[client])))
+            if users.on:
+                rest_S = summed.total.event_I - sent[client].event_I
+                train = train_parts(domains[name].clients.sequences)
+                rest = others_events(rest_S, len(names) - 1, users.noise_scale, train)
+            else:
+                rest = rest_of_sum(summed.total, sent[client])
+            found[name].append(shared.received(client, rest))
             traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
 
@@ -272,6 +297,13 @@ def _overlapping(keys: Mapping[str, set[str]]) -> list[list[str]]:
 def own_counts(domain: Domain) -> Counts:
     """What a client counts of its own users: their train events."""
     return count_events(train_parts(domain.clients.sequences), len(domain.item_keys))
+
+
+def noised_counts(domain: Domain, users: UserPrivacy, seed: int | None) -> Counts:
+    """What a client sends of them where its customers are hidden; ``seed`` None: noise of the operating system."""
+    draws = None if seed is None else stream(seed, "noise on events", domain.name)
+    parts = train_parts(domain.clients.sequences)
+    return noised_events(parts, len(domain.item_keys), users.noise_scale, draws)
 
 
 def save_ensembles(ensembles: Ensembles, domains: Mapping[str, Domain], folder: RunFolder) -> None:

@@ -13,19 +13,24 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import scipy
 import torch
 from torch import Tensor
 
-from fedecider.cross_silo.ensembles import catalogue_groups, own_counts
+from fedecider.cross_silo.ensembles import catalogue_groups, noised_counts, own_counts
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Channel, Message
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.sums import Numbers, SiteSum, Summing, is_whole, kinds_of, shared_sum, site_sums
+from fedecider.evaluation.protocols import train_parts
 from fedecider.federation.method import Tree
+from fedecider.federation.record import write_bytes
+from fedecider.methods.config import NOT_HIDDEN, UserPrivacy
 from fedecider.models import counts
 from fedecider.models.config import EnsembleConfig
+from fedecider.models.noised_events import others_events
 
 EVENTS, COUNTS = kinds_of("event"), kinds_of("count")
 """Of a catalogue of more than `MOST_SUMMED_ITEMS` events are summed first, and then, over the same sites, the counts of
@@ -47,10 +52,16 @@ def fewest(shared: counts.SharedItems) -> int:
     return shared.fewest if shared.sells_KN.all() else len(shared.sells_KN)
 
 
-def what_sites_learn(domains: Mapping[str, Domain], config: EnsembleConfig) -> list[str]:
-    """A sentence for each catalogue, for whoever makes a project."""
+def what_sites_learn(domains: Mapping[str, Domain], config: EnsembleConfig, hides: bool = False) -> list[str]:
+    """A sentence for each catalogue, for whoever makes a project. ``hides``: whether customers are hidden."""
     found = []
     for names in sites_by_catalogue(domains, config).values():
+        if hides:
+            found.append(
+                f"ensembles of {', '.join(names)} add up with noise how often items were bought after the rounds: no "
+                "pairs of items, and nothing in which a customer could be seen"
+            )
+            continue
         shared = _shared_items(domains, names)
         learns = "a sum over the others" if len(names) > 2 else "the other's counts as they are, which no sum hides"
         of_part = f" of the {shared.num_items:,} items that {shared.fewest} or more of them sell"
@@ -75,6 +86,8 @@ class SiteCounts:
     """The clients that share the catalogue, this one among them."""
     shared: counts.SharedItems
     """What is summed of the items of these clients, in their order."""
+    users: UserPrivacy = NOT_HIDDEN
+    """Where it is on, events with noise are all that is summed (`fedecider.models.noised_events`)."""
     others: counts.Counts | None = None
     item_P: np.ndarray | None = None
     """The items whose counts are summed, once the sum of events has said which, in a large catalogue."""
@@ -83,23 +96,31 @@ class SiteCounts:
 
     @cached_property
     def own(self) -> counts.Counts:
-        """What this site gives to the sum."""
-        return self.shared.sent(self._place, own_counts(self.domain))
+        """What this site gives to the sum. Noise is drawn once a run, also if the site starts again: what two draws
+        have in common would have less of it."""
+        if not self.users.on:
+            return self.shared.sent(self._place, own_counts(self.domain))
+        file = self.folder / f"noised_events_{self.run}.safetensors"
+        if not file.is_file():
+            event_I = noised_counts(self.domain, self.users, None).event_I
+            write_bytes(file, safetensors.torch.save({"events": torch.from_numpy(event_I)}))
+        event_I = safetensors.torch.load_file(file)["events"].numpy()
+        return self.shared.sent(self._place, counts.no_counts(len(event_I))._replace(event_I=event_I))
 
     @property
     def _place(self) -> int:
         return list(self.group).index(self.sums.client)
 
     @property
-    def _is_large(self) -> bool:
-        return self.own.num_items > counts.MOST_SUMMED_ITEMS
+    def _sums_events(self) -> bool:
+        return self.users.on or self.own.num_items > counts.MOST_SUMMED_ITEMS
 
     @cached_property
     def _events(self) -> SiteSum:
-        """The sum of events in a large catalogue."""
+        """The sum of events in a large catalogue, and of those with noise."""
 
         def read(asked: Message, clients: Sequence[int]) -> np.ndarray:
-            return _read_events(asked, self.own.num_items)
+            return _read_events(asked, self.own.num_items, self.users.on)
 
         sums = SiteSums(self.sums.sums, self.sums.client, _before(self.sums.purpose))
         numbers = Numbers(1, lambda part: torch.from_numpy(self.own.event_I), read, self._use_events)
@@ -121,9 +142,11 @@ class SiteCounts:
 
     def answer(self, asked: Message) -> Message:
         """The answer to one message of `COUNTS` or `EVENTS`."""
-        if asked.kind in EVENTS and self._is_large:
+        if asked.kind in EVENTS and self._sums_events:
             return self._events.answer(asked)
-        if asked.kind in EVENTS or (self._is_large and self.item_P is None):
+        if self.users.on:
+            raise ValueError(f"got {asked.kind}, expected sums of events alone: the customers of this site are hidden")
+        if asked.kind in EVENTS or (self._sums_events and self.item_P is None):
             raise ValueError(
                 f"got {asked.kind}, expected sums of events and then of counts in a catalogue of more than "
                 f"{counts.MOST_SUMMED_ITEMS:,} items, and of counts alone in others"
@@ -141,8 +164,12 @@ class SiteCounts:
         return {self.domain.name: self.shared.received(self._place, self.others)}
 
     def _use_events(self, total_I: np.ndarray, clients: Sequence[int]) -> None:
-        self.item_P, self.among = counts.summed_items(total_I), list(clients)
         event_I = total_I - self.own.event_I if self.sums.client in clients else total_I
+        if self.users.on:
+            num_others, parts = len(set(clients) - {self.sums.client}), train_parts(self.domain.clients.sequences)
+            self.others = others_events(event_I, num_others, self.users.noise_scale, parts)
+            return
+        self.item_P, self.among = counts.summed_items(total_I), list(clients)
         self._use(counts.no_counts(len(event_I))._replace(event_I=event_I))
 
     def _use(self, rest: counts.Counts) -> None:
@@ -161,35 +188,44 @@ def site_counts(
     artifacts: BaseArtifacts,
     clients: Sequence[str],
     client: int,
-    folder: Path,
-    fingerprint: str,
+    place: tuple[Path, str],
+    users: UserPrivacy,
 ) -> SiteCounts | None:
     """What the site of ``client`` needs for the sum; None where no other site has its catalogue, or it does not ask for
     their counts.
 
-    ``clients`` are the names of all of them.
+    ``clients`` are the names of all of them, ``place`` the folder of the site and its run.
     """
     for catalogue, names in sites_by_catalogue(artifacts.everyone, ensemble).items():
         if clients[client] in names:
             domain, numbers = artifacts.domains[clients[client]], [clients.index(name) for name in names]
             sums, shared = site_sums(seed, client, _purpose(catalogue)), _shared_items(artifacts.everyone, names)
-            return SiteCounts(sums, domain, folder, fingerprint, numbers, shared)
+            return SiteCounts(sums, domain, *place, numbers, shared, users)
     return None
 
 
 def share_counts(
-    channel: Channel, ensemble: EnsembleConfig, seed: int, domains: Mapping[str, Domain], round: int, folder: Path
+    channel: Channel,
+    ensemble: EnsembleConfig,
+    seed: int,
+    domains: Mapping[str, Domain],
+    round: int,
+    folder: Path,
+    hides: bool = False,
 ) -> None:
-    """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all."""
+    """The server's part: one sum for each catalogue, kept in ``folder`` for a run that goes on, and sent to all.
+
+    ``hides``: whether customers are hidden, so that events with noise are all that is summed.
+    """
     for catalogue, names in sites_by_catalogue(domains, ensemble).items():
         shared, clients = _shared_items(domains, names), [channel.names.index(name) for name in names]
         num_items, among, least, purpose = shared.num_items, clients, fewest(shared), _purpose(catalogue)
         without = "count without each other's events"
-        if num_items > counts.MOST_SUMMED_ITEMS:
+        if hides or num_items > counts.MOST_SUMMED_ITEMS:
             sizes, before = [num_items], _before(purpose)
             one = Summing(EVENTS, before, clients, least, sizes, lambda parts: {"events": next(parts)}, without)
             of_events = shared_sum(channel, seed, one, round, folder / f"events_{catalogue}.safetensors")
-            if of_events is None:
+            if of_events is None or hides:
                 continue
             among, num_items = of_events.facts["clients"], counts.MOST_SUMMED_ITEMS
             least, without = len(among), "count without each other's pairs of items"
@@ -233,9 +269,10 @@ def _read_sum(asked: Message, num_items: int) -> counts.Counts:
     return counts.of_upper(scipy.sparse.csr_array(upper_II), event_I.numpy())
 
 
-def _read_events(asked: Message, num_items: int) -> np.ndarray:
+def _read_events(asked: Message, num_items: int, has_noise: bool) -> np.ndarray:
     event_I = asked.tensors.get("events")
-    if event_I is None or not is_whole(event_I) or event_I.shape != (num_items,) or int(event_I.min()) < 0:
+    good = event_I is not None and is_whole(event_I) and event_I.shape == (num_items,)
+    if event_I is None or not good or (not has_noise and int(event_I.min()) < 0):
         raise ValueError(f"got no sum of events, expected those of {num_items} items")
     return event_I.numpy()
 

@@ -136,9 +136,9 @@ def _shared(settings: prepare.Settings, domains: Mapping[str, Domain]) -> Shared
             "files": [[list(path.relative_to(cache).parts[1:]), file_sha256(path)] for path in files],
         }
 
-    hosts = {name: [client] for client, name in enumerate(known)}
-    notes = [*why, *lost, *overlap["sentences"], *what_sites_learn(known, settings.run.ensemble)]
-    notes += what_all_learn(settings.run.ensemble, list(known))
+    hosts, hides = {name: [client] for client, name in enumerate(known)}, settings.training.user_privacy.on
+    notes = [*why, *lost, *overlap["sentences"], *what_sites_learn(known, settings.run.ensemble, hides)]
+    notes += [] if hides else what_all_learn(settings.run.ensemble, list(known))
     return Shared(_placed(settings, Path()), hosts, build=build, notes=notes)
 
 
@@ -231,13 +231,14 @@ def server(project: Project, output: Path, device: torch.device) -> Plan:
     """All rounds, then the sums of counts and of weights."""
     run, served = project.settings.run, party(project, {}, device)
     everyone, promised = served.artifacts.everyone, privacy_data(project.settings, len(project.names))
-    overlap = overlap_data(project.settings, everyone, everyone)
+    overlap, hides = overlap_data(project.settings, everyone, everyone), project.settings.training.user_privacy.on
     for sentence in overlap["sentences"]:
         log_line(sentence)
 
     def after_rounds(channel: Channel, round: int, requests: Mapping[int, Message]) -> None:
-        share_counts(channel, run.ensemble, run.seed, everyone, round, output)
-        share_weights(channel, run.ensemble, run.seed, requests, output)
+        share_counts(channel, run.ensemble, run.seed, everyone, round, output, hides)
+        if not hides:
+            share_weights(channel, run.ensemble, run.seed, requests, output)
 
     return Plan(
         served.method,
@@ -276,8 +277,9 @@ def site(project: Project, place: PartyFile, launch: Launch) -> Site:
     for sentence in overlap_data(project.settings, everyone, everyone, name)["sentences"] + odd:
         log_line(sentence)
     client = project.names.index(name)
-    counts = site_counts(run.ensemble, run.seed, own.artifacts, project.names, client, output, project.run)
-    weights = site_weights(run.ensemble, run.seed, project.names, client, output, project.run)
+    users, names, of_run = project.settings.training.user_privacy, project.names, (output, project.run)
+    counts = site_counts(run.ensemble, run.seed, own.artifacts, names, client, of_run, users)
+    weights = None if users.on else site_weights(run.ensemble, run.seed, names, client, *of_run)
     end = _End(project, own, client, RunFolder(output), launch, counts, weights, place.data)
     return Site(
         method=own.method,

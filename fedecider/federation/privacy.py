@@ -123,7 +123,13 @@ def protect(
     return protected
 
 
-def epsilon(config: PrivacyConfig, num_rounds: int, participation: float = 1.0, sampling: Sampling = "fixed") -> float:
+def epsilon(
+    config: PrivacyConfig,
+    num_rounds: int,
+    participation: float = 1.0,
+    sampling: Sampling = "fixed",
+    num_whole: int = 0,
+) -> float:
     """The epsilon of ``num_rounds`` rounds at ``config.delta`` (laplace: at delta 0); inf where nothing is guaranteed.
 
     gaussian: Renyi divergence of order a per round a / (2 z^2) with z = noise_scale (Mironov 2017, Prop. 7), added over
@@ -137,29 +143,29 @@ def epsilon(config: PrivacyConfig, num_rounds: int, participation: float = 1.0, 
     Kasiviswanathan 2019 with noise z / 2, since there one client replaces another. ``"poisson"`` is the bound that most
     published numbers use (Mironov, Talwar, Zhang 2019); it does not hold for cohorts of fixed size. Both are cut at
     rho'(a) = log(1 - q + q exp((a - 1) rho(a))) / (a - 1), which holds for either (the exponentiated divergence is
-    jointly convex).
+    jointly convex). ``num_whole``: further releases with the same noise in which all take part.
 
     Raises:
         ImportError: cohorts of fixed size and participation below 1 without the package dp-accounting.
     """
-    if num_rounds < 1 or not 0.0 < participation <= 1.0:
+    if num_rounds + num_whole < 1 or not 0.0 < participation <= 1.0:
         raise ValueError(f"got {num_rounds} rounds and participation {participation}, expected 1 or more and in (0, 1]")
     if sampling not in ("fixed", "poisson"):
         raise ValueError(f"got sampling {sampling}, expected fixed or poisson")
     if not config.clips or config.noise_scale == 0.0:
         return math.inf
     if config.mechanism == "laplace":
-        return num_rounds / config.noise_scale
+        return (num_rounds + num_whole) / config.noise_scale
     rho_A = _ORDER_A / (2.0 * config.noise_scale**2)
-    if config.noise_on == "upload" or participation == 1.0:
-        return _to_epsilon(num_rounds * rho_A, config.delta)
+    if config.noise_on == "upload" or participation == 1.0 or num_rounds == 0:
+        return _to_epsilon((num_rounds + num_whole) * rho_A, config.delta)
     present_A = math.log(participation) + (_ORDER_A - 1.0) * rho_A
     sampled_A = np.logaddexp(math.log1p(-participation), present_A) / (_ORDER_A - 1.0)
-    simple = _to_epsilon(num_rounds * sampled_A, config.delta)
+    simple = _to_epsilon(num_rounds * sampled_A + num_whole * rho_A, config.delta)
     if sampling == "poisson":
         poisson_A = poisson_divergence(config.noise_scale, participation)
-        return min(simple, _to_epsilon(num_rounds * poisson_A, config.delta))
-    return min(simple, _sampled_epsilon(config, num_rounds, participation))
+        return min(simple, _to_epsilon(num_rounds * poisson_A + num_whole * rho_A, config.delta))
+    return simple if num_whole else min(simple, _sampled_epsilon(config, num_rounds, participation))
 
 
 def poisson_divergence(noise_scale: float, rate: float) -> np.ndarray:

@@ -41,6 +41,9 @@ class UserPrivacy:
         return self.clip is not None
 
 
+NOT_HIDDEN = UserPrivacy()
+
+
 @bounds.dataclass(frozen=True)
 class LocalTraining(TrainConfig):
     """Local training, alike for every method, whose AdamW starts anew in every round.

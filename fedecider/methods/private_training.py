@@ -37,27 +37,31 @@ def steps_per_epoch() -> int:
     return math.ceil(1.0 / SAMPLE_RATE)
 
 
-def user_epsilon(config: UserPrivacy, num_epochs: int, delta: float) -> float:
-    """The epsilon of ``num_epochs`` epochs of one client, of all rounds together; inf where nothing is guaranteed.
+def user_epsilon(config: UserPrivacy, num_epochs: int, delta: float, num_sums: int = 0) -> float:
+    """The epsilon of ``num_epochs`` epochs of one client, of all rounds together, and of ``num_sums`` sums of
+    `fedecider.models.noised_events`; inf where nothing is guaranteed.
 
     A step is a Gaussian mechanism on a sum to which every user adds at most ``clip``, with users drawn independently
-    (Poisson): :func:`fedecider.federation.privacy.epsilon` over all steps.
+    (Poisson), a sum of events one of the same noise multiplier with all of them:
+    :func:`fedecider.federation.privacy.epsilon` over all of these.
     """
     noise = PrivacyConfig(config.clip, config.noise_scale, delta, "sum")
-    return epsilon(noise, num_epochs * steps_per_epoch(), SAMPLE_RATE, "poisson")
+    return epsilon(noise, num_epochs * steps_per_epoch(), SAMPLE_RATE, "poisson", num_sums)
 
 
-def user_report(config: UserPrivacy, num_epochs: int, delta: float) -> str:
+def user_report(config: UserPrivacy, num_epochs: int, delta: float, num_sums: int = 0) -> str:
     """One line that says what is guaranteed to a user, what is not, and when nothing is."""
-    value = user_epsilon(config, num_epochs, delta)
+    value = user_epsilon(config, num_epochs, delta, num_sums)
     if value == math.inf:
         return "no guarantee to users: clip and noise are needed, and one of them is missing"
+    num_steps = num_epochs * steps_per_epoch()
+    steps = f"{num_steps} steps in which each user takes part with probability {SAMPLE_RATE:g} (clip {config.clip:g})"
+    over = [*([steps] if num_steps else []), *(["one sum of events of items"] if num_sums else [])]
     return (
-        f"epsilon {value:.3g} at delta {delta:g}: one user of one client there or not, over "
-        f"{num_epochs * steps_per_epoch()} steps in which each user takes part with probability "
-        f"{SAMPLE_RATE:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}). Covered is what local "
-        "training makes and sends; not covered: the choice of the round and of update_scales on validation items, the "
-        "ensemble, losses in the logs, and every figure reported here"
+        f"epsilon {value:.3g} at delta {delta:g}: one user of one client there or not, over {' and '.join(over)}, "
+        f"noise_scale {config.noise_scale:g}. Covered is what local training makes and sends, and what ensembles add "
+        "up; not covered: the choice of the round and of update_scales on validation items, what a client's ensemble "
+        "keeps to itself, losses in the logs, and every figure reported here"
     )
 
 

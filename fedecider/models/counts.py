@@ -212,15 +212,11 @@ def securely_summed(counts: Sequence[Counts], seed: int, round: int = 0) -> Summ
         raise ValueError(f"got counts of {len(counts)} client, expected two or more: there is nothing to sum")
     num_items, clients = counts[0].num_items, range(len(counts))
     if num_items > MOST_SUMMED_ITEMS:
-        parties = simulated(tuple(clients), seed, "events", round)
-        total_I = sum(parties.send(client, torch.from_numpy(one.event_I)) for client, one in enumerate(counts))
-        assert isinstance(total_I, Tensor)
-        event_I = parties.open(total_I, clients).numpy()
-        item_P = summed_items(event_I)
+        events = securely_summed_events(counts, seed, round)
+        item_P = summed_items(events.total.event_I)
         among = securely_summed([items_of(one, item_P) for one in counts], seed, round)
-        down, up = (8 * num_items + sum(sizes.values()) for sizes in protocol_bytes(parties.rules, 0))
-        pairs = at_items(among.total, item_P, num_items)
-        return Summed(pairs._replace(event_I=event_I), among.bytes_up + up, among.bytes_down + down)
+        total = at_items(among.total, item_P, num_items)._replace(event_I=events.total.event_I)
+        return Summed(total, among.bytes_up + events.bytes_up, among.bytes_down + events.bytes_down)
     parties = simulated(tuple(clients), seed, "counts", round)
     secrets = parties.secrets(clients)
 
@@ -233,6 +229,17 @@ def securely_summed(counts: Sequence[Counts], seed: int, round: int = 0) -> Summ
     sent = num_items * (num_items + 1) // 2 + num_items
     down, up = (sum(sizes.values()) for sizes in protocol_bytes(parties.rules, 0))
     return Summed(total, 8 * sent + up, 16 * num_pairs + 8 * num_items + down)
+
+
+def securely_summed_events(counts: Sequence[Counts], seed: int, round: int = 0) -> Summed:
+    """The same of their events alone."""
+    clients, num_items = range(len(counts)), counts[0].num_items
+    parties = simulated(tuple(clients), seed, "events", round)
+    total_I = sum(parties.send(client, torch.from_numpy(one.event_I)) for client, one in enumerate(counts))
+    assert isinstance(total_I, Tensor)
+    total = no_counts(num_items)._replace(event_I=parties.open(total_I, clients).numpy())
+    down, up = (8 * num_items + sum(sizes.values()) for sizes in protocol_bytes(parties.rules, 0))
+    return Summed(total, up, down)
 
 
 def summed_items(event_I: np.ndarray) -> np.ndarray:

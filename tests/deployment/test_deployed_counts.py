@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -25,10 +26,13 @@ from fedecider.data.silos import share_out
 from fedecider.deployment.counts import SiteCounts, share_counts
 from fedecider.deployment.messages import Channel, DeploymentConfig, Message, pack, unpack
 from fedecider.deployment.secure import SiteSums
+from fedecider.evaluation.protocols import train_parts
 from fedecider.federation.secure_rounds import SecureSums
+from fedecider.methods.config import NOT_HIDDEN, UserPrivacy
 from fedecider.models import counts as others
 from fedecider.models.config import EnsembleConfig
-from fedecider.models.counts import no_counts, shared_items
+from fedecider.models.counts import UNIT, no_counts, shared_items
+from fedecider.models.noised_events import EVENTS_NORM, bounded_events, others_events
 
 pytestmark = pytest.mark.whole
 
@@ -47,23 +51,23 @@ def several_parts(monkeypatch):
     assert others.num_parts(NUM_ITEMS) == 4
 
 
-def sites_in(folder, shops=SHOPS):
-    return [site_in(folder, client, shops) for client in range(len(shops))]
+def sites_in(folder, shops=SHOPS, users=NOT_HIDDEN):
+    return [site_in(folder, client, shops, users) for client in range(len(shops))]
 
 
-def site_in(folder, client, shops=SHOPS):
+def site_in(folder, client, shops=SHOPS, users=NOT_HIDDEN):
     domain = list(shops.values())[client]
     site = site_of("fedavg", 0, folder / domain.name)
     sums = SiteSums(SecureSums(RUN.seed), client, f"counts of {domain.catalogue.name} in round")
     group = [place for place, one in enumerate(shops.values()) if one.catalogue is domain.catalogue]
     items = shared_items([list(shops.values())[place].item_keys for place in group])
-    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group, items))
+    return site._replace(counts=SiteCounts(sums, domain, site.folder, "abc", group, items, users))
 
 
-def shared(sites, folder, run=RUN, shops=SHOPS, **faults):
+def shared(sites, folder, run=RUN, shops=SHOPS, hides=False, **faults):
     folder.mkdir(exist_ok=True)
     line = Channel(exchange_with(sites, **faults), DeploymentConfig(max_megabytes=16), "abc", list(shops))
-    share_counts(line, run.ensemble, run.seed, shops, ROUND, folder)
+    share_counts(line, run.ensemble, run.seed, shops, ROUND, folder, hides)
     return line
 
 
@@ -411,6 +415,36 @@ def test_sites_with_a_large_catalogue_sum_events_and_then_what_is_bought_most(sh
         "events_books.safetensors",
         "counts_books.safetensors",
     }
+
+
+HIDDEN = UserPrivacy(0.1, 0.5)
+
+
+def test_sites_that_hide_customers_sum_events_with_noise_and_no_pairs(tmp_path):
+    sites = sites_in(tmp_path, users=HIDDEN)
+    line = shared(sites, tmp_path / "server", hides=True)
+    assert line.refused == []
+    kinds = [one["kind"] for one in line.carried if one["client"] == 0]
+    assert kinds == ["event_keys", "event_shares", "events", "event_unmask", "event_sum"]
+    noise = []
+    for client, name in enumerate(BOOKS):
+        parts = train_parts(SHOPS[name].clients.sequences)
+        noise.append(sites[client].counts.own.event_I * UNIT - bounded_events(parts, NUM_ITEMS))
+        rest_I = sum(sites[other].counts.own.event_I for other in range(3) if other != client)
+        (found,) = sites[client].counts.found().values()
+        assert same(found, others_events(rest_I, 2, HIDDEN.noise_scale, parts))
+    assert np.std(noise) == pytest.approx(HIDDEN.noise_scale * EVENTS_NORM, rel=0.5)
+    assert len(np.unique(np.round(noise, 3))) > 0.9 * 3 * NUM_ITEMS
+
+
+def test_a_site_that_starts_again_sends_the_same_noise_and_never_exact_counts(tmp_path):
+    """Two draws would be less noise than is promised."""
+    first, again = (site_in(tmp_path, 0, users=HIDDEN).counts for _ in range(2))
+    assert first.own.event_I.tolist() == again.own.event_I.tolist()
+    other = site_in(tmp_path / "elsewhere", 0, users=HIDDEN).counts
+    assert first.own.event_I.tolist() != other.own.event_I.tolist()
+    asked = told_by(site_in(tmp_path, 0, users=HIDDEN), "count_keys")
+    assert "expected sums of events alone: the customers of this site are hidden" in asked.facts["reason"]
 
 
 def test_a_site_lost_before_its_events_are_in_is_in_neither_sum(large, tmp_path):

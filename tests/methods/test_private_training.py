@@ -219,10 +219,15 @@ def test_what_is_promised_to_users(monkeypatch):
     monkeypatch.setattr(rate, 0.1)
     sampled = user_epsilon(UserPrivacy(1.0, 1.0), 10, delta)  # 100 steps
     assert 7.9039 <= sampled < 7.9039 * 1.01  # as dp-accounting 0.6 has it
+    assert 9.4707 <= user_epsilon(UserPrivacy(1.0, 1.0), 10, delta, 1) < 9.4707 * 1.01  # and one step with everybody
     assert user_epsilon(UserPrivacy(1.0), 1, delta) == user_epsilon(UserPrivacy(math.inf), 1, delta) == math.inf
     text = user_report(UserPrivacy(1.0, 1.0), 10, delta)
     assert text.startswith("epsilon 7.97 at delta 1e-05: one user of one client there or not, over 100 steps")
-    assert "not covered: the choice of the round and of update_scales on validation items, the ensemble" in text
+    assert "not covered: the choice of the round and of update_scales on validation items" in text
+    both = user_report(UserPrivacy(1.0, 1.0), 10, delta, 1)
+    assert "over 100 steps" in both
+    assert "and one sum of events of items" in both
+    assert user_report(UserPrivacy(1.0, 1.0), 0, delta, 1).startswith("epsilon 4.73 at delta 1e-05")
     assert user_report(UserPrivacy(1.0), 10, delta).startswith("no guarantee to users")
     with pytest.raises(ValueError, match=r"user_privacy.noise_scale 1.0 without a clip"):
         UserPrivacy(math.inf, 1.0)

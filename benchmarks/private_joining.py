@@ -1,16 +1,15 @@
 """What joining leaves where customers are hidden: customers a company by epsilon, and where joining begins to gain.
 
-    python benchmarks/private_joining.py --data data --work runs/private_joining [--seeds 3] [--only video_games-500]
+    python benchmarks/private_joining.py --data data --work runs/private_joining [--seeds 3] [--only counts-]
 
 Data, companies, settings and backbones: those of benchmarks/joining.py. A cell is one size of companies with one seed,
-as JSON in --work: what is there is not run again.
+as JSON in --work: what is there is not run again. The section of benchmarks/results/privacy.md is written at the end.
 
-- alone: each company's own model, counts and texts. Nothing is sent.
-- joined: federated averaging, with exact sums of counts. Nobody is hidden.
-- own model, counts: the own model; counts that are added up (`--method counts`).
-- epsilon e, counts: the same where customers are hidden, so that events with noise are added up and no pairs
-  (`fedecider.models.noised_events`). All of epsilon is spent on them.
-- epsilon e, model and counts: federated averaging with the same noise in training and on events.
+Counts, which train nothing: ensembles without a model, of own counts and texts; with exact sums of the others' counts;
+and with customers hidden, so that events with noise are added up and no pairs (`fedecider.models.noised_events`).
+
+Models: own ones with own counts, beside which nothing is sent (alone); federated averaging with exact sums, where
+nobody is hidden (joined); own models with what others count, exact or with noise, on which all of epsilon is spent.
 
 Epsilon is of one customer over all that is sent, delta 1e-4.
 """
@@ -20,7 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -28,53 +27,64 @@ from typing import Any, NamedTuple
 
 import joining as J
 import provenance
+import torch
 
-from fedecider.cross_silo.ended import Ended
-from fedecider.cross_silo.ensembles import Fitting, System
+from fedecider.cross_silo.ensembles import Fitting, client_counts
+from fedecider.cross_silo.entries import ItemTexts
 from fedecider.cross_silo.joining import local_system, system_of
 from fedecider.cross_silo.reported import chosen_scale
 from fedecider.data.domain import Domain
+from fedecider.data.near_texts import nearest_texts, unit_vectors
+from fedecider.evaluation.metrics import user_metrics
+from fedecider.evaluation.protocols import held_out, histories, targets
+from fedecider.evaluation.sequences import SequenceArray
+from fedecider.evaluation.statistics import paired_difference
 from fedecider.federation.record import read_json, write_json
-from fedecider.methods.config import UserPrivacy
+from fedecider.federation.streams import stream
+from fedecider.methods.config import NOT_HIDDEN, UserPrivacy
 from fedecider.methods.private_training import user_epsilon
+from fedecider.models import ensemble
+from fedecider.models.config import EnsembleConfig
+from fedecider.models.features import Knowledge
+from fedecider.models.item_texts import encoded_texts
 from fedecider.running.command import run
 
-PAGE = J.HERE / "results" / "private_joining.md"
-SIZES = {"video_games": (500, 1000, 2000), "beauty": (500, 2000, 5000)}
+PAGE = J.HERE / "results" / "privacy.md"
+HEADING = "## What joining leaves where customers are hidden (cross-silo)"
+SIZES = {"video_games": (500, 1000, 2000), "beauty": (500, 1000, 2000, 5000)}
+TRAINED = {"video_games": (500, 1000, 2000)}
+"""Sizes at which models are trained, with seed 0."""
 EPSILONS = (8.0, 2.0)
-TRAINED = {"video_games": (500,)}
-"""Sizes at which models are trained with noise: a step takes one backward pass a customer."""
+Positions = dict[str, torch.Tensor]
 CLIP, DELTA = 0.1, 1e-4
-ALONE, JOINED, COUNTS = "alone", "joined", "own model, counts"
+ALONE, JOINED, EXACT = "alone", "joined", "exact counts"
+HIDDEN = {f"counts at epsilon {epsilon:g}": epsilon for epsilon in EPSILONS}
 
 
 class Cell(NamedTuple):
     data: str
     size: int
     seed: int
-    epsilon: float = 0.0
-    """Of a model that is trained with noise; 0: of one without."""
+    trains: bool
 
     @property
     def key(self) -> str:
-        hidden = f"-epsilon{self.epsilon:g}" if self.epsilon else ""
-        return f"{self.data}-{self.size}-{self.seed}{hidden}"
+        return f"{'models' if self.trains else 'counts'}-{self.data}-{self.size}-{self.seed}"
 
 
 def cells_of(num_seeds: int) -> list[Cell]:
     """In the order in which they are worth their time."""
-    found = [Cell(data, size, 0) for data, sizes in SIZES.items() for size in sizes]
-    found += [Cell(data, size, 0, epsilon) for data, sizes in TRAINED.items() for size in sizes for epsilon in EPSILONS]
-    return found + [Cell("video_games", size, seed) for seed in range(1, num_seeds) for size in SIZES["video_games"]]
+    seeds = range(num_seeds)
+    found = [Cell(data, size, seed, False) for seed in seeds for data, sizes in SIZES.items() for size in sizes]
+    return found + [Cell(data, size, 0, True) for data, sizes in TRAINED.items() for size in sizes]
 
 
-def hidden(epsilon: float, num_epochs: int) -> UserPrivacy:
-    """The least noise under which a customer has this epsilon over so many epochs and the sum of events."""
+def hidden(epsilon: float) -> UserPrivacy:
+    """The least noise under which a customer has this epsilon where nothing is sent but the events of items."""
     low, high = 0.1, 100.0
     while high - low > 1e-3 * low:
         middle = (low + high) / 2
-        above = user_epsilon(UserPrivacy(CLIP, middle), num_epochs, DELTA, 1) > epsilon
-        low, high = (middle, high) if above else (low, middle)
+        low, high = (middle, high) if user_epsilon(UserPrivacy(CLIP, middle), 0, DELTA, 1) > epsilon else (low, middle)
     return UserPrivacy(CLIP, round(high, 3))
 
 
@@ -82,61 +92,99 @@ def companies(domain: Domain, seed: int, load: J.Load, size: int) -> dict[str, D
     return J.dealt(domain, seed, load, {f"{domain.name}.{number}": size for number in range(1, J.COMPANIES + 1)})
 
 
-def with_noise(ended: Ended, texts: Mapping[str, Any]) -> dict[str, System]:
-    """Row -> what companies have of their own models and of what others count."""
-    assert ended.alone is not None
-    settings, names, own = ended.settings, list(ended.artifacts.domains), {}
-    for name in names:
-        model, score = ended.alone(name)
-        own[name] = model.scaled(chosen_scale(settings, model, {1.0: score}))
-    found = {}
-    for row, users in {COUNTS: UserPrivacy(), **{counts(one): hidden(one, 0) for one in EPSILONS}}.items():
-        private = settings._replace(training=replace(settings.training, user_privacy=users))
-        fitting = Fitting(private, ended.artifacts, texts)
-        found[row] = system_of(fitting, "own", own.__getitem__, names)
+def counted(cell: Cell, clients: Mapping[str, Domain], texts: ItemTexts) -> dict[str, Positions]:
+    """Row -> company -> places under ensembles without a model."""
+    everyone = {ALONE: None, EXACT: NOT_HIDDEN, **{row: hidden(epsilon) for row, epsilon in HIDDEN.items()}}
+    found: dict[str, Positions] = {}
+    for row, users in everyone.items():
+        config = EnsembleConfig(kind="logit", sources="own,public" if users is None else "own,public,others")
+        counts, _ = client_counts(clients, config, cell.seed, users=users or NOT_HIDDEN)
+        found[row] = {}
+        for name, domain in clients.items():
+            knowledge, whole = Knowledge(counts[name], texts.unit_ID), SequenceArray.of(domain.clients.sequences)
+            draws = stream(cell.seed, "ensemble", name)
+            few = whole.take(
+                torch.randperm(len(whole), generator=draws)[: ensemble.MAX_CUSTOMERS].sort().values.numpy()
+            )
+            of_few = (histories(few, "valid"), targets(few, "valid"))
+            choices = ensemble.choices_of(knowledge, *of_few, None, draws, texts.near)
+            weights = [ensemble.fit_weights(choices, False)]
+            asked = (histories(whole, "test"), held_out(whole, "test"))
+            found[row][name] = ensemble.positions(knowledge, *asked, None, weights, True, texts.near)[0].whole
     return found
 
 
-def counts(epsilon: float) -> str:
-    return f"epsilon {epsilon:g}, counts"
-
-
-def model_and_counts(epsilon: float) -> str:
-    return f"epsilon {epsilon:g}, model and counts"
+def with_models(cell: Cell, shared: J.Shared, clients: Mapping[str, Domain], work: Path) -> dict[str, Positions]:
+    """Row -> company -> places under models with their ensembles."""
+    ended = J.trained(J.Cell("private", cell.key, cell.data, cell.seed, NO_COMPANIES), shared, clients, work)
+    assert ended.alone is not None
+    settings, names, texts, own = ended.settings, list(clients), J.texts_of(shared, ended), {}
+    for name in names:
+        model, score = ended.alone(name)
+        own[name] = model.scaled(chosen_scale(settings, model, {1.0: score}))
+    scales = {name: chosen_scale(settings, ended.joined(name)) for name in names}
+    fitting = Fitting(settings, ended.artifacts, texts)
+    joined = system_of(fitting, JOINED, lambda name: ended.joined(name).scaled(scales[name]), names)
+    found = {ALONE: local_system(fitting, ended.alone), JOINED: joined}
+    for row, users in {EXACT: NOT_HIDDEN, **{row: hidden(epsilon) for row, epsilon in HIDDEN.items()}}.items():
+        private = settings._replace(training=replace(settings.training, user_privacy=users))
+        found[row] = system_of(fitting._replace(settings=private), "own", own.__getitem__, names)
+    return {row: dict(system.whole["test"]) for row, system in found.items()}
 
 
 def measured(cell: Cell, shared: J.Shared, load: J.Load, work: Path) -> dict[str, Any]:
-    """Row -> company -> places of its customers' last events."""
     started = time.process_time()
     clients = companies(shared.whole, cell.seed, load, cell.size)
-    options: dict[str, Any] = {}
-    if cell.epsilon:
-        users = hidden(cell.epsilon, J.SETTINGS["num_rounds"] * J.SETTINGS["local_epochs"])
-        options = {"user_privacy.clip": CLIP, "user_privacy.noise_scale": users.noise_scale, "privacy.delta": DELTA}
-        options |= {"local_row": "off"}
-    of_run = J.Cell("private", cell.key, cell.data, cell.seed, companies, "fedavg", options)
-    ended = J.trained(of_run, shared, clients, work)
-    texts = J.texts_of(shared, ended)
-    scales = {name: chosen_scale(ended.settings, ended.joined(name)) for name in clients}
-    fitting = Fitting(ended.settings, ended.artifacts, texts)
-    joined = system_of(fitting, JOINED, lambda name: ended.joined(name).scaled(scales[name]), list(clients))
-    systems = {model_and_counts(cell.epsilon) if cell.epsilon else JOINED: joined}
-    if not cell.epsilon:
-        assert ended.alone is not None
-        systems |= {ALONE: local_system(fitting, ended.alone), **with_noise(ended, texts)}
-    both = {row: {"": system.model["test"], J.ENSEMBLE: system.whole["test"]} for row, system in systems.items()}
+    if cell.trains:
+        rows = with_models(cell, shared, clients, work)
+    else:
+        if cell.data not in shared.texts:
+            cache, settings = work / "cache", J.settings_of(clients, OF_TEXTS, work / "cache", work)
+            vector_ID = encoded_texts({cell.data: shared.whole}, settings.run.pretrain.text_encoder, str(cache))[
+                cell.data
+            ]
+            unit_ID = unit_vectors(vector_ID.numpy())
+            shared.texts[cell.data] = ItemTexts(unit_ID, nearest_texts(unit_ID))
+        rows = counted(cell, clients, shared.texts[cell.data])
     return {
-        "places": {
-            f"{row}{after}": {name: J.capped(position_U) for name, position_U in places.items()}
-            for row, of in both.items()
-            for after, places in of.items()
-        },
-        "users": {name: list(domain.clients.users) for name, domain in clients.items()},
-        "noise_scale": options.get("user_privacy.noise_scale"),
-        "settings": J.SETTINGS,
+        "places": {row: {name: J.capped(one) for name, one in of.items()} for row, of in rows.items()},
         "minutes": (time.process_time() - started) / 60,
         "machine": provenance.processor(),
     }
+
+
+NO_COMPANIES = partial(companies, size=0)
+OF_TEXTS = J.Cell("private", "", "", 0, NO_COMPANIES)
+
+
+def row_of(cells: Sequence[Mapping[str, Any]], row: str, metric: str) -> dict[str, torch.Tensor]:
+    """Company -> (S, U) values of a metric."""
+    return {
+        name: torch.stack(
+            [user_metrics(torch.tensor(cell["places"][row][name]).double())[metric].double() for cell in cells]
+        )
+        for name in cells[0]["places"][row]
+    }
+
+
+def section(found: Mapping[Cell, Mapping[str, Any]]) -> list[str]:
+    lines = [HEADING, ""]
+    for trains, words in ((False, "Counts and texts, no model"), (True, "Models with their ensembles")):
+        kinds = dict.fromkeys((cell.data, cell.size) for cell in found if cell.trains == trains)
+        rows = [JOINED, EXACT, *HIDDEN] if trains else [EXACT, *HIDDEN]
+        lines += [f"{words}: ndcg@10 less alone", "", f"| four companies of | seeds | alone | {' | '.join(rows)} |"]
+        lines += [f"|---|---:|---:|{'---|' * len(rows)}"]
+        for data, size in kinds:
+            cells = [one for cell, one in found.items() if (cell.data, cell.size, cell.trains) == (data, size, trains)]
+            alone = row_of(cells, ALONE, "ndcg@10")
+            mean = sum(float(value_SU.mean()) for value_SU in alone.values()) / len(alone)
+            words_of = []
+            for row in rows:
+                one = paired_difference(row_of(cells, row, "ndcg@10"), alone).interval
+                words_of.append(f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]")
+            lines.append(f"| {size:,} {data} | {len(cells)} | {mean:.4f} | {' | '.join(words_of)} |")
+        lines.append("")
+    return lines
 
 
 def main() -> None:
@@ -149,17 +197,20 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     load, shared = cache(partial(J.whole_domain, data=args.data)), dict[str, J.Shared]()
-    found = {}
+    found: dict[Cell, dict[str, Any]] = {}
     for cell in cells_of(args.seeds):
         path = args.work / f"{cell.key}.json"
         if not path.is_file() and cell.key.startswith(tuple(args.only.split(","))):
             print(cell.key, flush=True)
             if cell.data not in shared:
-                base = J.Cell("private", "", cell.data, 0, companies)
+                base = OF_TEXTS._replace(data=cell.data)
                 shared[cell.data] = J.shared_of(base, load, args.work / "cache")
             write_json(path, {**measured(cell, shared[cell.data], load, args.work), "commit": provenance.git_commit()})
         if path.is_file():
             found[cell] = read_json(path)
+    before, _, rest = args.output.read_text(encoding="utf-8").partition(HEADING)
+    after = rest.partition("\n## ")[2]
+    args.output.write_text("\n".join([before + "\n".join(section(found)), f"## {after}"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -250,17 +250,18 @@ def client_counts(
         found[name].append(counts)
     for catalogue, names in (catalogue_groups(domains, config) if others is None else {}).items():
         shared = shared_items([domains[name].item_keys for name in names])
-        given = {name: noised_counts(domains[name], users, seed) if users.on else own[name] for name in names}
+        train = {name: train_parts(domains[name].clients.sequences) for name in names}
+        noise, draws = users.noise_scale, partial(stream, seed, "noise on events")
+        secure, given = securely_summed, own
+        if users.on:
+            secure = securely_summed_events
+            given = {name: noised_events(train[name], own[name].num_items, noise, draws(name)) for name in names}
         sent = [shared.sent(client, given[name]) for client, name in enumerate(names)]
-        secure = securely_summed_events if users.on else securely_summed
         summed = secure(sent, derive_seed(seed, "memory sum", catalogue))
         for client, name in enumerate(names):
+            rest = rest_of_sum(summed.total, sent[client])
             if users.on:
-                rest_S = summed.total.event_I - sent[client].event_I
-                train = train_parts(domains[name].clients.sequences)
-                rest = others_events(rest_S, len(names) - 1, users.noise_scale, train)
-            else:
-                rest = rest_of_sum(summed.total, sent[client])
+                rest = others_events(rest.event_I, len(names) - 1, noise, train[name])
             found[name].append(shared.received(client, rest))
             traffic[name] = {"down": summed.bytes_down, "up": summed.bytes_up}
     return {name: reduce(Counts.plus, parts, no_counts(own[name].num_items)) for name, parts in found.items()}, traffic
@@ -297,13 +298,6 @@ def _overlapping(keys: Mapping[str, set[str]]) -> list[list[str]]:
 def own_counts(domain: Domain) -> Counts:
     """What a client counts of its own users: their train events."""
     return count_events(train_parts(domain.clients.sequences), len(domain.item_keys))
-
-
-def noised_counts(domain: Domain, users: UserPrivacy, seed: int | None) -> Counts:
-    """What a client sends of them where its customers are hidden; ``seed`` None: noise of the operating system."""
-    draws = None if seed is None else stream(seed, "noise on events", domain.name)
-    parts = train_parts(domain.clients.sequences)
-    return noised_events(parts, len(domain.item_keys), users.noise_scale, draws)
 
 
 def save_ensembles(ensembles: Ensembles, domains: Mapping[str, Domain], folder: RunFolder) -> None:

@@ -18,19 +18,20 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.cross_silo.ensembles import catalogue_groups, noised_counts, own_counts
+from fedecider.cross_silo.ensembles import catalogue_groups, own_counts
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.data.domain import Domain
 from fedecider.deployment.messages import Channel, Message
 from fedecider.deployment.secure import SiteSums
 from fedecider.deployment.sums import Numbers, SiteSum, Summing, is_whole, kinds_of, shared_sum, site_sums
 from fedecider.evaluation.protocols import train_parts
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import Tree
 from fedecider.federation.record import write_bytes
 from fedecider.methods.config import NOT_HIDDEN, UserPrivacy
 from fedecider.models import counts
 from fedecider.models.config import EnsembleConfig
-from fedecider.models.noised_events import others_events
+from fedecider.models.noised_events import noised_events, others_events
 
 EVENTS, COUNTS = kinds_of("event"), kinds_of("count")
 """Of a catalogue of more than `MOST_SUMMED_ITEMS` events are summed first, and then, over the same sites, the counts of
@@ -100,12 +101,16 @@ class SiteCounts:
         have in common would have less of it."""
         if not self.users.on:
             return self.shared.sent(self._place, own_counts(self.domain))
-        file = self.folder / f"noised_events_{self.run}.safetensors"
+        file, num_items = self.folder / f"noised_events_{self.run}.safetensors", len(self.domain.item_keys)
         if not file.is_file():
-            event_I = noised_counts(self.domain, self.users, None).event_I
-            write_bytes(file, safetensors.torch.save({"events": torch.from_numpy(event_I)}))
+            drawn = noised_events(self._train, num_items, self.users.noise_scale, None)
+            write_bytes(file, safetensors.torch.save({"events": torch.from_numpy(drawn.event_I)}))
         event_I = safetensors.torch.load_file(file)["events"].numpy()
-        return self.shared.sent(self._place, counts.no_counts(len(event_I))._replace(event_I=event_I))
+        return self.shared.sent(self._place, counts.no_counts(num_items)._replace(event_I=event_I))
+
+    @property
+    def _train(self) -> SequenceArray:
+        return train_parts(self.domain.clients.sequences)
 
     @property
     def _place(self) -> int:
@@ -144,12 +149,10 @@ class SiteCounts:
         """The answer to one message of `COUNTS` or `EVENTS`."""
         if asked.kind in EVENTS and self._sums_events:
             return self._events.answer(asked)
-        if self.users.on:
-            raise ValueError(f"got {asked.kind}, expected sums of events alone: the customers of this site are hidden")
         if asked.kind in EVENTS or (self._sums_events and self.item_P is None):
             raise ValueError(
                 f"got {asked.kind}, expected sums of events and then of counts in a catalogue of more than "
-                f"{counts.MOST_SUMMED_ITEMS:,} items, and of counts alone in others"
+                f"{counts.MOST_SUMMED_ITEMS:,} items, of events alone where customers are hidden, and else of counts"
             )
         return self._sum.answer(asked)
 
@@ -166,8 +169,8 @@ class SiteCounts:
     def _use_events(self, total_I: np.ndarray, clients: Sequence[int]) -> None:
         event_I = total_I - self.own.event_I if self.sums.client in clients else total_I
         if self.users.on:
-            num_others, parts = len(set(clients) - {self.sums.client}), train_parts(self.domain.clients.sequences)
-            self.others = others_events(event_I, num_others, self.users.noise_scale, parts)
+            num_others = len(set(clients) - {self.sums.client})
+            self.others = others_events(event_I, num_others, self.users.noise_scale, self._train)
             return
         self.item_P, self.among = counts.summed_items(total_I), list(clients)
         self._use(counts.no_counts(len(event_I))._replace(event_I=event_I))

@@ -54,12 +54,11 @@ def user_report(config: UserPrivacy, num_epochs: int, delta: float, num_sums: in
     value = user_epsilon(config, num_epochs, delta, num_sums)
     if value == math.inf:
         return "no guarantee to users: clip and noise are needed, and one of them is missing"
-    num_steps = num_epochs * steps_per_epoch()
-    steps = f"{num_steps} steps in which each user takes part with probability {SAMPLE_RATE:g} (clip {config.clip:g})"
-    over = [*([steps] if num_steps else []), *(["one sum of events of items"] if num_sums else [])]
     return (
-        f"epsilon {value:.3g} at delta {delta:g}: one user of one client there or not, over {' and '.join(over)}, "
-        f"noise_scale {config.noise_scale:g}. Covered is what local training makes and sends, and what ensembles add "
+        f"epsilon {value:.3g} at delta {delta:g}: one user of one client there or not, over "
+        f"{num_epochs * steps_per_epoch()} steps in which each user takes part with probability "
+        f"{SAMPLE_RATE:g} (clip {config.clip:g}, noise_scale {config.noise_scale:g}) and {num_sums} sum(s) of "
+        "events of items. Covered is what local training makes and sends, and what ensembles add "
         "up; not covered: the choice of the round and of update_scales on validation items, what a client's ensemble "
         "keeps to itself, losses in the logs, and every figure reported here"
     )

@@ -226,7 +226,7 @@ def test_what_is_promised_to_users(monkeypatch):
     assert "not covered: the choice of the round and of update_scales on validation items" in text
     both = user_report(UserPrivacy(1.0, 1.0), 10, delta, 1)
     assert "over 100 steps" in both
-    assert "and one sum of events of items" in both
+    assert "and 1 sum(s) of events of items" in both
     assert user_report(UserPrivacy(1.0, 1.0), 0, delta, 1).startswith("epsilon 4.73 at delta 1e-05")
     assert user_report(UserPrivacy(1.0), 10, delta).startswith("no guarantee to users")
     with pytest.raises(ValueError, match=r"user_privacy.noise_scale 1.0 without a clip"):

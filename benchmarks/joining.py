@@ -75,8 +75,6 @@ from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed
 from fedecider.methods import METHODS
-from fedecider.methods.config import UserPrivacy
-from fedecider.methods.private_training import user_epsilon
 from fedecider.models.client_model import ClientModel
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.joining import of_one_item, unlike_ones
@@ -397,29 +395,6 @@ def is_first(name: str) -> bool:
     return name.startswith(FIRST_ONE)
 
 
-PRIVACY_DATA = "video_games"
-CLIP, DELTA = 0.1, 1e-4
-EPSILONS = (8.0, 2.0)
-SECURE = "secure sums"
-
-
-def privacy_cells(seed: int) -> list[Cell]:
-    noised = [(f"users hidden at epsilon {epsilon:g}", hidden(epsilon)) for epsilon in EPSILONS]
-    rows = [*noised, (SECURE, {"secure_sum": True})]
-    return [Cell("privacy", row, PRIVACY_DATA, seed, four, "fedavg", options) for row, options in rows]
-
-
-def hidden(epsilon: float) -> dict[str, Any]:
-    """Options under which every customer has this epsilon over all rounds."""
-    epochs = SETTINGS["num_rounds"] * SETTINGS["local_epochs"]
-    low, high = 0.1, 100.0
-    while high - low > 1e-3 * low:
-        middle = (low + high) / 2
-        found = user_epsilon(UserPrivacy(CLIP, middle), epochs, DELTA)
-        low, high = (middle, high) if found > epsilon else (low, middle)
-    return {"user_privacy.clip": CLIP, "user_privacy.noise_scale": round(high, 3), "privacy.delta": DELTA}
-
-
 DEPARTMENTS = ("video_games", "office", "toys")
 QUICK: dict[str, Any] = {
     "num_rounds": 1,
@@ -443,7 +418,6 @@ PARTS: dict[str, Callable[[int], list[Cell]]] = {
     "wrong": wrong_cells,
     "named": named_cells,
     "departments": departments_cells,
-    "privacy": privacy_cells,
     "common": common_cells,
 }
 FIRST = ("companies", "overlap", "wrong")
@@ -937,26 +911,6 @@ def departments_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def privacy_page(found: Found, cells: Sequence[Cell]) -> list[str]:
-    plain = of_row(found, companies_cells_of(cells), JOINED, PRIVACY_DATA)
-    lines = ["## What privacy leaves of it", ""]
-    lines += [
-        f"{PRIVACY_DATA}, the companies of the first part. Epsilon is of one customer over all rounds, delta "
-        f"{DELTA:g}, clip {CLIP:g}; alone needs no noise. Counts that are added up are not hidden.",
-        "",
-        "| customers | ensemble | alone ndcg@10 | joined ndcg@10 | of 100 customers | joined - alone, ndcg@10 | p | "
-        "seeds |",
-        "|---|---|---:|---:|---:|---|---:|---:|",
-    ]
-    rows = {"not hidden": plain, **{row: of_row(found, cells, row, PRIVACY_DATA) for row in rows_in(cells)}}
-    for row, these in rows.items():
-        for after, beside in BESIDE.items() if these else ():
-            values = [shown(mean(places_of(these, one + after), "ndcg@10")) for one in (ALONE, JOINED)]
-            words = in_words(these, JOINED + after, ALONE + after)
-            lines.append(f"| {row} | {beside} | {' | '.join(values)} | {words} | {len(these)} |")
-    return [*lines, ""]
-
-
 def common_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     lines = ["## Customers in common", ""]
     lines += [
@@ -994,7 +948,6 @@ PAGES: dict[str, Callable[[Found, Sequence[Cell]], list[str]]] = {
     "wrong": wrong_page,
     "named": named_page,
     "departments": departments_page,
-    "privacy": privacy_page,
     "common": common_page,
 }
 

@@ -29,6 +29,7 @@ import joining as J
 import provenance
 import torch
 
+from fedecider.cross_silo.ended import Ended
 from fedecider.cross_silo.ensembles import Fitting, client_counts
 from fedecider.cross_silo.entries import ItemTexts
 from fedecider.cross_silo.joining import local_system, system_of
@@ -44,6 +45,7 @@ from fedecider.federation.streams import stream
 from fedecider.methods.config import NOT_HIDDEN, UserPrivacy
 from fedecider.methods.private_training import user_epsilon
 from fedecider.models import ensemble
+from fedecider.models.client_model import ClientModel
 from fedecider.models.config import EnsembleConfig
 from fedecider.models.features import Knowledge
 from fedecider.models.item_texts import encoded_texts
@@ -54,10 +56,15 @@ HEADING = "## What joining leaves where customers are hidden (cross-silo)"
 SIZES = {"video_games": (500, 1000, 2000), "beauty": (500, 1000, 2000, 5000)}
 TRAINED = {"video_games": (500, 1000, 2000)}
 """Sizes at which models are trained, with seed 0."""
+NOISED = {"video_games": (500,)}
+"""Sizes at which they are trained with noise: a step takes one backward pass for each of its customers."""
+NOISED_ROUNDS = 3
+"""Of half as many steps, each with less noise."""
 EPSILONS = (8.0, 2.0)
 Positions = dict[str, torch.Tensor]
 CLIP, DELTA = 0.1, 1e-4
 ALONE, JOINED, EXACT = "alone", "joined", "exact counts"
+WITH_MODEL = [f"model and counts at epsilon {epsilon:g}" for epsilon in EPSILONS]
 HIDDEN = {f"counts at epsilon {epsilon:g}": epsilon for epsilon in EPSILONS}
 
 
@@ -65,26 +72,30 @@ class Cell(NamedTuple):
     data: str
     size: int
     seed: int
-    trains: bool
+    kind: str
+    """counts; models; or noised, of models that are trained with noise."""
 
     @property
     def key(self) -> str:
-        return f"{'models' if self.trains else 'counts'}-{self.data}-{self.size}-{self.seed}"
+        return f"{self.kind}-{self.data}-{self.size}-{self.seed}"
 
 
 def cells_of(num_seeds: int) -> list[Cell]:
     """In the order in which they are worth their time."""
     seeds = range(num_seeds)
-    found = [Cell(data, size, seed, False) for seed in seeds for data, sizes in SIZES.items() for size in sizes]
-    return found + [Cell(data, size, 0, True) for data, sizes in TRAINED.items() for size in sizes]
+    found = [Cell(data, size, seed, "counts") for seed in seeds for data, sizes in SIZES.items() for size in sizes]
+    found += [Cell(data, size, 0, "models") for data, sizes in TRAINED.items() for size in sizes]
+    return found + [Cell(data, size, 0, "noised") for data, sizes in NOISED.items() for size in sizes]
 
 
-def hidden(epsilon: float) -> UserPrivacy:
-    """The least noise under which a customer has this epsilon where nothing is sent but the events of items."""
+def hidden(epsilon: float, num_epochs: int = 0) -> UserPrivacy:
+    """The least noise under which a customer has this epsilon over so many epochs and the sum of events."""
     low, high = 0.1, 100.0
     while high - low > 1e-3 * low:
         middle = (low + high) / 2
-        low, high = (middle, high) if user_epsilon(UserPrivacy(CLIP, middle), 0, DELTA, 1) > epsilon else (low, middle)
+        low, high = (
+            (middle, high) if user_epsilon(UserPrivacy(CLIP, middle), num_epochs, DELTA, 1) > epsilon else (low, middle)
+        )
     return UserPrivacy(CLIP, round(high, 3))
 
 
@@ -124,7 +135,7 @@ def with_models(cell: Cell, shared: J.Shared, clients: Mapping[str, Domain], wor
         own[name] = model.scaled(chosen_scale(settings, model, {1.0: score}))
     scales = {name: chosen_scale(settings, ended.joined(name)) for name in names}
     fitting = Fitting(settings, ended.artifacts, texts)
-    joined = system_of(fitting, JOINED, lambda name: ended.joined(name).scaled(scales[name]), names)
+    joined = system_of(fitting, JOINED, partial(scaled, ended, scales), names)
     found = {ALONE: local_system(fitting, ended.alone), JOINED: joined}
     for row, users in {EXACT: NOT_HIDDEN, **{row: hidden(epsilon) for row, epsilon in HIDDEN.items()}}.items():
         private = settings._replace(training=replace(settings.training, user_privacy=users))
@@ -132,11 +143,32 @@ def with_models(cell: Cell, shared: J.Shared, clients: Mapping[str, Domain], wor
     return {row: dict(system.whole["test"]) for row, system in found.items()}
 
 
+def noised(cell: Cell, shared: J.Shared, clients: Mapping[str, Domain], work: Path) -> dict[str, Positions]:
+    """The same under models that are trained with noise, beside events with the same noise."""
+    found = {}
+    for row, epsilon in zip(WITH_MODEL, EPSILONS, strict=True):
+        users = hidden(epsilon, NOISED_ROUNDS * J.SETTINGS["local_epochs"])
+        options = {"num_rounds": NOISED_ROUNDS, "local_row": "off", "privacy.delta": DELTA}
+        options |= {"user_privacy.clip": CLIP, "user_privacy.noise_scale": users.noise_scale}
+        of_run = J.Cell("private", cell.key, cell.data, cell.seed, NO_COMPANIES, "fedavg", options)
+        ended = J.trained(of_run, shared, clients, work)
+        scales = {name: chosen_scale(ended.settings, ended.joined(name)) for name in clients}
+        fitting = Fitting(ended.settings, ended.artifacts, J.texts_of(shared, ended))
+        model_of = partial(scaled, ended, scales)
+        system = system_of(fitting, JOINED, model_of, list(clients))
+        found[row] = dict(system.whole["test"])
+    return found
+
+
+def scaled(ended: Ended, scales: Mapping[str, float], name: str) -> ClientModel:
+    return ended.joined(name).scaled(scales[name])
+
+
 def measured(cell: Cell, shared: J.Shared, load: J.Load, work: Path) -> dict[str, Any]:
     started = time.process_time()
     clients = companies(shared.whole, cell.seed, load, cell.size)
-    if cell.trains:
-        rows = with_models(cell, shared, clients, work)
+    if cell.kind != "counts":
+        rows = {"models": with_models, "noised": noised}[cell.kind](cell, shared, clients, work)
     else:
         if cell.data not in shared.texts:
             cache, settings = work / "cache", J.settings_of(clients, OF_TEXTS, work / "cache", work)
@@ -157,34 +189,37 @@ NO_COMPANIES = partial(companies, size=0)
 OF_TEXTS = J.Cell("private", "", "", 0, NO_COMPANIES)
 
 
-def row_of(cells: Sequence[Mapping[str, Any]], row: str, metric: str) -> dict[str, torch.Tensor]:
-    """Company -> (S, U) values of a metric."""
-    return {
-        name: torch.stack(
-            [user_metrics(torch.tensor(cell["places"][row][name]).double())[metric].double() for cell in cells]
-        )
-        for name in cells[0]["places"][row]
-    }
-
-
 def section(found: Mapping[Cell, Mapping[str, Any]]) -> list[str]:
-    lines = [HEADING, ""]
-    for trains, words in ((False, "Counts and texts, no model"), (True, "Models with their ensembles")):
-        kinds = dict.fromkeys((cell.data, cell.size) for cell in found if cell.trains == trains)
-        rows = [JOINED, EXACT, *HIDDEN] if trains else [EXACT, *HIDDEN]
-        lines += [f"{words}: ndcg@10 less alone", "", f"| four companies of | seeds | alone | {' | '.join(rows)} |"]
+    """A row a size, less alone; models that were trained with noise stand beside those without."""
+    lines = [HEADING, "", *__doc__.split("\n\n")[3:6], ""]
+    for kind, rows in {"counts": [EXACT, *HIDDEN], "models": [JOINED, EXACT, *HIDDEN, *WITH_MODEL]}.items():
+        lines += [f"| {kind}: four companies of | seeds | alone ndcg@10 | {' | '.join(rows)} |"]
         lines += [f"|---|---:|---:|{'---|' * len(rows)}"]
-        for data, size in kinds:
-            cells = [one for cell, one in found.items() if (cell.data, cell.size, cell.trains) == (data, size, trains)]
-            alone = row_of(cells, ALONE, "ndcg@10")
+        for data, size in dict.fromkeys((cell.data, cell.size) for cell in found if cell.kind == kind):
+            of_size = [cell for cell in found if (cell.data, cell.size, cell.kind) == (data, size, kind)]
+            cells = [dict(found[cell]["places"]) for cell in of_size]
+            for cell, places in zip(of_size, cells, strict=True):
+                places |= found.get(cell._replace(kind="noised"), {"places": {}})["places"] if kind == "models" else {}
+            alone = row_of(cells, ALONE)
             mean = sum(float(value_SU.mean()) for value_SU in alone.values()) / len(alone)
-            words_of = []
-            for row in rows:
-                one = paired_difference(row_of(cells, row, "ndcg@10"), alone).interval
-                words_of.append(f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]")
-            lines.append(f"| {size:,} {data} | {len(cells)} | {mean:.4f} | {' | '.join(words_of)} |")
+            shown = [less_alone(cells, row, alone) if row in cells[0] else "" for row in rows]
+            lines.append(f"| {size:,} {data} | {len(cells)} | {mean:.4f} | {' | '.join(shown)} |")
         lines.append("")
-    return lines
+    minutes = sum(cell["minutes"] for cell in found.values())
+    return [*lines, *provenance.heading("private_joining.py", 1), f"- {minutes:.0f} CPU minutes", ""]
+
+
+def less_alone(cells: Sequence[Mapping[str, Any]], row: str, alone: dict[str, torch.Tensor]) -> str:
+    one = paired_difference(row_of(cells, row), alone).interval
+    return f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
+
+
+def row_of(cells: Sequence[Mapping[str, Any]], row: str) -> dict[str, torch.Tensor]:
+    """Company -> (S, U) ndcg@10."""
+    return {
+        name: torch.stack([user_metrics(torch.tensor(cell[row][name]).double())["ndcg@10"].double() for cell in cells])
+        for name in cells[0][row]
+    }
 
 
 def main() -> None:

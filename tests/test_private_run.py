@@ -66,6 +66,10 @@ def test_epsilon_is_told_only_where_bound_and_noise_both_hold():
     both = privacy_data(settings("--method", "fedavg", *NOISE, *USERS, "--local_epochs", "3"), 3)
     assert both["uploads"]["epsilon"] == pytest.approx(10.72, abs=0.01)  # four rounds, z = 1, delta 1e-5
     assert "over 48 steps" in both["users"]["text"]  # 4 rounds, 3 epochs, 1 / 0.25 steps
+    summing = ("--method", "fedavg", *USERS, "--ensemble.kind", "logit", "--ensemble.sources")
+    own, summed = (privacy_data(settings(*summing, sources), 3)["users"] for sources in ("own,public", "own,others"))
+    assert own["epsilon"] < summed["epsilon"] < own["epsilon"] + 4.73  # that of the sum by itself
+    assert "and 1 sum(s) of events of items" in summed["text"]
     some = privacy_data(settings("--method", "fedavg", *NOISE, "--participation", "0.5"), 3)
     assert some["uploads"] == {**both["uploads"], "text": some["uploads"]["text"]}  # the server knows who sends
 

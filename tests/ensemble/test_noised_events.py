@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,3 +93,27 @@ def test_own_counts_have_no_noise():
     found, _ = ensembles.client_counts(SHOPS, sources, 1, users=UserPrivacy(0.1, 0.5))
     own = train_parts(SHOPS["books.1"].clients.sequences)
     assert same(found["books.1"], count_events(own, len(SHOPS["books.1"].item_keys)))
+
+
+class Stop(Exception):
+    pass
+
+
+def test_ensembles_of_a_run_count_as_its_customers_are_hidden(monkeypatch):
+    """Exact counts and weights beside an epsilon would be silent."""
+    hidden, asked = UserPrivacy(0.1, 0.5), []
+
+    def counts(domains, config, seed, others=None, users=None):
+        asked.append(users)
+        raise Stop
+
+    monkeypatch.setattr(ensembles, "client_counts", counts)
+    for users in (hidden, UserPrivacy()):
+        settings = SimpleNamespace(
+            run=SimpleNamespace(ensemble=OTHERS, seed=1), training=SimpleNamespace(user_privacy=users)
+        )
+        fitting = ensembles.Fitting(settings, SimpleNamespace(domains=SHOPS), {})
+        with pytest.raises(Stop):
+            ensembles.every_ensemble(fitting, "fedavg", None)
+        assert fitting.shares == (users != hidden)
+    assert asked == [hidden, UserPrivacy()]

@@ -55,6 +55,8 @@ def test_others_counts_are_those_of_items_and_pairs_that_three_sell():
     assert catalogue_groups(SHOPS, OTHERS) == {"ean-north": list(three)}
     (sentence,) = what_sites_learn(SHOPS, OTHERS)
     assert "add up their counts of the 3 items that 3 or more of them sell after the rounds" in sentence
+    (sentence,) = what_sites_learn(SHOPS, OTHERS, hides=True)
+    assert sentence.startswith("ensembles of north, south, east add up with noise how often items were bought")
 
 
 def test_a_pair_that_fewer_sell_is_left_out_though_both_items_are_sold_by_three():

@@ -102,9 +102,8 @@ class Fitting(NamedTuple):
 
     @property
     def shares(self) -> bool:
-        """Whether clients tell each other their weights: alone none does, nor where customers are hidden, for nothing
-        bounds what one of them does to the weights."""
-        return "others" in self.settings.run.ensemble.source_names and not self.settings.training.user_privacy.on
+        """Whether clients tell each other anything: alone none does."""
+        return "others" in self.settings.run.ensemble.source_names
 
 
 class Fitted(NamedTuple):
@@ -123,7 +122,7 @@ def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Colle
     """Fit every client's ensemble beside its model, on its validation items, and rank both splits.
 
     All clients first fit their weights by themselves; the mean of these is the prior with which they fit them again,
-    and comes from a secure sum.
+    and comes from a secure sum. Not where customers are hidden: nothing bounds what one of them does to the weights.
     A client's users are scored once a split, for the model and for all ensembles. ``label``: the entry of the models.
     ``names``: of some clients alone.
     """
@@ -149,7 +148,8 @@ def every_ensemble(fitting: Fitting, label: str, model_of: ModelOf, names: Colle
 
     by_itself = {name: fitted(ENSEMBLE_ROW, name) for name in names}
     traffic = counted[ENSEMBLE_ROW][1]
-    if fitting.shares and prior is None and len(names) > 1:
+    hides = settings.training.user_privacy.on
+    if fitting.shares and not hides and prior is None and len(names) > 1:
         every = [ensemble.fit_weights(one.choices, True) for one in by_itself.values()]
         prior, sizes = securely_meaned(every, derive_seed(settings.run.seed, "weight sum"))
         each = {name: traffic.get(name, {"down": 0, "up": 0}) for name in names}

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy
+from ensemble_toys import NUM_ITEMS
 from test_sources import SHOPS, same
 
 from fedecider.cross_silo import ensembles
@@ -16,7 +17,8 @@ from fedecider.federation.privacy import epsilon
 from fedecider.federation.streams import stream
 from fedecider.methods.config import UserPrivacy
 from fedecider.models.config import EnsembleConfig
-from fedecider.models.counts import UNIT, count_events
+from fedecider.models.counts import UNIT, count_events, no_counts
+from fedecider.models.ensemble import Weights
 from fedecider.models.noised_events import EVENTS_NORM, bounded_events, noised_events, others_events
 
 OTHERS = EnsembleConfig(kind="logit", sources="others")
@@ -99,21 +101,29 @@ class Stop(Exception):
     pass
 
 
-def test_ensembles_of_a_run_count_as_its_customers_are_hidden(monkeypatch):
+def test_ensembles_of_a_run_count_as_its_customers_are_hidden_and_then_exchange_no_weights(monkeypatch):
     """Exact counts and weights beside an epsilon would be silent."""
     hidden, asked = UserPrivacy(0.1, 0.5), []
 
     def counts(domains, config, seed, others=None, users=None):
         asked.append(users)
+        return dict.fromkeys(domains, no_counts(NUM_ITEMS)), {}
+
+    def stop(*_):
         raise Stop
 
-    monkeypatch.setattr(ensembles, "client_counts", counts)
+    def meaned(every, seed):
+        asked.append("weights")
+        return {}, {"up": 1, "down": 1}
+
+    replaced = {"client_counts": counts, "choices_for": lambda *_: None, "ranked": stop, "securely_meaned": meaned}
+    for name, function in replaced.items():
+        monkeypatch.setattr(ensembles, name, function)
+    monkeypatch.setattr(ensembles.ensemble, "fit_weights", lambda *_: Weights({}, {}))
     for users in (hidden, UserPrivacy()):
-        settings = SimpleNamespace(
-            run=SimpleNamespace(ensemble=OTHERS, seed=1), training=SimpleNamespace(user_privacy=users)
-        )
-        fitting = ensembles.Fitting(settings, SimpleNamespace(domains=SHOPS), {})
+        run, training = SimpleNamespace(ensemble=OTHERS, seed=1), SimpleNamespace(user_privacy=users)
+        settings, texts = SimpleNamespace(run=run, training=training), dict.fromkeys(SHOPS, SimpleNamespace(unit_ID=0))
+        fitting = ensembles.Fitting(settings, SimpleNamespace(domains=SHOPS), texts)
         with pytest.raises(Stop):
-            ensembles.every_ensemble(fitting, "fedavg", None)
-        assert fitting.shares == (users != hidden)
-    assert asked == [hidden, UserPrivacy()]
+            ensembles.every_ensemble(fitting, "fedavg", lambda name: None)
+    assert asked == [hidden, UserPrivacy(), "weights"]

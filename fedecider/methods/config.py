@@ -16,13 +16,14 @@ from idgen.config import TrainConfig
 
 @bounds.dataclass(frozen=True)
 class UserPrivacy:
-    """Training that hides each single user of a client (`fedecider.methods.local_training`).
+    """What hides each single user of a client, in training (`fedecider.methods.private_training`) and in what ensembles
+    add up (`fedecider.models.noised_events`).
 
     Args:
         clip: The largest norm of one user's gradient in a step, over all tensors together; inf bounds nothing. If it is
             not given, training is by samples and hides nobody.
-        noise_scale: The standard deviation of the noise on the sum over the users of a step, divided by clip; 0 adds
-            none.
+        noise_scale: The standard deviation of the noise on the sum over the users of a step, divided by clip, and of
+            that on the events of items that ensembles add up, divided by their bound; 0 adds none.
     """
 
     clip: bounds.PositiveOrInfinite | None = None

@@ -13,6 +13,7 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.cross_silo.privacy import check_privacy, check_shared_noise, privacy_data, privacy_notes
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.privacy import PrivacyConfig
+from fedecider.methods.config import COUNTS, LOCAL
 from fedecider.methods.rows import Rows
 
 pytestmark = pytest.mark.whole
@@ -70,6 +71,11 @@ def test_epsilon_is_told_only_where_bound_and_noise_both_hold():
     own, summed = (privacy_data(settings(*summing, sources), 3)["users"] for sources in ("own,public", "own,others"))
     assert own["epsilon"] < summed["epsilon"] < own["epsilon"] + 4.73  # that of the sum by itself
     assert "and 1 sum(s) of events of items" in summed["text"]
+    local, counts = (
+        privacy_data(settings("--method", name, *summing[2:], "own,others"), 3) for name in (LOCAL, COUNTS)
+    )
+    assert local == {}  # nothing is sent
+    assert counts["users"]["epsilon"] == pytest.approx(4.73, abs=0.01)  # one sum, z = 1, delta 1e-5
     some = privacy_data(settings("--method", "fedavg", *NOISE, "--participation", "0.5"), 3)
     assert some["uploads"] == {**both["uploads"], "text": some["uploads"]["text"]}  # the server knows who sends
 

@@ -80,8 +80,8 @@ def privacy_data(settings: Settings, num_clients: int) -> dict[str, Any]:
         value = epsilon(run.privacy, run.num_rounds, share)
         text = privacy_report(run.privacy, run.num_rounds, share)
         found["uploads"] = _entry(value, run.privacy.delta, text)
-    if users.on:
-        num_epochs = run.num_rounds * settings.training.local_epochs
+    if users.on and run.method != LOCAL:
+        num_epochs = 0 if run.method == COUNTS else run.num_rounds * settings.training.local_epochs
         num_sums = int(run.ensemble.kind != "none" and "others" in run.ensemble.source_names)
         asked = (users, num_epochs, run.privacy.delta, num_sums)
         found["users"] = _entry(user_epsilon(*asked), run.privacy.delta, user_report(*asked))

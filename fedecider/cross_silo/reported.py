@@ -12,7 +12,6 @@ from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.federation.state import RunState
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
-from fedecider.methods.beside import without_noise
 from fedecider.methods.client_models import ClientModels
 from fedecider.methods.local import PREFIX, best_model, goes_on, train_alone
 from fedecider.methods.rows import as_known, travelling_rows
@@ -45,7 +44,6 @@ def trained_alone(models: ClientModels, last_round: int, own: Tree, client: int)
 
     ``own``: its row of the state after them.
     """
-    models = without_noise(models)
     if goes_on(models, last_round, own):
         log_line(f"{models.names[client]} goes on alone, up to round {last_round}")
     own, _ = train_alone(models, last_round, own, client)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.methods.client_models import ClientModels
-from fedecider.methods.config import UserPrivacy
 from fedecider.methods.local import PREFIX, own_start, train_alone
 from fedecider.models.adapters import stack_trees
 
@@ -21,10 +19,8 @@ def beside(method: FederatedMethod, models: ClientModels) -> FederatedMethod:
     state and the rounds of it.
 
     What ``method`` does is the same to the last bit; nothing of the own training is sent. Logs have ``cpu_s``, seconds
-    of CPU of what ``method`` did for the client, and ``local``: ``loss``, ``score``, ``cpu_s``. Trained is without
-    ``user_privacy``: what nobody is sent needs no noise.
+    of CPU of what ``method`` did for the client, and ``local``: ``loss``, ``score``, ``cpu_s``.
     """
-    alone = without_noise(models)
 
     def init() -> tuple[Tree, Tree]:
         server, local = method.init()
@@ -37,7 +33,7 @@ def beside(method: FederatedMethod, models: ClientModels) -> FederatedMethod:
         clients, trained = block.clients.tolist(), []
         for client, log in zip(upload.clients.tolist(), logs, strict=True):
             started = time.process_time()
-            row, mine = train_alone(alone, round, take_row(own, clients.index(client)), client)
+            row, mine = train_alone(models, round, take_row(own, clients.index(client)), client)
             of_row = {"loss": mine["loss"], "score": mine["score"], "cpu_s": time.process_time() - started}
             trained.append((row, {**log, "cpu_s": cpu_s, PREFIX: of_row}))
         return upload, {**rows, **stack_trees([row for row, _ in trained])}, [log for _, log in trained]
@@ -46,11 +42,6 @@ def beside(method: FederatedMethod, models: ClientModels) -> FederatedMethod:
         return method.positions(variant, download, _of_method(own), block, split)
 
     return method._replace(init=init, client_update=client_update, positions=positions)
-
-
-def without_noise(models: ClientModels) -> ClientModels:
-    """What the training alone beside a method works with."""
-    return models._replace(training=replace(models.training, user_privacy=UserPrivacy()))
 
 
 def has_local(local: Mapping[str, Tensor]) -> bool:

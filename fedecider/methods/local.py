@@ -8,6 +8,7 @@ round is kept, and no ensemble has counts or weights of others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.method import Download, FederatedMethod, Tree
 from fedecider.methods.client_models import ClientModels, Update, client_positions, client_updates
-from fedecider.methods.config import LocalConfig
+from fedecider.methods.config import NOT_HIDDEN, LocalConfig
 from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import Shapes, stack_trees, with_prefix, without_prefix
@@ -43,8 +44,10 @@ def train_alone(models: ClientModels, last_round: int, own: Tree, client: int) -
     """The rounds up to ``last_round`` that ``client`` has not had, one where it is never away; none any more after
     ``models.patience`` rounds without a gain of its own -> its new row, the log of the last one.
 
-    ``own``: its row of `own_start`. What is not finite is forgotten.
+    ``own``: its row of `own_start`. What is not finite is forgotten. Without ``user_privacy``: what nobody is sent
+    needs no noise.
     """
+    models = models._replace(training=replace(models.training, user_privacy=NOT_HIDDEN))
     log: dict[str, Any] = {"loss": None, "score": None}
     row = without_prefix(own, PREFIX)
     while goes_on(models, last_round, with_prefix(row, PREFIX)):

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedecider.baselines import baskets, ease, item_knn
 from fedecider.data.near_texts import NearTexts
 from fedecider.evaluation import protocols
+from fedecider.evaluation.beyond import NUM_LISTED, first_ten
 from fedecider.evaluation.metrics import SparseScores, sparse_positions
 from fedecider.evaluation.sequences import SequenceArray
 
@@ -232,10 +233,11 @@ def heuristic_positions(
     *,
     extra: protocols.Sequences = (),
     drop_seen: bool = True,
+    ten: dict[str, Tensor] | None = None,
 ) -> dict[str, dict[str, Tensor]]:
     """Split -> row -> positions (U,), of baskets (U, T), as of `rank_held_out`: one list of :func:`heuristic_lists`."""
     name = NEW if drop_seen else ALL
-    return _lists(SequenceArray.of(sequences), num_items, splits, text, extra, (name,))[name]
+    return _lists(SequenceArray.of(sequences), num_items, splits, text, extra, (name,), ten)[name]
 
 
 def heuristic_lists(
@@ -245,6 +247,7 @@ def heuristic_lists(
     text: Votes,
     *,
     extra: protocols.Sequences = (),
+    ten: dict[str, Tensor] | None = None,
 ) -> dict[str, dict[str, dict[str, Tensor]]]:
     """List -> split -> row -> positions of the held-out items, (U,), or (U, T) of baskets.
 
@@ -254,7 +257,7 @@ def heuristic_lists(
     (U, I) scores are held. Of `REPEATED` and `NEW` the positions of other held-out items are NaN.
     """
     rows = SequenceArray.of(sequences)
-    found = _lists(rows, num_items, splits, text, extra, (ALL, REPEATED, NEW))
+    found = _lists(rows, num_items, splits, text, extra, (ALL, REPEATED, NEW), ten)
     for split in splits:
         repeated_U = protocols.is_repeat(rows, split)
         for name, is_other_U in ((REPEATED, ~repeated_U), (NEW, repeated_U)):
@@ -270,7 +273,9 @@ def _lists(
     text: Votes,
     extra: protocols.Sequences,
     lists: Sequence[str],
+    ten: dict[str, Tensor] | None,
 ) -> dict[str, dict[str, dict[str, Tensor]]]:
+    """``ten`` gets, by row, what the first of ``lists`` begins with for test items (`fedecider.evaluation.beyond`)."""
     protocols.check_sequences(rows, num_items)
     rules, at_once = (
         [_counting(rows, num_items, text, extra)],
@@ -291,6 +296,10 @@ def _lists(
                 score = lifted(score, seen) if name == REPEATED else score
                 place_B = sparse_positions(score, target_U[user_B], dropped.row_E, dropped.value_E)
                 found[name][split].setdefault(row, []).append(place_B)
+                if ten is not None and name == lists[0] and split == "test" and user_B[0] < NUM_LISTED:
+                    score_BI = score.dense()
+                    score_BI[dropped.row_E, dropped.value_E] = -torch.inf
+                    ten[row] = torch.cat([ten.get(row, torch.zeros(0, dtype=torch.int64)), first_ten(score_BI)])
     return {
         name: {split: {row: torch.cat(parts) for row, parts in of_rows.items()} for split, of_rows in of_splits.items()}
         for name, of_splits in found.items()

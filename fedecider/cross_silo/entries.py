@@ -92,6 +92,8 @@ class Rules(NamedTuple):
     """Split -> entry -> client -> positions."""
     lists: dict[str, dict[str, Positions]]
     """`fedecider.cross_silo.lists.Lists`; nothing where seen items are dropped."""
+    ten: dict[str, dict[str, Tensor]]
+    """Entry -> client -> the first items of its test lists (`fedecider.evaluation.beyond`)."""
 
 
 def counting_positions(
@@ -114,14 +116,15 @@ def counting_positions(
         raise ValueError(f"got protocol {protocol.name}, expected one whose candidates are the whole catalogue")
     found: dict[str, dict[str, Positions]] = {split: {} for split in splits}
     apart: dict[str, dict[str, Positions]] = {REPEATED: {}, NEW: {}}
+    ten_of: dict[str, dict[str, Tensor]] = {}
     for name, domain in artifacts.domains.items():
         sequences, num_items = domain.clients.sequences, len(domain.item_keys)
         text, extra = text_votes(texts[name].near), domain.public.sequences
-        asked = (sequences, num_items, splits)
+        asked, ten = (sequences, num_items, splits), dict[str, Tensor]()
         if protocol.drop_seen:
-            rules = heuristic_positions(*asked, text, extra=extra)
+            rules = heuristic_positions(*asked, text, extra=extra, ten=ten)
         else:
-            lists = heuristic_lists(*asked, text, extra=extra)
+            lists = heuristic_lists(*asked, text, extra=extra, ten=ten)
             rules = lists[ALL]
             for part, of_part in apart.items() if "test" in splits else ():
                 for label, position_U in lists[part]["test"].items():
@@ -131,8 +134,10 @@ def counting_positions(
         for split in splits:
             for label, position_U in {**rules[split], **own[split], CANARY: canary[split]}.items():
                 found[split].setdefault(label, {})[name] = position_U
+        for label, item_UK in ten.items():
+            ten_of.setdefault(label, {})[name] = item_UK
         on_ranked("heuristic baselines")
     for of_rows in (*found.values(), *apart.values()):  # a row stands where every client has it
         for label in [label for label, of_clients in of_rows.items() if len(of_clients) < len(artifacts.domains)]:
             del of_rows[label]
-    return Rules(found, apart)
+    return Rules(found, apart, ten_of)

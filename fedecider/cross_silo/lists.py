@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedecider.baselines.counts import NEW, REPEATED, UNTRAINED
 from fedecider.cross_silo.entries import Positions
+from fedecider.evaluation.beyond import list_figures
 from fedecider.evaluation.metrics import MACRO, macro_mean, mean_metrics
 from fedecider.evaluation.statistics import compare_table, of_one_run
 from fedecider.models.ensemble import Places
@@ -72,6 +73,23 @@ def lists_data(lists: Lists, entries: Sequence[str]) -> dict[str, Any]:
             "tests": comparisons_data(tests),
         }
     return data
+
+
+def beyond_data(
+    ten_of: Mapping[str, Mapping[str, Tensor]], rules: Mapping[str, Positions], sold: Mapping[str, Tensor]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """What stands in ``metrics.json`` under ``beyond``: entry -> client, and their mean -> `list_figures`.
+
+    ``ten_of``: entry -> client -> lists; of the ``rules`` (their test positions) the one with the best ndcg@10 alone.
+    ``sold``: client -> train events of each item.
+    """
+    mean = {label: _figures(of)[MACRO]["ndcg@10"] for label, of in rules.items() if label in ten_of}
+    best = max(mean, key=lambda label: mean[label])
+    found = {}
+    for entry in [entry for entry in ten_of if entry not in mean or entry == best]:
+        clients = {client: list_figures(item_UK, sold[client]) for client, item_UK in ten_of[entry].items()}
+        found[entry] = {**clients, MACRO: macro_mean(clients)}
+    return found
 
 
 def _figures(positions: Positions) -> dict[str, dict[str, float]]:

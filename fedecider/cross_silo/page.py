@@ -21,6 +21,7 @@ from fedecider.cross_silo.warnings import run_warnings
 from fedecider.data.domain import Domain, clients_of
 from fedecider.engine.page import Parts, ReportConfig, page_colours, write_run_page
 from fedecider.engine.result import RunResult, damage_is_bad_input
+from fedecider.evaluation.beyond import BEST_SELLING, NUM_LISTED
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.models.ensemble import BOUND
@@ -45,6 +46,7 @@ def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> P
             [*joining_section(result), *lists_section(result), *first_examples],
             [
                 *fusion_section(result.fusion_weights, result.best_round),
+                *beyond_section(result),
                 *ensemble_section(result),
                 *audit_section(result.audit),
                 *groups,
@@ -147,6 +149,19 @@ def lists_section(result: RunResult) -> list[Section]:
         said.append(list_sentence(name, of_list))
     words = "A list of items that a customer had before, and one of all others: what each holds of its own part."
     return [Section("Bought again, and new", [words, *said], tables)] if tables else []
+
+
+def beyond_section(result: RunResult) -> list[Section]:
+    """What lists show of the catalogue; nothing for a run without ensembles, or of before."""
+    beyond = result.metrics.get("beyond", {})
+    rows = [[entry, *(f"{of[MACRO][name]:.1%}" for name in ("coverage", "long_tail"))] for entry, of in beyond.items()]
+    words = (
+        f"Of the first ten of up to {NUM_LISTED:,} customers of each company: the share of its catalogue that is in "
+        f"anybody's list, and of places with an item outside the {BEST_SELLING:.0%} that sell best. Means over "
+        "companies; last the best rule without training."
+    )
+    table = PageTable(("", "coverage", "long tail"), rows)
+    return [Section("What is shown of the catalogue", [words], [table])] if rows else []
 
 
 def ensemble_section(result: RunResult) -> list[Section]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from fedecider.baselines.counts import EASE, TOO_LARGE, UNTRAINED
+from torch import Tensor
+
+from fedecider.baselines.counts import EASE, TOO_LARGE, UNTRAINED, train_counts
 from fedecider.baselines.own import own_baselines
 from fedecider.cross_silo import ensembles, examples
 from fedecider.cross_silo import entries as of_entries
@@ -27,10 +29,11 @@ from fedecider.cross_silo.joining import (
     local_system,
     may_choose,
 )
-from fedecider.cross_silo.lists import list_sentence, lists_data, lists_of
+from fedecider.cross_silo.lists import beyond_data, list_sentence, lists_data, lists_of
 from fedecider.cross_silo.page import run_page
 from fedecider.cross_silo.privacy import privacy_data, privacy_notes
 from fedecider.cross_silo.reported import Scales, chosen_scale
+from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
 from fedecider.engine.finish import finish, per_user_records
 from fedecider.engine.result import RunResult
@@ -127,17 +130,19 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
             if set(keeps.values()) != {"joined"}:
                 entries = _with_system(entries, KEPT, kept, mixes)
         students = of_entries.zero_shot(settings, run.artifacts, run.models, on_ranked=on_ranked)
-        rules, rule_lists = of_entries.counting_positions(settings, run.artifacts, texts, SPLITS, on_ranked)
+        rules, rule_lists, ten = of_entries.counting_positions(settings, run.artifacts, texts, SPLITS, on_ranked)
     models = {"test": {**entries["test"], **students}, "valid": entries["valid"]}
     metrics = {**_facts(run, known), **_figures(run, models, rules)}
     if settings.run.share_grid != [1.0]:
         metrics["update_scales"] = dict(scales)
     if kept.ensembles is not None:
         metrics["ensemble"] = ensembles.ensembles_data(kept.ensembles)
-    if kept.ensembles is not None and not get_protocol(settings.run.protocol).drop_seen:
         apart = {subject_of(run.method.name, metrics["reported"], models["test"]): kept.apart}
         apart |= {with_ensemble(LOCAL): alone.apart} if run.alone is not None else {}
-        metrics["lists"] = lists_data(lists_of(apart, rule_lists), list(apart))
+        shown = {entry: {name: place.ten for name, place in of.items()} for entry, of in apart.items()}
+        metrics["beyond"] = beyond_data({**shown, **ten}, rules["test"], _train_events(domains))
+        if not get_protocol(settings.run.protocol).drop_seen:
+            metrics["lists"] = lists_data(lists_of(apart, rule_lists), list(apart))
     if run.alone is not None:
         events = checked_events(domains, {name: texts[name].unit_ID for name in domains})
         subject = with_ensemble(run.method.name) if mixes else metrics["reported"]
@@ -193,6 +198,14 @@ def _with_system(entries: Entries, entry: str, system: System, mixes: bool) -> E
     """The entries with those of a further model of the clients, and with its ensembles where there are some."""
     whole = with_ensemble(entry) if mixes else entry
     return {split: {**entries[split], entry: system.model[split], whole: system.whole[split]} for split in SPLITS}
+
+
+def _train_events(domains: Mapping[str, Domain]) -> dict[str, Tensor]:
+    """Of every item: as counts know them."""
+    return {
+        name: train_counts(domain.clients.sequences, len(domain.item_keys), domain.public.sequences)
+        for name, domain in domains.items()
+    }
 
 
 def _users(run: Ended) -> dict[str, Sequence[str]]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedecider.data.near_texts import NearTexts
+from fedecider.evaluation.beyond import LIST_LENGTH, first_ten
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.answers import Repeats
@@ -343,6 +344,8 @@ class Places(NamedTuple):
     """Among the items that their customer bought before, of those of them that were; NaN for others."""
     new: Tensor
     """The same of items that were not."""
+    ten: Tensor
+    """The first items of the list of `whole`, (N, K)."""
 
 
 def positions(
@@ -375,7 +378,8 @@ def positions(
                 score_BI = _spread(item_BM, score_BI, num_items)
             new_BT = _places(score_BI.masked_fill(seen_BI, -torch.inf), target_BT)
             if drop_seen:
-                part.append(Places(new_BT, torch.full_like(new_BT, torch.nan), new_BT))
+                ten_BK = first_ten(score_BI.masked_fill(seen_BI, -torch.inf))
+                part.append(Places(new_BT, torch.full_like(new_BT, torch.nan), new_BT, ten_BK))
                 continue
             again_BT = _places(score_BI.masked_fill(~seen_BI, -torch.inf), target_BT)
             part.append(
@@ -383,9 +387,11 @@ def positions(
                     _places(score_BI, target_BT),
                     again_BT.masked_fill_(~repeated_BT, torch.nan),
                     new_BT.masked_fill_(repeated_BT, torch.nan),
+                    first_ten(score_BI),
                 )
             )
-    empty = Places(*(torch.zeros(target_NT.shape, dtype=torch.float64) for _ in range(3)))
+    none_NT = torch.zeros(target_NT.shape, dtype=torch.float64)
+    empty = Places(none_NT, none_NT, none_NT, torch.zeros(0, LIST_LENGTH, dtype=torch.int64))
     return [Places(*map(torch.cat, zip(*part, strict=True))) if part else empty for part in parts]
 
 

@@ -13,8 +13,8 @@ company is trained alone beside the rounds. Joined and pooled companies add up c
 Every customer is tested on the last event, seen items dropped, the whole catalogue ranked.
 
 A cell is a federation with one seed. One JSON a cell in --work: what is there is not run again. --cells and --minutes
-end after so much; --only takes the cells whose keys begin so. benchmarks/results/joining.md is written after every
-cell; what stands there under "Older measurements" stays.
+end after so much; --only takes the cells whose keys begin so, and writes no page. benchmarks/results/joining.md is
+written at the end (--cells 0: of what is there); what stands there under "Older measurements" stays.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import natural_companies
 import numpy as np
 import provenance
 import torch
@@ -72,6 +73,7 @@ from fedecider.engine.run import train
 from fedecider.evaluation.metrics import MACRO, user_metrics
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.evaluation.statistics import ONE_SIDED, Comparison, clearly_above, compare_table, shared_persons
+from fedecider.federation.callbacks import RoundCallback
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import derive_seed
 from fedecider.methods import METHODS
@@ -100,7 +102,7 @@ SETTINGS: dict[str, Any] = {
     "lr_decay_per_round": 0.9,
     "update_scales": "0,0.5,1",
 }
-FOLDERS = {"beauty": "beauty", "toys": "toys", "video_games": "amazon_cpu", "office": "amazon_cpu"}
+FOLDERS = {"beauty": "beauty", "toys": "toys", "video_games": "amazon_cpu", "office": "amazon_cpu", "journey": "chains"}
 """Data set -> folder below --data."""
 PUBLIC_USERS = 300
 COMPANIES, CUSTOMERS = 4, 500
@@ -117,6 +119,8 @@ ALONE, JOINED, KEPT, POOLED = "alone", "joined", "kept", "pooled"
 def whole_domain(name: str, data: Path) -> Domain:
     """A data set with 300 public users, whoever is public in the prepared data; all others are clients. Nobody is
     public beside companies by taste."""
+    if name == natural_companies.JOURNEY:
+        return with_card(natural_companies.journey(data))
     if name not in FOLDERS:
         return by_taste(name, data)
     (domain,) = load_domains(data / FOLDERS[name], [name]).values()
@@ -187,6 +191,10 @@ def halves(domain: Domain, seed: int, load: Load, same: bool) -> dict[str, Domai
         events = Events(clients.users, rows, None)
         found[name] = with_card(replace(company, clients=events, card={}), silo=company.card["silo"])
     return found
+
+
+def dealt_by_category(domain: Domain, seed: int, load: Load, alpha: float) -> dict[str, Domain]:
+    return natural_companies.by_category(domain, seed, alpha)
 
 
 FIRST_ONE, OTHER = "first", "other"
@@ -284,6 +292,43 @@ RANDOM, BY_TASTE = "at random", "by taste"
 def nobody_cells(seed: int) -> list[Cell]:
     cells = [Cell(NOBODY, f"{data} {RANDOM}", data, seed, four) for data in NOBODY_DATA]
     return [cells[0], Cell(NOBODY, f"{cells[0].data} {BY_TASTE}", f"taste{seed}", seed, alike), *cells[1:]]
+
+
+NATURAL = "natural"
+JOURNEY = natural_companies.JOURNEY
+REGION, PRICE, START = "region", "price level", "one starts late"
+ALPHAS = (0.1, 0.5)
+
+
+def categories(alpha: float) -> str:
+    return f"categories, Dirichlet({alpha:g})"
+
+
+KINDS: dict[str, tuple[str, Callable[[Domain, int, Load], dict[str, Domain]]]] = {
+    RANDOM: ("video_games", four),
+    BY_TASTE: ("taste", alike),
+    **{categories(alpha): ("beauty", partial(dealt_by_category, alpha=alpha)) for alpha in ALPHAS},
+    REGION: (JOURNEY, natural_companies.by_region),
+    PRICE: (JOURNEY, natural_companies.by_price),
+    START: (JOURNEY, natural_companies.by_start),
+}
+"""Kind of companies -> data set, by taste one a seed, and who its companies are."""
+SIDE_BY_SIDE = ("fedavg", "fedecider", "flora", "pfedavg", "ditto")
+"""The first one's cell has what companies have alone, too."""
+COUNTS = "counts"
+MANY_EVENTS = {"local_epochs": 1}
+"""Of the Complete Journey: an epoch of its events takes three times as long as of the others'."""
+
+
+def natural_cells(seed: int) -> list[Cell]:
+    cells = []
+    for method in SIDE_BY_SIDE:
+        for kind, (data, companies) in KINDS.items():
+            data = f"{data}{seed}" if kind == BY_TASTE else data
+            options = {"precision": "bf16", **({} if method == SIDE_BY_SIDE[0] else {"local_row": "off"})}
+            options |= MANY_EVENTS if data == JOURNEY else {}
+            cells.append(Cell(NATURAL, f"{kind}, {method}", data, seed, companies, method, options))
+    return cells
 
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
@@ -413,6 +458,7 @@ def departments_cells(seed: int) -> list[Cell]:
 PARTS: dict[str, Callable[[int], list[Cell]]] = {
     "companies": companies_cells,
     NOBODY: nobody_cells,
+    NATURAL: natural_cells,
     "overlap": overlap_cells,
     "unequal": unequal_cells,
     "wrong": wrong_cells,
@@ -446,8 +492,13 @@ class Shared(NamedTuple):
 
 
 def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: Path) -> Settings:
+    protocol = "next_basket" if cell.data == JOURNEY else "strict"
     words = [f"--config={CONFIG}", f"--method={cell.method}", f"--output={output}", f"--cache={cache}"]
-    words += [f"--seed={cell.seed}", f"--domains={','.join(clients)}", "--protocol=strict"]
+    words += [
+        f"--seed={cell.seed}",
+        f"--domains={','.join(clients)}",
+        f"--protocol={protocol}",
+    ]
     given = read_words(words)
     return make_settings({**given.options, **SETTINGS, **cell.options}, given.config)
 
@@ -455,7 +506,7 @@ def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: 
 def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:
     """The backbone of a data set, trained on its public users with seed 0; no company's customers teach it."""
     whole = load(cell.data)
-    if cell.part == NOBODY:
+    if cell.part in (NOBODY, NATURAL):
         whole = with_card(replace(whole, public=NO_EVENTS, card={}))
     few = some(whole, CUSTOMERS, 0)  # the distillation report ranks some
     settings = settings_of({cell.data: few}, cell._replace(seed=0, method="local", options={}), cache, cache)
@@ -490,8 +541,12 @@ def artifacts_of(shared: Shared, clients: Mapping[str, Domain]) -> BaseArtifacts
     return BaseArtifacts(clients, found, shared.pretrained, shared.distilled, clients)
 
 
-def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Path) -> Ended:
-    """These companies after their rounds, as a run of `fedecider.federate` has them; nothing is handed over."""
+def trained(
+    cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Path, curve: list[float] | None = None
+) -> Ended:
+    """These companies after their rounds, as a run of `fedecider.federate` has them; nothing is handed over. ``curve``
+    gets the validation ndcg@10 of every round."""
+    curve = [] if curve is None else curve
     settings = settings_of(clients, cell, work / "cache", work / "run")
     check_federation(settings, clients)
     artifacts = artifacts_of(shared, clients)
@@ -500,7 +555,7 @@ def trained(cell: Cell, shared: Shared, clients: Mapping[str, Domain], work: Pat
     models, rounds = prepare_rounds(settings, artifacts, launch)
     away = [Fault(number, "away") for number, name in enumerate(clients) if cell.away(name)]
     with faulty_runs(away):
-        state = train(rounds)
+        state = train(rounds, [RoundCallback(lambda round: curve.append(round.record["score"]))])
     return ended_run(settings, models, rounds, artifacts, state)
 
 
@@ -512,6 +567,8 @@ class Measured(NamedTuple):
     keeps: dict[str, str]
     added: dict[str, dict[str, float]]
     """Company -> company -> size of what the second adds to the first one's model, where a method weighs."""
+    scales: dict[str, float]
+    """Company -> of its update in the joined model."""
 
 
 def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
@@ -528,33 +585,42 @@ def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
     joined = system_of(fitting, ended.method.name, model_of, names)
     own = {"centralised": POOLED, "local": ALONE}.get(ended.method.name, JOINED)
     if ended.alone is None:
-        return Measured({own: joined}, {}, added)
+        return Measured({own: joined}, {}, added, scales)
     alone = local_system(fitting, ended.alone)
     systems, keeps = {JOINED: joined, ALONE: alone}, dict.fromkeys(names, "joined")
+    if any(of for of in fitting.settings.run.ensemble.source_names if of == "others"):
+        systems[COUNTS] = system_of(fitting, COUNTS, alone.model_of, names)
     if may_choose(settings) and leaving(joined, alone):
         kept, systems[KEPT] = chosen_systems(fitting, joined, alone)
         keeps = dict(kept)
-    return Measured(systems, keeps, added)
+    return Measured(systems, keeps, added, scales)
 
 
 def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, Any]:
     """A cell as it is kept: row -> company -> places of its customers' last events, and what the run says."""
     started = time.process_time()
     clients = cell.companies(shared.whole, cell.seed, load)
-    ended = trained(cell, shared, clients, work)
+    curve: list[float] = []
+    ended = trained(cell, shared, clients, work, curve)
     trained_s = time.process_time() - started
-    systems, keeps, added = ranked(ended, texts_of(shared, ended))
-    places = {
-        f"{row}{after}": {name: capped(position_U) for name, position_U in of["test"].items()}
+    systems, keeps, added, scales = ranked(ended, texts_of(shared, ended))
+    ranks = {
+        f"{row}{after}": of
         for row, system in systems.items()
         for after, of in (("", system.model), (ENSEMBLE, system.whole))
     }
+    places = {row: {name: capped(place_U) for name, place_U in of["test"].items()} for row, of in ranks.items()}
+    fuses = METHODS[ended.settings.run.method].fusion_weights is not None
     return {
         "users": {name: list(domain.clients.users) for name, domain in clients.items()},
         "places": places,
         "honest": [name for name in clients if cell.counts(name)],
         "keeps": keeps,
         "added": added,
+        "scales": scales,
+        "alpha": [fusion_of(ended.joined(name)) for name in clients] if fuses else [],
+        "valid": {row: mean(of["valid"], "ndcg@10") for row, of in ranks.items()},
+        "curve": curve,
         "round": ended.rounds.best_round,
         "num_items": len(shared.whole.item_keys),
         "events": sum(domain.clients.num_events for domain in clients.values()),
@@ -563,6 +629,13 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
         "minutes": (time.process_time() - started) / 60,
         "machine": provenance.processor(),
     }
+
+
+def fusion_of(model: ClientModel) -> list[float]:
+    """(K,) its fusion weights."""
+    assert model.adapters is not None
+    assert model.adapters.peers is not None
+    return model.adapters.peers.alpha.tolist()
 
 
 def departments(cell: Cell, load: Load, work: Path) -> dict[str, Any]:
@@ -625,9 +698,19 @@ UNTRAINED = {"departments": departments, "named": named}
 """Parts of which words are wanted and no figures."""
 
 
-def capped(position_U: torch.Tensor) -> list[int]:
-    """Places as whole numbers; later ones than ten are kept as ten: hit@10 and ndcg@10 are all that is read."""
+def capped(position_U: torch.Tensor) -> list[Any]:
+    """Places as whole numbers, of baskets a list each; later ones than ten are kept as ten: hit@10 and ndcg@10 are all
+    that is read."""
+    if position_U.ndim == 2:
+        return [capped(row_T[~row_T.isnan()]) for row_T in position_U]
     return [int(place) for place in position_U.clamp(max=K)]
+
+
+def uncapped(places: Sequence[Any]) -> torch.Tensor:
+    """What `capped` has kept: (U,), of baskets (U, T) with NaN behind the last one."""
+    if isinstance(places[0], list):
+        return torch.nested.nested_tensor([torch.tensor(row).double() for row in places]).to_padded_tensor(math.nan)
+    return torch.tensor(places).double()
 
 
 # Reading cells.
@@ -645,7 +728,7 @@ def places_of(cells: Cells, row: str, names: str = "") -> Places:
     for seed, cell in enumerate(cells):
         of_row = cell["places"].get(row) or cell["places"].get(row.replace(KEPT, JOINED), {})
         read = [name for name in cell["honest"] if name in of_row and name.startswith(names)]
-        found |= {f"{seed}/{name}": torch.tensor(of_row[name]).double() for name in read}
+        found |= {f"{seed}/{name}": uncapped(of_row[name]) for name in read}
     return found
 
 
@@ -1050,16 +1133,15 @@ def main() -> None:
         if cell.part in UNTRAINED:
             facts = UNTRAINED[cell.part](cell, load, args.work)
         else:
-            base = (cell.data, cell.part == NOBODY)
+            base = (cell.data, cell.part in (NOBODY, NATURAL))
             if base not in shared:
                 shared[base] = shared_of(cell, load, args.work / "cache")
             facts = measured(cell, shared[base], load, args.work)
         found[cell.key] = {**facts, "commit": commit}
         write_json(args.work / f"{cell.key}.json", found[cell.key])
-        if cell.part not in UNTRAINED:  # a page takes longer than these
-            write_page(args.output, found, args.seeds)
         left -= 1
-    write_page(args.output, found, args.seeds)
+    if not args.only:
+        write_page(args.output, found, args.seeds)
 
 
 if __name__ == "__main__":

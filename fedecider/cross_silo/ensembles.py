@@ -217,6 +217,8 @@ def ranked(fitting: Fitting, name: str, model: ClientModel, whole: Ensemble, spl
 
     if scores.beams is None:
         both, alone, without = places(scores, [*beside, whole.alone])
+        if not drop_seen:  # beside an ensemble the model says nothing of what was bought before
+            alone = alone._replace(whole=model.positions(split))
         return [alone, both, without]
     both, alone = places(scores, beside)
     alone = alone._replace(whole=model.positions(split))  # the model's own list is that of its beams

@@ -36,8 +36,9 @@ def averaged(
     All start from the same adapters. ``p_i`` is 1 / C or the share of training samples; clients whose adapters are not
     finite are left out. Where tables travel by rows of catalogues (`fedecider.methods.rows`), ``p_i`` of a row are
     brought to sum 1 over the clients that have it; rows of B that nobody sent stay as they are. The mean over all
-    clients would thin out what those of one catalogue learnt, by nothing but the number of the others.
-    ``client_model``: by default `global_or_own`.
+    clients would thin out what those of one catalogue learnt, by nothing but the number of the others: FedSubAvg (Ding
+    et al., 2022) by what a client sells, not by what its users bought, which nobody is told. ``client_model``: by
+    default `global_or_own`.
     """
     start = models.start
 

@@ -92,8 +92,8 @@ class FedeciderConfig:
 
     Args:
         alpha_init: Where the fusion weights start: auto, or a number for directions of norm 1 (paper: 2). With auto
-            directions are as large as the client's own update, and the weights start from what they have in common with
-            it, so that the first broadcast leaves the own update as large as it was.
+            directions are as large as the client's own update, and the weights start from what directions have in
+            common, so that the first broadcast leaves the own update as large as it was.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
         alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
             layers; module one per adapted layer.

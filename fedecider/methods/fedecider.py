@@ -38,7 +38,7 @@ from fedecider.models.directions import (
     cosine_matrix,
     geometric_mean_norm,
     least_rank,
-    module_products,
+    module_cosines,
     normalise,
     of_factors,
     update_norms,
@@ -46,6 +46,10 @@ from fedecider.models.directions import (
 from fedecider.search_space import OneOf, Real, Space
 
 FUSION_WEIGHTS = FusionWeights(itemgetter("alpha"), log="alpha", log_per_layer="alpha_modules")
+
+OWN_SIGNAL = 0.2
+"""Least share of its own direction that a client takes to hold for others: where directions have little in common,
+as those of other domains, it counts more than they do."""
 
 GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_per": "module", "alpha_learning_rate": 0.01}, {"alpha_init": 2.0})
 """What to choose from on validation: the defaults, weights that learn sooner, the paper's literal start."""
@@ -66,8 +70,7 @@ def fedecider(models: ClientModels, config: FedeciderConfig) -> FederatedMethod:
 
     - ``||B_j A_j||_F`` is that of the client's own pair in this module, not 1: the own part goes on as it was trained,
       and a weight says the same in every layer and for every backbone (`_scaled`);
-    - alpha starts from the cosines of the directions (`_started`), so that the first broadcast does not drown what the
-      client has learnt; there is no other use of them;
+    - alpha starts from the cosines of the directions (`start_weights`); there is no other use of them;
     - a client's first training is plain LoRA also where it comes in a later round; until then it has the student.
     """
     num_clients, start = models.num_clients, models.start
@@ -167,12 +170,8 @@ def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
 
 def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Tree:
     """The local row with its weights as they start with ``auto``, once: when the server first has the client's own
-    direction and those of others.
-
-    ``alpha_ij = alpha_ii c_ij / sum_k c_ik^2``, c the cosines of its direction with all (its own is 1), none below 0,
-    and ``alpha_ii`` 1 or what the client has learnt alone; with one weight a client c is the mean over the modules that
-    it has trained. Along the own update the fusion is then as large as that: directions that have nothing in common
-    leave the own update alone, K equal ones get 1 / K each, their mean.
+    direction and those of others. They are `start_weights` times ``alpha_ii``, 1 or what the client has learnt alone;
+    with one weight a client the cosines are means over the modules that both have trained.
     """
     norm_M, names, num_clients = own["norm"], adapters.module_names(directions), own["alpha"].shape[-1]
     if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not norm_M.any():
@@ -180,18 +179,34 @@ def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) 
     others = [other for other in range(num_clients) if other != client]
     if not all(any(bool(directions[f"{name}.lora_b"][some].any()) for name in names) for some in ([client], others)):
         return own
-    mine = {key: tensor[client : client + 1] for key, tensor in directions.items()}
-    cosine_MK = module_products(mine, directions)[:, 0]
-    if not config.normalises:  # directions have norm 1, also those of which only rows of the own catalogue came
-        norm_KM = update_norms(directions)
-        cosine_MK = cosine_MK / (norm_KM[client] * norm_KM).T.clamp(min=EPSILON**2)
+    cosine_MKK, both_MKK = module_cosines(directions, directions)
     if own["alpha"].dim() == 1:
-        cosine_MK = cosine_MK.sum(0, keepdim=True) / (norm_M >= EPSILON).sum()
-    cosine_MK = cosine_MK.clamp(min=0.0)
-    cosine_MK[:, client] = 1.0
-    start_MK = (cosine_MK / cosine_MK.square().sum(1, keepdim=True)).to(own["alpha"])
+        cosine_MKK = cosine_MKK.sum(0, keepdim=True) / both_MKK.sum(0).clamp(min=1)
+    start_MK = torch.stack([start_weights(cosine_KK, client) for cosine_KK in cosine_MKK]).to(own["alpha"])
     alpha = own["alpha"][..., client, None] * start_MK.view(own["alpha"].shape)
     return {**own, "alpha": alpha, "met": torch.tensor(True)}
+
+
+def start_weights(cosine_KK: Tensor, client: int) -> Tensor:
+    """(K,) the best linear guess, from all directions, of the part of client i's that holds for users it has not seen.
+
+    A direction is a signal and the noise of its own training data, ``d_j = s_j + n_j``, so that of d_i all but its own
+    noise shows in others: ``<s_i, d_j> = c_ij``, the cosine, none below 0. Least squares give ``alpha_i = C^-1 q``, q_j
+    = c_ij and ``q_i = |s_i|^2``, with none below 0. Own cosines would say 1, as if everything a client has learnt of
+    its users held for others. ``|s_i|^2`` is taken as ``sum c_ij c_ik / sum c_jk`` over pairs of others (the
+    communality of one common factor, Spearman, 1904), as c_ij of the most alike, or as `OWN_SIGNAL`, whichever is most.
+    The weights are scaled so that along the own direction the fusion is as large as that: directions that have nothing
+    in common leave the own one alone, K equal ones get 1 / K each, K of one kind equal weights, and those of another
+    kind less. It is the start alone: weights that learn do so on what the own direction has been trained on.
+    """
+    cosine_KK = cosine_KK.clamp(min=0.0).fill_diagonal_(1.0)
+    other_J = torch.arange(len(cosine_KK)) != client
+    wanted_K = cosine_KK[client].clone()
+    cosine_J, others_JJ = wanted_K[other_J], cosine_KK[other_J][:, other_J]
+    common = torch.outer(cosine_J, cosine_J).triu(1).sum() / others_JJ.triu(1).sum().clamp(min=EPSILON)
+    wanted_K[client] = torch.stack([common, cosine_J.max()]).max().clamp(min=OWN_SIGNAL, max=1.0)
+    weight_K = (torch.linalg.pinv(cosine_KK, hermitian=True) @ wanted_K).clamp(min=0.0)
+    return weight_K / (weight_K @ cosine_KK[client])
 
 
 def _whole(models: ClientModels, config: FedeciderConfig, factors: Tree) -> Tree:

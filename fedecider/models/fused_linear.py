@@ -173,7 +173,8 @@ class FusedLinear(LoraLinear):
             return F.embedding(token_ids, mixed_b) @ mixed_a
         weight_S = self.bank.weight_S()
         own_rows = F.embedding(token_ids, own_b, sparse=self.sparse) @ own_a
-        return weight_S[0] * own_rows + torch.tensordot(weight_S[1:], self.bank.peer_rows(token_ids, len(own_a)), 1)
+        peer_rows = self.bank.peer_rows(token_ids, len(own_a)).to(weight_S.dtype)  # under autocast they may be bf16
+        return weight_S[0] * own_rows + torch.tensordot(weight_S[1:], peer_rows, 1)
 
     def output_rows(self, token_ids: Tensor) -> Tensor:
         """Rows ``W0[token_ids] + dW[token_ids]`` (C, I) of the layer: what some outputs are the products with."""

@@ -358,6 +358,17 @@ def test_bf16_autocast_keeps_fp32_parameters_and_gradients():
     torch.testing.assert_close((alpha.detach() - before).abs(), torch.full((3,), 1e-3), rtol=1e-2, atol=0)
 
 
+def test_rows_of_a_fused_update_under_bf16():
+    model = adapted()
+    put(model, fusion(random_stack(model, 3), OWN, ALPHA))
+    layer = next(iter(fused_layers(model).values()))
+    token_ids = torch.tensor([2, 0])
+    exact = layer.update_rows(token_ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer.update_rows(token_ids)
+    torch.testing.assert_close(found.float(), exact, rtol=0.05, atol=0.05)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_cuda_gives_the_cpu_results(precision):

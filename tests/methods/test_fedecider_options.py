@@ -7,7 +7,7 @@ from toy_recommender import blocks, run, toy_data, toy_recommender
 
 from fedecider.federation.method import Download
 from fedecider.federation.wire import take_row
-from fedecider.methods.fedecider import FedeciderConfig, _scaled, _started, client_model, fedecider
+from fedecider.methods.fedecider import FedeciderConfig, _scaled, _started, client_model, fedecider, start_weights
 from fedecider.methods.local import LocalConfig, local
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import (
@@ -134,11 +134,24 @@ def test_the_start_by_hand():
     equal = rows(*[[0.6, 0.8, 0.0]] * 4)
     assert weights(equal, 2) == pytest.approx([0.25] * 4)  # the mean
     half = rows([1.0, 0.0], [0.5, 0.75**0.5])
-    assert weights(half, 0) == pytest.approx([0.8, 0.4])  # 1 / (1 + 1 / 4), 1 / 2 / (1 + 1 / 4)
+    assert weights(half, 0) == pytest.approx([2 / 3, 2 / 3])  # w (1 + 1 / 2) = 1
     assert weights(rows([1.0, 0.0], [-0.5, 0.75**0.5]), 0) == [1.0, 0.0]  # nobody is taken away
     assert weights(rows([1.0, 0.0], [0.0, 0.0]), 0) == [1.0, 0.0]  # nobody there yet
     assert weights(rows([0.0, 0.0], [1.0, 0.0]), 0) == [1.0, 0.0]  # the own update is not there yet
     assert weights(half, 0, alpha_init=2.0) == [1.0, 0.0]  # a number: nothing is set
+
+
+@pytest.mark.parametrize(
+    ("cosines", "expected"),
+    [
+        ([[1, 0.5, 0.25], [0.5, 1, 0.25], [0.25, 0.25, 1]], [7 / 11, 7 / 11, 2 / 11]),  # two of one kind
+        ([[1, 0.6, 0.6], [0.6, 1, 0.4], [0.6, 0.4, 1]], [15 / 17, 5 / 51, 5 / 51]),  # a large one: .6 .6 / .4 holds
+        ([[1, 0.1], [0.1, 1]], [95 / 99, 40 / 99]),  # little in common: a fifth of the own one holds
+        ([[1, 0.4, -0.3], [0.4, 1, 0.0], [-0.3, 0.0, 1]], [5 / 7, 5 / 7, 0.0]),
+    ],
+)
+def test_weights_say_what_of_a_direction_others_have_in_common(cosines, expected):
+    assert start_weights(torch.tensor(cosines, dtype=torch.float64), 0).tolist() == pytest.approx(expected)
 
 
 def test_who_s_first_upload_is_lost_starts_when_the_server_has_its_direction():
@@ -167,9 +180,7 @@ def test_the_first_broadcast_by_hand(alpha_per):
     for client in range(3):
         found = updates_of(recommender, config, state, "post_broadcast", client)
         for module, name in enumerate(module_names(own_K)):
-            cosine_K = cosine_MKK[module if alpha_per == "module" else 0, client].clone()
-            cosine_K[client] = 1.0
-            alpha_K = cosine_K / cosine_K.square().sum()
+            alpha_K = start_weights(cosine_MKK[module if alpha_per == "module" else 0], client)
             directions = products(state.server)[name].double()
             expected = norm_KM[client, module] * (alpha_K[:, None, None] * directions).sum(0)
             torch.testing.assert_close(found[name].double(), expected, rtol=1e-3, atol=1e-5)

@@ -39,7 +39,7 @@ from fedecider.data.near_texts import nearest_texts, unit_vectors
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import held_out, histories, targets
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.evaluation.statistics import paired_difference
+from fedecider.evaluation.statistics import Interval, paired_difference
 from fedecider.federation.record import read_json, write_json
 from fedecider.federation.streams import stream
 from fedecider.methods.config import NOT_HIDDEN, UserPrivacy
@@ -191,7 +191,7 @@ OF_TEXTS = J.Cell("private", "", "", 0, NO_COMPANIES)
 
 def section(found: Mapping[Cell, Mapping[str, Any]]) -> list[str]:
     """A row a size, less alone; models that were trained with noise stand beside those without."""
-    lines = [HEADING, "", *__doc__.split("\n\n")[3:6], ""]
+    lines = [HEADING, "", *begins(found), "", "\n\n".join(__doc__.split("\n\n")[3:6]), ""]
     for kind, rows in {"counts": [EXACT, *HIDDEN], "models": [JOINED, EXACT, *HIDDEN, *WITH_MODEL]}.items():
         lines += [f"| {kind}: four companies of | seeds | alone ndcg@10 | {' | '.join(rows)} |"]
         lines += [f"|---|---:|---:|{'---|' * len(rows)}"]
@@ -209,9 +209,28 @@ def section(found: Mapping[Cell, Mapping[str, Any]]) -> list[str]:
     return [*lines, *provenance.heading("private_joining.py", 1), f"- {minutes:.0f} CPU minutes", ""]
 
 
+def begins(found: Mapping[Cell, Mapping[str, Any]]) -> list[str]:
+    """A sentence for each epsilon: the least sizes at which counts alone are above chance."""
+    lines = []
+    for row in HIDDEN:
+        least: dict[str, int] = {}
+        for data, size in sorted({(cell.data, cell.size) for cell in found if cell.kind == "counts"}):
+            kind = (data, size, "counts")
+            cells = [one["places"] for cell, one in found.items() if (cell.data, cell.size, cell.kind) == kind]
+            if data not in least and difference(cells, row, row_of(cells, ALONE)).low > 0.0:
+                least[data] = size
+        words = ", ".join(f"{size:,} {data}" for data, size in least.items()) or "no size that was measured"
+        lines.append(f"**{row.capitalize()}: above alone by more than chance from four companies of {words}.**")
+    return lines
+
+
 def less_alone(cells: Sequence[Mapping[str, Any]], row: str, alone: dict[str, torch.Tensor]) -> str:
-    one = paired_difference(row_of(cells, row), alone).interval
+    one = difference(cells, row, alone)
     return f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
+
+
+def difference(cells: Sequence[Mapping[str, Any]], row: str, alone: dict[str, torch.Tensor]) -> Interval:
+    return paired_difference(row_of(cells, row), alone).interval
 
 
 def row_of(cells: Sequence[Mapping[str, Any]], row: str) -> dict[str, torch.Tensor]:

@@ -76,7 +76,7 @@ def test_rows_weights_and_files(playground):
     assert all(0 < size < 1000 for sizes in traffic.values() for size in sizes.values())
     assert not any("private" in name for name in read(run / "handover.json"))
     simple = {"popularity", "last-item co-occurrence", "decayed co-occurrence", "text neighbours"}
-    simple |= {"text neighbours + counts"}
+    simple |= {"text neighbours + counts", "item-kNN", "EASE"}
     tests = metrics["comparisons"]
     assert {one["first"] for one in tests} == {"fedecider + ensemble"}
     assert {one["second"] for one in tests} == {

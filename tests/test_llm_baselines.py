@@ -95,6 +95,19 @@ def test_held_out_items_of_other_users_reach_no_row(domains, tmp_path, split):
             assert not torch.equal(before[label][name], after[label][name])  # the places of the changed items differ
 
 
+@pytest.mark.parametrize("name", sasrec_entries.FACTORS)
+def test_factors_are_rows_of_clients_alone_and_kept(domains, tmp_path, name):
+    asked = shared(domains, tmp_path)
+    for _ in range(2):
+        (row,) = fill([sasrec_entries.factors(asked, name)], 1)
+    of_row = positions_of(row, asked.protocol)[name]
+    for client, domain in domains.items():
+        (place_U,) = of_row[client]
+        assert len(place_U) == len(domain.clients.users)
+        assert float((place_U < 10).double().mean()) > 2 * 10 / len(domain.item_keys)
+    assert len(list(tmp_path.glob(f"{name}-*/info.json"))) == len(domains)
+
+
 def test_a_catalogue_counts_once_however_many_companies_have_it(domains, tmp_path):
     silos = share_out(domains, 3, None, 0)
     alone = sasrec_entries._text_starts(shared(domains, tmp_path), "tfidf", 8)

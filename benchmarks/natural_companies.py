@@ -10,6 +10,7 @@ Shape legend: E events, U customers, I items, C categories.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,8 @@ MOST_CUSTOMERS = 500
 """Of a company."""
 JULY_S = pd.Timestamp("2017-07-01").timestamp()
 COMPANIES = 4
+PRICE_LEVEL = "price_level"
+"""In the card of the whole: of every household."""
 
 
 def with_card(domain: Domain, **facts: object) -> Domain:
@@ -55,7 +58,8 @@ def journey(data: Path) -> Domain:
     start_U = np.array(starts)
     sequences = SequenceArray(start_U, np.concatenate(items), basket_E=np.concatenate(baskets))
     events = Events(users, sequences, SequenceArray(start_U, np.concatenate(times)))
-    return sold_often(replace(first, name=JOURNEY, clients=events, public=NO_EVENTS, unsold=(), card={}))
+    whole = sold_often(replace(first, name=JOURNEY, clients=events, public=NO_EVENTS, unsold=(), card={}))
+    return with_card(whole, **{PRICE_LEVEL: price_levels(data / "chains_raw")})
 
 
 def sold_often(domain: Domain) -> Domain:
@@ -117,10 +121,10 @@ def by_start(domain: Domain, seed: int, *_: object) -> dict[str, Domain]:
     return drawn(some, [chain_of(user) for user in some.clients.users], seed)
 
 
-def by_price(domain: Domain, seed: int, data: Path) -> dict[str, Domain]:
+def by_price(domain: Domain, seed: int, load: Callable[[str], Domain]) -> dict[str, Domain]:
     """Four companies by price level: a household's mean, over what it bought, of the logarithm of the price over the
     median price of products of this type. A household is one customer, of the chain where it comes first."""
-    level = price_levels(data / "chains_raw")
+    level = load(JOURNEY).card[PRICE_LEVEL]
     some = with_baskets(domain, domain.clients.arrays().sequences.num_after_E < BASKETS)
     households = [user.partition(":")[2] for user in some.clients.users]
     first = {household: user for user, household in reversed(list(zip(some.clients.users, households, strict=True)))}

@@ -28,10 +28,11 @@ from fedecider.data.store import save_domains
 from fedecider.evaluation.protocols import MIN_EVENTS, train_part
 from fedecider.models import item_texts, later_rows, new_items
 from fedecider.models.features import COUNTED
-from fedecider.models.item_table import ItemTable
+from fedecider.models.item_table import ItemTable, read_item_ids
 from fedecider.models.item_texts import PROJECTION_FILE, encoder_digest, save_projection
 from fedecider.models.new_items import TEXT_FOLDER, NewItem, NewTexts, add_items
 from fedecider.models.recommender import Recommender
+from fedecider.models.source import find_source
 from fedecider.running.run_folder import RunFolder
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits, ServeConfig
@@ -139,6 +140,15 @@ def test_a_new_item_stands_where_its_text_stands(there):
     after = [item.key for item in loaded.recommend([titles[3], titles[9]], k=22)]
     assert [key for key in after if key not in ("later", "other")][:18] == before[:18]
     assert loaded.recommend(["A Later Book"], k=1)[0].key == CRIME.item_keys[7]
+
+
+def test_a_later_text_goes_without_the_words_that_all_others_went_without(there):
+    place = find_source("run").place("crime")
+    place = place._replace(inference=place.inference._replace(constant_words={"categories": ["books"]}))
+    texts = "title: a lost harbour; categories: books, crime", "title: a lost harbour; categories: crime"
+    later = [NewItem(str(number), "A Lost Harbour", text) for number, text in enumerate(texts)]
+    first, second = new_items.encoded_items(place, read_item_ids(place.adapter), later).text_NE
+    assert torch.equal(first, second)
 
 
 def test_items_may_be_added_later(there):

@@ -38,6 +38,7 @@ from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import attach_lora
 from fedecider.models.client_model import Base
 from fedecider.models.config import LoraSettings
+from fedecider.models.folders import read_inference_config
 from fedecider.models.recommender import Recommender
 from fedecider.running.launch import start
 from idgen.config import BackboneConfig, BackboneTraining, SampleConfig
@@ -390,7 +391,9 @@ def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
 def test_local_is_local_as_a_method_as_a_row_and_in_a_folder_of_its_own(folder, monkeypatch, capsys):
     """By itself one company stops before the joint rounds do, and the other goes on after them."""
     monkeypatch.chdir(folder)
-    save_domains({"crime.1": load_domains(folder / "data", ["crime.1"])["crime.1"]}, folder / "own")
+    own = load_domains(folder / "data", ["crime.1"])["crime.1"]
+    own.card["constant_words"] = {"categories": ["books"]}
+    save_domains({"crime.1": own}, folder / "own")
     words = ("--config", "toy.yaml", "--num_rounds", "9", "--patience", "2", "--ensemble.kind", "logit")
     words += ("--lora_targets", "table", "--lora_rank", "16", "--learning_rate", "0.03")
     both = (*words, "--domains", "crime.*")
@@ -402,20 +405,21 @@ def test_local_is_local_as_a_method_as_a_row_and_in_a_folder_of_its_own(folder, 
     alone = {
         "together": (*both, "--participation", "0.5"),
         "named": (*words, "--domains", "crime.1"),
-        "apart": (*words, "--domains", "crime.1", "--data", "own"),
+        "at_home": (*words, "--domains", "crime.1", "--data", "own"),
     }
     for name, of_run in alone.items():
         assert main("federate", *of_run, "--method", "local", "--output", f"runs/{name}") == 0
-    joined, together, named, apart = (
+    joined, together, named, at_home = (
         json.loads(Path(f"runs/{name}/metrics.json").read_text())["domains"] for name in ("joined", *alone)
     )
     for split in ("valid", "test"):
         for row in ("local", "local + ensemble"):
             assert joined["crime.2"][split][row] == together["crime.2"][split][row]
-            found = [one["crime.1"][split][row] for one in (joined, together, named, apart)]
+            found = [one["crime.1"][split][row] for one in (joined, together, named, at_home)]
             assert found == [found[0]] * 4
     weights = [load_file(f"runs/{name}/adapters/crime.1/adapter_model.safetensors") for name in alone]
     assert all(torch.equal(tensor, weights[0][key]) for other in weights for key, tensor in other.items())
+    assert read_inference_config(Path("runs/at_home/adapters/crime.1")).constant_words == {"categories": ["books"]}
     for name in alone:
         sent = json.loads(Path(f"runs/{name}/communication.json").read_text())
         assert sent["total"] == {"down": 0, "up": 0}

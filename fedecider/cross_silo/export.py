@@ -12,6 +12,7 @@ from fedecider.cross_silo.ensembles import KEPT, save_ensembles
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.catalogue import NewItem
+from fedecider.data.constant_words import CARD
 from fedecider.data.domain import Domain
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.models.export import Card, SavedBase, prompt_layout
@@ -88,7 +89,8 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
     titles, encoder = pretrain.words.as_written, pretrain.text_encoder
     read = (pretrain.samples, settings.ranking, pretrain.ids, titles, encoder, settings.run.quantize)
     drop_seen = get_protocol(settings.run.protocol).drop_seen
-    write_inference_config(InferenceConfig(name, *read, drop_seen, alpha), folder.adapters / name)
+    constant = domain.card.get(CARD, {})
+    write_inference_config(InferenceConfig(name, *read, drop_seen, alpha, constant), folder.adapters / name)
 
 
 def _save_unsold(run: Ended, folder: RunFolder) -> None:

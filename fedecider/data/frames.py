@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from fedecider.data.baskets import with_orders
 from fedecider.data.columns import bare, candidates, find_columns, role_of, text_columns
 from fedecider.data.consent import Consent
+from fedecider.data.constant_words import CARD, in_words
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
 from fedecider.data.events import Purchases, Reading, Source, cleaned, event_source, item_records, listed
@@ -593,6 +594,8 @@ def _facts(domains: Mapping[str, Domain]) -> list[str]:
     """What was left out, and who is public."""
     facts, catalogues = [], once_each(domains)
     for name, domain in catalogues.items():
+        if constant := domain.card.get(CARD):
+            facts.append(f"{name}: left out of all texts, as every item has it: {in_words(constant)}")
         lost = {why: counts for why, counts in domain.card["dropped"].items() if why != NOT_CHOSEN}
         if any(any(counts.values()) for counts in lost.values()):
             facts.append(f"{name}: {Dropped(lost)}")

@@ -19,6 +19,7 @@ from fedecider.data import filtering
 from fedecider.data.card import RawSummary, make_card, overlaps, summary
 from fedecider.data.catalogue import Catalogue, NewItem
 from fedecider.data.consent import Consent, user_order
+from fedecider.data.constant_words import CARD, ConstantWords, constant_words, without_constant
 from fedecider.data.domain import Domain, check_public_disjoint
 from fedecider.data.dropped import Dropped, Size
 from fedecider.data.filtering import k_core
@@ -175,9 +176,10 @@ def prepare_domains(
     consent = consent or Consent(config.public_share, config.seed)
     if config.keep_split:
         consent = consent.keeping(config.keep_split)
-    read = read or SOURCES[config.source]
     names = [*config.domain_names, *config.public_names]
-    filtered = {name: _read_and_filter(config, name, read, log) for name in names}
+    filtered = {name: _read_and_filter(config, name, read or SOURCES[config.source], log) for name in names}
+    if read:  # texts of public data stay those that were published
+        filtered = {name: one._replace(constant=_constant(config, one.records)) for name, one in filtered.items()}
     if config.keep_split:
         consent.check_known({user for one in filtered.values() for user in one.sequences.users}, config.keep_split)
     num_domains = Counter(user for one in filtered.values() for user in one.sequences.users)
@@ -212,6 +214,8 @@ class _Filtered(NamedTuple):
     records: reading.ItemRecords
     raw: RawSummary
     dropped: Dropped
+    constant: ConstantWords = {}  # noqa: RUF012 (never written to)
+    """What all texts have, of own tables."""
 
 
 def _read_and_filter(config: PrepareConfig, name: str, read: Read, log: reading.Log | None) -> _Filtered:
@@ -387,12 +391,13 @@ def _build_domain(
             name if name in config.public_names else config.catalogue or name,
             keys,
             titles=[reading.display_title(item) or _text(config, item)[:80] or key for key, item in named],
-            texts=[_text(config, item) or key for key, item in named],  # a key where such items are kept
+            # a key where items without text are kept
+            texts=[without_constant(_text(config, item), one.constant) or key for key, item in named],
         ),
         clients=filtering.numbered(events["c"], number_I),
         public=filtering.numbered(events["p"], number_I),
         card={},
-        unsold=_unsold(config, one.records, keys),
+        unsold=_unsold(config, one, keys),
     )
     chosen = filtering.take(one.sequences, np.repeat(in_U["c"] | in_U["p"], np.diff(one.sequences.start_U)))
     size = one.dropped.step(NOT_CHOSEN, one.sequences.size(), chosen.size())
@@ -402,15 +407,23 @@ def _build_domain(
     settings, dropped = _settings(config), one.dropped.plain()
     by_order = one.sequences.basket_E is not None
     domain.card.update(make_card(domain, one.raw, counts, dropped, settings, by_order))
+    if one.constant:
+        domain.card[CARD] = one.constant
     return domain
 
 
-def _unsold(config: PrepareConfig, records: reading.ItemRecords, keys: Sequence[str]) -> tuple[NewItem, ...]:
+def _constant(config: PrepareConfig, records: reading.ItemRecords) -> ConstantWords:
+    return constant_words([_text(config, fields) for fields in (*records.items.values(), *records.unused.values())])
+
+
+def _unsold(config: PrepareConfig, one: _Filtered, keys: Sequence[str]) -> tuple[NewItem, ...]:
     """The items with a text of which no event is left, where the source keeps them."""
-    if not records.unused:
+    if not one.records.unused:
         return ()
-    fields = {**records.items, **records.unused}
-    texts = {key: _text(config, fields[key]) for key in sorted(set(fields).difference(keys))}
+    fields = {**one.records.items, **one.records.unused}
+    texts = {
+        key: without_constant(_text(config, fields[key]), one.constant) for key in sorted(set(fields).difference(keys))
+    }
     return tuple(
         NewItem(key, reading.display_title(fields[key]) or text[:80], text) for key, text in texts.items() if text
     )

@@ -17,6 +17,7 @@ from fedecider.data import filtering
 from fedecider.data.card import RawSummary, make_card
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.columns import find_columns, text_columns
+from fedecider.data.constant_words import CARD, constant_words, in_words, without_constant
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.dropped import Dropped
 from fedecider.data.events import Reading, Source, item_records
@@ -110,6 +111,8 @@ def publish(
             f"got {len(without)} of {len(text_of)} items without text, such as {without[0]!r}, expected at least one "
             f"of {', '.join(DEFAULT_TEXT_FIELDS)}: complete the table, or leave such items out (missing_text drop)"
         )
+    constant = constant_words(list(text_of.values()))
+    text_of = {key: without_constant(text, constant) for key, text in text_of.items()}
     keys = sorted(text_of.keys() - set(without))
     dropped.add(NO_TEXT, items=len(without))
     public, raw, odd = NO_EVENTS, NOTHING_READ, list[str]()
@@ -118,10 +121,13 @@ def publish(
         if not public.users:
             raise ValueError(f"got no public user ({dropped}), expected some, or no events where nobody is public")
     odd = said + odd
+    if constant:
+        odd.append(f"left out of all texts, as every item has it: {in_words(constant)}")
     titles = [display_title(fields[key]) for key in keys]
     whole = Domain(name, Catalogue(name, keys, titles, [text_of[key] for key in keys]), NO_EVENTS, public, {})
     settings = {**asked.card, "missing_text": asked.missing_text}
     whole.card.update(make_card(whole, raw, None, dropped.plain(), settings, "order" in asked.columns) | {"notes": odd})
+    whole.card.update({CARD: constant} if constant else {})
     names = [f"{name}.{company}" for company in companies]
     domains = {one: replace(whole, name=one, card={**whole.card, "name": one}) for one in names}
     if output is not None:
@@ -156,7 +162,9 @@ def own_users(events: Any, public: str | Path, client: str, output: str | Path |
         )
     domain = replace(shared, clients=clients, card={})
     domain.card.update(
-        make_card(domain, raw, None, dropped.plain(), asked.card, "order" in asked.columns) | {"notes": odd}
+        make_card(domain, raw, None, dropped.plain(), asked.card, "order" in asked.columns)
+        | {name: value for name, value in shared.card.items() if name == CARD}
+        | {"notes": odd}
     )
     if output is not None:
         save_domains({client: domain}, output)

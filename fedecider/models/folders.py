@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedecider.data.constant_words import CARD
 from fedecider.data.store import file_sha256
 from fedecider.federation.record import read_json, write_json
 from fedecider.running.damage import damage_names, damaged, read_object
@@ -62,6 +63,8 @@ class InferenceConfig(NamedTuple):
     """Whether the model alone leaves out items of the history, as the protocol of the run does."""
     alpha: Mapping[str, float]
     """Fusion weight of the client for every domain, the mean over layers; empty for methods without."""
+    constant_words: Mapping[str, Sequence[str]] = {}
+    """Left out of its items' texts, and so of those of new items (`fedecider.data.constant_words`)."""
 
     @property
     def words(self) -> Any:
@@ -109,6 +112,7 @@ def read_inference_config(folder: Path) -> InferenceConfig:
         alpha = {str(name): float(value) for name, value in content["alpha"].items()}
         if not all(map(math.isfinite, alpha.values())):
             raise ValueError("weights that are no finite numbers")
+        constant = {str(name): list(map(str, words)) for name, words in content.get(CARD, {}).items()}
     return InferenceConfig(
         content["domain"],
         from_plain(SampleConfig, content["samples"], f"samples in {path}"),
@@ -119,6 +123,7 @@ def read_inference_config(folder: Path) -> InferenceConfig:
         content["quantize"],
         content["drop_seen"],
         alpha,
+        constant,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedecider.data.catalogue import NewItem
+from fedecider.data.constant_words import ConstantWords, without_constant
 from fedecider.data.encoders import KEYS, load_encoder
 from fedecider.data.near_texts import unit_vectors
 from fedecider.models.ensemble import Ensemble, with_items
@@ -74,6 +75,8 @@ class NewTexts(NamedTuple):
     """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
     text_NE: Tensor | None = None
     """Vectors of the new items' texts, where they were encoded before."""
+    constant: ConstantWords = {}  # noqa: RUF012 (never written to)
+    """Left out of the texts of its items."""
 
 
 class Added(NamedTuple):
@@ -195,7 +198,7 @@ def add_to(
 
 def _texts_of(place: Place) -> NewTexts:
     asked = place.inference
-    return NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words)
+    return NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words, constant=asked.constant_words)
 
 
 def encoded_items(place: Place, items: ItemTable, new_items: Sequence[NewItem]) -> Later:
@@ -354,7 +357,9 @@ def _check_encoder(texts: NewTexts, wanted: str, advice: str = "") -> None:
 
 def _checked_texts(items: ItemTable, new_items: Sequence[NewItem], texts: NewTexts) -> list[str]:
     """What is read of new items, their keys where those of the run are read; ``ValueError`` for what cannot be one."""
-    found = [item.key if texts.encoder == KEYS else _clean(item.text) for item in new_items]
+    found = [
+        item.key if texts.encoder == KEYS else without_constant(_clean(item.text), texts.constant) for item in new_items
+    ]
     known = set(items.keys)
     for item, text in zip(new_items, found, strict=True):
         if not item.key.strip() or item.key in known:

@@ -118,6 +118,16 @@ def test_who_trains_alone():
     assert not trains_alone(settings(), 1)
     assert not trains_alone(settings("--local_row", "off"), 3)
     assert not trains_alone(settings("--method", "local"), 3)
+    assert not trains_alone(settings("--method", "counts", "--ensemble.kind", "logit"), 3), "it has done so"
+
+
+def test_who_trains_alone_counts_alone_and_is_never_away():
+    alone = settings("--method", "local", "--participation", "0.5")
+    assert (alone.run.ensemble.sources, alone.run.participation) == ("own,public", 1.0)
+    assert settings("--method", "local", "--ensemble.sources", "others").run.ensemble.sources == "own"
+    assert as_trained(settings("--participation", "0.5"), True).run.ensemble.sources == "own,public"
+    with pytest.raises(ValueError, match="counts are all that it exchanges"):
+        settings("--method", "counts", "--ensemble.kind", "logit", "--ensemble.sources", "own")
 
 
 def system(places, test_places=None):

@@ -279,6 +279,7 @@ def test_a_site_with_another_catalogue_is_refused(playground, tmp_path):
     ("words", "message"),
     [
         (("--method", "centralised"), "expected one that federates"),
+        (("--method", "local"), "expected one that exchanges something: let each train alone, where its data are"),
         (("--public_domains", "children"), "got public_domains"),
         (("--data", ""), "got no data"),
         (("--secure_sum", "true"), "got secure_sum with fedecider, whose server takes no mean over clients"),

@@ -184,7 +184,10 @@ ROWS = [
     for user in range(9)
     for step in range(4)
 ]
-THINGS = [{"item": f"0{number}", "title": f'Thing, {number}; "new"', "maker": "Acme" if number else "Bolt"} for number in range(7)]
+THINGS = [
+    {"item": f"0{number}", "title": f'Thing, {number}; "new"', "maker": "Acme" if number else "Bolt"}
+    for number in range(7)
+]
 
 
 def written(rows, path, **how):

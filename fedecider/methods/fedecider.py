@@ -36,6 +36,7 @@ from fedecider.models.directions import (
     EPSILON,
     compact,
     cosine_matrix,
+    filled_rows,
     geometric_mean_norm,
     least_rank,
     module_cosines,
@@ -171,7 +172,8 @@ def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
 def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Tree:
     """The local row with its weights as they start with ``auto``, once: when the server first has the client's own
     direction and those of others. They are `start_weights` times ``alpha_ii``, 1 or what the client has learnt alone;
-    with one weight a client the cosines are means over the modules that both have trained.
+    with one weight a client the cosines are means over the modules that both have trained. Of a table only rows that
+    the own direction has count, whatever else was sent.
     """
     norm_M, names, num_clients = own["norm"], adapters.module_names(directions), own["alpha"].shape[-1]
     if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not norm_M.any():
@@ -179,7 +181,10 @@ def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) 
     others = [other for other in range(num_clients) if other != client]
     if not all(any(bool(directions[f"{name}.lora_b"][some].any()) for name in names) for some in ([client], others)):
         return own
-    cosine_MKK, both_MKK = module_cosines(directions, directions)
+    factors_b = {key: tensor for key, tensor in directions.items() if key.endswith(adapters.FACTORS[1])}
+    known = {key: tensor * filled_rows(tensor[client])[:, None] for key, tensor in factors_b.items()}
+    shown = {**directions, **known}
+    cosine_MKK, both_MKK = module_cosines(shown, shown)
     if own["alpha"].dim() == 1:
         cosine_MKK = cosine_MKK.sum(0, keepdim=True) / both_MKK.sum(0).clamp(min=1)
     start_MK = torch.stack([start_weights(cosine_KK, client) for cosine_KK in cosine_MKK]).to(own["alpha"])

@@ -28,13 +28,13 @@ def test_identical_clients_are_local_training():
     data = [toy_data("crime")] * 2
     state, _ = run(fedavg(toy_recommender(["crime", "crime"], data=data), WeightingConfig()), 2, 3)
     alone, _ = run(local(toy_recommender(["crime"], data=data), LocalConfig()), 1, 3)
-    close(state.server, take_row(without_prefix(alone.local, "own"), 0))
+    close(state.server, take_row(without_prefix(alone.local, "local.now"), 0))
 
 
 def test_one_client_is_local_training():
     state, _ = run(fedavg(toy_recommender(["comics"]), WeightingConfig()), 1, 2)
     alone, _ = run(local(toy_recommender(["comics"]), LocalConfig()), 1, 2)
-    close(state.server, take_row(without_prefix(alone.local, "own"), 0))
+    close(state.server, take_row(without_prefix(alone.local, "local.now"), 0))
 
 
 def test_the_two_views_differ():

@@ -54,7 +54,7 @@ def held_updates(recommender):
 def test_round_one_is_local_training_and_its_broadcast_has_unit_norms():
     state, records = run(fedecider(toy_recommender(), paper()), 3, 1)
     alone, _ = run(local(toy_recommender(), LocalConfig()), 3, 1)
-    assert same(without_prefix(state.local, "own"), without_prefix(alone.local, "own"))
+    assert same(without_prefix(state.local, "own"), without_prefix(alone.local, "local.now"))
     norms = update_norms(state.server)
     torch.testing.assert_close(norms, torch.ones_like(norms), rtol=0, atol=1e-6)
     raw = update_norms(without_prefix(state.local, "own"))
@@ -219,7 +219,7 @@ def test_one_client_without_separation_and_weight_one_is_local_training(frozen):
     config = FedeciderConfig(ablation="wo_sep", alpha_init=1.0)
     state, _ = run(fedecider(toy_recommender(["crime"]), config), 1, 3)
     alone, _ = run(local(toy_recommender(["crime"]), LocalConfig()), 1, 3)
-    assert same(without_prefix(state.local, "own"), without_prefix(alone.local, "own"))
+    assert same(without_prefix(state.local, "own"), without_prefix(alone.local, "local.now"))
 
 
 def test_a_client_that_first_comes_later_still_learns():

@@ -209,7 +209,7 @@ def test_round_two_trains_from_there_and_the_own_part_goes_on_as_it_was():
 def test_alone_it_is_local_training(unlearned):
     state, _ = run(build_for(toy_recommender(["crime"])), 1, 3)
     alone, _ = run(local(toy_recommender(["crime"]), LocalConfig()), 1, 3)
-    for key, tensor in without_prefix(alone.local, "own").items():
+    for key, tensor in without_prefix(alone.local, "local.now").items():
         torch.testing.assert_close(state.local[f"own.{key}"], tensor, rtol=1e-2, atol=1e-4)
 
 

@@ -1,7 +1,8 @@
-"""Exchanged counts without an exchanged model: what a sum of counts alone is worth, at a fraction of the traffic.
+"""Exchanged counts without an exchanged model: what a sum of counts alone is worth, after the rounds and once.
 
 Every client has the model of `local`. Its ensemble counts with the others of its catalogue, and fits its weights
 towards the mean of all: two secure sums after the rounds (`fedecider.models.counts`, `fedecider.models.weight_sums`).
+Of 3,900 items a client sends 60 MB, masked pairs of items without gaps, which is no less than rounds send.
 """
 
 from functools import partial

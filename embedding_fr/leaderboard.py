@@ -180,7 +180,6 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
         name: {interactions.name: chance_hit(sequences, num_items, "test", get_protocol(name))}
         for name in config.protocol_names
     }
-    users = interactions.num_users
     return Plan(
         "leaderboard",
         board.root,
@@ -190,7 +189,7 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
         config.seeds,
         against=None,
         writes=not config.only_cells,
-        words=Words(partial(_heading, board), chance, users, SIMPLE),
+        words=Words(partial(_heading, board), chance, False, SIMPLE),
     )
 
 

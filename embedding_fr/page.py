@@ -9,7 +9,8 @@ from typing import Any
 from fedecider.engine.page import Parts, ReportConfig, write_run_page
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.protocols import get_protocol
-from fedecider.report.conclusion import Evidence, conclusion
+from fedecider.report.answer import Evidence, canary_alarm, sings
+from fedecider.report.conclusion import conclusion
 from fedecider.report.groups import BUCKET_METRICS, INTERVALS, group_rows, span
 from fedecider.report.page import Conclusion, PageTable, Section
 from fedecider.report.tables import CANARY
@@ -46,22 +47,17 @@ def run_evidence(result: RunResult) -> Evidence:
     """What a run says about its reported entry beside popularity."""
     metrics, protocol, chance = result.metrics, get_protocol(result.protocol), result.metrics["chance_hit@10"]
     alarms, test = [], result.test
-    if protocol.drop_seen and not protocol.leaks and CANARY in test and test[CANARY]["hit@10"]["low"] > chance:
-        alarms.append("The memoriser, which knows nothing about items, is above chance: by luck, or there is a leak.")
+    if protocol.drop_seen and not protocol.leaks and CANARY in test and sings(test[CANARY]["hit@10"], chance):
+        alarms.append(canary_alarm(metrics["dataset"], test[CANARY]["hit@10"], chance))
     if not result.settings["run"]["federation"]:
-        alarms.append("Federation was off: every client trained alone.")
-    alarms.append(
-        "Of the simple rules popularity alone stands beside it; co-occurrence, item-kNN, EASE and others stand in a "
-        "leaderboard, and are often better."
-    )
+        alarms.append("federation was off: every client trained alone.")
     return Evidence(
         subject=result.reported,
         rows=test,
         simple=SIMPLE,
         protocol=protocol.name,
+        scope=result.clients[0],
         tests=metrics.get("comparisons", ()),  # runs of before have none
-        valid=result.valid_means("hit@10"),
-        num_clients=metrics["num_users"],
         chance=chance,
         alarms=alarms,
     )

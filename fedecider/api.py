@@ -22,7 +22,7 @@ from typing import Any
 
 from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
-from fedecider.engine.command_line import CACHE, METHOD, chosen_settings, data_options
+from fedecider.engine.command_line import CACHE, METHOD, Chosen, chosen_settings, data_options
 from fedecider.engine.run import Callback, check_same_run, run_track
 from fedecider.engine.track import Track, track_of, tracks
 from fedecider.result import Result
@@ -68,7 +68,7 @@ def federate(
         baselines: Rows of one's own beside ours, for cross-silo methods: label -> a function of
             `fedecider.baselines.own.TrainData` that gives a function from histories to scores.
         progress: If false, nothing but warnings is printed.
-        settings: Options of ``fedecider federate``, blocks as mappings: ``num_rounds=20``,
+        settings: Options of ``fedecider federate``, blocks as mappings: ``num_rounds=20``, ``seeds=3``,
             ``pretrain={"train": {"epochs": 3}}``.
 
     Raises:
@@ -107,7 +107,7 @@ def planned(
     settings: Mapping[str, Any],
     allow_long: bool = True,
     minutes: float = 0.0,
-) -> Iterator[tuple[Track, Any, Mapping[str, Any]]]:
+) -> Iterator[tuple[Track, Any, Chosen]]:
     """Track and settings of the run that `federate` makes of these arguments, and what of them was chosen.
 
     A method of one's own is known while the block lasts.
@@ -120,7 +120,7 @@ def planned(
         options |= {name: str(value) if isinstance(value, Path) else value for name, value in nested(settings).items()}
         chosen = chosen_settings(track, options, given, allow_long, minutes)
         options = {name: value for name, value in options.items() if not minutes or name != "num_rounds"}
-        yield track, track.part("settings")(options, chosen or given), chosen
+        yield track, track.part("settings")(options, chosen.settings or given), chosen
 
 
 def load(folder: str | Path) -> Result:
@@ -176,7 +176,7 @@ def compare(
         ]
         missing = [cell for cell in cells if not _is_finished(data, *cell, **settings)]
         for method, seed, place in missing:
-            federate(data, method, output=place, resume=True, seed=seed, **settings)
+            federate(data, method, output=place, resume=True, seed=seed, seeds=1, **settings)
         return compare_runs(runs)
 
 
@@ -185,7 +185,10 @@ def _is_finished(data: Any, method: Any, seed: int, place: Path, config: Any = N
     if not RunFolder(place).record.is_file():
         return False
     own = {name: value for name, value in settings.items() if name not in WATCHED}
-    with quiet(), planned(data, method, config, place, {"seed": seed, "resume": True, **own}) as (track, parsed, _):
+    with (
+        quiet(),
+        planned(data, method, config, place, {"seed": seed, "seeds": 1, "resume": True, **own}) as (track, parsed, _),
+    ):
         check_same_run(track, parsed)
     return RunFolder(place).results.is_file()
 

@@ -25,12 +25,14 @@ class OwnTables:
         items: The table of item texts; if empty, they are in events.
         yes: If true, what is chosen may take over an hour.
         minutes: Where all would take longer, customers and rounds are drawn so that the run takes so long; 0 takes all.
+        verbose: If true, details are printed that are in the files too.
     """
 
     events: str = ""
     items: str = ""
     yes: bool = False
     minutes: NotNegative = 0.0
+    verbose: bool = False
 
 
 def describe(track: Track) -> str:
@@ -51,12 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = read_command(words, describe, OwnTables)
 
         from fedecider.engine.run import run_track  # torch, which help does without
+        from fedecider.running.progress import verbose
 
         options = {**_data_of_tables(asked), **asked.options}
         chosen = chosen_settings(asked.track, options, asked.config, asked.own.yes, asked.own.minutes)
         options = {name: value for name, value in options.items() if not asked.own.minutes or name != "num_rounds"}
-        settings = asked._replace(options=options, config=chosen or asked.config).settings(words)
-        run_track(asked.track, settings, chosen=chosen)
+        settings = asked._replace(options=options, config=chosen.settings or asked.config).settings(words)
+        with verbose(asked.own.verbose):
+            run_track(asked.track, settings, chosen=chosen)
 
     return run(work)
 

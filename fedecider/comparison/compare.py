@@ -136,7 +136,8 @@ class Words(NamedTuple):
     """Data, how rows were chosen, where the runs come from."""
     chance: Mapping[str, Mapping[str, float]]
     """Protocol -> client or data set -> hit@10 of random scores."""
-    num_clients: int
+    companies: bool
+    """Whether clients are companies, whose users are customers."""
     simple: Sequence[str]
     """Rows that need no training."""
     choices: Sequence[str] = ("federated",)

@@ -9,13 +9,14 @@ from typing import Any
 
 import yaml
 
-from fedecider.comparison.compare import Cost, Results, Table, Words, positions_of
+from fedecider.comparison.compare import Cost, Positions, Results, Table, Words, positions_of
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import UserPositions, write_per_user
 from fedecider.evaluation.protocols import get_protocol, stamp
-from fedecider.evaluation.statistics import Comparison, distinguishable_winners, shared_persons
+from fedecider.evaluation.statistics import Comparison, compare_table, distinguishable_winners, shared_persons
 from fedecider.federation.record import write_json, write_text
-from fedecider.report.conclusion import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion
+from fedecider.report.answer import Evidence, canary_alarm, sings
+from fedecider.report.conclusion import conclusion
 from fedecider.report.figures import convergence_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
@@ -29,6 +30,7 @@ from fedecider.report.tables import (
     markdown_grid,
     number_text,
     rows_data,
+    seed_gains,
     shown_domains,
 )
 from fedecider.running.plain import as_plain
@@ -101,7 +103,7 @@ def _strictness(name: str) -> tuple[bool, bool, bool]:
 
 
 def comparison_conclusion(table: Table) -> Conclusion | None:
-    """About the row that is best on validation, beside simple rules, training alone and all data in one place."""
+    """About the row that is best on validation, beside training alone, simple rules and all data in one place."""
     choice = chosen_row(table)
     if choice is None:
         return None
@@ -126,55 +128,51 @@ def evidence(table: Table, protocol: str, chosen: str) -> Evidence:
     if central := [label for label, kind in kinds.items() if kind == "central" and label not in words.simple]:
         best = max(set(central) - {CANARY}, key=lambda label: results.valid[label], default=None)
         beside |= {best: f"{best} with all data in one place"} if best else {}
-    alone = {label: results.entries[label].entry.method for label, kind in kinds.items() if kind == "local"}
-    hits = [cell.hits for cell in own.cells]
-    chance = words.chance[protocol]
+    alone = [label for label, kind in kinds.items() if kind == "local" and label != chosen]
+    alone = sorted(alone, key=lambda label: results.valid[label])[-1:] if kinds[chosen] == "federated" else []
+    others = [label for label in (*alone, *words.simple, *words.before) if label in kinds]
+    positions = {label: of_row for label, of_row in _positions(table, protocol).items() if label in (chosen, *others)}
+    pairs = [(chosen, label) for label in others if label in positions]
+    tests = compare_table(positions, compared(results.rows[0].metrics), pairs, persons=shared_persons(table.plan.users))
+    gains, share = [0.0] * table.plan.seeds, 0.0
+    if alone:
+        gains, share = seed_gains(positions, chosen, alone[0], table.plan.users)
     return Evidence(
         subject=chosen,
         rows=rows_data(results.rows, scope),
         simple=words.simple,
         protocol=protocol,
-        tests=[one for one in comparisons_data(results.tests) if one["domain"] == scope],
+        scope=scope,
+        tests=comparisons_data(tests),
+        alone=alone[0] if alone else "",
         beside=beside,
-        without_exchange={
-            label: WITHOUT_EXCHANGE if method in ("local", own.entry.method) else f"{method} without any exchange"
-            for label, method in alone.items()
-        },
-        before_rounds=dict.fromkeys(words.before, BEFORE_ROUNDS),
+        before_rounds=dict.fromkeys(words.before, "the shared model before the rounds"),
         domains={name: rows_data(results.rows, name) for name in domains},
-        valid={label: fmean(one[label] for one in hits) for label in hits[0] if all(label in one for one in hits)},
-        num_seeds=table.plan.seeds,
-        num_clients=words.num_clients,
-        chance=fmean(chance.values()),
+        customers={client: len(users) for client, users in table.plan.users.items()} if words.companies else {},
+        seed_gains=gains,
+        seed_share=share,
+        chance=fmean(words.chance[protocol].values()),
         planted=words.planted,
-        alarms=[*_canary_alarms(table, protocol), *_better_on_test(table, results, chosen, scope)],
+        alarms=_canary_alarms(table, protocol),
     )
+
+
+def _positions(table: Table, protocol: str) -> dict[str, Positions]:
+    """Row -> client -> (S, U), clients in the order of the plan."""
+    return {
+        label: {client: of_label[client] for client in table.plan.users}
+        for row in table.results[protocol].entries.values()
+        for label, of_label in positions_of(row, protocol).items()
+    }
 
 
 def _canary_alarms(table: Table, name: str) -> list[str]:
     protocol, rows = get_protocol(name), {row.label: row for row in table.results[name].rows}
     if protocol.leaks or not protocol.drop_seen or CANARY not in rows:
         return []  # it leaks anyway; or the memoriser knows what the user had before, which is then a candidate
-    hits = {client: rows[CANARY].values[client]["hit@10"] for client in table.plan.users}
-    return [
-        f"{client}: the memoriser, which knows nothing about items, is above chance (hit@10 {hit.mean:.4f}, chance "
-        f"{_words(table).chance[name][client]:.4f}): by luck, or the evaluation leaks"
-        for client, hit in hits.items()
-        if hit.low > _words(table).chance[name][client]
-    ]
-
-
-def _better_on_test(table: Table, results: Results, chosen: str, scope: str) -> list[str]:
-    choices = [row for row in results.rows if results.kinds[row.label] in _words(table).choices]
-    lead = compared(choices[0].metrics)[0]
-    means = {row.label: row.values[scope][lead].mean for row in choices}
-    best = max(means, key=lambda label: means[label])
-    if best == chosen:
-        return []
-    return [
-        f"{chosen} was chosen on validation items; on test items {best} has more: {100 * means[best]:.1f} against "
-        f"{100 * means[chosen]:.1f} of 100 ({MEAN if scope == MACRO else scope})."
-    ]
+    hits = {client: rows[CANARY].values[client]["hit@10"]._asdict() for client in table.plan.users}
+    chance = _words(table).chance[name]
+    return [canary_alarm(client, hit, chance[client]) for client, hit in hits.items() if sings(hit, chance[client])]
 
 
 def _sections(table: Table, heading: Sequence[str], marks: bool = False) -> list[Section]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedecider.comparison.compare import Cell, Entry, Plan, Row, collect
 from fedecider.engine.result import RunResult
+from fedecider.engine.track import track_of_config
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.record import write_text
 from fedecider.report.tables import ResultRow, ResultTable, caption, compared, shown_domains
 from fedecider.running.run_folder import RunFolder, check_output
+
+ALONE = "alone"
+"""Row of what companies have alone."""
 
 
 class Comparison(NamedTuple):
@@ -30,9 +35,14 @@ class Comparison(NamedTuple):
     ``high``, ``p_value``, ``p_holm``, ``effect_size``."""
     caption: Sequence[str]
     """What the numbers are, in sentences."""
+    recommendation: str = ""
+    """As `fedecider.result.Result.recommendation`, over all runs of the best label on validation."""
+    verdict: str = ""
+    """The same as `fedecider.result.Result.verdict`."""
 
     def __str__(self) -> str:
-        return "\n".join([self.table.to_string(float_format="{:.4f}".format), *self.caption])
+        table = self.table.to_string(float_format="{:.4f}".format)
+        return "\n".join([table, *self.caption, *([self.verdict] if self.verdict else [])])
 
     def _repr_html_(self) -> str:
         said = "".join(f"<div>{escape(line)}</div>" for line in self.caption)
@@ -53,8 +63,9 @@ class Comparison(NamedTuple):
 def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
     """Finished run folders beside each other, one per seed and label, of whatever track.
 
-    Read is the model that each run reports, from ``metrics.json`` and ``per_user.parquet``. Users are paired, and who
-    is a user of several clients is one person (`fedecider.evaluation.statistics`).
+    A row is what each run would switch on, with its ensemble; ``alone`` is what companies have alone, where they
+    trained beside the rounds. Users are paired, and who is a user of several clients is one person
+    (`fedecider.evaluation.statistics`).
 
     Raises:
         ValueError: no label; a run that did not finish or stands there twice; labels with different numbers of runs;
@@ -82,17 +93,20 @@ def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
                     f"got other {other[0]} in {folder} ({label}) than in {labels[base][0]}, expected the same in all "
                     "runs that are compared"
                 )
-    rows = [_row_of(label, of_label) for label, of_label in runs.items()]
+    rows = [_row_of(label, of_label, _subject) for label, of_label in runs.items()]
+    with_alone = [of_label for of_label in runs.values() if all(map(_alone, of_label))]
+    if with_alone and not {ALONE, "local"} & {*runs}:
+        rows.append(_row_of(ALONE, with_alone[0], _alone))
     entries = [row.entry for row in rows]
     plan = Plan("", Path(), entries, [first.protocol], first.users, sizes[base], against=[base], each_client=False)
     results = collect(plan, rows).results[first.protocol]
-    scope = shown_domains(results.rows)[-1]
+    scope, shown = shown_domains(results.rows)[-1], [row.label for row in results.rows]
     corrected = {(one.second, one.metric): one.p_holm for one in results.tests}
     tested = compared(results.rows[0].metrics)
-    holm = {name: [corrected.get((label, name), math.nan) for label in labels] for name in tested}
+    holm = {name: [corrected.get((label, name), math.nan) for label in shown] for name in tested}
     notes = [f"p: paired t test over users and seeds against {base}, Holm over the table"] if results.tests else []
     notes += ["who is a user of several clients counts once"] if shared_persons(first.users) else []
-    table = pd.DataFrame([_values(row, scope, plan.seeds) for row in results.rows], index=[*labels])
+    table = pd.DataFrame([_values(row, scope, plan.seeds) for row in results.rows], index=shown)
     tests = []
     for one in results.tests:
         mean, low, high = one.difference
@@ -104,6 +118,7 @@ def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
         pd.DataFrame.from_dict(per_client, orient="index").rename_axis(["label", "client"]),
         pd.DataFrame(tests, columns=columns),
         caption(ResultTable(results.rows, get_protocol(first.protocol), notes)),
+        *_answer(runs),
     )
 
 
@@ -121,12 +136,40 @@ def _on_what(run: RunResult) -> tuple[str, dict[str, str], Mapping[str, Sequence
     return run.protocol, {name: run.record["data"].get(name, "") for name in run.positions[run.reported]}, run.users
 
 
-def _row_of(label: str, runs: Sequence[RunResult]) -> Row:
+def _row_of(label: str, runs: Sequence[RunResult], entry_of: Callable[[RunResult], str]) -> Row:
     def cell(run: RunResult) -> Cell:
-        return Cell({label: math.nan}, lambda: {run.protocol: {label: dict(run.positions[run.reported])}})
+        return Cell({label: math.nan}, lambda: {run.protocol: {label: dict(run.positions[entry_of(run)])}})
 
     cells = [cell(run) for run in runs]
     return Row(Entry(label, label, "", [runs[0].protocol], lambda setting, seed: cells[seed]), {}, [], cells)
+
+
+def _subject(run: RunResult) -> str:
+    """The entry that one would switch on."""
+    track = track_of_config(run.settings)
+    return str(track.part("conclusion")(run).subject) if track.conclusion else run.reported
+
+
+def _alone(run: RunResult) -> str:
+    """The entry of what companies have alone; empty where nobody trained alone."""
+    return str(run.metrics.get("joining", {}).get("alone", ""))
+
+
+def _answer(runs: Mapping[str, Sequence[RunResult]]) -> tuple[str, str]:
+    """Recommendation and verdict of the label that is best on validation, over its runs; empty where no track has
+    any."""
+    joined = {label: of_label for label, of_label in runs.items() if track_of_config(of_label[0].settings).over_runs}
+    if not joined:
+        return "", ""
+
+    def valid(label: str) -> float:
+        return fmean(run.valid_means("ndcg@10").get(_subject(run), 0.0) for run in joined[label])
+
+    with_alone = [label for label, of_label in joined.items() if all(map(_alone, of_label))]
+    best = joined[max(with_alone or joined, key=valid)]
+    track = track_of_config(best[0].settings)
+    said = track.part("conclusion")(track.part("over_runs")(best))
+    return said.recommendation, said.text
 
 
 def _values(row: ResultRow, scope: str, seeds: int) -> dict[str, float]:

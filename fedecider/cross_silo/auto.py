@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedecider.cross_silo.command_line import make_settings
-from fedecider.cross_silo.estimate import FACTOR, DataFacts, Estimate, draw, estimate, facts_of, time_text
+from fedecider.cross_silo.estimate import FACTOR, ROOM, DataFacts, Estimate, draw, estimate, facts_of, time_text
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.data.encoders import KEYS, chosen_encoder
 from fedecider.data.store import load_domains
@@ -49,6 +49,10 @@ WIDTHS = {"minilm": 256, "tfidf": 128}
 """Wider was better up to 256 (docs/backbones.md); vectors of TF-IDF have 128 numbers at most."""
 LONG_S = 3600.0
 """What takes longer is not begun unasked."""
+SEEDS = 3
+"""Training runs where they are short."""
+SHORT_S = 600.0
+"""What `SEEDS` training runs may take together, unasked."""
 UNEQUAL = 4.0
 """Times the events of the smallest client from which the largest one would gain nothing from equal weights; measured
 is 33 times."""
@@ -339,13 +343,13 @@ def chosen_settings(
     log: Callable[[str], None] = log_line,
     minutes: float = 0.0,
     config: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[str]]:
     """Settings for the data that ``options`` name, unless they name a backbone of the user's own; those of ``config``,
-    where it is given.
+    where it is given; and the reasons.
 
-    Empty where nothing is to be chosen; those of the run that it starts from, where it does. Choices, reasons and the
-    estimate are logged. ``minutes``: what would take longer is done with a part of the customers and rounds (`draw`),
-    which is logged first; 0: all are taken. A run that goes on has what was chosen when it began.
+    Empty where nothing is to be chosen; those of the run that it starts from, where it does. The estimate is logged.
+    ``minutes``: what would take longer is done with a part of the customers and rounds (`draw`), which is logged
+    first; 0: all are taken. A run that goes on has what was chosen when it began.
 
     Raises:
         ValueError: the output holds a run, or it would take over an hour on this machine, and ``allow_long`` is false;
@@ -357,16 +361,16 @@ def chosen_settings(
     if minutes and (start or not options.get("data")):
         raise ValueError("got minutes without data of one's own, or with start_from, expected --data or --events")
     if not (options.get("data") or start):
-        return {}
+        return {}, []
     if options.get("resume"):
         kept = RunFolder(Path(str(output))).chosen
-        return load_yaml(kept) if kept.is_file() else {}
+        return load_yaml(kept) if kept.is_file() else {}, []
     if output:
         check_new(Path(output))  # before anything is read or measured
     if start:
         from fedecider.cross_silo.federate import settings_of  # the models, which --help does without
 
-        return settings_of(start)
+        return settings_of(start), []
     asked = {name: value for name, value in options.items() if name not in PLACES}
     named = merged(dict(config or {}), asked)
     for name in ("pretrain.backbone.name_or_path", "pretrain.backbone.kind"):
@@ -378,7 +382,7 @@ def chosen_settings(
                     "decoder): how long others take is not known"
                 )
             log(f"nothing is chosen for these data: {name} is {given}, the rest as it is by default")
-            return {}
+            return {}, []
     names = str(named.get("domains", "")).split(",") + str(named.get("public_domains", "")).split(",")
     wanted = [name.strip() for name in names if name.strip()] if named.get("domains") else None
     facts, machine = facts_of(load_domains(str(named["data"]), wanted)), this_machine()
@@ -387,25 +391,38 @@ def chosen_settings(
     else:
         choice = Choice(named, [], estimate(facts, make_settings({}, named), machine.flops))
     drawn = draw(facts, make_settings({}, choice.settings), machine.flops, minutes) if minutes else None
+    settings, reasons = {**choice.settings, **(drawn.settings if drawn else {})}, choice.reasons
+    planned = drawn.estimate if drawn else choice.estimate
+    if config is None and _affords_seeds(settings, planned, minutes):
+        settings["seeds"] = SEEDS
+        reasons = [*reasons, f"seeds {SEEDS}: runs differ by more than customers, and these are short"]
     if os.environ.get("RANK", "0") == "0":
-        for line in [*([drawn.text] if drawn else []), *(f"chosen: {line}" for line in choice.reasons)]:
-            log(line)
-        log(in_sentence(drawn.estimate if drawn else choice.estimate))
+        log("; ".join([*([drawn.text] if drawn else []), in_sentence(planned, settings.get("seeds", 1))]))
     if drawn:
-        return {**choice.settings, **drawn.settings}
+        return settings, reasons
     if choice.estimate.expected > LONG_S and not (allow_long or minutes):
         raise ValueError(
             f"got data that take about {time_text(choice.estimate.expected)} on this machine, expected at most an hour "
             "unless you say so: --minutes 10 for an answer from a part of the customers, in Python minutes=10; --yes "
             "true for all, in Python allow_long=True"
         )
-    return choice.settings
+    return settings, reasons
 
 
-def in_sentence(found: Estimate) -> str:
-    """The estimate."""
-    low, high = time_text(found.expected / FACTOR), time_text(found.expected * FACTOR)
+def _affords_seeds(settings: Mapping[str, Any], found: Estimate, minutes: float) -> bool:
+    """Whether `SEEDS` training runs are short, and nothing speaks against them: noise is spent by each run."""
+    noise = [_asked(settings, f"{block}.noise_scale") for block in ("privacy", "user_privacy")]
+    several = len(str(settings["domains"]).split(",")) > 1 and settings.get("method") != "local"
+    room_s = minutes * 60 / ROOM if minutes else SHORT_S
+    return "seeds" not in settings and several and not any(noise) and SEEDS * found.expected <= room_s
+
+
+def in_sentence(found: Estimate, seeds: int = 1) -> str:
+    """The estimate of so many training runs."""
+    expected = found.expected * seeds
+    runs = f" for {seeds} training runs" if seeds > 1 else ""
+    low, high = time_text(expected / FACTOR), time_text(expected * FACTOR)
     return (
-        f"estimate: {time_text(found.expected)} ({low} to {high}) where nothing else runs, {found.gigabytes:.1f} "
-        "GB of memory"
+        f"estimate: {time_text(expected)}{runs} ({low} to {high}) where nothing else runs, {found.gigabytes:.1f} GB of "
+        "memory"
     )

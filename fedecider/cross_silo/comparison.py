@@ -256,7 +256,7 @@ def _run_of(
     config: CompareConfig, label: str, protocol: str, hashes: Mapping[str, str], setting: Setting, seed: int
 ) -> Run:
     parsed = _parsed(config, label, setting)
-    settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed, protocol=protocol))
+    settings = parsed._replace(run=dataclasses.replace(parsed.run, seed=seed, seeds=1, protocol=protocol))
     key = run_folder.fingerprint({"config": settings.as_record(), "data": {**hashes, **beside_data(settings.run)}})
     return Run(settings, run_folder.RunFolder(Path(config.output) / "runs" / f"{label}-{seed}-{key}"))
 
@@ -412,7 +412,7 @@ def words_of(scope: Scope) -> compare.Words:
     return compare.Words(
         partial(_heading, scope),
         {run.protocol: chance},
-        len(scope.domains),
+        True,
         (*UNTRAINED, *own_baselines()),
         ("federated", "local"),
         {

@@ -1,71 +1,119 @@
-"""The first words about a run of the cross-silo track: would one switch it on, and what did joining bring?"""
+"""The answer of a run of the cross-silo track: should these companies join?"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from fedecider.baselines.counts import UNTRAINED
 from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, KEPT, OWN_ENSEMBLE_ROW, with_ensemble
 from fedecider.cross_silo.entries import STUDENT
 from fedecider.data.sample import SOURCE as SAMPLE
 from fedecider.engine.result import RunResult
+from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.methods.config import LOCAL
-from fedecider.report.conclusion import BEFORE_ROUNDS, WITHOUT_EXCHANGE, Evidence, conclusion
-from fedecider.report.costs import cost_of_joining
-from fedecider.report.joining import joining_sentences, without_sentences
+from fedecider.report.answer import Answer, Evidence, Values, answer_of, canary_alarm, sings
+from fedecider.report.conclusion import conclusion
+from fedecider.report.costs import WAYS, cost_of_joining
+from fedecider.report.joining import (
+    cost_sentence,
+    kept_sentence,
+    odd_sentences,
+    tests_of_sites,
+    without_sentences,
+)
 from fedecider.report.page import Conclusion
-from fedecider.report.tables import CANARY, compared
+from fedecider.report.tables import CANARY
 from fedecider.running.run_folder import SITE
 
 
 def run_conclusion(result: RunResult) -> Conclusion:
-    """The first words of the page of a run."""
-    said = conclusion(run_evidence(result), [_about(result)])
-    method, overlap = result.settings["run"].get("method", LOCAL), result.record.get("overlap", {})
-    first = [*joining_lines(result), *without_sentences(result.metrics.get("without", {}))]
-    if result.method == LOCAL != method:
-        first = [*overlap["sentences"], f"So {method} would have changed nothing, and every client was trained alone."]
-    drawn = result.settings["run"].get("drawn")
-    answer = f"{drawn[0].upper()}{drawn[1:]}. {said.answer}" if drawn else said.answer
-    return said._replace(answer=answer, paragraphs=[*first, *said.paragraphs])
+    """What stands first on the page of a run."""
+    joining = result.metrics.get("joining", {})
+    gives = without_sentences(result.metrics.get("without", {}))
+    return conclusion(run_evidence(result), [*kept_sentence(joining), *gives, _about(result)])
 
 
-def joining_lines(result: RunResult) -> list[str]:
-    """What joining brought and what it cost, in sentences; nothing where nobody trained alone."""
-    if "joining" not in result.metrics:
-        return []
-    everyone = result.record.get(SITE, {}).get("clients", result.clients)
-    return joining_sentences(result.metrics["joining"], cost_of_joining(result.logs, everyone, result.clients))
+def run_answer(result: RunResult) -> Answer:
+    """The answer of a run, as on its page."""
+    return answer_of(run_evidence(result))
+
+
+def sites_answer(
+    sites: Mapping[str, Mapping[str, Values]], metrics: Mapping[str, Any], record: Mapping[str, Any]
+) -> Answer | None:
+    """The answer of the server of a deployment, from what sites tell, site -> row -> metric -> figures; None where no
+    site trained alone. What a site keeps is told to nobody, so it is about the joint model for everyone."""
+    tests = tests_of_sites(sites)
+    if not tests:
+        return None
+    rows = metrics[MACRO]["test"] if MACRO in metrics else next(iter(sites.values()))
+    subject = next(
+        label for label in (with_ensemble(str(metrics["method"])), str(metrics["reported"])) if label in rows
+    )
+    alone = next(label for label in (with_ensemble(LOCAL), LOCAL) if label in rows)
+    return answer_of(
+        Evidence(
+            subject=subject,
+            rows=rows,
+            simple=(),
+            protocol=str(metrics["protocol"]),
+            scope=MACRO if len(sites) > 1 else next(iter(sites)),
+            tests=[{**test, "first": subject, "second": alone} for test in tests],
+            alone=alone,
+            customers=dict.fromkeys(sites, 0),
+            planted=not record.get("config", {}).get("run", {}).get("data", "-"),
+        )
+    )
 
 
 def run_evidence(result: RunResult) -> Evidence:
     """What a run says about the entry that ``fedecider recommend`` recommends with."""
+    run, joining = result.settings["run"], result.metrics.get("joining", {})
     tests = {client: result.figures[client]["test"] for client in result.clients}
     subject = subject_of(result.method, result.reported, result.test)
-    num_sampled = result.settings["ranking"].get("num_eval_users", 0)
-    notes = [f"Rounds were chosen on {num_sampled} users a domain."] if num_sampled else []
+    alarms = [*canary_alarms(result), *odd_sentences(joining.get("events", {}))]
+    nothing = result.method == LOCAL != run.get("method", LOCAL)
     beside = sources_of(result.method, result.reported)
+    drawn = run.get("drawn")
     return Evidence(
         subject=subject,
         rows=result.test,
         simple=(*UNTRAINED, *result.metrics.get("baselines", ())),
         protocol=result.protocol,
-        tests=result.metrics.get("comparisons", ()),  # runs of before have none
+        scope=MACRO if MACRO in result.figures else result.clients[0],
+        tests=result.metrics.get("comparisons", ()),
+        alone=joining.get("alone", ""),
         beside={
             label: what for label, what in beside.items() if label in result.test and label not in (STUDENT, subject)
         },
-        without_exchange=without_exchange(result.test) if result.method != LOCAL else {},
         before_rounds={STUDENT: BEFORE_ROUNDS},
         domains=tests if len(tests) > 1 else {},
-        valid=result.valid_means(compared(result.test[subject])[0]),
-        num_clients=len(tests),
+        customers={name: domain["num_users"] for name, domain in result.metrics["domains"].items()},
+        seed_gains=result.metrics.get("seed_gains", (0.0,)),
+        seed_share=result.metrics.get("seed_share", 0.0),
         chance=fmean(domain["chance_hit@10"] for domain in result.metrics["domains"].values()),
-        planted=not result.settings["run"]["data"]
+        planted=not run["data"]
         or any(card.get("settings", {}).get("source") == SAMPLE for card in result.cards.values()),
-        alarms=[*canary_alarms(result), *notes],
+        nothing_common=result.record.get("overlap", {}).get("sentences", ()) if nothing else (),
+        is_site=SITE in result.record,
+        drawn=drawn or "",
+        cost=cost_sentence(_cost(result)) if joining else "",
+        alarms=alarms,
     )
+
+
+BEFORE_ROUNDS = "the shared model before the rounds"
+
+
+def _cost(result: RunResult) -> dict[str, Any]:
+    """Of a company: the rounds and the sums of counts."""
+    everyone = result.record.get(SITE, {}).get("clients", result.clients)
+    cost = cost_of_joining(result.logs, everyone, result.clients)
+    sums = [one for name, one in result.communication.get("ensemble", {}).items() if name in result.clients]
+    return cost | {way: (cost[way] or 0) + sum(one[way] for one in sums) / len(result.clients) for way in WAYS}
 
 
 def subject_of(method: str, reported: str, labels: Collection[str]) -> str:
@@ -86,24 +134,14 @@ def sources_of(method: str, reported: str) -> dict[str, str]:
     }
 
 
-def without_exchange(labels: Collection[str]) -> dict[str, str]:
-    """The entry of what clients have that trained alone, in words; nothing where there is none."""
-    found = [label for label in (with_ensemble(LOCAL), LOCAL) if label in labels]
-    return dict.fromkeys(found[:1], WITHOUT_EXCHANGE)
-
-
 def canary_alarms(result: RunResult) -> list[str]:
-    """Domains in which the canary is above chance, where it should not be."""
+    """Companies in which the canary is above chance, where it should not be."""
     protocol = get_protocol(result.protocol)
     if protocol.leaks or not protocol.drop_seen:
         return []  # it leaks anyway; or the memoriser knows what the user had before, which is then a candidate
-    return [
-        f"{name}: the memoriser, which knows nothing about items, is above chance (hit@10 "
-        f"{domain['test'][CANARY]['hit@10']['mean']:.4f}, chance {domain['chance_hit@10']:.4f}): "
-        "by luck, or the evaluation leaks"
-        for name, domain in result.metrics["domains"].items()
-        if CANARY in domain["test"] and domain["test"][CANARY]["hit@10"]["low"] > domain["chance_hit@10"]
-    ]
+    every = result.metrics["domains"].items()
+    hits = {name: (one["test"][CANARY]["hit@10"], one["chance_hit@10"]) for name, one in every if CANARY in one["test"]}
+    return [canary_alarm(name, hit, chance) for name, (hit, chance) in hits.items() if sings(hit, chance)]
 
 
 def _about(result: RunResult) -> str:

@@ -129,6 +129,11 @@ def check_federation(settings: Settings, domains: Mapping[str, Domain]) -> dict[
     config, clients = settings.run, clients_of(domains)
     check_limits(settings, clients)
     check_privacy(settings)
+    if config.seeds > 1 and (config.privacy.noise_scale or settings.training.user_privacy.on):
+        raise ValueError(
+            f"got seeds {config.seeds} with noise that hides what is sent, expected 1: every training run spends the "
+            "epsilon again"
+        )
     privacy_data(settings, len(clients))  # what cannot be accounted for is told before any work
     check_uploads(settings, len(clients))
     hashes = {name: domain.content_hash() for name, domain in domains.items()}

@@ -6,14 +6,14 @@ Shape legend: U users of a client, E events, P pairs of events, I items, D dims 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fedecider.cross_silo.ensembles import KEPT, Fitting, System, every_ensemble
+from fedecider.cross_silo.ensembles import Fitting, System, every_ensemble
 from fedecider.cross_silo.entries import ModelOf, Positions
 from fedecider.cross_silo.hyperparameter_selection import choices as selectable
 from fedecider.cross_silo.reported import chosen_scale
@@ -25,7 +25,7 @@ from fedecider.data.sellers import once_each
 from fedecider.evaluation.metrics import user_metrics
 from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
-from fedecider.evaluation.statistics import ONE_SIDED, clearly_above, compare_table, of_one_run, shared_persons
+from fedecider.evaluation.statistics import ONE_SIDED, clearly_above
 from fedecider.federation.aggregate import LEAST_PEERS
 from fedecider.federation.config import PrivacyConfig
 from fedecider.federation.streams import derive_seed
@@ -33,7 +33,6 @@ from fedecider.methods import METHODS
 from fedecider.methods.beside import has_local
 from fedecider.methods.config import COUNTS, LOCAL, LocalConfig
 from fedecider.models.client_model import ClientModel, mean_of
-from fedecider.report.tables import compared_by, comparisons_data
 
 Keeps = Literal["joined", "half", "local"]
 """What a client goes on with: the model of the rounds, the mean of both updates, or the one it trained alone."""
@@ -261,32 +260,3 @@ def _likeness(name: str, events: Events, unit_ID: np.ndarray) -> tuple[float, fl
     first_P, next_P = item_E[place_P], item_E[place_P + 1]
     likeness_P = (unit_ID[first_P] * (unit_ID[next_P] - unit_ID[draw.permutation(next_P)])).sum(1)
     return float(likeness_P.mean()), float(likeness_P.std() / len(place_P) ** 0.5)
-
-
-def joining_data(
-    joined: str,
-    alone: str,
-    rows: Mapping[str, Positions],
-    users: Mapping[str, Sequence[str]],
-    keeps: Mapping[str, Keeps],
-    chosen: bool,
-    events: Mapping[str, Mapping[str, Any]] = {},
-) -> dict[str, Any]:
-    """What stands in ``metrics.json`` under ``joining``, for `fedecider.report.joining.joining_sentences`.
-
-    ``joined``, ``alone``: rows of ``rows``, row -> domain -> test places (U,), which may have `KEPT`. ``chosen``:
-    whether clients had the choice. ``events``: `checked_events`. Tests are paired over customers, of each client and
-    of the mean over clients, with Holm's correction over all of them.
-    """
-    of_row = {label: rows[label] for label in (joined, alone, KEPT) if label in rows}
-    pairs = [(label, alone) for label in of_row if label != alone]
-    tests = compare_table(of_one_run(of_row), compared_by(of_row), pairs, persons=shared_persons(users))
-    return {
-        "joined": joined,
-        "alone": alone,
-        "kept": KEPT if KEPT in rows else joined,
-        "chosen": chosen,
-        "clients": {name: {"num_users": len(users[name]), "keeps": one} for name, one in keeps.items()},
-        "tests": comparisons_data(tests),
-        "events": events,
-    }

@@ -19,7 +19,6 @@ from fedecider.evaluation.beyond import list_figures
 from fedecider.evaluation.metrics import MACRO, macro_mean, mean_metrics
 from fedecider.evaluation.statistics import compare_table, of_one_run
 from fedecider.models.ensemble import Places
-from fedecider.report.conclusion import LEVEL
 from fedecider.report.tables import compared_by, comparisons_data
 
 LISTS = (REPEATED, NEW)
@@ -62,7 +61,7 @@ def lists_data(lists: Lists, entries: Sequence[str]) -> dict[str, Any]:
         compared = {entry: shown[entry] for entry in kept}
         tests = compare_table(
             of_one_run(compared),
-            compared_by(compared),
+            compared_by(of_one_run(compared)),
             [(kept[0], entry) for entry in kept[1:]],
             each_domain=False,
         )
@@ -116,6 +115,6 @@ def list_sentence(name: str, of_list: Mapping[str, Any]) -> str:
     for test in of_list["tests"]:
         if test["metric"] == first:
             mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
-            beyond = "" if test["p_holm"] < LEVEL else ", not significant by Holm's correction"
+            beyond = "" if test["difference"]["low"] > 0 or test["difference"]["high"] < 0 else ", which may be chance"
             parts.append(f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]{beyond} against {test['second']}")
     return "; ".join(parts) + "."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedecider.audit.attacks import audit_section
-from fedecider.cross_silo.conclusion import run_conclusion
+from fedecider.cross_silo.conclusion import run_conclusion, run_evidence
 from fedecider.cross_silo.entries import STUDENT
 from fedecider.cross_silo.hyperparameter_selection import selection_text
 from fedecider.cross_silo.lists import list_sentence
@@ -27,9 +27,10 @@ from fedecider.evaluation.protocols import get_protocol
 from fedecider.models.ensemble import BOUND
 from fedecider.models.features import FEATURES
 from fedecider.models.folders import read_llm_run
+from fedecider.report.answer import units
 from fedecider.report.figures import alpha_slider
 from fedecider.report.groups import activity_section, popularity_section
-from fedecider.report.joining import joining_rows, without_rows, words_of
+from fedecider.report.joining import joining_rows, without_rows
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import number_text, shown_metrics
 
@@ -196,15 +197,14 @@ def joining_section(result: RunResult) -> list[Section]:
     """What joining brought to each client, and what clients have in common; nothing for a run of before."""
     overlap, joining, tables = result.record.get("overlap", {}), result.metrics.get("joining", {}), []
     if joining:
-        header = ("client", "customers", "alone", "joined", "difference", "Holm p", "keeps")
-        scopes = {client: splits["test"] for client, splits in result.figures.items()}
-        unit, what = words_of(joining["tests"])
-        caption = f"Of 100 {unit}, those who {what} (hit@10; of baskets recall@10)"
-        tables.append(PageTable(header, joining_rows(joining, scopes), caption))
+        evidence = run_evidence(result)
+        header = ("client", "customers", "alone", "joined", "gain", "keeps")
+        caption = f"Of 100 {units(evidence)[0]}, those who {units(evidence)[1]} ({evidence.lead})"
+        tables.append(PageTable(header, joining_rows(evidence, joining), caption))
     if without := result.metrics.get("without"):
         names = [*result.clients, MACRO]
-        caption = "Who gains from whom: so many more of 100 when the company of the line is left out; * beyond chance"
-        tables.append(PageTable(("without", *names), without_rows(without, names), caption))
+        caption = "Who gives whom: points that the company of the line brings each other one; * for sure"
+        tables.append(PageTable(("gives", *names), without_rows(without, names), caption))
     if pairs := overlap.get("pairs"):
         columns = ("client", "other", "in common", "of its items", "of the other's", "of its sales", "of the other's")
         rows = [

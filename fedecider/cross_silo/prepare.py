@@ -34,7 +34,7 @@ from fedecider.methods.client_models import ClientModels, client_models
 from fedecider.models.adapters import attach_lora, layer_names
 from fedecider.models.client_model import Base
 from fedecider.running.launch import Launch
-from fedecider.running.progress import log_line, stage
+from fedecider.running.progress import detail, log_line, stage
 from fedecider.running.run_folder import RunFolder
 from fedecider.running.stages import Stage
 from idgen.backbone import check_backbone, has_tied_output, linear_layers, load_backbone
@@ -84,7 +84,7 @@ def read_data(config: RunConfig) -> dict[str, Domain]:
 
     def load(names: Sequence[str]) -> dict[str, Domain]:
         found = load_domains(config.data, names) if config.data else sample_domains(names, config.seed)
-        return drawn_customers(found, config.customer_share, config.seed)
+        return drawn_customers(found, config.customer_share)
 
     domains = load(config.domain_names)
     empty = [name for name in domains if name not in clients_of(domains)]
@@ -157,14 +157,14 @@ def build_base_artifacts(config: RunConfig, launch: Launch) -> BaseArtifacts:
     if launch.is_main:
         stages = (("pre-training", pretrained), ("distillation", distilled))
         told = ", ".join(f"{name} {'reused' if kept.reused else 'built'} ({kept.folder.name})" for name, kept in stages)
-        log_line(f"{config.cache}: {told}")
+        detail(f"{config.cache}: {told}")
         if told := kept_step(pretrained):
-            log_line(f"backbone: {told}")
+            detail(f"backbone: {told}")
     clients = clients_of(domains)
     ids = load_ids(pretrained.folder, clients, config.pretrain)
     if launch.is_main:
         reports = {name: ids[name].items.report for name in by_catalogue(clients)}
-        log_line("item IDs: " + ", ".join(f"{name} {report['num_items']:,}" for name, report in reports.items()))
+        detail("item IDs: " + ", ".join(f"{name} {report['num_items']:,}" for name, report in reports.items()))
     return BaseArtifacts(clients, ids, pretrained, distilled, {**clients, **domains})
 
 

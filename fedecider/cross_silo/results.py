@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -14,10 +14,10 @@ from fedecider.baselines.own import own_baselines
 from fedecider.cross_silo import ensembles, examples
 from fedecider.cross_silo import entries as of_entries
 from fedecider.cross_silo.base_stages import kept_step
-from fedecider.cross_silo.conclusion import joining_lines, run_conclusion, sources_of, subject_of, without_exchange
+from fedecider.cross_silo.conclusion import run_conclusion, sources_of, subject_of
 from fedecider.cross_silo.ended import Ended, Outcome
 from fedecider.cross_silo.ensembles import KEPT, Fitting, System, every_ensemble, with_ensemble
-from fedecider.cross_silo.entries import TEACHER, Positions
+from fedecider.cross_silo.entries import Positions
 from fedecider.cross_silo.exchange import added_by, communication, fusion_weights
 from fedecider.cross_silo.export import export
 from fedecider.cross_silo.hyperparameter_selection import selection_text
@@ -25,7 +25,6 @@ from fedecider.cross_silo.joining import (
     Keeps,
     checked_events,
     chosen_systems,
-    joining_data,
     local_system,
     may_choose,
 )
@@ -35,21 +34,22 @@ from fedecider.cross_silo.privacy import privacy_data, privacy_notes
 from fedecider.cross_silo.reported import Scales, chosen_scale
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
-from fedecider.engine.finish import finish, per_user_records
+from fedecider.engine.finish import per_user_records, write, write_page_and_table
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import MACRO, ranked_share
 from fedecider.evaluation.protocols import chance_hit, few_candidates, get_protocol, stamp
-from fedecider.evaluation.statistics import Comparison, compare_table, of_one_run, shared_persons
+from fedecider.evaluation.statistics import PerDomain, Persons, compare_table, of_one_run, shared_persons
 from fedecider.federation.record import capped_clients, non_finite_uploads, read_records, sum_notes, upload_notes
 from fedecider.methods import METHODS
 from fedecider.methods.config import LOCAL
 from fedecider.models.client_model import ClientModel
 from fedecider.models.ensemble import Weights
 from fedecider.report import tables
-from fedecider.report.tables import CANARY, ResultRow, ResultTable, rows_data
+from fedecider.report.conclusion import console_table
+from fedecider.report.tables import CANARY, rows_data
 from fedecider.running.damage import read_object
 from fedecider.running.launch import Launch
-from fedecider.running.progress import log_line, progress
+from fedecider.running.progress import console, detail, log_line, progress, stage_seconds
 from fedecider.running.run_folder import RunFolder, read_run
 from idgen.item_scores import ranks_all
 
@@ -67,27 +67,30 @@ def write_results(run: Ended, folder: RunFolder, launch: Launch) -> None:
     records = read_records(folder.rounds)
     outcome = evaluate(run, variants, RunResult(read_run(folder.root), {}, records, records, selection=selection))
     write_outcome(run, outcome, folder)
-    said = run_conclusion(outcome.result)
-    log_line(f"{said.question} {said.answer}")
-    for sentence in joining_lines(outcome.result):
-        log_line(sentence)
-    for name, of_list in outcome.result.metrics.get("lists", {}).items():
-        log_line(list_sentence(name, of_list))
 
 
 def write_outcome(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
-    """Export the models, and write the files, the page and the table."""
+    """Export the models, write the files, the page and the table, and say the answer."""
     export(run, outcome, folder)
-    result = outcome.result
-    warned, further = _notes(run, result)
+    seconds = stage_seconds()
+    metrics = {**outcome.result.metrics, "notes": _notes(run, outcome.result)}
+    result = replace(outcome.result, metrics={**metrics, **({"seconds": seconds} if seconds else {})})
+    write(result, folder)
+    write_answer(result, folder)
 
-    def shown(table: ResultTable) -> Any:
-        title = f"Test results of {folder.root.name}, round {result.best_round} of {run.rounds.round}"
-        return tables.rich_table(table._replace(rows=printed_rows(table.rows), notes=warned), title=title)
 
-    finish(result, folder, f"Test, round {result.best_round}", [*warned, *further], run_page, shown)
-    log_line(f"all rows, and every domain: {folder.results}")
-    log_line(f"adapters: {folder.adapters}")
+def write_answer(result: RunResult, folder: RunFolder) -> None:
+    """The page and the whole table; on the console the few rows that the answer is about, and last the answer."""
+    title = f"Test, round {result.best_round} of {len(result.rounds)}"
+    write_page_and_table(result, folder, title, result.metrics["notes"], run_page)
+    said = run_conclusion(result)
+    for note in result.metrics["notes"]:
+        detail(note)
+    for name, of_list in result.metrics.get("lists", {}).items():
+        detail(list_sentence(name, of_list))
+    console.print(console_table(said))
+    log_line(f"run: {folder.root}")
+    log_line(said.text)
 
 
 def variant_entries(run: Ended) -> Entries:
@@ -147,8 +150,15 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
         events = checked_events(domains, {name: texts[name].unit_ID for name in domains})
         subject = with_ensemble(run.method.name) if mixes else metrics["reported"]
         own = with_ensemble(LOCAL) if mixes else LOCAL
-        test, chosen = models["test"], may_choose(settings)
-        metrics["joining"] = joining_data(subject, own, test, _users(run), keeps, chosen, events)
+        whole = with_ensemble(KEPT) if mixes else KEPT
+        metrics["joining"] = {
+            "joined": subject,
+            "alone": own,
+            "kept": whole if whole in models["test"] else subject,
+            "chosen": may_choose(settings),
+            "clients": {name: {"num_users": len(of), "keeps": keeps[name]} for name, of in _users(run).items()},
+            "events": events,
+        }
     fuses = METHODS[settings.run.method].fusion_weights is not None
     added = added_by(run.models, joined.model_of, domains) if fuses else {}
     traffic = communication(known.rounds, run.models, run.method.takes_mean) if known.rounds else {}
@@ -237,10 +247,10 @@ def _facts(run: Ended, known: RunResult) -> dict[str, Any]:
 def _figures(run: Ended, models: Entries, rules: Entries) -> dict[str, Any]:
     """Of every client and of their mean, on both splits, with paired tests on the test items."""
     protocol, users = get_protocol(run.settings.run.protocol), _users(run)
-    rows, valid_rows = (
-        tables.result_rows(of_one_run(models[split]), of_one_run(rules[split]), persons)
-        for split, persons in (("test", shared_persons(users)), ("valid", None))
-    )
+    own = own_baselines()
+    test = of_one_run({**models["test"], **rules["test"]})
+    figures = test_figures(test, own, shared_persons(users))
+    valid_rows = tables.result_rows(of_one_run(models["valid"]), of_one_run(rules["valid"]))
     found = {
         name: {
             "num_users": len(domain.clients.sequences),
@@ -249,65 +259,54 @@ def _figures(run: Ended, models: Entries, rules: Entries) -> dict[str, Any]:
             "chance_hit@10": chance_hit(domain.clients.sequences, len(domain.item_keys), "test", protocol),
             "returned_share": {entry: ranked_share(positions[name]) for entry, positions in models["test"].items()},
             "valid": rows_data(valid_rows, name),
-            "test": rows_data(rows, name),
+            "test": figures[name],
         }
         for name, domain in run.artifacts.domains.items()
     }
-    tests = paired_tests(run.method.name, rows[0].label, {**models["test"], **rules["test"]}, users)
+    reported = next(iter(models["test"]))
     return {
         "domains": found,
-        **({MACRO: {"test": rows_data(rows, MACRO)}} if len(found) > 1 else {}),
-        "comparisons": tables.comparisons_data(tests),
+        **({MACRO: {"test": figures[MACRO]}} if len(found) > 1 else {}),
+        "comparisons": paired_tests(run.method.name, reported, test, users),
     }
 
 
+def test_figures(
+    positions: Mapping[str, PerDomain], own: Collection[str], persons: Persons | None
+) -> dict[str, dict[str, Any]]:
+    """Client (``macro`` for their mean) -> entry -> metric -> mean, low, high. ``positions``: entry -> client ->
+    (S, U) or (U,), of baskets (S, U, T), of S training runs."""
+    rules = {*UNTRAINED, *own, CANARY}
+    models = {label: of for label, of in positions.items() if label not in rules}
+    rows = tables.result_rows(models, {label: of for label, of in positions.items() if label in rules}, persons)
+    return {name: rows_data(rows, name) for name in rows[0].values}
+
+
 def paired_tests(
-    method: str, reported: str, positions: Mapping[str, Positions], users: Mapping[str, Sequence[str]]
-) -> list[Comparison]:
-    """The recommender that is exported against every simple rule and what stands beside it, mean over domains.
-
-    ``positions``: entry -> domain -> (U,) test positions. Holm's correction is over all of them.
-    """
+    method: str, reported: str, positions: Mapping[str, PerDomain], users: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """The recommender that is exported against every simple rule and what stands beside it, of every client and of
+    their mean. ``positions``: as `test_figures` takes them."""
     subject = subject_of(method, reported, positions)
-    beside = (*UNTRAINED, *own_baselines(), *sources_of(method, reported), *without_exchange(positions))
+    alone = [label for label in (with_ensemble(LOCAL), LOCAL) if label in positions]
+    beside = (*UNTRAINED, *own_baselines(), *sources_of(method, reported), *alone)
     pairs = [(subject, label) for label in dict.fromkeys(beside) if label in positions and label != subject]
-    persons = shared_persons(users)
-    of_run, metrics = of_one_run(positions), tables.compared_by(positions)
-    return compare_table(of_run, metrics, pairs, persons=persons, each_domain=False)
+    joined = next(label for label in (with_ensemble(method), reported) if label in {*positions, reported})
+    pairs += [(joined, alone[0])] if alone and joined != subject else []
+    metrics = tables.compared_by(positions)
+    return tables.comparisons_data(compare_table(positions, metrics, pairs, persons=shared_persons(users)))
 
 
-def printed_rows(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """At most eight rows for a terminal, in their order, with the macro mean alone where there are several domains.
-
-    Of the rules without training the one with the best ndcg@10 stands for all; the method's other variants, the teacher
-    and the canary are left out.
-    """
-    scope = tables.shown_domains(rows)[-1]
-    counts = [row for row in rows if row.label in UNTRAINED]
-    best = max(counts, key=lambda row: row.values[scope]["ndcg@10"].mean)
-    variants = f"{rows[0].label.partition(' (')[0]} ("
-    others = {row.label for row in rows[1:] if row.label.startswith(variants)}
-    others |= {*UNTRAINED, TEACHER, CANARY} - {best.label}
-    kept = {scope, MACRO}
-    return [
-        row._replace(values={domain: values for domain, values in row.values.items() if domain in kept})
-        for row in rows
-        if row.label not in others
-    ]
-
-
-def _notes(run: Ended, result: RunResult) -> tuple[list[str], list[str]]:
+def _notes(run: Ended, result: RunResult) -> list[str]:
     """What must be known before the numbers are read, and how they came about."""
     config, metrics = run.settings.run, result.metrics
     scales = ", ".join(f"{name} {scale:g}" for name, scale in metrics.get("update_scales", {}).items())
     beams = metrics["num_beams"]
-    warned = [
+    return [
         *few_candidates({name: domain["chance_hit@10"] for name, domain in metrics["domains"].items()}),
         *privacy_notes(metrics.get("privacy", {})),
         *upload_notes(result.rounds, run.models.names),
         *sum_notes(config.secure_sum, config.privacy.clips),
-    ]
-    return warned, [
         f"round {result.best_round} of {run.rounds.round} has the best validation ndcg@10 "
         f"({metrics['best_valid_ndcg@10']:.4f}) of {run.method.variants[0]}",
         *([selection_text(**result.selection)] if result.selection else []),

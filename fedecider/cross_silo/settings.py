@@ -121,6 +121,8 @@ class RunConfig:
         cache: The folder in which pre-training and distillation are kept for later runs.
         method: The federated method.
         seed: The seed from which every random draw of the run is derived.
+        seeds: The number of training runs, with seeds from seed on: figures and intervals are over all of them, and the
+            first one is handed over.
         num_rounds: The number of rounds of local training and exchange.
         patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
@@ -154,7 +156,7 @@ class RunConfig:
         protocol: The evaluation protocol: how recommendations are counted. strict holds out a customer's last event and
             drops what the customer had; next_basket holds out the last basket and drops nothing; auto takes next_basket
             where events have order numbers or customers buy again.
-        customer_share: The share of every client's customers that take part, drawn by the seed; 100 of each do, if it
+        customer_share: The share of every client's customers that take part, drawn by their keys; 100 of each do, if it
             has them. Figures are over these alone; catalogues and public users stay whole.
         drawn: What --minutes drew, in words.
         start_from: The finished run with whose adapters, stages and settings the rounds start; if empty, anew.
@@ -174,6 +176,7 @@ class RunConfig:
     cache: str = ".cache"
     method: str = "fedecider"
     seed: Seed = 0
+    seeds: OneOrMore = 1
     num_rounds: OneOrMore = 20
     patience: ZeroOrMore = 0
     participation: ShareAbove0 = 1.0

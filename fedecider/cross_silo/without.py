@@ -107,7 +107,7 @@ def _compared(
     positions = {WITHOUT: without, label: {company: result.positions[label][company] for company in others}}
     tests = compare_table(
         of_one_run(positions),
-        compared_by(positions),
+        compared_by(of_one_run(positions)),
         [(WITHOUT, label)],
         persons=shared_persons(users),
     )

@@ -1,4 +1,4 @@
-"""A part of every client's customers, drawn by a seed: for an answer that comes soon."""
+"""A part of every client's customers, drawn by their keys: for an answer that comes soon."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def num_drawn(num_users: int, share: float) -> int:
     return min(num_users, max(LEAST, math.ceil(share * num_users)))
 
 
-def drawn_customers(domains: Mapping[str, Domain], share: float, seed: int) -> dict[str, Domain]:
+def drawn_customers(domains: Mapping[str, Domain], share: float) -> dict[str, Domain]:
     """The domains with `num_drawn` of their client users; catalogues and public users stay whole.
 
-    Who is drawn depends on seed and key alone, so a customer of two clients is drawn, or not, at both of them alike.
+    Who is drawn depends on the key alone, so a customer of two clients is drawn, or not, at both of them alike, and
+    every training run has the same customers.
     """
     if share >= 1.0:
         return dict(domains)
-    drawn, stream_seed = {}, derive_seed(seed, "drawn customers")
+    drawn, stream_seed = {}, derive_seed(0, "drawn customers")
     for name, domain in domains.items():
         users = domain.clients.users
         order_U = np.array([user_order(stream_seed, user) for user in users], np.uint64)

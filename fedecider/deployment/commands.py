@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from fedecider.bounds import Diverged
+from fedecider.cross_silo.conclusion import sites_answer
 from fedecider.data.card import baskets_in_words, summary
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
@@ -30,7 +31,6 @@ from fedecider.deployment.project import (
 from fedecider.deployment.run import WIRE_FILE
 from fedecider.engine.command_line import read_command
 from fedecider.evaluation.protocols import MIN_EVENTS
-from fedecider.report.joining import joining_of_sites, joining_sentences
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import start as launched
 from fedecider.running.options import HELP_ALL
@@ -219,8 +219,8 @@ def collect(words: Sequence[str]) -> None:
         record = read_run(folder.root) if folder.record.is_file() else {}  # older servers kept none
         for sentence in record.get("overlap", {}).get("sentences", []):
             log_line(sentence)
-        for sentence in joining_sentences(joining_of_sites(sites)):
-            log_line(sentence)
+        if (answer := sites_answer(sites, metrics, record)) is not None:
+            log_line(answer.text)
 
 
 def _scopes(metrics: Mapping[str, Any]) -> dict[str, Any]:

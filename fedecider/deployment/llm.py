@@ -15,7 +15,6 @@ import torch
 
 from fedecider.cross_silo import base_stages, prepare, reported
 from fedecider.cross_silo.command_line import settings_from_plain
-from fedecider.cross_silo.conclusion import joining_lines
 from fedecider.cross_silo.ended import Ended
 from fedecider.cross_silo.ensembles import KEPT
 from fedecider.cross_silo.entries import Positions
@@ -159,6 +158,7 @@ def _placed(settings: prepare.Settings, root: Path) -> prepare.Settings:
     """The settings with the places of a project, and the encoder by its name, so that sites need not have it."""
     config = settings.run
     places: dict[str, Any] = {"data": str(root / "public"), "cache": str(root / "cache"), "output": "", "resume": False}
+    places["seeds"] = 1  # a deployment trains once
     encoder = chosen_encoder(config.pretrain.text_encoder)
     pretrain = replace(config.pretrain, text_encoder=encoder)
     return settings._replace(run=replace(config, pretrain=pretrain, **places))
@@ -324,11 +324,11 @@ class _End(NamedTuple):
         drop_versions(self.folder.root)  # of an earlier training
         write_json(self.folder.record, result.record)
         write_outcome(run, outcome, self.folder)
-        for sentence in joining_lines(result):
-            log_line(sentence)
         test = result.figures[name]["test"]  # what a site keeps is its own affair
         known = {entry: values for entry, values in test.items() if not entry.startswith(KEPT)}
-        return {**known, **difference_row(result.metrics.get("joining", {}), name)}
+        joining = result.metrics.get("joining", {})
+        joined, alone = joining.get("joined", ""), joining.get("alone", "")
+        return {**known, **difference_row(result.metrics["comparisons"], joined, alone)}
 
     def weights_by_itself(self, state: RunState, download: Download) -> Weights:
         """The weights of the ensemble, before those of all are known."""

@@ -15,6 +15,17 @@ CACHE = ".cache"
 """Where data that were in memory are kept, beside the stages of runs: ``cache`` of a run, if it is given."""
 
 
+class Chosen(NamedTuple):
+    """Settings that were chosen for data, as a file would have them; empty where nothing was."""
+
+    settings: Mapping[str, Any] = {}
+    reasons: Sequence[str] = ()
+    """A line for each choice."""
+
+
+NOTHING_CHOSEN = Chosen()
+
+
 class RunOptions(NamedTuple):
     """What is asked of a run, before data are read."""
 
@@ -52,7 +63,7 @@ def data_options(track: Track, data: Any, cache: Path) -> dict[str, Any]:
 
 def chosen_settings(
     track: Track, options: Mapping[str, Any], config: Mapping[str, Any] | None, allow_long: bool, minutes: float
-) -> dict[str, Any]:
+) -> Chosen:
     """What a track chooses for data where no configuration is named, or for a time; empty where there is no choice.
 
     Raises:
@@ -61,9 +72,8 @@ def chosen_settings(
     if minutes and not track.choose:
         raise ValueError(f"got minutes with a method of {track.title}, expected one of the cross-silo track")
     if not track.choose or (config is not None and not minutes):
-        return {}
-    chosen: dict[str, Any] = track.part("choose")(options, allow_long, minutes=minutes, config=config)
-    return chosen
+        return NOTHING_CHOSEN
+    return Chosen(*track.part("choose")(options, allow_long, minutes=minutes, config=config))
 
 
 def read_command(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.table import Table
 from torch import Tensor
 
 from fedecider.baselines.counts import UNTRAINED
@@ -50,7 +49,6 @@ def finish(
     title: str,
     notes: Sequence[str],
     page: Callable[[Path, RunResult], Path],
-    shown: Callable[[ResultTable], Table] | None = None,
 ) -> None:
     """Write everything, and print the table.
 
@@ -60,20 +58,26 @@ def finish(
         title: Of the table.
         notes: What must be said under it.
         page: Writes the page into the folder.
-        shown: The table as it is printed; None: whole.
     """
     seconds = stage_seconds()
     result = replace(result, metrics={**result.metrics, **({"seconds": seconds} if seconds else {})})
     write(result, folder)
+    write_page_and_table(result, folder, title, notes, page)
+    console.print(rich_table(result_table(result, notes), title=title))
+    log_line(f"run: {folder.root}")
+
+
+def write_page_and_table(
+    result: RunResult, folder: RunFolder, title: str, notes: Sequence[str], page: Callable[[Path, RunResult], Path]
+) -> None:
+    """What people read of a run; arguments as those of `finish`."""
     with stage("report"):
         try:
             log_line(f"report: {page(folder.root, result)}")
         except Exception as error:  # hours of training must not end in an error of their page, which can be made again
             log_line(f"no report: {error}")
-    table = result_table(result, notes)
-    console.print(rich_table(table, title=title) if shown is None else shown(table))
-    write_text(folder.results, markdown_table(table, title=title))  # last: a run whose table stands there is finished
-    log_line(f"run: {folder.root}")
+    table = markdown_table(result_table(result, notes), title=title)
+    write_text(folder.results, table)  # last: a run whose table stands there is finished
 
 
 def result_table(result: RunResult, notes: Sequence[str]) -> ResultTable:

@@ -7,12 +7,14 @@ written afterwards). Around them the engine opens the run folder, resumes, recor
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.bounds import Diverged
 from fedecider.data.domain import Domain
 from fedecider.data.store import save_domains
+from fedecider.engine.command_line import NOTHING_CHOSEN, Chosen
 from fedecider.engine.track import Track
 from fedecider.federation.callbacks import Checkpoints, Round, RoundCallback, recording
 from fedecider.federation.channel import Channel
@@ -23,9 +25,12 @@ from fedecider.federation.state import RunState
 from fedecider.running import rounds as around
 from fedecider.running.launch import Launch, start
 from fedecider.running.plain import content_key
-from fedecider.running.progress import quiet, round_progress, stage, timed_run, write_seconds
+from fedecider.running.progress import log_line, quiet, round_progress, stage, timed_run, write_seconds
 from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
 from fedecider.running.settings_files import write_settings
+
+SEEDS = "seeds"
+"""Folder of the further training runs of a run, a folder each, named after its seed."""
 
 
 def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
@@ -103,14 +108,33 @@ def run_track(
     track: Track,
     settings: Any,
     callbacks: Sequence[Callback] = (),
-    chosen: Mapping[str, Any] = {},
+    chosen: Chosen = NOTHING_CHOSEN,
     log_results: bool = True,
 ) -> Path:
-    """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up."""
+    """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up.
+
+    Further seeds (``seeds``) are trained after the first one, into ``seeds/`` of its folder, and their figures put into
+    its own; what is handed over is that of the first.
+    """
+    others = range(1, getattr(settings.run, "seeds", 1))
     with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
+        settings = launch.from_main(settings)
         with stage("load"):
-            experiment = track.part("load")(launch.from_main(settings), launch)
-        return run(experiment, launch, callbacks, chosen, log_results)
+            experiment = track.part("load")(settings, launch)
+        root = run(experiment, launch, callbacks, chosen, log_results and not others)
+        folders = [root / SEEDS / str(settings.run.seed + number) for number in others]
+        for number, folder in zip(others, folders, strict=True):
+            if launch.is_main:
+                log_line(f"training run {number + 1} of {settings.run.seeds}")
+            own = {"seed": settings.run.seed + number, "seeds": 1, "output": str(folder)}
+            resumes = RunFolder(folder).record.is_file()
+            with quiet():
+                again = settings._replace(run=replace(settings.run, **own, resume=resumes))
+                run(track.part("load")(again, launch), launch, callbacks, log_results=False)
+        if others and launch.is_main:
+            with quiet(not log_results):
+                track.part("merge_runs")(root, folders)
+    return root
 
 
 def check_same_run(track: Track, settings: Any) -> None:
@@ -125,7 +149,7 @@ def run(
     experiment: Experiment,
     launch: Launch,
     callbacks: Sequence[Callback] = (),
-    chosen: Mapping[str, Any] = {},
+    chosen: Chosen = NOTHING_CHOSEN,
     log_results: bool = True,
 ) -> Path:
     """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
@@ -148,8 +172,9 @@ def run(
     with around.opened_together(root, record, launch) as folder:
         if launch.is_main:
             rounds.opened(folder)
-            if chosen:
-                write_settings(folder.chosen, chosen)
+            if chosen.settings:
+                write_settings(folder.chosen, chosen.settings, chosen.reasons)
+                log_line(f"settings chosen for your data, with the reasons: {folder.chosen}")
         try:
             with stage("rounds"), round_progress(config.num_rounds, launch.is_main) as clients_done:
                 recorder = around.round_recorder(folder, launch, getattr(config, "tracker", ""), record, names)

@@ -46,6 +46,12 @@ class Track(NamedTuple):
     where there is nothing to choose."""
     conclusion: str = ""
     """`fedecider.engine.result.RunResult` -> `fedecider.report.page.Conclusion`: the verdict in sentences."""
+    over_runs: str = ""
+    """Results of training runs with several seeds -> `fedecider.engine.result.RunResult` with the test figures of
+    all; of the first one the rest. Empty where a run has one seed."""
+    merge_runs: str = ""
+    """(run folder, folders of the other seeds) -> nothing; writes `over_runs` into the first folder and says the
+    answer."""
     data_options: str = ""
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""
     comparison: str = ""

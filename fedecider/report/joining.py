@@ -1,13 +1,15 @@
-"""What joining brought, in customers, bytes and CPU time: the same words on page and console, in Python, in FLARE."""
+"""What joining brought company by company, what is odd about one, who gives whom, what it costs; of sites too."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from fedecider.evaluation.statistics import holm
-from fedecider.report.conclusion import LEVEL, Values
-from fedecider.report.tables import BASKETS_COMPARED, LEADS
+from fedecider.evaluation.metrics import MACRO
+from fedecider.report.answer import NAMED, Evidence, Values, difference, finite, points
+from fedecider.report.tables import LEADS
 
 KEPT_WORDS = {
     "joined": "the joint model",
@@ -15,40 +17,27 @@ KEPT_WORDS = {
     "local": "the model that it trained alone",
 }
 """What a client goes on with -> in words."""
-MACRO = "macro"
 DIFFERENCE = "joined less alone"
 """Name of the row in which a site of a deployment tells what joining brought to it."""
-NAMED = 6
-"""So many clients are told of one by one."""
 
 
-def joining_sentences(joining: Mapping[str, Any], cost: Mapping[str, Any] | None = None) -> list[str]:
-    """From ``joining`` of ``metrics.json`` and `fedecider.report.costs.cost_of_joining`; nothing where it is empty.
+def kept_sentence(joining: Mapping[str, Any]) -> list[str]:
+    """What each company goes on with; nothing where nobody had the choice.
 
     Raises:
         KeyError: it lacks something.
     """
-    if not joining:
+    if not joining or not joining["chosen"]:
         return []
-    tests = {one["domain"]: one for one in joining["tests"] if _is_of(one, joining["joined"], joining)}
-    names = [name for name in joining["clients"] if name in tests]
-    listed = "; ".join(f"{name} {_more(tests[name])}" for name in names)
-    unit, what = words_of(joining["tests"])
-    alone = f"what a client has alone ({joining['alone']}"
-    each = []
-    if MACRO not in tests:
-        where = "; chance is judged over all tests together)" if len(names) > 1 else ")"
-        first = f"What joining brought: of 100 {unit}, so many {what} beyond {alone}{where}: {listed}."
-    else:
-        whole, where = _more(tests[MACRO]), f"mean over {len(names)} clients)"
-        first = f"What joining brought: of 100 {unit} {whole} {what} than with {alone}; {where}."
-        each = [f"Client by client: {listed}."]
-    if len(names) > NAMED:
-        better, worse = ([name for name in names if _sign(tests[name]) == sign] for sign in (1, -1))
-        said = f"{_count(better, len(names))} more {unit} than alone and {_count(worse, len(names))} fewer"
-        each = [f"Beyond chance, {said}."]
-    costs = [] if cost is None else _cost_sentences(cost)
-    return [first, *each, *_kept_sentences(joining), *costs, *odd_sentences(joining.get("events", {}))]
+    others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
+    if not others:
+        return ["Every company keeps the joint model: by its validation customers nothing else is clearly better."]
+    named = "; ".join(f"{name} {KEPT_WORDS[one]}" for name, one in others.items())
+    rest = "; the others keep the joint model" if len(others) < len(joining["clients"]) else ""
+    return [
+        "Kept is another model where validation customers like it clearly better (one-sided paired test at 95 %): "
+        f"{named}{rest}."
+    ]
 
 
 MOSTLY = 0.5
@@ -85,133 +74,118 @@ def odd_sentences(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def without_sentences(without: Mapping[str, Any]) -> list[str]:
-    """From ``without`` of ``metrics.json``: a sentence for each company that was left out, on what the others lost.
+    """From ``without`` of ``metrics.json``: a sentence for each company that was left out, on what it gives the others.
 
     Raises:
         KeyError: it lacks something.
     """
-    found = []
-    for left_out, tests in _losses(without).items():
-        macro = tests.pop(MACRO)
-        unit, what = words_of([macro])
-        each = "; ".join(f"{name} {_more(test)}" for name, test in tests.items())
-        if len(tests) > NAMED:
-            worse, better = ([name for name in tests if _sign(tests[name]) == sign] for sign in (-1, 1))
-            each = f"beyond chance {_count(worse, len(tests))} fewer and {_count(better, len(tests))} more"
-        found.append(
-            f"Without {left_out}, of 100 {unit} {_more(macro)} {what.partition(' among')[0]}, mean over the others: "
+    said = []
+    for giver, gains in _given(without).items():
+        macro = gains.pop(MACRO)
+        each = "; ".join(f"{name} {points(gain)}" for name, gain in gains.items())
+        if len(gains) > NAMED:
+            more, fewer = (sum(1 for gain in gains.values() if _sign(gain) == sign) for sign in (1, -1))
+            each = f"of {len(gains)} companies {more} gain for sure and {fewer} lose"
+        said.append(
+            f"{giver} gives the others {points(macro)} points of {macro['metric']}{_chance(macro)}, mean over them: "
             f"{each}."
         )
-        if _sign(macro) > 0:
-            found.append(f"So {left_out} harms the others: look at its item numbers, its events, its customers.")
-    return found
+        if _sign(macro) < 0:
+            said.append(f"So {giver} harms the others: look at its item numbers, its events, its customers.")
+    return said
+
+
+def _chance(gain: Mapping[str, Any]) -> str:
+    return "" if _sign(gain) else ", which may be chance"
 
 
 def without_rows(without: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
-    """A line for each company that was left out, a column for each of ``names``: customers of 100 that it has more."""
+    """A line for each company that was left out, a column for each of ``names``: points that the line gives it."""
     return [
-        [left_out, *(_change(tests[name]) if name in tests else "" for name in names)]
-        for left_out, tests in _losses(without).items()
+        [
+            giver,
+            *(f"{points(gains[name])}{' *' if _sign(gains[name]) else ''}" if name in gains else "" for name in names),
+        ]
+        for giver, gains in _given(without).items()
     ]
 
 
-def _losses(without: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Company that was left out -> domain -> test of what is told, with Holm's correction over all of them together."""
-    tests = [(left_out, test) for left_out, one in without.items() for test in one["tests"]]
-    found: dict[str, dict[str, Any]] = {left_out: {} for left_out in without}
-    for left_out, test in zip((one for one, _ in tests), corrected([test for _, test in tests]), strict=True):
-        if test["metric"] in LEADS:
-            found[left_out][test["domain"]] = test
-    return found
+def _given(without: Mapping[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Giver -> receiver -> ``mean``, ``low``, ``high`` of what the receiver has more with the giver, and ``metric``."""
+    given: dict[str, dict[str, dict[str, Any]]] = {}
+    for giver, of_giver in without.items():
+        for test in of_giver["tests"]:
+            if test["metric"] in LEADS:
+                mean, high, low = (-test["difference"][end] for end in ("mean", "low", "high"))
+                gain = {"mean": mean, "low": low, "high": high, "metric": test["metric"]}
+                given.setdefault(giver, {})[test["domain"]] = gain
+    return given
 
 
-def corrected(tests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same tests, as plain data, with Holm's correction over all of them."""
-    every = holm([one["p_value"] if 0.0 <= one["p_value"] <= 1.0 else 1.0 for one in tests])
-    return [{**one, "p_holm": p_holm} for one, p_holm in zip(tests, every, strict=True)]
+def _sign(gain: Mapping[str, Any]) -> int:
+    """1 and -1 where it is above or below zero for sure, else 0."""
+    return (gain["low"] > 0) - (gain["high"] < 0)
 
 
-def _change(test: Mapping[str, Any]) -> str:
-    mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]{' *' if _sign(test) else ''}"
-
-
-def joining_of_sites(tests: Mapping[str, Mapping[str, Values]]) -> dict[str, Any]:
-    """The same from what sites tell in their row `DIFFERENCE`, site -> row -> metric -> figures; empty without any.
-
-    What each of them keeps is told to nobody, and the mean over sites has no interval where nobody sees all customers.
-    Holm's correction is over all sites.
-    """
-    told = {name: rows[DIFFERENCE] for name, rows in tests.items() if DIFFERENCE in rows}
-    found = [
-        {"domain": name, "metric": metric, "first": "joined", "second": "local", "difference": one, "p_value": one["p"]}
-        for name, metrics in told.items()
-        for metric, one in metrics.items()
-        if {"mean", "low", "high", "p"} <= one.keys()
-    ]
-    if not found:
-        return {}
-    clients: dict[str, dict[str, Any]] = {name: {} for name in told}
-    return {"joined": "joined", "alone": "local", "chosen": False, "tests": corrected(found), "clients": clients}
-
-
-def difference_row(joining: Mapping[str, Any], name: str) -> dict[str, dict[str, dict[str, float]]]:
-    """The row `DIFFERENCE` of the client ``name``, with p before correction; nothing where it did not train alone."""
-    asked = (name, joining.get("joined"), joining.get("alone"))
-    found = {
-        one["metric"]: {**one["difference"], "p": one["p_value"]}
-        for one in joining.get("tests", ())
-        if (one["domain"], one["first"], one["second"]) == asked
+def difference_row(tests: Sequence[Mapping[str, Any]], subject: str, alone: str) -> dict[str, Values]:
+    """The row `DIFFERENCE` of a site, which tells the server what joining brought it; nothing where it did not train
+    alone."""
+    gains = {
+        test["metric"]: test["difference"]
+        for test in tests
+        if (test["first"], test["second"], test["domain"] != MACRO) == (subject, alone, True)
     }
-    return {DIFFERENCE: found} if found else {}
+    return {DIFFERENCE: gains} if gains else {}
 
 
-def joining_rows(joining: Mapping[str, Any], tests: Mapping[str, Mapping[str, Values]]) -> list[list[str]]:
-    """A line for each client, and for their mean where there are several: customers, alone and joined of 100,
-    the difference with its interval and p, what it keeps. ``tests``: client -> test values of every row."""
-    found = {one["domain"]: one for one in joining["tests"] if _is_of(one, joining["joined"], joining)}
+def tests_of_sites(rows: Mapping[str, Mapping[str, Values]]) -> list[dict[str, Any]]:
+    """Tests of `DIFFERENCE` as those of a run, from what sites tell, site -> row -> metric -> figures: of each site,
+    and of their mean, whose variance is the sum of theirs over their number squared: nobody sees all customers."""
+    of_metric: dict[str, dict[str, Mapping[str, float]]] = {}
+    for site, of_site in rows.items():
+        for metric, gain in of_site.get(DIFFERENCE, {}).items():
+            if all(finite(gain.get(end)) for end in ("mean", "low", "high")):
+                of_metric.setdefault(metric, {})[site] = gain
+    tests = []
+    for metric, gains in of_metric.items():
+        mean = fmean(gain["mean"] for gain in gains.values())
+        half = math.sqrt(sum((gain["high"] - gain["low"]) ** 2 for gain in gains.values())) / 2 / len(gains)
+        whole = {MACRO: {"mean": mean, "low": mean - half, "high": mean + half}} if len(gains) > 1 else {}
+        tests += [
+            {"domain": name, "metric": metric, "first": "joined", "second": "alone", "difference": gain}
+            for name, gain in {**gains, **whole}.items()
+        ]
+    return tests
+
+
+def joining_rows(evidence: Evidence, joining: Mapping[str, Any]) -> list[list[str]]:
+    """A line for each company, and for their mean where there are several: customers, alone and joined of 100, the
+    gain with its interval, what it keeps."""
     rows = []
-    for name, values in tests.items():
-        if name not in found:
+    for name, values in {**evidence.domains, evidence.scope: evidence.rows}.items():
+        gain = difference(evidence, evidence.subject, evidence.alone, name)
+        if gain is None:
             continue
-        client, test = joining["clients"].get(name), found[name]
-        rows_of = (values[joining[row]] for row in ("alone", "joined"))
-        alone, joined = (f"{100 * one[test['metric']]['mean']:.1f}" for one in rows_of)
-        mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
+        client = joining["clients"].get(name)
+        alone, joined = (
+            f"{100 * values[row][evidence.lead]['mean']:.1f}" for row in (evidence.alone, evidence.subject)
+        )
         keeps = KEPT_WORDS[client["keeps"]] if client else ""
-        users = f"{client['num_users']:,}" if client else ""
-        p_value = f"{test['p_holm']:.2g}"
-        rows.append([name, users, alone, joined, f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", p_value, keeps])
+        rows.append([name, f"{client['num_users']:,}" if client else "", alone, joined, points(gain), keeps])
     return rows
 
 
-def _kept_sentences(joining: Mapping[str, Any]) -> list[str]:
-    if not joining["chosen"]:
-        return []
-    others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
-    if not others:
-        who = "Every client keeps" if len(joining["clients"]) > 1 else "It keeps"
-        return [f"{who} the joint model: by its validation customers nothing else is clearly better."]
-    told = "; ".join(f"{name} {KEPT_WORDS[one]}" for name, one in others.items())
-    tests = [one for one in joining["tests"] if _is_of(one, joining["kept"], joining)]
-    whole = next((one for one in tests if one["domain"] == MACRO), tests[0])
-    rest = "; the others keep the joint model" if len(others) < len(joining["clients"]) else ""
-    return [
-        "Kept is another model where validation customers like it clearly better (one-sided paired test at 95 %): "
-        f"{told}{rest}. So of 100 {words_of(tests)[0]} {_more(whole)} than alone."
-    ]
-
-
-def _cost_sentences(cost: Mapping[str, Any]) -> list[str]:
-    parts = [f"{size_text(cost[way])} {word}" for way, word in (("up", "sent"), ("down", "received")) if cost[way]]
-    if cost["joined_cpu_s"] is not None:
-        parts.append(f"{cost['joined_cpu_s']:.0f} s of CPU time for training")
+def cost_sentence(cost: Mapping[str, Any]) -> str:
+    """Bytes, with those of counts, and seconds of a company, and what is to be set up; empty where nothing is known."""
+    parts = [f"{word} {size_text(cost[way])}" for way, word in (("up", "sends"), ("down", "receives")) if cost[way]]
     if not parts:
-        return []
+        return ""
     rounds = f"{cost['num_rounds']} round{'s' if cost['num_rounds'] > 1 else ''}"
-    alone = "" if cost["local_cpu_s"] is None else f"; training alone took {cost['local_cpu_s']:.0f} s beside it"
-    said = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return [f"It cost each client {said} in {rounds}{alone}."]
+    said = f"Cost: each company {' and '.join(parts)} in {rounds}, counts included"
+    if cost["joined_cpu_s"] is not None:
+        said += f", and trains {cost['joined_cpu_s']:.0f} s"
+        said += "" if cost["local_cpu_s"] is None else f" (alone {cost['local_cpu_s']:.0f} s)"
+    return f"{said}. To set up: a server, and a site at each company (docs/deploy.md)."
 
 
 def size_text(num_bytes: float) -> str:
@@ -220,40 +194,3 @@ def size_text(num_bytes: float) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes:.0f} bytes"
-
-
-def _is_of(test: Mapping[str, Any], label: str, joining: Mapping[str, Any]) -> bool:
-    return test["metric"] in LEADS and (test["first"], test["second"]) == (label, joining["alone"])
-
-
-def words_of(tests: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Of what a hundred is spoken of, and what counts."""
-    if any(one["metric"] == BASKETS_COMPARED[0] for one in tests):
-        return "items of the next baskets", "are found among the ten recommended"
-    return "customers", "find their next purchase among the ten recommended"
-
-
-def _sign(test: Mapping[str, Any]) -> int:
-    """1 and -1 where the first row is above or below the second by more than chance, else 0."""
-    return 0 if test["p_holm"] >= LEVEL else 1 if test["difference"]["mean"] > 0 else -1
-
-
-ROUNDING = 1e-9
-"""Of 100 customers: what is smaller is no difference."""
-
-
-def _more(test: Mapping[str, Any]) -> str:
-    """``1.3 more [+0.4, +2.2] (more than chance)``, or ``no more and no fewer`` where nothing differs; p stands in the
-    table of the page and in ``metrics.json``."""
-    mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))
-    interval = f" [{low:+.1f}, {high:+.1f}]" if max(abs(low), abs(high)) > ROUNDING else ""
-    if abs(mean) <= ROUNDING:
-        return f"no more and no fewer{interval}"
-    chance = "more than chance" if _sign(test) else "which may be chance"
-    return f"{abs(mean):.1f} {'fewer' if mean < 0 else 'more'}{interval} ({chance})"
-
-
-def _count(names: Sequence[str], total: int) -> str:
-    if not names:
-        return f"none of {total} clients has"
-    return f"{len(names)} of {total} clients ({', '.join(names)}) {'have' if len(names) > 1 else 'has'}"

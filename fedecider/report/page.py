@@ -148,13 +148,22 @@ class Section(NamedTuple):
 class Conclusion(NamedTuple):
     """What stands first on a page; see `fedecider.report.conclusion`."""
 
-    question: str
-    answer: str
+    subject: str
+    """The row that one would switch on."""
+    recommendation: str
+    """In two or three words."""
+    lines: Sequence[str]
+    """What to do, what it brings, what it costs."""
     paragraphs: Sequence[str] = ()
-    """The first stands under the answer, the others are folded away."""
-    reservations: Sequence[str] = ()
+    """Folded away."""
+    doubts: Sequence[str] = ()
     table: PageTable | None = None
     figure: go.Figure | None = None
+
+    @property
+    def text(self) -> str:
+        """The lines, and the doubts behind them."""
+        return "\n".join([*self.lines, *(f"But: {doubt}" for doubt in self.doubts)])
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
@@ -180,7 +189,7 @@ def write_page(
     """Write one HTML file that needs nothing else: plotly.js is inside once, about 5 MB; returns ``path``.
 
     ``conclusion`` is the first screen: its answer, its figure, its table. All else is folded away under its title,
-    reservations and warnings first; a page with one section and no conclusion
+    doubts and warnings first; a page with one section and no conclusion
     shows it. Every text is escaped: titles and names come from foreign data. The same input gives the same bytes. The
     file is written beside its place and renamed.
 
@@ -191,9 +200,9 @@ def write_page(
         raise ValueError("got no sections, expected at least one: a page needs something to show")
     above, doubts = "", [*warnings]
     if conclusion is not None:
-        above, doubts = _conclusion(conclusion), [*conclusion.reservations, *warnings]
-        if rest := conclusion.paragraphs[1:]:
-            sections = [Section("In words", rest), *sections]
+        above, doubts = _conclusion(conclusion), [*conclusion.doubts, *warnings]
+        if conclusion.paragraphs:
+            sections = [Section("In words", conclusion.paragraphs), *sections]
     whole = conclusion is None and len(sections) == 1
     body = [_doubts(doubts, whole or conclusion is None)]
     body += [_section(section, number, whole) for number, section in enumerate(sections, 1)]
@@ -229,9 +238,9 @@ def write_page(
 def _conclusion(conclusion: Conclusion) -> str:
     """The first screen."""
     parts = [
-        f'<h2 id="conclusion">{escape(conclusion.question)}</h2>',
-        f'<p class="answer">{escape(conclusion.answer)}</p>',
-        *(f"<p>{escape(paragraph)}</p>" for paragraph in conclusion.paragraphs[:1]),
+        '<h2 id="conclusion">Recommendation</h2>',
+        f'<p class="answer">{escape(conclusion.lines[0])}</p>',
+        *(f"<p>{escape(line)}</p>" for line in conclusion.lines[1:]),
     ]
     if conclusion.figure is not None:
         parts.append(_figure(conclusion.figure, "figure-0-1"))

@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from rich.table import Table
 from rich.text import Text
 
-from fedecider.evaluation.metrics import MACRO
+from fedecider.evaluation.metrics import MACRO, user_metrics
 from fedecider.evaluation.protocols import Protocol, stamp
-from fedecider.evaluation.statistics import Comparison, Interval, PerDomain, Persons, table_intervals
+from fedecider.evaluation.statistics import (
+    Comparison,
+    Interval,
+    PerDomain,
+    Persons,
+    paired_difference,
+    shared_persons,
+    table_intervals,
+)
 
 METRICS = ("hit@5", "hit@10", "ndcg@5", "ndcg@10")
 """What a table shows."""
@@ -39,9 +48,25 @@ def compared(values: Collection[str]) -> tuple[str, str]:
 
 
 def compared_by(positions: Mapping[str, PerDomain]) -> tuple[str, str]:
-    """`compared` of positions of one run, label -> domain -> (U,) or baskets (U, T)."""
-    is_of_baskets = any(one.ndim == 2 for per_domain in positions.values() for one in per_domain.values())
+    """`compared` of positions as tables take them, label -> domain -> (S, U) or (U,), of baskets (S, U, T)."""
+    is_of_baskets = any(one.ndim == 3 for per_domain in positions.values() for one in per_domain.values())
     return BASKETS_COMPARED if is_of_baskets else COMPARED
+
+
+def seed_gains(
+    positions: Mapping[str, PerDomain], subject: str, alone: str, users: Mapping[str, Sequence[str]]
+) -> tuple[list[float], float]:
+    """The difference of the subject and what is alone in each training run, mean over clients, by what they are told
+    by; and the share of its variance that runs have. ``positions``: entry -> client -> (S, U), of baskets (S, U, T)."""
+
+    def values(label: str) -> dict[str, torch.Tensor]:
+        every = {client: [user_metrics(place) for place in of_client] for client, of_client in positions[label].items()}
+        lead = compared(next(iter(every.values()))[0])[0]
+        return {client: torch.stack([of_run[lead] for of_run in runs]) for client, runs in every.items()}
+
+    first, second = values(subject), values(alone)
+    gain_S = torch.stack([(first[client] - second[client]).double().mean(1) for client in first]).mean(0)
+    return gain_S.tolist(), paired_difference(first, second, shared_persons(users)).seed_share
 
 
 class ResultRow(NamedTuple):

@@ -34,6 +34,25 @@ def log_line(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
+_details: list[bool] = []
+
+
+def detail(text: str) -> None:
+    """`log_line` within `verbose`, else nothing: what files and the page say too."""
+    if _details:
+        log_line(text)
+
+
+@contextmanager
+def verbose(enabled: bool = True) -> Iterator[None]:
+    """Print every `detail` while the block lasts."""
+    _details.extend([True] * enabled)
+    try:
+        yield
+    finally:
+        del _details[len(_details) - enabled :]
+
+
 @contextmanager
 def quiet(enabled: bool = True) -> Iterator[None]:
     """Print nothing on the console while the block lasts; warnings on stderr are printed all the same."""

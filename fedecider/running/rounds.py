@@ -79,7 +79,7 @@ def track_results(folder: RunFolder, launch: Launch, step: int) -> None:
         launch.accelerator.log(dict(trackers.result_metrics(read_json(folder.metrics))), step=step)
 
 
-SHOWN_ROUNDS, QUIET_S = 5, 600.0
+SHOWN_ROUNDS, QUIET_S = 3, 600.0
 """So many rounds of a run are printed, that its answer stays on the screen; all of them are in ``rounds.jsonl``."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ def parse_yaml(text: str, source: str) -> Any:
         raise ValueError(f"cannot read {source} as YAML: {error}") from error
 
 
-def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """A YAML file that ``--config`` reads."""
-    path.write_text(yaml.safe_dump(dict(settings), sort_keys=False, width=120), encoding="utf-8")
+def write_settings(path: Path, settings: Mapping[str, Any], reasons: Sequence[str] = ()) -> None:
+    """A YAML file that ``--config`` reads; ``reasons`` stand in it as comments."""
+    comments = "".join(f"# {line}\n" for line in reasons)
+    path.write_text(comments + yaml.safe_dump(dict(settings), sort_keys=False, width=120), encoding="utf-8")

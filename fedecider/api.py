@@ -22,14 +22,14 @@ from typing import Any
 
 from fedecider.baselines.own import lent
 from fedecider.data.domain import Domain
-from fedecider.engine.command_line import CACHE, METHOD, Chosen, chosen_settings, data_options
+from fedecider.engine.command_line import CACHE, METHOD, chosen_settings, data_options
 from fedecider.engine.run import Callback, check_same_run, run_track
 from fedecider.engine.track import Track, track_of, tracks
 from fedecider.result import Result
 from fedecider.running.options import nested
 from fedecider.running.progress import quiet
 from fedecider.running.run_folder import RunFolder
-from fedecider.running.settings_files import load_config
+from fedecider.running.settings_files import Chosen, load_config
 
 WATCHED = ("allow_long", "minutes", "callbacks", "baselines", "progress")
 """Arguments of `federate` that are no settings of the run."""
@@ -176,8 +176,14 @@ def compare(
         ]
         missing = [cell for cell in cells if not _is_finished(data, *cell, **settings)]
         for method, seed, place in missing:
-            federate(data, method, output=place, resume=True, seed=seed, seeds=1, **settings)
+            federate(data, method, output=place, resume=True, **_of_seed(method, seed), **settings)
         return compare_runs(runs)
+
+
+def _of_seed(method: Any, seed: int) -> dict[str, int]:
+    """Settings of one training run with this seed."""
+    with named(method) as (_, track):
+        return {"seed": seed, **({"seeds": 1} if track.over_runs else {})}
 
 
 def _is_finished(data: Any, method: Any, seed: int, place: Path, config: Any = None, **settings: Any) -> bool:
@@ -187,7 +193,7 @@ def _is_finished(data: Any, method: Any, seed: int, place: Path, config: Any = N
     own = {name: value for name, value in settings.items() if name not in WATCHED}
     with (
         quiet(),
-        planned(data, method, config, place, {"seed": seed, "seeds": 1, "resume": True, **own}) as (track, parsed, _),
+        planned(data, method, config, place, {**_of_seed(method, seed), "resume": True, **own}) as (track, parsed, _),
     ):
         check_same_run(track, parsed)
     return RunFolder(place).results.is_file()

@@ -149,7 +149,7 @@ def test_the_embedding_track_on_one_domain(place):
     found = fd.federate(data, "fedmf", num_rounds=2, local_epochs=1)
     assert found.clients == ["crime"]
     assert {"fedmf", "popularity"} <= set(found.table.index)
-    assert found.verdict.startswith("Would one switch fedmf on?")
+    assert found.recommendation in found.verdict.lower()
     assert isinstance(found.fusion_weights, pd.DataFrame)
     with pytest.raises(ValueError, match="expected one that hands recommenders over"):
         found.recommender("crime")
@@ -208,5 +208,5 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     (lines,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
     exec(compile(lines, "README.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert printed.startswith("Would one switch")
+    assert "points of hit@10" in printed
     assert printed.count("Recommendation(") == 10

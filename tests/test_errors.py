@@ -16,7 +16,8 @@ from fedecider.evaluation.protocols import chance_hit, few_candidates, get_proto
 from fedecider.evaluation.statistics import compare_table
 from fedecider.models.item_search import Items
 from fedecider.models.recommender import Recommender
-from fedecider.report.conclusion import Evidence, conclusion
+from fedecider.report.answer import Evidence
+from fedecider.report.conclusion import conclusion
 from fedecider.running.command import run
 from fedecider.running.run_folder import opened_run, other_code
 
@@ -139,7 +140,7 @@ def test_figures_of_few_candidates_are_said_to_say_little():
     assert "says little" in few_candidates({"shop": 0.6})[0]
     assert not few_candidates({"shop": 0.49})
     row = {"hit@10": {"mean": 1.0, "low": 1.0, "high": 1.0}, "ndcg@10": {"mean": 1.0, "low": 1.0, "high": 1.0}}
-    found = conclusion(Evidence(subject="a", rows={"a": row}, simple={}, protocol="strict", chance=1.0))
+    found = conclusion(Evidence(subject="a", rows={"a": row}, simple={}, protocol="strict", scope="shop", chance=1.0))
     assert "guessing finds 100.0 of 100: hit@10 says nothing here" in json.dumps(found._asdict(), default=str)
 
 

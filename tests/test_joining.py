@@ -19,7 +19,6 @@ from fedecider.cross_silo.joining import (
     check_common,
     checked_events,
     chosen_systems,
-    joining_data,
     leaving,
     may_choose,
     only_items,
@@ -27,12 +26,13 @@ from fedecider.cross_silo.joining import (
     system_of,
     trains_alone,
 )
+from fedecider.cross_silo.results import paired_tests
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import NO_EVENTS, Domain, Events
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.models.fused_linear import fused_layers
 from fedecider.report.costs import cost_of_joining
-from fedecider.report.joining import joining_sentences, odd_sentences, of_one_item, unlike_ones
+from fedecider.report.joining import odd_sentences, of_one_item, unlike_ones
 
 COMPANIES = ("--config", "configs/companies.yaml", "--data", "x", "--domains", "north,south,east")
 ROWS = (*COMPANIES, "--hyperparameter_candidates", "[]")
@@ -226,11 +226,9 @@ def test_figures_by_hand():
         }
         for number, clients in ((1, [0, 1]), (2, [0]))
     ]
-    keeps = {"a": "joined", "b": "joined"}
-    found = joining_data("fedavg", "local", rows, users, keeps, True)
-    means = {one["domain"]: one["difference"]["mean"] for one in found["tests"] if one["metric"] == "hit@10"}
+    tests = paired_tests("fedavg", "fedavg", rows, users)
+    means = {one["domain"]: one["difference"]["mean"] for one in tests if one["metric"] == "hit@10"}
     assert means == pytest.approx({"a": 0.5, "b": -0.5, "macro": 0.0})
-    assert found["clients"]["b"] == {"num_users": 2, "keeps": "joined"}
     assert cost_of_joining(records, ["a", "b"], ["a", "b"]) == {
         "num_rounds": 2,
         "joined_cpu_s": 2.0,
@@ -275,10 +273,7 @@ def test_mixed_up_item_numbers_are_seen_in_texts():
     assert all(one.keys() == {"most_sold"} for one in other.values()), "other goods have other texts"
     alone = checked_events({"west": replace(mixed, public=domains["north"].clients)}, unit_of)
     assert unlike_ones(alone) == ["west"], "a site by itself looks at the public users"
-    rows = {row: {name: torch.zeros(2) for name in wrong} for row in ("fedavg", "local")}
-    users = {name: [f"{name}-0", f"{name}-1"] for name in wrong}
-    data = joining_data("fedavg", "local", rows, users, dict.fromkeys(wrong, "joined"), True, wrong)
-    *_, warned = joining_sentences(data)
+    *_, warned = odd_sentences(wrong)
     assert warned.startswith("Warning: items that customers of west take one after the other have texts that are alike")
 
     same = replace(domains["east"], name="west", clients=Events(["a", "b", "c"], [[7, 7, 7, 7]] * 3, None))

@@ -56,7 +56,7 @@ def test_the_page_of_settings_is_current(surface):
 
 def test_there_are_few_options(surface):
     names = [one.name for one in surface["options"]("fedecider")]
-    assert len(names) <= 71
+    assert len(names) <= 73
     assert all(one.text for one in surface["options"]("fedecider"))
     assert set(names) <= set(helped("--help_all"))
 

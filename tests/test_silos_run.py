@@ -380,9 +380,15 @@ def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
         row = {"joined": joined, "local": "local + ensemble"}.get(one)
         assert row is None or tests[name][kept] == tests[name][row]
     assert metrics["domains"]["comics.1"]["test"]["local"] != metrics["domains"]["comics.1"]["test"][joined]
-    assert {one["first"] for one in metrics["comparisons"]} == {kept}
-    assert "Kept is another model" in said.splitlines()[-2]
-    assert "What joining brought" in (folder / "runs" / "left" / "report.html").read_text()
+    assert {one["first"] for one in metrics["comparisons"] if one["second"] != "local + ensemble"} == {kept}
+    gain = next(
+        one["difference"]["mean"]
+        for one in metrics["comparisons"]
+        if (one["domain"], one["metric"], one["first"]) == ("macro", "hit@10", kept)
+        and one["second"].startswith("local")
+    )
+    assert f"Gain: {100 * gain:+.1f} [" in said, "the answer is about what every company keeps"
+    assert "Kept is another model" in (folder / "runs" / "left" / "report.html").read_text()
     assert main("evaluate", "--run", "runs/left") == 0
     loaded = Recommender.from_pretrained("runs/left", "crime.1")
     assert len(loaded.recommend([loaded.items.titles[0]], k=3)) == 3

@@ -153,7 +153,7 @@ def test_the_whole_way_goes_from_own_tables_to_the_next_month(tmp_path):
         assert [command(other), command(marks)] == [0, 0]  # what the other shop does by itself
         (whole,) = [block for block in blocks("README.md") if block.heading == "The whole way"]
         said = run(whole, {})
-    assert said.index("100 % of its items") < said.index("What joining brought") < said.index("version 2 of")
+    assert said.index("100 % of its items") < said.index("Gain: ") < said.index("version 2 of")
     assert (tmp_path / "lists.csv").is_file()
 
 

@@ -55,11 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fedecider.engine.run import run_track  # torch, which help does without
         from fedecider.running.progress import verbose
 
-        options = {**_data_of_tables(asked), **asked.options}
-        chosen = chosen_settings(asked.track, options, asked.config, asked.own.yes, asked.own.minutes)
-        options = {name: value for name, value in options.items() if not asked.own.minutes or name != "num_rounds"}
-        settings = asked._replace(options=options, config=chosen.settings or asked.config).settings(words)
-        with verbose(asked.own.verbose):
+        own = asked.own
+        with verbose(own.verbose):
+            options = {**_data_of_tables(asked), **asked.options}
+            chosen = chosen_settings(asked.track, options, asked.config, own.yes, own.minutes)
+            options = {name: value for name, value in options.items() if not own.minutes or name != "num_rounds"}
+            settings = asked._replace(options=options, config=chosen.settings or asked.config).settings(words)
             run_track(asked.track, settings, chosen=chosen)
 
     return run(work)
@@ -80,7 +81,7 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
         raise ValueError("got --events beside --data, expected tables or prepared data")
 
     from fedecider.data.frames import from_events
-    from fedecider.running.progress import log_line
+    from fedecider.running.progress import detail, log_line
     from fedecider.running.run_folder import locked
 
     paths = [one.strip() for one in given.events.split(",") if one.strip()]
@@ -93,7 +94,8 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
         data = from_events(tables, given.items or None)
     if os.environ.get("RANK", "0") == "0":
         for note in data.notes:
-            log_line(note)
+            (detail if note.startswith("note: ") else log_line)(note)
+        log_line("how columns were read: --verbose true")
     cache = Path(asked.options.get("cache", CACHE))
     with locked(cache / "data.lock"):  # processes of one launch write it once
         return data_options(asked.track, data, cache)

@@ -19,9 +19,9 @@ from fedecider.report.conclusion import conclusion
 from fedecider.report.costs import WAYS, cost_of_joining
 from fedecider.report.joining import (
     cost_sentence,
+    gains_of_sites,
     kept_sentence,
     odd_sentences,
-    tests_of_sites,
     without_sentences,
 )
 from fedecider.report.page import Conclusion
@@ -46,7 +46,7 @@ def sites_answer(
 ) -> Answer | None:
     """The answer of the server of a deployment, from what sites tell, site -> row -> metric -> figures; None where no
     site trained alone. What a site keeps is told to nobody, so it is about the joint model for everyone."""
-    tests = tests_of_sites(sites)
+    tests = gains_of_sites(sites)
     if not tests:
         return None
     rows = metrics[MACRO]["test"] if MACRO in metrics else next(iter(sites.values()))

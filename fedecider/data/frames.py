@@ -198,10 +198,15 @@ def _opened(
     public = options_of[""].public
     is_column = isinstance(public, str) and all(public in table.column_names for table in tables)
     givens = []
+    columns = {name for table in tables for name in table.column_names}
     for number, (one, table) in enumerate(zip(sources.events, tables, strict=True)):
         of_items = items[min(number, len(items) - 1)].column_names if items else ()
         consents = public if is_column else ""
-        givens.append(event_source(table, options_of[one.company], one.domain, one.company, consents, of_items))
+        options = options_of[one.company]
+        elsewhere = columns.difference(table.column_names)  # one table may have a column of states, another none
+        keep = {name: values for name, values in options.counted.items() if name not in elsewhere}
+        options = replace(options, keep=keep)
+        givens.append(event_source(table, options, one.domain, one.company, consents, of_items))
     return givens, _item_tables(sources, items, givens, reading)
 
 

@@ -8,22 +8,12 @@ from typing import Any, NamedTuple
 
 from fedecider.engine.track import Track, track_of
 from fedecider.running import options
+from fedecider.running.settings_files import NOTHING_CHOSEN, Chosen
 
 METHOD = "fedecider"
 """Where none is named."""
 CACHE = ".cache"
 """Where data that were in memory are kept, beside the stages of runs: ``cache`` of a run, if it is given."""
-
-
-class Chosen(NamedTuple):
-    """Settings that were chosen for data, as a file would have them; empty where nothing was."""
-
-    settings: Mapping[str, Any] = {}
-    reasons: Sequence[str] = ()
-    """A line for each choice."""
-
-
-NOTHING_CHOSEN = Chosen()
 
 
 class RunOptions(NamedTuple):

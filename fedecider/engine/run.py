@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from fedecider.bounds import Diverged
 from fedecider.data.domain import Domain
 from fedecider.data.store import save_domains
-from fedecider.engine.command_line import NOTHING_CHOSEN, Chosen
 from fedecider.engine.track import Track
 from fedecider.federation.callbacks import Checkpoints, Round, RoundCallback, recording
 from fedecider.federation.channel import Channel
@@ -27,7 +26,7 @@ from fedecider.running.launch import Launch, start
 from fedecider.running.plain import content_key
 from fedecider.running.progress import log_line, quiet, round_progress, stage, timed_run, write_seconds
 from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
-from fedecider.running.settings_files import write_settings
+from fedecider.running.settings_files import NOTHING_CHOSEN, Chosen, write_settings
 
 SEEDS = "seeds"
 """Folder of the further training runs of a run, a folder each, named after its seed."""

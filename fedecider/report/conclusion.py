@@ -60,15 +60,15 @@ def _table(evidence: Evidence) -> PageTable:
 
 
 def console_table(conclusion: Conclusion) -> Table:
-    """The table of a conclusion for a terminal."""
+    """The first rows of the table of a conclusion for a terminal of 80 columns."""
     assert conclusion.table is not None, "a conclusion has a table"
     out = Table(show_edge=False, pad_edge=False)
-    for number, name in enumerate(conclusion.table.header[1:]):
-        out.add_column(name if number else "", justify="right" if number else "left", no_wrap=True)
-    for label, what, *figures in conclusion.table.rows[:FIRST]:
+    for number, name in enumerate(("", *conclusion.table.header[2:4])):
+        out.add_column(name, justify="right" if number else "left", no_wrap=bool(number))
+    for label, what, hit, gain, _ in conclusion.table.rows[:FIRST]:
         is_marked = label.startswith(MARK)
         name = f"{MARK}{what}" if is_marked else f"{what}: {label}" if what == RULE else what
-        out.add_row(*map(Text, (name, *figures)), style="bold" if is_marked else "")
+        out.add_row(*map(Text, (name, hit, gain)), style="bold" if is_marked else "")
     return out
 
 

@@ -138,7 +138,7 @@ def difference_row(tests: Sequence[Mapping[str, Any]], subject: str, alone: str)
     return {DIFFERENCE: gains} if gains else {}
 
 
-def tests_of_sites(rows: Mapping[str, Mapping[str, Values]]) -> list[dict[str, Any]]:
+def gains_of_sites(rows: Mapping[str, Mapping[str, Values]]) -> list[dict[str, Any]]:
     """Tests of `DIFFERENCE` as those of a run, from what sites tell, site -> row -> metric -> figures: of each site,
     and of their mean, whose variance is the sum of theirs over their number squared: nobody sees all customers."""
     of_metric: dict[str, dict[str, Mapping[str, float]]] = {}

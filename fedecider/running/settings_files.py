@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -17,6 +17,17 @@ CONFIGS = next(
 MAX_CHARACTERS = 100_000
 """Many times the longest file of settings here; what is longer is something else."""
 MAX_DEPTH = 40
+
+
+class Chosen(NamedTuple):
+    """Settings that were chosen for data, as a file would have them; empty where nothing was."""
+
+    settings: Mapping[str, Any] = {}
+    reasons: Sequence[str] = ()
+    """A line for each choice."""
+
+
+NOTHING_CHOSEN = Chosen()
 
 
 class _Loader(yaml.SafeLoader):

@@ -157,15 +157,16 @@ def test_flares_simulator_has_the_figures_of_the_simulated_run(monkeypatch, tmp_
         for row, metrics in domain["test"].items():
             for metric, value in metrics.items():
                 assert found["domains"][name]["test"][row][metric]["mean"] == pytest.approx(value["mean"], abs=1e-6)
-    for one in simulated["joining"]["tests"]:
-        if one["domain"] != "macro":  # each site knows its own customers alone
+    pair = (simulated["joining"]["joined"], simulated["joining"]["alone"])
+    for one in simulated["comparisons"]:
+        if (one["first"], one["second"]) == pair and one["domain"] != "macro":  # a site knows its own customers alone
             told = found["domains"][one["domain"]]["test"][DIFFERENCE][one["metric"]]
             assert told["mean"] == pytest.approx(one["difference"]["mean"], abs=1e-12)
     capsys.readouterr()
     assert deploy("collect", "--run", "runs/flare") == 0
     said = capsys.readouterr().out
-    assert "What joining brought: of 100 customers" in said
-    assert all(f"{name} " in said.splitlines()[-1] for name in simulated["domains"])
+    assert "points of hit@10" in said
+    assert all(name in said.splitlines()[-1] for name in simulated["domains"])
 
 
 def test_the_administrator_speaks_with_certificates(kits, monkeypatch):

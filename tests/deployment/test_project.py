@@ -10,8 +10,10 @@ import pytest
 import torch
 import yaml
 
+import fedecider as fd
 from fedecider.cli.main import main
 from fedecider.cross_silo.command_line import parse_settings
+from fedecider.cross_silo.conclusion import sites_answer
 from fedecider.cross_silo.prepare import without_users
 from fedecider.cross_silo.track import TRACK
 from fedecider.data.card import make_card, overlaps
@@ -23,7 +25,7 @@ from fedecider.deployment.llm import public
 from fedecider.deployment.messages import DeploymentConfig
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
-from fedecider.report.joining import DIFFERENCE, joining_of_sites, joining_sentences
+from fedecider.report.joining import DIFFERENCE
 from fedecider.running.launch import start
 
 pytestmark = pytest.mark.whole
@@ -131,8 +133,9 @@ def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
         told = dict(server["domains"][name]["test"])
         difference = told.pop(DIFFERENCE)
         assert told == found["test"]
-        for one in simulated["joining"]["tests"]:
-            if one["domain"] == name:
+        pair = (simulated["joining"]["joined"], simulated["joining"]["alone"])
+        for one in simulated["comparisons"]:
+            if (one["domain"], one["first"], one["second"]) == (name, *pair):
                 assert difference[one["metric"]]["mean"] == pytest.approx(one["difference"]["mean"], abs=1e-9)
         assert site["ensemble"] == {name: simulated["ensemble"][name]}
         assert (deployed / name / "private" / name).is_dir()
@@ -143,9 +146,10 @@ def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
     assert server["macro"]["test"][reported]["ndcg@10"]["mean"] == pytest.approx(
         simulated["macro"]["test"][reported]["ndcg@10"]["mean"], abs=1e-6
     )
-    (said,) = joining_sentences(joining_of_sites({name: server["domains"][name]["test"] for name in NAMES}))
-    assert said.startswith("What joining brought: of 100 customers")
-    assert all(f"{name} " in said for name in NAMES)
+    sites = {name: server["domains"][name]["test"] for name in NAMES}
+    answer = sites_answer(sites, server, read(playground / "runs" / "simulated" / "run.json"))
+    assert answer.recommendation == fd.load(playground / "runs" / "simulated").recommendation
+    assert all(name in answer.lines[1] for name in NAMES)
 
 
 def test_a_sites_folder_is_read_and_changed_by_what_reads_and_changes_runs(playground, deployed, tmp_path, capsys):
@@ -160,7 +164,7 @@ def test_a_sites_folder_is_read_and_changed_by_what_reads_and_changes_runs(playg
     assert str(playground / "site-comics") not in (site / "run.json").read_text()
     (site / "report.html").unlink()
     assert "report.html" in said("report", "--run", site)
-    assert "What joining brought" in (site / "report.html").read_text()
+    assert "Recommendation" in (site / "report.html").read_text()
     assert "crime" in said("evaluate", "--run", site)
     domain = load_domains(playground / "site-crime", ["crime"])["crime"]
     user, keys = domain.clients.users[0], domain.item_keys

@@ -12,8 +12,8 @@ from fedecider.evaluation.metrics import NOT_RANKED, mean_metrics, user_metrics
 from fedecider.evaluation.per_user import UserPositions, mean_table, read_per_user, write_per_user
 from fedecider.evaluation.protocols import NEXT_BASKET, STRICT
 from fedecider.evaluation.statistics import compare_table, of_one_run, table_intervals
-from fedecider.report.conclusion import Evidence, conclusion
-from fedecider.report.joining import joining_rows, joining_sentences
+from fedecider.report.answer import Evidence
+from fedecider.report.conclusion import conclusion
 from fedecider.report.tables import ResultTable, compared_by, comparisons_data, markdown_table, result_rows, rows_data
 
 NAN = math.nan
@@ -53,7 +53,7 @@ def test_intervals_and_tests_of_baskets_are_those_of_their_metrics():
     macro = (mean_metrics(one["n"])["recall@10"] + mean_metrics(one["s"])["recall@10"]) / 2
     assert found["macro"]["recall@10"].mean == pytest.approx(macro)
     assert found["n"]["recall@10"].low < found["n"]["recall@10"].mean < found["n"]["recall@10"].high
-    tests = compare_table(rows, compared_by({"good": one, "poor": other}))
+    tests = compare_table(rows, compared_by(of_one_run({"good": one, "poor": other})))
     assert {test.metric for test in tests} == {"recall@10", "ndcg@10"}
     first = next(test for test in tests if (test.domain, test.metric) == ("n", "recall@10"))
     difference = user_metrics(one["n"])["recall@10"] - user_metrics(other["n"])["recall@10"]
@@ -69,37 +69,17 @@ def test_tables_and_words_speak_of_the_items_of_a_basket():
     text = markdown_table(ResultTable(rows, NEXT_BASKET))
     assert "| recall@5 | recall@10 | ndcg@5 | ndcg@10 | hit@10 |" in text
     assert "next_basket (whole catalogue, items seen by the user kept)" in text
-    tests = compare_table(of_one_run(positions), compared_by(positions))
+    tests = compare_table(of_one_run(positions), compared_by(of_one_run(positions)))
     values = rows_data(rows, "n")
-    evidence = Evidence("fedavg", values, ["popularity"], NEXT_BASKET.name, comparisons_data(tests), chance=0.02)
+    evidence = Evidence("fedavg", values, ["popularity"], NEXT_BASKET.name, "n", comparisons_data(tests), chance=0.02)
     said = conclusion(evidence)
     recall = 100 * values["fedavg"]["recall@10"]["mean"]
-    assert f"fedavg finds {recall:.1f} " in said.paragraphs[0]
-    assert "items of the next basket by the first ten recommended" in said.paragraphs[0]
-    assert "guessing 2.0 (recall@10" in said.paragraphs[0]
-    assert "of 100 items" in said.table.header[1]
-    assert not any("strict" in sentence for sentence in said.reservations)
-    users = " ".join([said.question, said.answer, *said.paragraphs, *said.table.header])
+    assert f"Of 100 items of the next baskets {recall:.1f} are among the ten recommended" in said.lines[1]
+    assert "guessing of 2.0" in said.lines[1]
+    assert said.table.header[2] == "recall@10"
+    assert list(said.doubts) == []
+    users = " ".join([*said.lines, *said.paragraphs, *said.table.header, said.table.caption])
     assert "users" not in users
-
-
-def test_what_joining_brought_is_told_in_items():
-    positions = {"joined": {"n": baskets(0, 200, 15)}, "local": {"n": baskets(2, 200, 100)}}
-    tests = comparisons_data(compare_table(of_one_run(positions), compared_by(positions)))
-    joining = {
-        "joined": "joined",
-        "alone": "local",
-        "kept": "joined",
-        "chosen": True,
-        "clients": {"n": {"num_users": 200, "keeps": "joined"}},
-        "tests": tests,
-    }
-    (first, *_) = joining_sentences(joining)
-    assert first.startswith("What joining brought: of 100 items of the next baskets, so many are found among the ten")
-    values = rows_data(result_rows(of_one_run(positions)), "n")
-    (row,) = joining_rows(joining, {"n": values})
-    assert row[2:4] == [f"{100 * values[label]['recall@10']['mean']:.1f}" for label in ("local", "joined")]
-    single = {label: {"n": of["n"][:, 0]} for label, of in positions.items()}
-    tests = comparisons_data(compare_table(single, compared_by(single)))
-    assert "of 100 customers, so many find their next purchase" in joining_sentences({**joining, "tests": tests})[0]
+    joined = evidence._replace(alone="popularity", simple=(), customers={"n": 200, "s": 100}, rows=values)
+    assert "points of recall@10: of 100 items of the next baskets so many more" in conclusion(joined).lines[1]
     assert STRICT.drop_seen

@@ -60,7 +60,7 @@ def page(tmp_path_factory):
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
     conclusion = Conclusion(
-        "Would one switch it on?", "No: the canary sings.", ["hit@10 " * 40, "ndcg@10"], ["One seed."]
+        "ours", "do not join", ["Do not join: the canary sings.", "hit@10 " * 40], ["ndcg@10"], ["One seed."]
     )
     return write_page(path, "Run toy <b>", "fedecider on three domains", sections, ["a leak"], conclusion)
 

@@ -54,7 +54,7 @@ def example(path, title="Run toy"):
     ]
     sections[0] = sections[0]._replace(downloads=[Download('a"b.csv', "row,x\n<&>#%,0.1\n")])
     rule = PageTable(["row", "of 100"], [["ours", "-1.0 [-3.0, 2.0]"], ["rule", "2.0 [1.0, 5.0]"]])
-    conclusion = Conclusion("Would one?", f"No: {HOSTILE}", ["A canary.", "hit@10"], [HOSTILE], rule, curves())
+    conclusion = Conclusion("ours", "join", [f"Join: {HOSTILE}", "A canary."], ["hit@10"], [HOSTILE], rule, curves())
     return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE], conclusion)
 
 
@@ -66,7 +66,7 @@ def test_structure_that_a_screen_reader_can_follow(tmp_path):
     headings = [attrs["id"] for attrs in page.of("h2")]
     assert headings == ["conclusion", "warnings", *(f"section-{number}" for number in (1, 2, 3))]
     assert [text for tag, text in page.texts if tag == "h2"] == [
-        *("Would one?", "Before you believe it (3)", "In words", "Results", HOSTILE)
+        *("Recommendation", "Before you believe it (3)", "In words", "Results", HOSTILE)
     ]
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)

@@ -180,7 +180,7 @@ def compare(
         return compare_runs(runs)
 
 
-def _of_seed(method: Any, seed: int) -> dict[str, int]:
+def _of_seed(method: Any, seed: int) -> dict[str, Any]:
     """Settings of one training run with this seed."""
     with named(method) as (_, track):
         return {"seed": seed, **({"seeds": 1} if track.over_runs else {})}

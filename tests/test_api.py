@@ -139,7 +139,7 @@ def test_a_method_of_ones_own_beside_built_in_ones(place):
 
     mine = Method(AverageConfig, fedavg, client_model, scalars)
     found = fd.compare(["fedavg", mine], config={**SETTINGS, "num_rounds": 1}, seeds=1, output="runs/compared")
-    assert list(found.table.index) == ["fedavg", "average"]
+    assert list(found.table.index) == ["fedavg", "average", "alone"]
     assert found.table.iloc[0]["ndcg@10"] == found.table.iloc[1]["ndcg@10"]
     assert "average" not in METHODS
 

@@ -22,6 +22,7 @@ def paired(first, second, mean, low, high, domain="macro", metric="hit@10"):
 
 GAIN = paired("ours", "alone", 0.017, 0.006, 0.027)
 KNN = paired("ours", "item-kNN", 0.03, 0.01, 0.05)
+BEFORE = paired("ours", "before", -0.1, -0.2, -0.01)
 
 
 def evidence(*tests, **changes):
@@ -40,15 +41,15 @@ def evidence(*tests, **changes):
         ((paired("ours", "alone", -0.01, -0.02, -0.001), KNN), {}, "do not join", "Do not join: each company alone"),
         ((paired("ours", "alone", 0.0, -0.001, 0.0019), KNN), {}, "do not join", "Do not join: it brings next to"),
         ((paired("ours", "alone", 0.0, -0.001, 0.0021), KNN), {}, "not clear", "Not clear: "),
-        ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, -0.01)), {}, "do not join", "Do not join: item-kNN, which needs"),
+        ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, -0.01)), {}, "do not join", "Do not join: item-kNN, which"),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, 0.01)), {}, "join", "Join: "),
-        ((GAIN, KNN), {"planted": True}, "cannot be said", "Cannot be said: the data are planted. If they were real: join"),
-        ((GAIN, KNN), {"nothing_common": ["No two share an item."]}, "do not join", "Do not join: No two share an item"),
+        ((GAIN, KNN), {"planted": True}, "cannot be said", "Cannot be said: the data are planted. If they were real: j"),
+        ((GAIN, KNN), {"nothing_common": ["No two share one."]}, "do not join", "Do not join: No two share one"),
         ((KNN,), {}, "cannot be said", "Cannot be said: ours was not tested against alone"),
         ((paired("ours", "alone", math.nan, None, None),), {}, "cannot be said", "Cannot be said: ours was not tested"),
         ((KNN,), {"alone": ""}, "use", "Use ours: it is better than item-kNN"),
         ((paired("ours", "item-kNN", -0.1, -0.2, -0.01),), {"alone": ""}, "do not use", "Do not use ours: item-kNN"),
-        ((GAIN, paired("ours", "before", -0.1, -0.2, -0.01)), {"before_rounds": {"before": "before the rounds"}}, "do not join", "Do not join: before, before the rounds"),
+        ((GAIN, BEFORE), {"before_rounds": {"before": "of before"}}, "do not join", "Do not join: before, of before, is"),
     ],
 )  # fmt: skip
 def test_the_recommendation_in_every_case(tests, changes, recommendation, first):

@@ -43,13 +43,13 @@ def evidence(*tests, **changes):
         ((paired("ours", "alone", 0.0, -0.001, 0.0021), KNN), {}, "not clear", "Not clear: "),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, -0.01)), {}, "do not join", "Do not join: item-kNN, which"),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, 0.01)), {}, "join", "Join: "),
-        ((GAIN, KNN), {"planted": True}, "cannot be said", "Cannot be said: the data are planted. If they were real: j"),
+        ((GAIN, KNN), {"planted": True}, "cannot be said", "Cannot be said: the data are planted. If they were real"),
         ((GAIN, KNN), {"nothing_common": ["No two share one."]}, "do not join", "Do not join: No two share one"),
         ((KNN,), {}, "cannot be said", "Cannot be said: ours was not tested against alone"),
         ((paired("ours", "alone", math.nan, None, None),), {}, "cannot be said", "Cannot be said: ours was not tested"),
         ((KNN,), {"alone": ""}, "use", "Use ours: it is better than item-kNN"),
         ((paired("ours", "item-kNN", -0.1, -0.2, -0.01),), {"alone": ""}, "do not use", "Do not use ours: item-kNN"),
-        ((GAIN, BEFORE), {"before_rounds": {"before": "of before"}}, "do not join", "Do not join: before, of before, is"),
+        ((GAIN, BEFORE), {"before_rounds": {"before": "of before"}}, "do not join", "Do not join: before"),
     ],
 )  # fmt: skip
 def test_the_recommendation_in_every_case(tests, changes, recommendation, first):

@@ -50,9 +50,8 @@ def sites_answer(
     if not tests:
         return None
     rows = metrics[MACRO]["test"] if MACRO in metrics else next(iter(sites.values()))
-    subject = next(
-        label for label in (with_ensemble(str(metrics["method"])), str(metrics["reported"])) if label in rows
-    )
+    whole = with_ensemble(str(metrics["method"]))
+    subject = whole if whole in rows else next(iter(rows))
     alone = next(label for label in (with_ensemble(LOCAL), LOCAL) if label in rows)
     return answer_of(
         Evidence(

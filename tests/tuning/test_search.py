@@ -17,6 +17,7 @@ from fedecider.cross_silo.settings import RunConfig
 from fedecider.methods import METHODS as LLM
 from fedecider.methods import RATES, TRAINING_SPACE
 from fedecider.methods.config import LocalTraining
+from fedecider.models.config import EnsembleConfig
 from fedecider.running.options import from_plain
 from fedecider.running.plain import as_plain
 from fedecider.search_space import OneOf, Real, Whole
@@ -193,7 +194,8 @@ def declared():
         blocks = (EmbeddingRunConfig(method=name), EmbeddingTraining(**own), entry.config())
         yield pytest.param(blocks, entry.space, entry.grid, id=f"embedding-{name}")
     for name, entry in LLM.items():
-        blocks = (RunConfig(method=name), LocalTraining(), entry.config())
+        own = {"ensemble": EnsembleConfig(kind="logit")} if name == "counts" else {}
+        blocks = (RunConfig(method=name, **own), LocalTraining(), entry.config())
         yield pytest.param(blocks, {**TRAINING_SPACE, **entry.space}, (*entry.grid, *RATES), id=f"llm-{name}")
     for name, entry in BASELINES.items():
         yield pytest.param((entry.config(),), entry.space, entry.grid, id=f"baseline-{name}")

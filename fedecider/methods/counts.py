@@ -2,7 +2,7 @@
 
 Every client has the model of `local`. Its ensemble counts with the others of its catalogue, and fits its weights
 towards the mean of all: two secure sums after the rounds (`fedecider.models.counts`, `fedecider.models.weight_sums`).
-Of 3,900 items a client sends 60 MB, masked pairs of items without gaps, which is no less than rounds send.
+Of 3,800 items a client sends 60 MB: all pairs of items, masked.
 """
 
 from functools import partial

@@ -192,7 +192,8 @@ OF_TEXTS = J.Cell("private", "", "", 0, NO_COMPANIES)
 def section(found: Mapping[Cell, Mapping[str, Any]]) -> list[str]:
     """A row a size, less alone; models that were trained with noise stand beside those without."""
     lines = [HEADING, "", *begins(found), "", "\n\n".join(__doc__.split("\n\n")[3:6]), ""]
-    for kind, rows in {"counts": [EXACT, *HIDDEN], "models": [JOINED, EXACT, *HIDDEN, *WITH_MODEL]}.items():
+    of_models = [JOINED, EXACT, *HIDDEN, *(WITH_MODEL if any(cell.kind == "noised" for cell in found) else [])]
+    for kind, rows in {"counts": [EXACT, *HIDDEN], "models": of_models}.items():
         lines += [f"| {kind}: four companies of | seeds | alone ndcg@10 | {' | '.join(rows)} |"]
         lines += [f"|---|---:|---:|{'---|' * len(rows)}"]
         for data, size in dict.fromkeys((cell.data, cell.size) for cell in found if cell.kind == kind):

@@ -30,7 +30,7 @@ demo: $(VENV)/.package
 	$(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 		scripts/federate.py --domains crime,comics,children
 	test -f $(SHOPS)/products.csv || $(BIN)/fedecider sample --output $(SHOPS)
-	$(BIN)/fedecider federate --items $(SHOPS)/products.csv \
+	$(BIN)/fedecider federate --seeds 1 --items $(SHOPS)/products.csv \
 		--events $(SHOPS)/north.csv,$(SHOPS)/south.csv,$(SHOPS)/east.csv,$(SHOPS)/west.csv
 
 fast: venv

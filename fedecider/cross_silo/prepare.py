@@ -83,7 +83,7 @@ def read_data(config: RunConfig) -> dict[str, Domain]:
     """
 
     def load(names: Sequence[str]) -> dict[str, Domain]:
-        found = load_domains(config.data, names) if config.data else sample_domains(names, config.seed)
+        found = load_domains(config.data, names) if config.data else sample_domains(names)
         return drawn_customers(found, config.customer_share)
 
     domains = load(config.domain_names)

@@ -45,8 +45,8 @@ def over_runs(results: Sequence[RunResult]) -> RunResult:
         ValueError: the runs have other customers.
     """
     first = results[0]
-    if any(one.users != first.users for one in results):
-        raise ValueError("got training runs of other customers, expected the same in all of them")
+    if any((one.users, one.record["data"]) != (first.users, first.record["data"]) for one in results):
+        raise ValueError("got training runs of other data, expected the same in all of them")
     positions, persons = stacked(results), shared_persons(first.users)
     figures = test_figures(positions, first.metrics.get("baselines", ()), persons)
     joining = first.metrics.get("joining", {})

@@ -153,10 +153,10 @@ def _domain(folder: RunFolder | None, run: str, company: str, data: str) -> Doma
     if folder is None:
         raise ValueError(f"got {run}, which knows no customers, expected where they are: --data or --events")
     config = read_run(folder.root)["config"]["run"]
-    where, seed = str(config.get("data") or ""), int(config.get("seed", 0))
+    where = str(config.get("data") or "")
     if where and not Path(where).is_dir():
         raise ValueError(f"got the run's data {where}, which is no folder from here, expected it: name it with --data")
-    domains = load_domains(where, [company]) if where else sample_domains([company], seed)
+    domains = load_domains(where, [company]) if where else sample_domains([company])
     return under(protocol, domains)[0][company]
 
 

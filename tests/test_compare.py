@@ -229,7 +229,7 @@ def test_a_run_is_told_the_precision_under_whose_name_it_is_kept(playground, mon
         ({"rows": {"fedavg": {"seed": 3}}}, "seed"),
         ({"rows": {5: {}}}, "5"),
         ({"rows": {"a/b": {"method": "local"}}}, "a/b"),
-        ({"baselines": ["bpr"]}, "bpr"),
+        ({"baselines": ["nobody"]}, "nobody"),
         ({"against": ["local"]}, "against"),
         ({"seeds": 0}, "seeds"),
         ({"seeds": 2}, "several seeds without data"),

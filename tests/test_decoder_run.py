@@ -124,7 +124,7 @@ def test_absent_clients_and_a_tracker(playground, monkeypatch):
 def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys):
     monkeypatch.chdir(playground)
     words = ("--config", "toy.yaml", "--num_rounds", "1", "--method", "local", "--output", "runs/local")
-    assert main("federate", *words) == 0
+    assert main("federate", *words, "--verbose", "true") == 0
     assert capsys.readouterr().out.count("reused") == 2
     texts = list((playground / ".cache").glob("text-vectors-*"))
     assert len(texts) == 1

@@ -289,7 +289,7 @@ def paired_tests(
     their mean. ``positions``: as `test_figures` takes them."""
     subject = subject_of(method, reported, positions)
     alone = [label for label in (with_ensemble(LOCAL), LOCAL) if label in positions]
-    beside = (*UNTRAINED, *own_baselines(), *sources_of(method, reported), *alone)
+    beside = (*UNTRAINED, *own_baselines(), *sources_of(method, reported), *alone[:1])
     pairs = [(subject, label) for label in dict.fromkeys(beside) if label in positions and label != subject]
     joined = next(label for label in (with_ensemble(method), reported) if label in {*positions, reported})
     pairs += [(joined, alone[0])] if alone and joined != subject else []

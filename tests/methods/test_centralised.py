@@ -79,7 +79,7 @@ def test_one_client_is_local_training():
     state, _ = run(method, 1, 2)
     alone, _ = run(local(toy_recommender(["crime"], data=data, local_epochs=2), LocalConfig()), 1, 2)
     for key, tensor in state.local.items():
-        torch.testing.assert_close(tensor, alone.local[key], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(tensor, alone.local[f"local.now.{key[4:]}"], rtol=1e-3, atol=1e-4)
 
 
 def test_absent_clients_and_divided_blocks_are_refused():

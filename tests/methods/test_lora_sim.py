@@ -75,7 +75,7 @@ def test_identical_clients_are_local_training():
         alone, _ = run(local(toy_recommender(["crime"], data=data), LocalConfig()), 1, 3)
         for key, tensor in state.local.items():
             for client in range(3):
-                torch.testing.assert_close(tensor[client], alone.local[key][0], rtol=1e-5, atol=1e-6)
+                torch.testing.assert_close(tensor[client], alone.local[f"local.now.{key[4:]}"][0], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(state.server["weights"], torch.full((3, 3), 1 / 3, dtype=torch.float64))
 
 

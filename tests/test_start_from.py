@@ -51,11 +51,14 @@ def test_a_month_stands_on_the_catalogue_of_before():
     assert found.card["clients"]["events"] == domain.clients.num_events + (len(domain.clients.users) + 1) // 2
 
 
+KEPT = ("local.score", "local.round", "local.trained")
+
+
 def test_rounds_go_on_behind_the_reported_one():
     seen = []
     method = FederatedMethod(
         "m",
-        lambda: ({"w": torch.zeros(2)}, {"own": torch.zeros(3), "local.score": torch.zeros(3)}),
+        lambda: ({"w": torch.zeros(2)}, {"own": torch.zeros(3), **dict.fromkeys(KEPT, torch.zeros(3))}),
         lambda round, server, clients: seen.append(round) or Download(server),
         lambda round, *_: seen.append(round),
         lambda round, server, uploads: seen.append(round),
@@ -64,9 +67,9 @@ def test_rounds_go_on_behind_the_reported_one():
         upload_like=lambda round, server: seen.append(round),
     )
     ones, scores = torch.ones(3), torch.full((3,), 0.5)
-    last = {"own": 2 * ones, "local.score": scores}
+    last = {"own": 2 * ones, **dict.fromkeys(KEPT, scores)}
     state = RunState(
-        4, {"w": torch.ones(2) * 2}, last, 3, 0.5, {"w": torch.ones(2)}, {"own": ones, "local.score": ones}
+        4, {"w": torch.ones(2) * 2}, last, 3, 0.5, {"w": torch.ones(2)}, {"own": ones, **dict.fromkeys(KEPT, ones)}
     )
     later = going_on(method, state)
     server, local = later.init()

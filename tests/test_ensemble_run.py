@@ -87,8 +87,7 @@ def test_rows_weights_and_files(playground):
         "zero-shot student",
     }
     rows = metrics["macro"]["test"]
-    for one in tests:
-        assert one["domain"] == "macro"
+    for one in (one for one in tests if one["domain"] == "macro"):
         means = (rows[one[place]][one["metric"]]["mean"] for place in ("first", "second"))
         assert one["difference"]["mean"] == pytest.approx(next(means) - next(means))
         assert 0 < one["p_value"] <= one["p_holm"] <= 1

@@ -81,7 +81,7 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
         raise ValueError("got --events beside --data, expected tables or prepared data")
 
     from fedecider.data.frames import from_events
-    from fedecider.running.progress import detail, log_line
+    from fedecider.running.progress import log_line
     from fedecider.running.run_folder import locked
 
     paths = [one.strip() for one in given.events.split(",") if one.strip()]
@@ -94,8 +94,7 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
         data = from_events(tables, given.items or None)
     if os.environ.get("RANK", "0") == "0":
         for note in data.notes:
-            (detail if note.startswith("note: ") else log_line)(note)
-        log_line("how columns were read: --verbose true")
+            log_line(note)
     cache = Path(asked.options.get("cache", CACHE))
     with locked(cache / "data.lock"):  # processes of one launch write it once
         return data_options(asked.track, data, cache)

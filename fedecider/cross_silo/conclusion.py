@@ -36,11 +36,6 @@ def run_conclusion(result: RunResult) -> Conclusion:
     return conclusion(run_evidence(result), [*kept_sentence(joining), *gives, _about(result)])
 
 
-def run_answer(result: RunResult) -> Answer:
-    """The answer of a run, as on its page."""
-    return answer_of(run_evidence(result))
-
-
 def sites_answer(
     sites: Mapping[str, Mapping[str, Values]], metrics: Mapping[str, Any], record: Mapping[str, Any]
 ) -> Answer | None:

@@ -203,7 +203,7 @@ def joining_section(result: RunResult) -> list[Section]:
         tables.append(PageTable(header, joining_rows(evidence, joining), caption))
     if without := result.metrics.get("without"):
         names = [*result.clients, MACRO]
-        caption = "Who gives whom: points that the company of the line brings each other one; * for sure"
+        caption = "Who gains from whom: points that the company of the line brings each other one; * for sure"
         tables.append(PageTable(("gives", *names), without_rows(without, names), caption))
     if pairs := overlap.get("pairs"):
         columns = ("client", "other", "in common", "of its items", "of the other's", "of its sales", "of the other's")

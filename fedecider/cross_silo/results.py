@@ -249,7 +249,7 @@ def _figures(run: Ended, models: Entries, rules: Entries) -> dict[str, Any]:
     protocol, users = get_protocol(run.settings.run.protocol), _users(run)
     own = own_baselines()
     test = of_one_run({**models["test"], **rules["test"]})
-    figures = test_figures(test, own, shared_persons(users))
+    figures = figures_of_entries(test, own, shared_persons(users))
     valid_rows = tables.result_rows(of_one_run(models["valid"]), of_one_run(rules["valid"]))
     found = {
         name: {
@@ -271,7 +271,7 @@ def _figures(run: Ended, models: Entries, rules: Entries) -> dict[str, Any]:
     }
 
 
-def test_figures(
+def figures_of_entries(
     positions: Mapping[str, PerDomain], own: Collection[str], persons: Persons | None
 ) -> dict[str, dict[str, Any]]:
     """Client (``macro`` for their mean) -> entry -> metric -> mean, low, high. ``positions``: entry -> client ->
@@ -286,7 +286,7 @@ def paired_tests(
     method: str, reported: str, positions: Mapping[str, PerDomain], users: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
     """The recommender that is exported against every simple rule and what stands beside it, of every client and of
-    their mean. ``positions``: as `test_figures` takes them."""
+    their mean. ``positions``: as `figures_of_entries` takes them."""
     subject = subject_of(method, reported, positions)
     alone = [label for label in (with_ensemble(LOCAL), LOCAL) if label in positions]
     beside = (*UNTRAINED, *own_baselines(), *sources_of(method, reported), *alone[:1])

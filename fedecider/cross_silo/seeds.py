@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedecider.cross_silo.conclusion import subject_of
 from fedecider.cross_silo.ensembles import KEPT, with_ensemble
-from fedecider.cross_silo.results import paired_tests, test_figures, write_answer
+from fedecider.cross_silo.results import figures_of_entries, paired_tests, write_answer
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.record import write_json
@@ -48,7 +48,7 @@ def over_runs(results: Sequence[RunResult]) -> RunResult:
     if any((one.users, one.record["data"]) != (first.users, first.record["data"]) for one in results):
         raise ValueError("got training runs of other data, expected the same in all of them")
     positions, persons = stacked(results), shared_persons(first.users)
-    figures = test_figures(positions, first.metrics.get("baselines", ()), persons)
+    figures = figures_of_entries(positions, first.metrics.get("baselines", ()), persons)
     joining = first.metrics.get("joining", {})
     subject = subject_of(first.method, first.reported, positions)
     tests = paired_tests(first.method, first.reported, positions, first.users)

@@ -1,4 +1,4 @@
-"""What joining brought company by company, what is odd about one, who gives whom, what it costs; of sites too."""
+"""What joining brought company by company, what is odd about one, who gains from whom, what it costs; of sites too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives whom, what sites tell, what joining costs: the numbers in the sentences are those of the tests."""
+"""Who gains from whom, what sites tell, what joining costs: the numbers in the sentences are those of the tests."""
 
 import pytest
 

@@ -406,7 +406,8 @@ def _matched(name: str, catalogues: Mapping[str, list[tuple[str, ItemFields]]], 
 
 
 def _words(fields: ItemFields) -> frozenset[str]:
-    return frozenset(" ".join(fields.values()).lower().split())
+    """Of the title, since categories are in each company's own language; without a title of all its texts."""
+    return frozenset((fields.get("title") or " ".join(fields.values())).lower().split())
 
 
 def _are_same(one: frozenset[str], other: frozenset[str]) -> bool:

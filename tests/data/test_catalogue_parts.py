@@ -149,6 +149,16 @@ def test_tables_of_companies_lead_there_where_equal_keys_have_the_same_texts():
     assert not whole.titles[2].endswith("new")
 
 
+def test_categories_in_the_words_of_each_company_do_not_part_equal_keys():
+    (north, of_north), (south, of_south) = tables(0), tables(2)
+    for row in of_north:
+        row["category"] = "Kleidung und Mode"
+    for row in of_south:
+        row["category"] = "vetements pour tous"
+    data = fedecider.from_events({"north": north, "south": south}, {"north": of_north, "south": of_south}, name="mall")
+    assert {one.catalogue.name for one in data.values()} == {"mall"}
+
+
 @pytest.mark.parametrize("catalogue", ["", "ean"])
 def test_keys_of_companies_that_differ_by_a_leading_zero_are_said(catalogue):
     (north, of_north), (south, of_south) = tables(0), tables(2)

@@ -407,7 +407,7 @@ def test_local_is_local_as_a_method_as_a_row_and_in_a_folder_of_its_own(folder, 
     logs = [log["clients"] for log in map(json.loads, Path("runs/joined/rounds.jsonl").read_text().splitlines())]
     assert logs[-1][1]["local"]["loss"] is None, "crime.2 has stopped"
     assert len(logs) < 9
-    assert "crime.1 goes on alone, up to round 9" in capsys.readouterr().out
+    assert "crime.1 goes on with its training alone, for comparison, up to round 9" in capsys.readouterr().out
     alone = {
         "together": (*both, "--participation", "0.5"),
         "named": (*words, "--domains", "crime.1"),

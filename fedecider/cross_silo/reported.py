@@ -45,7 +45,7 @@ def trained_alone(models: ClientModels, last_round: int, own: Tree, client: int)
     ``own``: its row of the state after them.
     """
     if goes_on(models, last_round, own):
-        log_line(f"{models.names[client]} goes on alone, up to round {last_round}")
+        log_line(f"{models.names[client]} goes on with its training alone, for comparison, up to round {last_round}")
     own, _ = train_alone(models, last_round, own, client)
     return best_model(models, own, client), float(own[f"{PREFIX}.score"])
 

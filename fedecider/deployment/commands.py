@@ -101,6 +101,11 @@ def provision(words: Sequence[str]) -> None:
 def public_project(words: Sequence[str], sites: str, output: Path) -> Project:
     """The project below ``output`` that the options of a run describe, of what is public alone."""
     asked = read_command(words, PROVISION)
+    if asked.config is None and asked.options.get("data"):
+        raise ValueError(
+            "got data without a config, expected the settings that a pilot chose: --config runs/pilot/chosen.yaml. "
+            "Sites with other settings than the pilot's would come to another recommendation"
+        )
     track, parts, settings = asked.track, asked.track.part("deployment"), asked.settings(words)
     shared = parts.public(settings, sites)
     with launched(settings.run.num_threads) as launch:

@@ -154,11 +154,11 @@ def _what_to_run(evidence: Evidence, gain: Mapping[str, float]) -> str:
     if evidence.customers and num_seeds < FEW_SEEDS:
         return f"Run the same command with --seeds {FEW_SEEDS}"
     if evidence.customers and evidence.seed_share > 0.5 and num_seeds < MANY_SEEDS:
-        return f"Run the same command with --seeds {MANY_SEEDS}: training runs differ more than customers"
+        return f"Run the same command with --seeds {MANY_SEEDS}: what varies most is the training run"
     times = ((gain["high"] - gain["low"]) / 2 / abs(gain["mean"])) ** 2 if abs(gain["mean"]) > ROUNDING else math.inf
     if gain["mean"] <= 0 or times > 100:
         return "Nothing speaks for it so far: keep what each has, and ask again with more customers"
-    return f"Run the same command with a longer period: {max(times, 1.5):.1f} times as many customers would tell"
+    return f"Import a longer period: about {max(times, 1.5):.1f} times as many customers are needed"
 
 
 def _gain_line(evidence: Evidence) -> list[str]:

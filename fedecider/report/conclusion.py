@@ -56,7 +56,7 @@ def _table(evidence: Evidence) -> PageTable:
         f"Of 100 {units(evidence)[0]} so many {units(evidence)[1]} ({metrics[0]}); what {evidence.subject} has beyond "
         "each row; ndcg@10, of 100, counts later places less. Bars are 95 % intervals"
     )
-    return PageTable(("row", "what it is", metrics[0], "gain beyond it", "ndcg@10"), rows, caption)
+    return PageTable(("row", "what it is", metrics[0], f"{MARK}better by", "ndcg@10"), rows, caption)
 
 
 def console_table(conclusion: Conclusion) -> Table:

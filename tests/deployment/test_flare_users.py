@@ -44,6 +44,7 @@ def toy(monkeypatch, tmp_path):
             ("provision", *TOY, "--sites", "2", "--host", "h", "--output", "run"),
             "expected prepared",
         ),
+        (("provision", "--data", "raw", "--host", "h", "--output", "run"), "got data without a config, expected the"),
     ],
 )
 def test_bad_commands_are_one_line(words, message, toy, capsys):

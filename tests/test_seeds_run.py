@@ -59,9 +59,11 @@ def test_the_answer_is_over_all_runs_and_the_same_everywhere(folder, capsys):
     said = capsys.readouterr().out
     assert len(said.splitlines()) <= 25
     assert said.rstrip().endswith(result.verdict)
-    compared = fd.compare(["fedavg"], config=yaml.safe_load(Path("toy.yaml").read_text()), seeds=2, output="table")
+    asked = {"config": yaml.safe_load(Path("toy.yaml").read_text()), "seeds": 2, "output": "table"}
+    compared = fd.compare(["fedavg"], **asked)
     assert (compared.recommendation, compared.verdict) == (result.recommendation, result.verdict)
     assert list(compared.table.index) == ["fedavg", "alone"]
+    assert fd.compare(["fedavg"], **asked).verdict == compared.verdict  # of the runs that are there
 
 
 def test_noise_is_not_spent_twice_unasked(folder, capsys):

@@ -58,6 +58,7 @@ def sites_answer(
             tests=[{**test, "first": subject, "second": alone} for test in tests],
             alone=alone,
             customers=dict.fromkeys(sites, 0),
+            party="server",
             planted=not record.get("config", {}).get("run", {}).get("data", "-"),
         )
     )
@@ -92,7 +93,7 @@ def run_evidence(result: RunResult) -> Evidence:
         planted=not run["data"]
         or any(card.get("settings", {}).get("source") == SAMPLE for card in result.cards.values()),
         nothing_common=result.record.get("overlap", {}).get("sentences", ()) if nothing else (),
-        is_site=SITE in result.record,
+        party="site" if SITE in result.record else "",
         drawn=drawn or "",
         cost=cost_sentence(_cost(result)) if joining else "",
         alarms=alarms,

@@ -140,7 +140,9 @@ def check_same_run(track: Track, settings: Any) -> None:
     """``ValueError`` where the folder of ``settings``, which resume, holds a run of other settings or other data."""
     with start(settings.run.num_threads) as launch:
         experiment = track.part("load")(launch.from_main(settings), launch)
-        around.checked_run(settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts)
+        around.checked_run(
+            experiment.settings.as_record(), dict(experiment.hashes), list(experiment.names), **experiment.facts
+        )
 
 
 @timed_run()

@@ -24,6 +24,8 @@ ROUNDING = 1e-9
 FEW_SEEDS = 3
 """Training runs from which on their spread is known well enough to ask for customers instead."""
 MANY_SEEDS = 10
+MUCH_MORE = 10
+"""So many times the customers nobody gets."""
 NAMED = 6
 """So many companies are spoken of one by one."""
 
@@ -61,8 +63,8 @@ class Evidence(NamedTuple):
     planted: bool = False
     nothing_common: Sequence[str] = ()
     """Why nobody can learn from another one; empty where they can."""
-    is_site: bool = False
-    """Whether it is that of one site of a deployment, which knows no other one's customers."""
+    party: Literal["", "site", "server"] = ""
+    """Whose it is in a deployment, which trains once; a site knows no other one's customers."""
     drawn: str = ""
     """Which part of the customers took part, in words; empty where all did."""
     cost: str = ""
@@ -149,14 +151,14 @@ def _what_to_run(evidence: Evidence, gain: Mapping[str, float]) -> str:
     if evidence.drawn:
         return "Run the same command without --minutes, so that all customers take part"
     num_seeds = len(evidence.seed_gains)
-    if evidence.is_site:
+    if evidence.party == "site":
         return "The server has the answer over all companies: fedecider deploy collect"
-    if evidence.customers and num_seeds < FEW_SEEDS:
+    if evidence.customers and not evidence.party and num_seeds < FEW_SEEDS:
         return f"Run the same command with --seeds {FEW_SEEDS}"
     if evidence.customers and evidence.seed_share > 0.5 and num_seeds < MANY_SEEDS:
         return f"Run the same command with --seeds {MANY_SEEDS}: what varies most is the training run"
     times = ((gain["high"] - gain["low"]) / 2 / abs(gain["mean"])) ** 2 if abs(gain["mean"]) > ROUNDING else math.inf
-    if gain["mean"] <= 0 or times > 100:
+    if gain["mean"] <= 0 or times > MUCH_MORE:
         return "Nothing speaks for it so far: keep what each has, and ask again with more customers"
     return f"Import a longer period: about {max(times, 1.5):.1f} times as many customers are needed"
 

@@ -105,7 +105,8 @@ UNCLEAR = paired("ours", "alone", 0.01, -0.01, 0.03)
         ({"seed_gains": (0.01,), "drawn": "drawn: 100 of 900 customers"}, "without --minutes"),
         ({"seed_share": 0.8}, "--seeds 10"),
         ({"seed_share": 0.1}, "4.0 times as many customers"),
-        ({"is_site": True}, "fedecider deploy collect"),
+        ({"party": "site"}, "fedecider deploy collect"),
+        ({"party": "server", "seed_gains": (0.01,)}, "4.0 times as many customers"),
     ],
 )
 def test_what_is_not_clear_names_what_would_make_it_clear(changes, command):
@@ -114,8 +115,9 @@ def test_what_is_not_clear_names_what_would_make_it_clear(changes, command):
     assert command in said.lines[0]
 
 
-def test_nothing_speaks_for_it_where_the_mean_is_not_above_zero():
-    said = answer_of(evidence(paired("ours", "alone", -0.001, -0.01, 0.008), KNN)).lines[0]
+@pytest.mark.parametrize("ends", [(-0.001, -0.01, 0.008), (0.002, -0.008, 0.012)])
+def test_nothing_speaks_for_it_where_the_mean_is_not_far_enough_above_zero(ends):
+    said = answer_of(evidence(paired("ours", "alone", *ends), KNN)).lines[0]
     assert "times as many" not in said
     assert "keep what each has" in said
 

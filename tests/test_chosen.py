@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import fedecider as fd
 from fedecider.cli.main import main
 from fedecider.cross_silo.auto import Machine, choose, chosen_settings
 from fedecider.cross_silo.command_line import make_settings, parse_settings
@@ -353,3 +354,38 @@ def test_three_tables_on_the_command_line_and_the_same_run_by_its_file(tmp_path,
     capsys.readouterr()
     assert main(["federate", *tables, *QUICK, "--output", "first", "--resume", "true"]) == 0
     assert "estimate: " not in capsys.readouterr().out
+
+
+@pytest.mark.whole
+def test_the_console_of_tables_as_shops_have_them_fits_a_screen(tmp_path, monkeypatch, capsys):
+    """First what changes the answer or was not understood; every other note is in the file that a line names."""
+    monkeypatch.chdir(tmp_path)
+    domain = sample_domains(["crime"])["crime"]
+    rows = list(zip(domain.clients.users, domain.clients.sequences, strict=True))
+    columns = {
+        "north": ("Kunde", "sku", "Preis"),
+        "south": ("buyer", "sku", "shelf"),
+        "east": ("client", "sku", "note"),
+    }
+    for number, (name, header) in enumerate(columns.items()):
+        events = [(user, domain.item_keys[item], "ä") for user, items in rows[number::3] for item in items]
+        nobody = [("guest", domain.item_keys[at], "") for at in range(len(events) // 5 * (name == "south"))]
+        lines = "".join(";".join(row) + "\n" for row in [header, *events, *nobody])
+        Path(f"{name}.csv").write_text(lines, encoding="latin-1" if name == "north" else "utf-8")
+        Path(f"{name}.yaml").write_text(f"events: {name}.csv\nitems: products.csv\n")
+    with Path("products.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["sku", "title"], *zip(domain.item_keys, domain.titles, strict=True)])
+    tables = {name: f"{name}.yaml" for name in columns}
+    data = fd.from_events(tables)
+    assert main(["federate", "--events", ",".join(tables.values()), *QUICK, "--output", "run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) <= 25
+    first, rest = data.report.first, data.notes[len(data.report.first) :]
+    assert said[: len(first)] == first
+    assert any("north.csv is not UTF-8" in line for line in first)
+    assert any("rows have no customer ('guest'" in line for line in first)
+    assert len(rest) > 5
+    assert not {*said} & {*rest}
+    assert said[len(first)].startswith(f"{len(rest)} more notes on the tables")
+    written = Path(said[len(first)].rpartition(": ")[2]).read_text()
+    assert all(f"- {note}\n" in written for note in data.notes)

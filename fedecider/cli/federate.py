@@ -13,6 +13,8 @@ from fedecider.engine.command_line import CACHE, RunOptions, chosen_settings, da
 from fedecider.engine.track import Track, tracks
 from fedecider.running.command import run
 
+SHOWN = 6
+"""Notes on own tables that the console has, the first ones; the file that its next line names has all."""
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 
 
@@ -81,7 +83,7 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
         raise ValueError("got --events beside --data, expected tables or prepared data")
 
     from fedecider.data.frames import from_events
-    from fedecider.running.progress import log_line
+    from fedecider.running.progress import detail, log_line
     from fedecider.running.run_folder import locked
 
     paths = [one.strip() for one in given.events.split(",") if one.strip()]
@@ -92,9 +94,17 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
         data = from_events(paths[0], given.items or None, name=Path(paths[0]).stem)
     else:
         data = from_events(tables, given.items or None)
-    if os.environ.get("RANK", "0") == "0":
-        for note in data.notes:
-            log_line(note)
     cache = Path(asked.options.get("cache", CACHE))
     with locked(cache / "data.lock"):  # processes of one launch write it once
-        return data_options(asked.track, data, cache)
+        options = data_options(asked.track, data, cache)
+    if os.environ.get("RANK", "0") == "0":
+        first, rest = data.report.first[:SHOWN], data.notes[min(SHOWN, len(data.report.first)) :]
+        for note in first:
+            log_line(note)
+        for note in rest:
+            detail(note)
+        where = Path(options.get("data") or options["raw"]) / next(iter(data)) / "README.md"
+        log_line(
+            f"{len(rest)} {'more ' if first else ''}notes on the tables, such as columns and rows left out: {where}"
+        )
+    return options

@@ -96,6 +96,7 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
 def _save_unsold(run: Ended, folder: RunFolder) -> None:
     """What nobody has bought yet, with the vectors of its texts, into every company's private part of the ensemble."""
     encoded: dict[Sequence[NewItem], Later] = {}  # companies may share a catalogue
+    said = []
     for name, domain in run.artifacts.domains.items():
         if not domain.unsold:
             continue
@@ -106,12 +107,14 @@ def _save_unsold(run: Ended, folder: RunFolder) -> None:
         if not private.is_dir() or place.inference.ids == "generator":
             why = "expected an ensemble, and IDs that no ID generator writes"
         if why:
-            log_line(f"{what} are no candidates: {why}")
+            said.append(f"{what} are no candidates: {why}")
             continue
         if domain.unsold not in encoded:
             encoded[domain.unsold] = encoded_items(place, table, domain.unsold)
         save_unsold(encoded[domain.unsold], private)
-        log_line(f"{what} are candidates, as new items")
+        said.append(f"{what} are candidates, as new items")
+    if said:
+        log_line("; ".join(said))
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def load(settings: Settings, launch: Launch) -> Experiment:
     """The data of a run, and everything checked that can be before the stages are built."""
     run, domains, why = decided(settings.run)
     settings = settings._replace(run=run)
-    for line in why if launch.is_main else []:
-        log_line(line)
+    if why and launch.is_main:
+        log_line("; ".join(why))
     if not settings.run.start_from:
         return experiment_on(domains, build_base_artifacts, settings, why=why)
     with launch.accelerator.main_process_first():

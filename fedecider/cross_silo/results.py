@@ -89,7 +89,6 @@ def write_answer(result: RunResult, folder: RunFolder) -> None:
     for name, of_list in result.metrics.get("lists", {}).items():
         detail(list_sentence(name, of_list))
     console.print(console_table(said))
-    log_line(f"run: {folder.root}")
     log_line(said.text)
 
 

@@ -43,6 +43,8 @@ from fedecider.data.readers.reading import BELOW_RATING, ItemFields, RawEvents, 
 from fedecider.data.tables import JSON, Question, Table, literal, quoted
 from fedecider.data.times import DAY_US, FIRST_YEAR, ORDER, SINCE_US, checked_form, find_form, latest_us
 
+MUCH = 0.1
+"""A larger share of rows that do not come in is said first."""
 LEAST_CUSTOMERS = 10
 LARGE = 0.2
 """Share of all events, from which on one customer is named."""
@@ -215,12 +217,14 @@ class Purchases:
         num_nobody, keys = leave_out_nobody(table, source.options.nobody)
         if num_nobody:
             dropped.add(NO_CUSTOMER, events=num_nobody)
-            reading.first.append(
+            other = _other_user(source)
+            said = (
                 f"{source.what}: {num_nobody:,} of {num_rows:,} rows have no customer ({keys} in column "
-                f"{source.columns['user']!r}): left out{_other_user(source)}"
+                f"{source.columns['user']!r}): left out{other}"
             )
+            (reading.first if other or num_nobody > MUCH * num_rows else reading.notes).append(said)
             if num_nobody >= num_rows - kept:
-                raise ValueError(f"got {source.what} without a customer: {reading.first[-1]}")
+                raise ValueError(f"got {source.what} without a customer: {said}")
         self._say_largest(source)
         _split_cells(source, self.known_items, reading)
         order_form = self._read_times(source)

@@ -103,14 +103,14 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
         raw,
         sources,
         settings.get("seed", 0),
-        notes,
+        reading.first,
     )
     pool = {one.strip() for one in settings.get("public_domains", "").split(",") if one.strip()}
     if pool - set(raw):
         raise ValueError(f"got public_domains {sorted(pool - set(raw))}, expected some of {', '.join(sorted(raw))}")
     config = PrepareConfig(source="packed", raw="", domains=_order(raw, pool, sources), **settings)
     if sources.companies and not sources.shared:
-        config = replace(config, catalogue=config.catalogue or _matched(asked.name, records, notes))
+        config = replace(config, catalogue=config.catalogue or _matched(asked.name, records, reading))
         unlike = unlike_keys({one: [key for key, _ in own] for one, own in records.items()})
         notes += [unlike] if unlike else []
     has_texts = any(any(text.values()) for own in records.values() for _, text in own)
@@ -137,9 +137,9 @@ def from_events(events: Any, items: Any = None, *, report: ImportReport | None =
     for domain in domains.values():
         planted = all(key.startswith(PLANTED) for key in domain.own_keys)
         domain.card["settings"]["source"] = SAMPLE if planted else "tables"
-        domain.card["notes"] = [*reading.first, *notes]
+        domain.card["notes"] = [*report.first, *notes]
         domain.card["bad_rows"] = {what: dict(counts) for what, counts in reading.bad.items()}
-    return FederatedData(domains, [*reading.first, *notes], report)
+    return FederatedData(domains, [*report.first, *notes], report)
 
 
 def company_of(user: str) -> str:
@@ -383,7 +383,7 @@ SAME_ITEMS = 0.9
 """Share of keys in common that have such texts, from which on keys of two companies are of one kind, like barcodes."""
 
 
-def _matched(name: str, catalogues: Mapping[str, list[tuple[str, ItemFields]]], notes: list[str]) -> str:
+def _matched(name: str, catalogues: Mapping[str, list[tuple[str, ItemFields]]], reading: Reading) -> str:
     """The catalogue of companies with tables of their own: ``name`` where equal keys are the same items; else none."""
     words = {one: {key: _words(fields) for key, fields in records} for one, records in catalogues.items()}
     alike: list[str] = []
@@ -394,12 +394,12 @@ def _matched(name: str, catalogues: Mapping[str, list[tuple[str, ItemFields]]], 
         if common:
             (alike if same >= SAME_ITEMS * len(common) else odd).append(f"{one} and {other} {len(common):,}")
     if odd:
-        notes.append(
+        reading.first.append(
             f"keys in common, but not their texts: {'; '.join(odd)}. They are taken for different items; where they "
             "are the same ones, say what keys are (catalogue='ean')"
         )
     elif alike:
-        notes.append(f"items matched by key, which have the same texts: {'; '.join(alike)}")
+        reading.notes.append(f"items matched by key, which have the same texts: {'; '.join(alike)}")
     if alike and not odd and name in catalogues:
         raise ValueError(f"got a company and the catalogue of all called {name!r}, expected another name='...'")
     return name if alike and not odd else ""
@@ -475,7 +475,7 @@ def _consent(
     raw: Mapping[str, RawEvents],
     sources: _Sources,
     seed: int,
-    notes: list[str],
+    first: list[str],
 ) -> Consent:
     public, by_company, nobody = asked.public, bool(sources.companies or asked.company), Consent(seed=seed)
     if by_company:
@@ -502,7 +502,7 @@ def _consent(
             f"in the events, such as {min(known, default='')!r}"
         )
     if missing:
-        notes.append(f"{len(missing)} of {len(set(wanted))} public customers have no event, such as {missing[0]!r}")
+        first.append(f"{len(missing)} of {len(set(wanted))} public customers have no event, such as {missing[0]!r}")
     return nobody._replace(named=frozenset(wanted))
 
 

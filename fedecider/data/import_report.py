@@ -9,14 +9,11 @@ from typing import Any
 from fedecider.data.card import baskets_in_words
 from fedecider.data.domain import UNKNOWN_TIME, Domain
 from fedecider.data.dropped import Dropped
-from fedecider.data.events import Reading
+from fedecider.data.events import MUCH, Reading
 from fedecider.data.prepare import NOT_CHOSEN
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sellers import by_catalogue, once_each
 from fedecider.data.times import SINCE_S, day_of
-
-MUCH = 0.1
-"""An import that loses a larger share of its rows says so first."""
 
 
 @dataclass
@@ -94,17 +91,22 @@ class ImportReport:
                 )
             self.left += [f"{name}: {line}" for line in baskets_in_words(domain)]
 
+    @property
+    def first(self) -> list[str]:
+        """What changes the answer, or was not understood; a loss of over a tenth is."""
+        lost = self.lost_share
+        if lost is None or lost <= MUCH:
+            return list(self.reading.first)
+        return [*self.reading.first, f"WARNING: {lost:.0%} of the {self.num_rows:,} rows of events did not come in"]
+
     def lines(self) -> list[str]:
-        """The report; a loss of over a tenth comes first."""
-        first, lost = list(self.reading.first), self.lost_share
-        if lost is not None and lost > MUCH:
-            first += [f"WARNING: {lost:.0%} of the {self.num_rows:,} rows of events did not come in"]
+        """The report, what has to be said first before all."""
         rows = [f"{what}: {count:,} rows" for what, count in self.reading.num_rows.items()]
         for what, counts in self.reading.bad.items():
             kinds = ", ".join(f"{kind} ({count:,})" for kind, count in counts.most_common())
             rows.append(f"{what}: {sum(counts.values()):,} bad rows: {kinds}")
         rows += [f"  {example}" for example in self.reading.examples]
-        return [*first, *rows, *self.read, *self.left]
+        return [*self.first, *rows, *self.read, *self.left]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -271,7 +271,7 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
         return [f"No two of {', '.join(overlap.names)} share an item: each {hope}."]
     sentences, by = [], "" if overlap.by == "keys" else " by their texts"
     every = [share for pair in overlap.pairs for share in pair.item_shares]
-    if len(overlap.names) > 2 and not overlap.apart and (len(overlap.names) > FEW or min(every) == 1.0):
+    if len(overlap.names) > 2 and not overlap.apart:
         who = _listed(overlap.names, "and") if len(overlap.names) <= FEW else f"{len(overlap.names)} companies"
         between = " to ".join(dict.fromkeys(_percent(end(every)) for end in (min, max)))
         sentences.append(f"{who} share {between} of their items{by}, pair by pair: joining can help.")

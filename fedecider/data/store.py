@@ -382,7 +382,9 @@ def _numbers(column: Any) -> SequenceArray:
 def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
     tables = [name for name in TABLES if name == "items" or getattr(domain, name).users]
     configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables)
-    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card))
+    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card) if label != "notes")
+    notes = "\nNotes on the tables that it was made of:\n\n" if card.get("notes") else ""
+    notes += "".join(f"- {note}\n" for note in card.get("notes", []))
     is_cut = "silo" in card and "same_catalogue" not in card["silo"]
     silo, catalogue = "", domain.catalogue.name
     if catalogue != domain.name and (is_cut or "catalogue" in card.get("settings", {})):
@@ -416,7 +418,7 @@ datasets.load_dataset("path/to/{domain.name}", "clients", split="train")
 | what | value |
 | --- | --- |
 {rows}
-"""
+{notes}"""
 
 
 def _write_root(root: Path, work: Path) -> None:

@@ -75,7 +75,7 @@ def write_page_and_table(
         try:
             log_line(f"report: {page(folder.root, result)}")
         except Exception as error:  # hours of training must not end in an error of their page, which can be made again
-            log_line(f"no report: {error}")
+            log_line(f"no report of {folder.root}: {error}")
     table = markdown_table(result_table(result, notes), title=title)
     write_text(folder.results, table)  # last: a run whose table stands there is finished
 

@@ -16,7 +16,7 @@ from fedecider.report.tables import compared
 
 DRAWN = 12
 """Companies whose bars still fit a phone, one below the other."""
-FIRST = 4
+FIRST = 3
 """Rows of it that a terminal shows."""
 RULE = "best simple rule"
 MARK = "▶ "
@@ -62,12 +62,12 @@ def _table(evidence: Evidence) -> PageTable:
 def console_table(conclusion: Conclusion) -> Table:
     """The first rows of the table of a conclusion for a terminal of 80 columns."""
     assert conclusion.table is not None, "a conclusion has a table"
-    out = Table(show_edge=False, pad_edge=False)
+    out = Table(box=None, pad_edge=False)
     for number, name in enumerate(("", *conclusion.table.header[2:4])):
         out.add_column(name, justify="right" if number else "left", no_wrap=bool(number))
     for label, what, hit, gain, _ in conclusion.table.rows[:FIRST]:
         is_marked = label.startswith(MARK)
-        name = f"{MARK}{what}" if is_marked else f"{what}: {label}" if what == RULE else what
+        name = f"{MARK}{what}" if is_marked else f"best rule: {label}" if what == RULE else what
         out.add_row(*map(Text, (name, hit, gain)), style="bold" if is_marked else "")
     return out
 

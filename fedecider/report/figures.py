@@ -7,7 +7,8 @@ for the direction of client j.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from textwrap import wrap
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -19,6 +20,9 @@ COLOURS = (*OKABE_ITO, "#8c6d31", "#66a61e", "#9467bd")
 """Of entries of a table (models, baselines), in the order of their table."""
 MARK = {"color": "#888", "width": 1}
 """The line at a selected round."""
+
+NAME_WIDTH = 16
+"""Letters of a company's name in a line beside its bars."""
 
 Matrix = Sequence[Sequence[float | None]]
 """Rows of a heat map; None leaves a cell empty."""
@@ -92,11 +96,14 @@ def convergence_curves(
 def client_bars(
     values: Mapping[str, Mapping[str, Mapping[str, float] | None]], title: str, colours: Mapping[str, str]
 ) -> go.Figure:
-    """Bars with 95 % intervals of a few entries, client by client. ``values``: entry -> client -> mean, low, high."""
-    figure = go.Figure([_bars(label, clients, colours[label]) for label, clients in values.items()])
-    figure.update_layout(barmode="group", height=320)
-    figure.update_xaxes(type="category")
-    figure.update_yaxes(rangemode="tozero")
+    """Bars with 95 % intervals of a few entries, one client below the other, so that a phone shows all of them with
+    their names. ``values``: entry -> client -> mean, low, high."""
+    figure = go.Figure([_bars(label, clients, colours[label], "h") for label, clients in values.items()])
+    names = list(dict.fromkeys(name for clients in values.values() for name in clients))
+    broken = ["<br>".join(wrap(name.replace("_", "_ "), NAME_WIDTH)).replace("_ ", "_") for name in names]
+    figure.update_layout(barmode="group", height=130 + len(names) * (14 * len(values) + 14))
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_yaxes(type="category", tickvals=names, ticktext=broken, autorange="reversed")
     _style(figure, title)
     return figure.update_layout(margin={"l": 10, "r": 10})
 
@@ -183,7 +190,12 @@ def _curves(
     return _style(figure, title)
 
 
-def _bars(label: str, intervals: Mapping[str, Mapping[str, float] | None], colour: str) -> go.Bar:
+def _bars(
+    label: str,
+    intervals: Mapping[str, Mapping[str, float] | None],
+    colour: str,
+    direction: Literal["v", "h"] = "v",
+) -> go.Bar:
     """Bars of means; whiskers end at 0 and 1, so that they need not be symmetric."""
     drawn = {name: interval for name, interval in intervals.items() if interval is not None}
     whiskers = {
@@ -194,5 +206,6 @@ def _bars(label: str, intervals: Mapping[str, Mapping[str, float] | None], colou
         "thickness": 1,
     }
     mean = [interval["mean"] for interval in drawn.values()]
-    bar = go.Bar(x=list(drawn), y=mean, error_y=whiskers, marker={"color": colour})
-    return bar.update(name=label, legendgroup=label)
+    along, across = ("y", "x") if direction == "v" else ("x", "y")
+    bar = go.Bar({across: list(drawn), along: mean, f"error_{along}": whiskers}, orientation=direction)
+    return bar.update(name=label, legendgroup=label, marker={"color": colour})

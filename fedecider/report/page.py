@@ -354,7 +354,9 @@ def _fitted(figure: go.Figure) -> go.Figure:
     fitted.update_layout(paper_bgcolor=CLEAR, plot_bgcolor=CLEAR)  # the page's own ground, light or dark
     fitted.update_layout(title={"text": ""}, margin={"t": 40 if figure.layout.annotations else 20})
     if not figure.layout.sliders and figure.layout.legend.orientation is None:
-        fitted.update_layout(legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0})
+        fitted.update_layout(
+            legend={"orientation": "h", "xref": "container", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"}
+        )
     fitted.update_xaxes(automargin=True, gridcolor=GRID, zerolinecolor=GRID)
     fitted.update_yaxes(automargin=True, gridcolor=GRID, zerolinecolor=GRID)
     return fitted

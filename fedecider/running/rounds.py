@@ -79,20 +79,19 @@ def track_results(folder: RunFolder, launch: Launch, step: int) -> None:
         launch.accelerator.log(dict(trackers.result_metrics(read_json(folder.metrics))), step=step)
 
 
-SHOWN_ROUNDS, QUIET_S = 3, 600.0
-"""So many rounds of a run are printed, that its answer stays on the screen; all of them are in ``rounds.jsonl``."""
+QUIET_S = 600.0
 
 
 def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> Callable[[dict], None]:
-    """Print rounds as they end, once however many processes there are: about `SHOWN_ROUNDS` of a run, the first and the
-    last one among them, and any after ten quiet minutes. ``names`` of the clients, if they have."""
+    """Print rounds as they end, once however many processes there are: the first and the last one, so that the answer
+    stays on the screen, and any after ten quiet minutes. ``names`` of the clients, if they have."""
     last = -math.inf
 
     def log(record: dict) -> None:
         nonlocal last
         number, now = record["round"], time.monotonic()
-        due = number in (1, num_rounds) or number % math.ceil(num_rounds / SHOWN_ROUNDS) == 0
-        texts = [round_text(record, num_rounds)] if due or now - last >= QUIET_S else []
+        due = number in (1, num_rounds) or now - last >= QUIET_S
+        texts = [round_text(record, num_rounds)] if due else []
         last = now if texts else last
         for text in [*texts, *upload_notes([record], names)] if launch.is_main else []:
             log_line(text)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedecider.baselines.counts import NEW, REPEATED, UNTRAINED
@@ -45,14 +44,13 @@ def lists_data(lists: Lists, entries: Sequence[str]) -> dict[str, Any]:
     """What stands in ``metrics.json`` under ``lists``.
 
     ``entries``: those of ensembles, the handed-over one first. Each list has its means by client over the customers
-    with an item of its part, the best rule by ndcg@10 alone of all rules, and paired tests of the first entry against
-    the others and that rule.
+    with an item of its part, where there are some, the best rule by ndcg@10 alone of all rules, and paired tests of the
+    first entry against the others and that rule.
     """
     data = {}
     for name, of_list in lists.items():
         shown = {entry: _of_part(of_list[entry]) for entry in (*entries, *UNTRAINED) if entry in of_list}
-        shown = {entry: positions for entry, positions in shown.items() if all(map(len, positions.values()))}
-        if not shown:
+        if not any(shown.values()):
             continue
         values = {entry: _figures(positions) for entry, positions in shown.items()}
         rules = [entry for entry in values if entry not in entries]
@@ -97,15 +95,14 @@ def _figures(positions: Positions) -> dict[str, dict[str, float]]:
 
 
 def _of_part(positions: Positions) -> dict[str, Tensor]:
-    """The customers with an item of the part; items of the other part are moved behind theirs."""
+    """The customers with an item of the part, of clients with some; items of the other part are moved behind theirs."""
     parts = {}
     for client, place in positions.items():
         if place.ndim == 1:
             parts[client] = place[~place.isnan()]
         else:
-            some = place[~place.isnan().all(1)]
-            parts[client] = some.sort(1).values if len(some) else torch.zeros(0, 1, dtype=place.dtype)
-    return parts
+            parts[client] = place[~place.isnan().all(1)].sort(1).values
+    return {client: place for client, place in parts.items() if len(place)}
 
 
 def list_sentence(name: str, of_list: Mapping[str, Any]) -> str:

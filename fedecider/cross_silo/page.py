@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fedecider.audit.attacks import audit_section
+from fedecider.baselines.counts import EASE, TOO_LARGE
 from fedecider.cross_silo.conclusion import run_conclusion, run_evidence
 from fedecider.cross_silo.entries import STUDENT
 from fedecider.cross_silo.hyperparameter_selection import selection_text
-from fedecider.cross_silo.lists import list_sentence
+from fedecider.cross_silo.lists import LISTS, list_sentence
 from fedecider.cross_silo.prepare import data_of_run
 from fedecider.cross_silo.settings import RunConfig
 from fedecider.cross_silo.warnings import run_warnings
@@ -43,7 +44,10 @@ def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> P
         encoder = result.metrics.get("text_encoder")
         return Parts(
             run_conclusion(result),
-            [f"Text neighbours: item texts as vectors of {encoder}."] if encoder else [],
+            [
+                *([f"Text neighbours: item texts as vectors of {encoder}."] if encoder else []),
+                *([] if EASE in result.test else [f"{TOO_LARGE[0].upper()}{TOO_LARGE[1:]}."]),
+            ],
             [*joining_section(result), *lists_section(result), *first_examples],
             [
                 *fusion_section(result.fusion_weights, result.best_round),
@@ -139,8 +143,15 @@ WORDS = (
 
 def lists_section(result: RunResult) -> list[Section]:
     """What is bought again and what is new, apart; nothing where seen items are dropped."""
-    tables, said = [], []
-    for name, of_list in result.metrics.get("lists", {}).items():
+    if "lists" not in result.metrics:
+        return []
+    tables, said, lists = [], [], result.metrics["lists"]
+    for name in LISTS:
+        of_list = lists.get(name, {"num_customers": {}})
+        if nobody := [client for client in result.clients if client not in of_list["num_customers"]]:
+            said.append(f"{name.capitalize()}: no test customer of {', '.join(nobody)} has such an item.")
+        if name not in lists:
+            continue
         values = of_list["values"]
         metrics = shown_metrics(next(iter(values.values()))[MACRO])
         rows = [[entry, *(number_text(value[MACRO][metric]) for metric in metrics)] for entry, value in values.items()]
@@ -149,7 +160,7 @@ def lists_section(result: RunResult) -> list[Section]:
         tables.append(PageTable(("", *metrics), rows, caption))
         said.append(list_sentence(name, of_list))
     words = "A list of items that a customer had before, and one of all others: what each holds of its own part."
-    return [Section("Bought again, and new", [words, *said], tables)] if tables else []
+    return [Section("Bought again, and new", [words, *said], tables)]
 
 
 def beyond_section(result: RunResult) -> list[Section]:
@@ -204,6 +215,8 @@ def joining_section(result: RunResult) -> list[Section]:
     if without := result.metrics.get("without"):
         names = [*result.clients, MACRO]
         caption = "Who gains from whom: points that the company of the line brings each other one; * for sure"
+        if kept := [name for name in result.clients if name not in without]:
+            caption += f". Not left out yet: {', '.join(kept)} (fedecider without)"
         tables.append(PageTable(("gives", *names), without_rows(without, names), caption))
     if pairs := overlap.get("pairs"):
         columns = ("client", "other", "in common", "of its items", "of the other's", "of its sales", "of the other's")

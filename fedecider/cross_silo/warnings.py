@@ -27,7 +27,8 @@ def run_warnings(result: RunResult) -> list[str]:
         *(line.removeprefix("warning: ") for line in why if not line.startswith("protocol ")),
         *_clients(result.rounds, result.clients),
         *([] if protocol.baskets else _ties(shares)),
-        *(warning for name, card in cards.items() for warning in _data(name, card, has_pool, protocol.drop_seen)),
+        *(warning for name, card in cards.items() for warning in _data(name, card, protocol.drop_seen)),
+        *_empty(cards, ("clients",) if has_pool else ("clients", "public")),
         *(warning for name, card in cards.items() for warning in _beams(name, card, result)),
         *_origin(result),
     ]
@@ -69,7 +70,13 @@ def _ties(shares: Mapping[str, float | None]) -> list[str]:
     ]
 
 
-def _data(name: str, card: Mapping[str, Any], has_pool: bool, drop_seen: bool) -> list[str]:
+def _empty(cards: Mapping[str, Mapping[str, Any]], groups: Sequence[str]) -> list[str]:
+    """Groups of users that are empty, and at whom."""
+    empty = {group: [name for name, card in cards.items() if card[group]["users"] == 0] for group in groups}
+    return [f"{', '.join(names)}: the group of {group} users is empty" for group, names in empty.items() if names]
+
+
+def _data(name: str, card: Mapping[str, Any], drop_seen: bool) -> list[str]:
     clients, found = card["clients"], []
     if clients.get("timestamps") == "unknown":
         found.append(f"{name}: no event has a time, so the order of the file decides which item is held out")
@@ -78,9 +85,6 @@ def _data(name: str, card: Mapping[str, Any], has_pool: bool, drop_seen: bool) -
             f"{name}: {clients['repeated_test_item_share']:.1%} of the users had their test item before; where seen "
             "items are dropped, no method can find it"
         )
-    for group in ("clients",) if has_pool else ("clients", "public"):
-        if card[group]["users"] == 0:
-            found.append(f"{name}: the group of {group} users is empty")
     return found
 
 

@@ -232,12 +232,12 @@ def _costs(result: RunResult) -> Section:
 
 def _traffic(result: RunResult) -> PageTable:
     ways, rows = ("down", "up"), []
+    header = ("domain", "rounds", "first down", "first up", "last down", "last up", "sum down", "sum up")
     for name in result.clients:
         mine = [entry["clients"][name] for entry in result.communication["rounds"] if name in entry["clients"]]
-        if mine:
-            sizes = [mine[0], mine[-1], {way: sum(entry[way] for entry in mine) for way in ways}]
-            rows.append([name, str(len(mine)), *(f"{size[way]:,}" for size in sizes for way in ways)])
-    header = ("domain", "rounds", "first down", "first up", "last down", "last up", "sum down", "sum up")
+        sizes = [mine[0], mine[-1], {way: sum(entry[way] for entry in mine) for way in ways}] if mine else []
+        cells = [f"{size[way]:,}" for size in sizes for way in ways] or ["-"] * (len(header) - 2)  # never took part
+        rows.append([name, str(len(mine)), *cells])
     return PageTable(header, rows, "Bytes per client")
 
 

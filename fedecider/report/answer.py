@@ -210,19 +210,22 @@ def _companies(evidence: Evidence) -> list[str]:
     }
     if gain is None or len(of_each) < 2:
         return []
+    unknown = [name for name in evidence.customers if name not in of_each]
+    without = [f"{', '.join(unknown)}: no figure of both, alone and together"] if unknown else []
     sure = {name: one for name, one in of_each.items() if one["low"] > 0 or one["high"] < 0}
     level = [name for name, one in of_each.items() if name not in sure and one["high"] < gain["mean"]]
     unsure = [name for name in of_each if name not in sure and name not in level]
     if len(of_each) > NAMED:
         better = sum(1 for one in sure.values() if one["low"] > 0)
-        return [
+        counts = (
             f"Of {len(of_each)} companies {better} gain for sure and {len(sure) - better} lose; {len(unsure)} have too "
-            "few customers to be sure of one company."
-        ]
+            "few customers to be sure of one company"
+        )
+        return [f"{'; '.join([counts, *without])}."]
     said = [f"{name} {points(one)}" for name, one in sure.items()]
     said += [f"{name} {points(of_each[name])}, no gain" for name in level]
     said += [f"{', '.join(unsure)}: too few customers to be sure of one company"] if unsure else []
-    return [f"{'; '.join(said)}."]
+    return [f"{'; '.join([*said, *without])}."]
 
 
 def _doubts(evidence: Evidence) -> list[str]:

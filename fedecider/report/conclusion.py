@@ -85,7 +85,12 @@ def _figure(evidence: Evidence) -> go.Figure:
     values = {
         label: {name: _of_100(rows.get(label, {}).get(evidence.lead)) for name, rows in parts.items()} for label in kept
     }
-    return client_bars(values, f"Of 100 {' '.join(units(evidence))}", colours_of(list(evidence.rows)))
+    title = f"Of 100 {' '.join(units(evidence))}"
+    if len(evidence.domains) > DRAWN:
+        title += f". The mean alone: {len(evidence.domains)} companies are too many for one figure, see Joining"
+    if any(interval is None for of_label in values.values() for interval in of_label.values()):
+        title += ". No bar: it is not a number"
+    return client_bars(values, title, colours_of(list(evidence.rows)))
 
 
 def _of_100(value: Mapping[str, Any] | None) -> dict[str, float] | None:

@@ -22,13 +22,18 @@ DIFFERENCE = "joined less alone"
 
 
 def kept_sentence(joining: Mapping[str, Any]) -> list[str]:
-    """What each company goes on with; nothing where nobody had the choice.
+    """What each company goes on with, in a sentence; nothing where nobody trained alone.
 
     Raises:
         KeyError: it lacks something.
     """
-    if not joining or not joining["chosen"]:
+    if not joining:
         return []
+    if not joining["chosen"]:
+        return [
+            "Every company keeps the joint model: none had a choice, by local_row, or as its own model lacks the noise "
+            "that hides customers."
+        ]
     others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
     if not others:
         return ["Every company keeps the joint model: by its validation customers nothing else is clearly better."]
@@ -164,14 +169,12 @@ def joining_rows(evidence: Evidence, joining: Mapping[str, Any]) -> list[list[st
     rows = []
     for name, values in {**evidence.domains, evidence.scope: evidence.rows}.items():
         gain = difference(evidence, evidence.subject, evidence.alone, name)
-        if gain is None:
-            continue
         client = joining["clients"].get(name)
-        alone, joined = (
-            f"{100 * values[row][evidence.lead]['mean']:.1f}" for row in (evidence.alone, evidence.subject)
-        )
+        means = [values[row][evidence.lead]["mean"] for row in (evidence.alone, evidence.subject)]
+        cells = [f"{100 * mean:.1f}" if finite(mean) else "not a number" for mean in means]
         keeps = KEPT_WORDS[client["keeps"]] if client else ""
-        rows.append([name, f"{client['num_users']:,}" if client else "", alone, joined, points(gain), keeps])
+        users, more = f"{client['num_users']:,}" if client else "", "-" if gain is None else points(gain)
+        rows.append([name, users, *cells, more, keeps])
     return rows
 
 

@@ -11,7 +11,7 @@ from run_toys import write_run
 
 from fedecider.cross_silo.page import _in_order, run_page
 from fedecider.engine.result import RunResult
-from fedecider.report.figures import validation_curves
+from fedecider.report.figures import client_bars, colours_of, validation_curves
 from fedecider.report.groups import activity_section, popularity_section
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 
@@ -95,6 +95,35 @@ def test_the_page_fits_a_phone(browser, page):
         browser.execute_script("box = document.querySelector('.table'); box.scrollLeft = 50; return box.scrollLeft")
         == 50
     )
+
+
+def test_bars_of_many_companies_with_long_names_are_whole_on_a_phone(browser, tmp_path):
+    """Every name stands in the picture, none over another one, in letters that can be read."""
+    names = ["mean", *(f"nordwestdeutsche_kaufhaus_{number:04d}" for number in range(8))]
+    of_each = {name: {"mean": 10.0, "low": 8.0, "high": 13.0} for name in names}
+    rows = ("fedavg + ensemble", "local + ensemble", "text neighbours + counts")
+    figure = client_bars(dict.fromkeys(rows, of_each), "Of 100 customers", colours_of(rows))
+    conclusion = Conclusion("fedavg + ensemble", "join", ["Join."], figure=figure)
+    page = write_page(tmp_path / "report.html", "Run", "", [Section("a"), Section("b")], [], conclusion)
+    open_at(browser, page.as_uri(), 375)
+    time.sleep(0.4)
+    assert (
+        browser.execute_script("const box = document.querySelector('.plot'); return box.scrollWidth - box.clientWidth")
+        == 0
+    )
+    shown = """return [...document.querySelectorAll('.plot text')].filter(t => t.textContent).map(t => {
+        const box = t.getBoundingClientRect();
+        return [t.textContent, box.left, box.right, box.top, box.bottom, parseFloat(getComputedStyle(t).fontSize)]})"""
+    texts = browser.execute_script(shown)
+    assert {*names, *rows} <= {text for text, *_ in texts}
+    box = browser.execute_script(
+        "const b = document.querySelector('.plot').getBoundingClientRect(); return [b.left, b.right]"
+    )
+    for text, left, right, top, bottom, size in texts:
+        assert box[0] <= left < right <= box[1], text
+        assert size >= 10
+        apart = [one for one in texts if one[0] != text]
+        assert all(one[2] <= left or right <= one[1] or one[4] <= top or bottom <= one[3] for one in apart), text
 
 
 def test_a_slider_moves(browser, page):

@@ -46,3 +46,19 @@ def test_bars_have_whiskers_of_unequal_arms_and_gaps_for_empty_groups():
     assert (list(other.x), list(other.y)) == (["often"], [0.3])
     assert list(figure.data[4].y) == [0.2, 0.2]  # second row of panels: ndcg@5
     assert sum(bool(trace.showlegend) for trace in figure.data) == 2
+
+
+def test_bars_of_companies_stand_one_below_the_other_the_first_on_top():
+    value = {"mean": 3.0, "low": 1.0, "high": 4.0}
+    names = ["mean", "a" * 20 + "_north"]
+    values = {"joined": dict.fromkeys(names, value), "alone": {names[0]: value, names[1]: None}}
+    figure = figures.client_bars(values, "a title", {"joined": "#111", "alone": "#222"})
+    joined, alone = valid(figure).data
+    assert (joined.orientation, list(joined.y), list(joined.x)) == ("h", names, [3.0, 3.0])
+    assert (joined.error_x.array[0], joined.error_x.arrayminus[0]) == (1.0, 2.0)
+    assert list(alone.y) == ["mean"]
+    assert list(figure.layout.yaxis.tickvals) == names
+    assert "".join(figure.layout.yaxis.ticktext).replace("<br>", "") == "".join(names)
+    assert max(len(line) for text in figure.layout.yaxis.ticktext for line in text.split("<br>")) <= 17
+    assert figure.layout.yaxis.autorange == "reversed"
+    assert figures.client_bars({"joined": {"mean": value}}, "", {"joined": "#111"}).layout.height < figure.layout.height

@@ -122,13 +122,13 @@ class Result:
         """What to do, what it brings, what it costs: a line each, then what speaks against believing it."""
         if not self._track.conclusion:
             return f"{self.method} on {', '.join(self.clients)}:\n{self.table.round(4).to_string()}"
-        return str(self._track.part("conclusion")(self.run).text)
+        return str(self._track.part("conclusion")(self.run).answer.text)
 
     @property
     def recommendation(self) -> str:
         """``join``, ``do not join``, ``not clear`` or ``cannot be said``; ``use`` or ``do not use`` of a recommender
         beside which nothing was trained alone. The words of `verdict`, empty where a track has none."""
-        return str(self._track.part("conclusion")(self.run).recommendation) if self._track.conclusion else ""
+        return str(self._track.part("conclusion")(self.run).answer.recommendation) if self._track.conclusion else ""
 
     def recommender(self, client: str | None = None, **options: Any) -> Any:
         """What recommends for a client's customers; ``options`` are those of `fedecider.Recommender.from_pretrained`.

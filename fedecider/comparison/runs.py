@@ -147,7 +147,7 @@ def _row_of(label: str, runs: Sequence[RunResult], entry_of: Callable[[RunResult
 def _subject(run: RunResult) -> str:
     """The entry that one would switch on."""
     track = track_of_config(run.settings)
-    return str(track.part("conclusion")(run).subject) if track.conclusion else run.reported
+    return str(track.part("conclusion")(run).answer.subject) if track.conclusion else run.reported
 
 
 def _alone(run: RunResult) -> str:
@@ -168,7 +168,7 @@ def _answer(runs: Mapping[str, Sequence[RunResult]]) -> tuple[str, str]:
     with_alone = [label for label, of_label in joined.items() if all(map(_alone, of_label))]
     best = joined[max(with_alone or joined, key=valid)]
     track = track_of_config(best[0].settings)
-    said = track.part("conclusion")(track.part("over_runs")(best))
+    said = track.part("conclusion")(track.part("over_runs")(best)).answer
     return said.recommendation, said.text
 
 

@@ -89,7 +89,7 @@ def write_answer(result: RunResult, folder: RunFolder) -> None:
     for name, of_list in result.metrics.get("lists", {}).items():
         detail(list_sentence(name, of_list))
     console.print(console_table(said))
-    log_line(said.text)
+    log_line(said.answer.text)
 
 
 def variant_entries(run: Ended) -> Entries:

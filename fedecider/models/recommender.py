@@ -347,6 +347,8 @@ class Recommender:
                 notes.append(why)
             elif repeats == "only" and len(scored) < k:
                 notes.append(f"{len(scored)} items that may come were bought before, and repeats only gives no others")
+            if repeats != "only" and len(scored) < k:
+                notes.append(f"{len(scored)} items in place of {k}: all others may not come, or were bought before")
             answers.append(self._answer(scored, seen, notes))
         return answers
 

@@ -86,6 +86,8 @@ class Evidence(NamedTuple):
 class Answer(NamedTuple):
     """What to do."""
 
+    subject: str
+    """The row that one would switch on."""
     recommendation: Recommendation
     lines: Sequence[str]
     """What to do; what it brings; what it costs, where that is known."""
@@ -109,7 +111,7 @@ def answer_of(evidence: Evidence) -> Answer:
         first = f"Cannot be said: the data are planted. If they were real: {said[0].lower()}{said[1:]}, as {reason}."
         recommendation = "cannot be said"
     lines = [first, *_gain_line(evidence), *([evidence.cost] if evidence.cost else [])]
-    return Answer(recommendation, lines, _doubts(evidence))
+    return Answer(evidence.subject, recommendation, lines, _doubts(evidence))
 
 
 def _decided(evidence: Evidence) -> tuple[Recommendation, str]:

@@ -25,9 +25,7 @@ MARK = "▶ "
 
 def conclusion(evidence: Evidence, about: Sequence[str] = ()) -> Conclusion:
     """The answer with its table and figure; ``about``: what was run, and what else is worth a paragraph."""
-    answer = answer_of(evidence)
-    said = (evidence.subject, answer.recommendation, answer.lines, about, answer.doubts)
-    return Conclusion(*said, _table(evidence), _figure(evidence))
+    return Conclusion(answer_of(evidence), about, _table(evidence), _figure(evidence))
 
 
 def shown_rows(evidence: Evidence) -> dict[str, str]:

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from fedecider.federation.record import write_text
+from fedecider.report.answer import Answer
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1c2024; --soft: #5a6270; --ground: #fff; --card: #f6f7f9; --line: #d5d9e0;
@@ -148,22 +149,11 @@ class Section(NamedTuple):
 class Conclusion(NamedTuple):
     """What stands first on a page; see `fedecider.report.conclusion`."""
 
-    subject: str
-    """The row that one would switch on."""
-    recommendation: str
-    """In two or three words."""
-    lines: Sequence[str]
-    """What to do, what it brings, what it costs."""
+    answer: Answer
     paragraphs: Sequence[str] = ()
     """Folded away."""
-    doubts: Sequence[str] = ()
     table: PageTable | None = None
     figure: go.Figure | None = None
-
-    @property
-    def text(self) -> str:
-        """The lines, and the doubts behind them."""
-        return "\n".join([*self.lines, *(f"But: {doubt}" for doubt in self.doubts)])
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
@@ -200,7 +190,7 @@ def write_page(
         raise ValueError("got no sections, expected at least one: a page needs something to show")
     above, doubts = "", [*warnings]
     if conclusion is not None:
-        above, doubts = _conclusion(conclusion), [*conclusion.doubts, *warnings]
+        above, doubts = _conclusion(conclusion), [*conclusion.answer.doubts, *warnings]
         if conclusion.paragraphs:
             sections = [Section("In words", conclusion.paragraphs), *sections]
     whole = conclusion is None and len(sections) == 1
@@ -239,8 +229,8 @@ def _conclusion(conclusion: Conclusion) -> str:
     """The first screen."""
     parts = [
         '<h2 id="conclusion">Recommendation</h2>',
-        f'<p class="answer">{escape(conclusion.lines[0])}</p>',
-        *(f"<p>{escape(line)}</p>" for line in conclusion.lines[1:]),
+        f'<p class="answer">{escape(conclusion.answer.lines[0])}</p>',
+        *(f"<p>{escape(line)}</p>" for line in conclusion.answer.lines[1:]),
     ]
     if conclusion.figure is not None:
         parts.append(_figure(conclusion.figure, "figure-0-1"))

@@ -11,6 +11,7 @@ from run_toys import write_run
 
 from fedecider.cross_silo.page import _in_order, run_page
 from fedecider.engine.result import RunResult
+from fedecider.report.answer import Answer
 from fedecider.report.figures import client_bars, colours_of, validation_curves
 from fedecider.report.groups import activity_section, popularity_section
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
@@ -59,9 +60,8 @@ def page(tmp_path_factory):
         Section("Slider", ["The end of the line has a canary", "seed"], [SCORES], [slider_figure()]),
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    conclusion = Conclusion(
-        "ours", "do not join", ["Do not join: the canary sings.", "hit@10 " * 40], ["ndcg@10"], ["One seed."]
-    )
+    answer = Answer("ours", "do not join", ["Do not join: the canary sings.", "hit@10 " * 40], ["One seed."])
+    conclusion = Conclusion(answer, ["ndcg@10"])
     return write_page(path, "Run toy <b>", "fedecider on three domains", sections, ["a leak"], conclusion)
 
 
@@ -103,7 +103,7 @@ def test_bars_of_many_companies_with_long_names_are_whole_on_a_phone(browser, tm
     of_each = {name: {"mean": 10.0, "low": 8.0, "high": 13.0} for name in names}
     rows = ("fedavg + ensemble", "local + ensemble", "text neighbours + counts")
     figure = client_bars(dict.fromkeys(rows, of_each), "Of 100 customers", colours_of(rows))
-    conclusion = Conclusion("fedavg + ensemble", "join", ["Join."], figure=figure)
+    conclusion = Conclusion(Answer("fedavg + ensemble", "join", ["Join."]), figure=figure)
     page = write_page(tmp_path / "report.html", "Run", "", [Section("a"), Section("b")], [], conclusion)
     open_at(browser, page.as_uri(), 375)
     time.sleep(0.4)

@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import plotly.graph_objects as go
 import pytest
 
+from fedecider.report.answer import Answer
 from fedecider.report.figures import validation_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 
@@ -54,7 +55,8 @@ def example(path, title="Run toy"):
     ]
     sections[0] = sections[0]._replace(downloads=[Download('a"b.csv', "row,x\n<&>#%,0.1\n")])
     rule = PageTable(["row", "of 100"], [["ours", "-1.0 [-3.0, 2.0]"], ["rule", "2.0 [1.0, 5.0]"]])
-    conclusion = Conclusion("ours", "join", [f"Join: {HOSTILE}", "A canary."], ["hit@10"], [HOSTILE], rule, curves())
+    answer = Answer("ours", "join", [f"Join: {HOSTILE}", "A canary."], [HOSTILE])
+    conclusion = Conclusion(answer, ["hit@10"], rule, curves())
     return write_page(path / "page.html", title, "two <domains>", sections, ["a leak", HOSTILE], conclusion)
 
 

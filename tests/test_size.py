@@ -5,7 +5,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("fedecider", "idgen", "distill", "embedding_fr")
-MOST_LINES = 66_010
+MOST_LINES = 66_030
 """Lower it when lines go; a feature that raises it names in the commit what it adds."""
 MOST_STATEMENTS = 39_830
 """Fewer lines of denser code would be no gain."""

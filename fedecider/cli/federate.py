@@ -14,7 +14,7 @@ from fedecider.engine.track import Track, tracks
 from fedecider.running.command import run
 
 SHOWN = 6
-"""Notes on own tables that the console has, the first ones; the file that its next line names has all."""
+"""Notes on own tables on the console, the first ones; the file that its next line names has all."""
 DESCRIPTION = "Train recommenders together, without any client showing another one an interaction."
 
 
@@ -98,13 +98,8 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
     with locked(cache / "data.lock"):  # processes of one launch write it once
         options = data_options(asked.track, data, cache)
     if os.environ.get("RANK", "0") == "0":
-        first, rest = data.report.first[:SHOWN], data.notes[min(SHOWN, len(data.report.first)) :]
-        for note in first:
-            log_line(note)
-        for note in rest:
-            detail(note)
-        where = Path(options.get("data") or options["raw"]) / next(iter(data)) / "README.md"
-        log_line(
-            f"{len(rest)} {'more ' if first else ''}notes on the tables, such as columns and rows left out: {where}"
-        )
+        num, where = min(SHOWN, len(data.report.first)), Path(options.get("data") or options["raw"]) / next(iter(data))
+        for number, note in enumerate(data.notes):
+            (log_line if number < num else detail)(note)
+        log_line(f"how the tables were read, {len(data.notes) - num} more notes: {where / 'README.md'}")
     return options

@@ -147,8 +147,8 @@ class Words(NamedTuple):
     before: Sequence[str] = ()
     """Rows of what was there before any round."""
     planted: bool = False
-    sections: Callable[[Table, str | None], tuple[list[Any], list[Any]]] = lambda table, chosen: ([], [])
-    """Those before and after what every page has; the row that the page is about."""
+    sections: Callable[[Table, str | None], list[Any]] = lambda table, chosen: []
+    """Those before what every page has; the row that the page is about."""
     seconds: str = "s a round (median)"
     """What `Course.seconds` are."""
 

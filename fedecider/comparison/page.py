@@ -54,7 +54,7 @@ def write_table(table: Table, heading: Sequence[str] = ()) -> list[Path]:
     """Write all files of a table into its folder; -> their paths. ``heading``: lines on where it comes from."""
     plan, words = table.plan, _words(table)
     chosen = chosen_row(table)
-    first, last = words.sections(table, None if chosen is None else chosen[1])
+    first = words.sections(table, None if chosen is None else chosen[1])
     heading = [*heading, *words.heading(table)]
     title = f"{plan.name.capitalize()}: {', '.join(plan.users)}"
     paths = {suffix: plan.root / f"{plan.name}.{suffix}" for suffix in ("md", "csv", "json", "html")}
@@ -66,7 +66,7 @@ def write_table(table: Table, heading: Sequence[str] = ()) -> list[Path]:
         write_text(paths["yaml"], yaml.safe_dump(searched, sort_keys=False, width=120))
     write_per_user(plan.root / "per_user.parquet", _records(table))
     subtitle = f"{', '.join(table.results)}; {plan.seeds} seed{'s' if plan.seeds > 1 else ''}"
-    sections = [*first, *_sections(table, heading), *last]
+    sections = [*first, *_sections(table, heading)]
     write_page(paths["html"], title, subtitle, sections, conclusion=comparison_conclusion(table))
     return list(paths.values())
 

@@ -33,7 +33,7 @@ from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.ensembles import ENSEMBLE_ROW, OWN_ENSEMBLE_ROW, with_ensemble
 from fedecider.cross_silo.entries import STUDENT, TEACHER
 from fedecider.cross_silo.federate import beside_data, file_settings
-from fedecider.cross_silo.page import example_sections
+from fedecider.cross_silo.page import example_section
 from fedecider.cross_silo.prepare import Settings, decided
 from fedecider.cross_silo.sasrec_entries import FACTORS, SASREC, SASREC_TEXT, factors, own_baseline, sasrec
 from fedecider.data.domain import Domain, clients_of
@@ -363,17 +363,13 @@ def _beside(scope: Scope) -> list[compare.Entry]:
     return entries
 
 
-def _sections(scope: Scope, table: compare.Table, chosen: str | None) -> tuple[list[Section], list[Section]]:
-    return _examples(scope.config, table, chosen)
-
-
-def _examples(config: CompareConfig, table: compare.Table, best: str | None) -> tuple[list[Section], list[Section]]:
+def _examples(config: CompareConfig, table: compare.Table, best: str | None) -> list[Section]:
     """Of the chosen row and another one, from ``against`` if it can be, seed 0; the files may have been deleted."""
     files = {row.entry.label: row.cells[0].folder / EXAMPLES_FILE for row in table.rows}
     # examples are those of a model, whatever ensemble stands beside it
     chosen = next((row.entry.label for row in table.rows if best in row.labels), next(iter(files)))
     other = [label for label in (*config.against, *files) if label != chosen and label in files][:1]
-    return example_sections(
+    return example_section(
         {label: damage.read_object(files[label]) for label in (chosen, *other) if files[label].is_file()}
     )
 
@@ -424,7 +420,7 @@ def words_of(scope: Scope) -> compare.Words:
         },
         before=(STUDENT,),
         planted=not run.data,
-        sections=partial(_sections, scope),
+        sections=partial(_examples, scope.config),
         seconds="local training, s per client and round",
     )
 

@@ -142,14 +142,11 @@ def canary_alarms(result: RunResult) -> list[str]:
 def _about(result: RunResult) -> str:
     num_rounds = len(result.logs)
     rounds = f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
-    seeds = (
-        " Results, tests and gains are over all training runs; all else is of the first one, which is handed over."
-        if len(result.metrics.get("seeds", ())) > 1
-        else ""
-    )
+    over = "Results, tests and gains are over all training runs; all else is of the first one, which is handed over."
     return (
         f"What was run: the method {result.method} trained a recommender for {_clients(result.clients)} in {rounds}. "
-        f"Shown is the model after round {result.best_round}, the best one on validation items.{seeds}"
+        f"Shown is the model after round {result.best_round}, the best one on validation items. "
+        f"{over if len(result.metrics.get('seeds', ())) > 1 else ''}"
     )
 
 

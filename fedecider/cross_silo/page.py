@@ -40,7 +40,6 @@ def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> P
     """Write ``report.html`` into the run folder ``root``; errors as `fedecider.engine.page.write_run_page`."""
 
     def parts(result: RunResult) -> Parts:
-        first_examples, more_examples = example_sections({result.reported: result.examples})
         encoder = result.metrics.get("text_encoder")
         return Parts(
             run_conclusion(result),
@@ -48,7 +47,7 @@ def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> P
                 *([f"Text neighbours: item texts as vectors of {encoder}."] if encoder else []),
                 *([] if EASE in result.test else [f"{TOO_LARGE[0].upper()}{TOO_LARGE[1:]}."]),
             ],
-            [*joining_section(result), *lists_section(result), *first_examples],
+            [*joining_section(result), *lists_section(result), *example_section({result.reported: result.examples})],
             [
                 *fusion_section(result.fusion_weights, result.best_round),
                 *beyond_section(result),
@@ -56,7 +55,7 @@ def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> P
                 *audit_section(result.audit),
                 *groups,
             ],
-            [*more_examples, *id_section(result.metrics), *_data(result), *_run(result)],
+            [*id_section(result.metrics), *_data(result), *_run(result)],
             run_warnings(result),
         )
 
@@ -233,12 +232,10 @@ def joining_section(result: RunResult) -> list[Section]:
 
 Examples = Mapping[str, Sequence[Mapping[str, Any]]]
 """Domain -> examples, as ``examples.json`` has them."""
-FIRST = 3
-"""So many stand before the tables."""
 
 
-def example_sections(per_row: Mapping[str, Examples]) -> tuple[list[Section], list[Section]]:
-    """The first examples, and those for further down; both empty where there are none.
+def example_section(per_row: Mapping[str, Examples]) -> list[Section]:
+    """The examples; empty where there are none.
 
     ``per_row``: row -> its examples; the rows have the same users, drawn by the seed.
     """
@@ -252,15 +249,13 @@ def example_sections(per_row: Mapping[str, Examples]) -> tuple[list[Section], li
     ]
     tables = [table for table in chain(*zip_longest(*by_domain)) if table is not None]
     if not tables:
-        return [], []
+        return []
     text = (
         "Users drawn at random before anything was decoded: what they had last, the oldest first, and what was "
         f"recommended by {' and '.join(given)}, the best first. ✓ marks the held-out item, which the user took next. "
         "These are real histories, without user keys; think before you publish them."
     )
-    more = f"As in the section Examples: {len(tables) - FIRST} more users."
-    rest = [Section("More examples", [more], tables[FIRST:])] if tables[FIRST:] else []
-    return [Section("Examples", [text], tables[:FIRST])], rest
+    return [Section("Examples", [text], tables)]
 
 
 def _table(examples: Mapping[str, Mapping[str, Any]], name: str) -> PageTable:

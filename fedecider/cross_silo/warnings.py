@@ -28,7 +28,11 @@ def run_warnings(result: RunResult) -> list[str]:
         *_clients(result.rounds, result.clients),
         *([] if protocol.baskets else _ties(shares)),
         *(warning for name, card in cards.items() for warning in _data(name, card, protocol.drop_seen)),
-        *_empty(cards, ("clients",) if has_pool else ("clients", "public")),
+        *(
+            f"{', '.join(names)}: the group of {group} users is empty"
+            for group in (("clients",) if has_pool else ("clients", "public"))
+            if (names := [name for name, card in cards.items() if card[group]["users"] == 0])
+        ),
         *(warning for name, card in cards.items() for warning in _beams(name, card, result)),
         *_origin(result),
     ]
@@ -68,12 +72,6 @@ def _ties(shares: Mapping[str, float | None]) -> list[str]:
         f"{', '.join(tied)}: the last two events of {found} of the users "
         "have the same time, so it is arbitrary which of the two is the test item"
     ]
-
-
-def _empty(cards: Mapping[str, Mapping[str, Any]], groups: Sequence[str]) -> list[str]:
-    """Groups of users that are empty, and at whom."""
-    empty = {group: [name for name, card in cards.items() if card[group]["users"] == 0] for group in groups}
-    return [f"{', '.join(names)}: the group of {group} users is empty" for group, names in empty.items() if names]
 
 
 def _data(name: str, card: Mapping[str, Any], drop_seen: bool) -> list[str]:

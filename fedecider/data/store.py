@@ -382,7 +382,7 @@ def _numbers(column: Any) -> SequenceArray:
 def _readme(domain: Domain, card: Mapping[str, Any]) -> str:
     tables = [name for name in TABLES if name == "items" or getattr(domain, name).users]
     configs = "\n".join(f"- config_name: {name}\n  data_files: {name}.parquet" for name in tables)
-    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in _flat(card) if label != "notes")
+    rows = "\n".join(f"| {label} | {_cell(value)} |" for label, value in flat(card) if label != "notes")
     notes = "\nNotes on the tables that it was made of:\n\n" if card.get("notes") else ""
     notes += "".join(f"- {note}\n" for note in card.get("notes", []))
     is_cut = "silo" in card and "same_catalogue" not in card["silo"]
@@ -470,11 +470,11 @@ def _has_rows(path: Path) -> bool:
         return False
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for key, inner in value.items():
         label = f"{prefix}{key}"
         if isinstance(inner, Mapping) and inner:
-            yield from _flat(inner, label + ".")
+            yield from flat(inner, label + ".")
         else:
             yield label, inner
 

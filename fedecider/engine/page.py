@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from fedecider.bounds import dataclass
+from fedecider.data.store import flat
 from fedecider.engine.result import RunResult, damage_is_bad_input
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
@@ -244,7 +245,7 @@ def _traffic(result: RunResult) -> PageTable:
 def _settings(result: RunResult) -> list[Section]:
     record = result.record
     blocks: dict[str, list[tuple[str, str]]] = {}
-    for name, value in _flat(record["config"]):
+    for name, value in flat(record["config"]):
         block, _, field = name.partition(".")
         if field in HIDDEN:
             continue
@@ -262,9 +263,3 @@ def _settings(result: RunResult) -> list[Section]:
         ),
         Section("All settings", tables=tables),
     ]
-
-
-def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    if not isinstance(value, dict) or not value:
-        return [(prefix, value)]
-    return [pair for name, entry in value.items() for pair in _flat(entry, f"{prefix}.{name}" if prefix else name)]

@@ -184,10 +184,10 @@ def _gain_line(evidence: Evidence) -> list[str]:
     mean, number = gain["mean"], sum(evidence.customers.values())
     more = "more" if mean >= 0 else "fewer"
     alone = f"; alone {100 * evidence.rows[evidence.alone][lead]['mean']:.1f} of 100 do"
-    in_all = f"about {abs(mean) * number:,.0f} {more} of {number:,} {unit}" if number else f"of 100 {unit} so many more"
+    in_all = f"about {abs(mean) * number:,.0f} {more} of {number:,} {unit}"
+    if not number or unit != "customers":
+        in_all = f"of 100 {unit} so many more"
     line = f"Gain: {points(gain)} points of {lead}: {in_all} {what}{alone}{how}."
-    if unit != "customers":
-        line = f"Gain: {points(gain)} points of {lead}: of 100 {unit} so many more {what}{alone}{how}."
     return [" ".join([line, *_companies(evidence)])]
 
 

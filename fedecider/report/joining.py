@@ -30,10 +30,8 @@ def kept_sentence(joining: Mapping[str, Any]) -> list[str]:
     if not joining:
         return []
     if not joining["chosen"]:
-        return [
-            "Every company keeps the joint model: none had a choice, by local_row, or as its own model lacks the noise "
-            "that hides customers."
-        ]
+        why = "by local_row, or as its own model lacks the noise that hides customers"
+        return [f"Every company keeps the joint model: none had a choice, {why}."]
     others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
     if not others:
         return ["Every company keeps the joint model: by its validation customers nothing else is clearly better."]

@@ -27,7 +27,8 @@ def test_what_it_costs_in_bytes_rounds_and_seconds():
 
 def test_what_companies_keep():
     clients = {"north": {"num_users": 750, "keeps": "joined"}, "south": {"num_users": 300, "keeps": "joined"}}
-    assert kept_sentence({"chosen": False, "clients": clients}) == kept_sentence({}) == []
+    assert kept_sentence({}) == []
+    assert "none had a choice" in kept_sentence({"chosen": False, "clients": clients})[0]
     assert "Every company keeps the joint model" in kept_sentence({"chosen": True, "clients": clients})[0]
     own = {**clients, "south": {"num_users": 300, "keeps": "local"}}
     assert "south the model that it trained alone" in kept_sentence({"chosen": True, "clients": own})[0]

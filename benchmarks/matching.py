@@ -32,6 +32,8 @@ from fedecider.federation.record import read_json
 from fedecider.running.command import run
 
 PAGE = Path(__file__).resolve().parent / "results" / "matching.md"
+SAME = "## The same answer everywhere"
+"""Section of benchmarks/same_answer.py."""
 SCORES = (0.2, 0.3, 0.4, 0.5, 0.6)
 VECTORS = {"n-grams": 0.0, "n-grams and sentence vectors, 7 to 3": 0.3, "sentence vectors": 1.0}
 GONE, DRAWS, PRECISION = 0.3, 5, 0.97
@@ -177,7 +179,9 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     lines = ["# The same goods under other names", "", *__doc__.split("\n\n")[2].splitlines(), ""]
     lines += pairs_part(args.shared) + joining_part(args.shared, args.work, args.seeds)
-    args.output.write_text("\n".join([*lines, *provenance.heading("matching.py", 1)]) + "\n", encoding="utf-8")
+    kept = args.output.read_text(encoding="utf-8").partition(SAME) if args.output.is_file() else ("", "", "")
+    lines += [*provenance.heading("matching.py", 1), "", "".join(kept[1:])]
+    args.output.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lists of what is bought again and of what is new: who has none of a kind is named, and does not take it from others."""
+"""Lists of what is bought again and what is new: who has none of a kind is named, and does not take it from others."""
 
 from types import SimpleNamespace
 

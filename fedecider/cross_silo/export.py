@@ -96,25 +96,25 @@ def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, fold
 def _save_unsold(run: Ended, folder: RunFolder) -> None:
     """What nobody has bought yet, with the vectors of its texts, into every company's private part of the ensemble."""
     encoded: dict[Sequence[NewItem], Later] = {}  # companies may share a catalogue
-    said = []
+    said: dict[str, list[str]] = {}
     for name, domain in run.artifacts.domains.items():
         if not domain.unsold:
             continue
         adapter, private = folder.adapters / name, folder.private / name
         place = Place(name, adapter, folder.backbone, private, inference_config_of_run(folder, adapter))
-        table, what = read_item_ids(adapter), f"{len(domain.unsold):,} products of {name} without an event"
+        table, what = read_item_ids(adapter), f"{len(domain.unsold):,} products of {name}"
         why = takes_new_items(place, table)
         if not private.is_dir() or place.inference.ids == "generator":
             why = "expected an ensemble, and IDs that no ID generator writes"
         if why:
-            said.append(f"{what} are no candidates: {why}")
+            said.setdefault(f"no candidates: {why}", []).append(what)
             continue
         if domain.unsold not in encoded:
             encoded[domain.unsold] = encoded_items(place, table, domain.unsold)
         save_unsold(encoded[domain.unsold], private)
-        said.append(f"{what} are candidates, as new items")
-    if said:
-        log_line("; ".join(said))
+        said.setdefault("candidates, as new items", []).append(what)
+    for how, products in said.items():
+        log_line(f"{', '.join(products)} without an event are {how}")
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:

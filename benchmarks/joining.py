@@ -580,7 +580,7 @@ def ranked(ended: Ended, texts: Mapping[str, ItemTexts]) -> Measured:
     def model_of(name: str) -> ClientModel:
         return ended.joined(name).scaled(scales[name])
 
-    fuses = METHODS[settings.run.method].fusion_weights is not None
+    fuses = bool(METHODS[settings.run.method].fusion_weights)
     fitting = Fitting(settings, ended.artifacts, texts)
     added = added_by(ended.models, model_of, names) if fuses else {}
     joined = system_of(fitting, ended.method.name, model_of, names)
@@ -611,7 +611,7 @@ def measured(cell: Cell, shared: Shared, load: Load, work: Path) -> dict[str, An
         for after, of in (("", system.model), (ENSEMBLE, system.whole))
     }
     places = {row: {name: capped(place_U) for name, place_U in of["test"].items()} for row, of in ranks.items()}
-    fuses = METHODS[ended.settings.run.method].fusion_weights is not None
+    fuses = bool(METHODS[ended.settings.run.method].fusion_weights)
     return {
         "users": {name: list(domain.clients.users) for name, domain in clients.items()},
         "places": places,

@@ -172,7 +172,7 @@ def test_goodreads_holds_what_the_papers_fix():
     assert run.domain_names == ["crime", "comics", "children"]
     assert (run.num_rounds, run.lora_rank, run.participation) == (20, 8, 1.0)
     assert (found.training.local_epochs, found.training.batch_size, found.training.learning_rate) == (5, 64, 1e-3)
-    assert (found.method.alpha_init, found.method.alpha_learning_rate, found.method.alpha_per) == (2.0, 1e-3, "client")
+    assert (found.method.alpha_init, found.method.alpha_learning_rate) == (2.0, 1e-3)
     assert pretrain.backbone.name_or_path == "google-t5/t5-small"
     assert pretrain.ids == "generator"
     assert pretrain.id_generator == "nandakishormpai/t5-small-machine-articles-tag-generation"

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from fedecider.cross_silo.ended import Ended
 from fedecider.cross_silo.entries import ModelOf
-from fedecider.federation.method import Tree
 from fedecider.methods import METHODS
 from fedecider.methods.client_models import ClientModels
-from fedecider.methods.entries import FusionWeights
 from fedecider.methods.rows import common_rows, travelling_rows
 from fedecider.models.adapters import num_scalars
 from fedecider.models.directions import EPSILON
@@ -34,44 +32,21 @@ def added_by(models: ClientModels, model_of: ModelOf, names: Iterable[str]) -> d
 
 
 def fusion_weights(run: Ended, added: Mapping[str, Mapping[str, float]], records: Records) -> dict[str, Any]:
-    """``fusion_weights.json``: ``alpha`` over the rounds, per layer where it has that, ``shares`` of what is added."""
-    fusion, names = METHODS[run.settings.run.method].fusion_weights, run.models.names
-    assert fusion is not None
-    weights = fusion_over_rounds(fusion, run.method.init()[1], records)
+    """``fusion_weights.json``: ``alpha`` (R, K, K) after every round, ``shares`` (K, K) of what is added."""
+    field, names = METHODS[run.settings.run.method].fusion_weights, run.models.names
+    alpha_RKK = _logged(records, run.method.init()[1][field], field)
     norm_KK = torch.tensor([[added[client][other] for other in names] for client in names], dtype=torch.float64)
     silent_KK = norm_KK == 0.0  # of a direction of zeros its weight says nothing
-    alpha = {
-        name: weight.masked_fill(silent_KK if weight.dim() == 3 else silent_KK[:, None], 0.0)
-        for name, weight in weights.items()
-    }
     return {
         "domains": names,
         "rounds": [record["round"] for record in records],
         "shares": norm_KK / norm_KK.sum(1, keepdim=True).clamp(min=EPSILON),
-        **({"modules": list(run.models.shapes)} if "alpha_modules" in alpha else {}),
-        **alpha,
-    }
-
-
-def fusion_over_rounds(fusion: FusionWeights, local: Tree, records: Records) -> dict[str, Tensor]:
-    """``alpha`` (R, K, K) after every round, from the local state at the start on; per layer ``alpha_modules`` too.
-
-    The latter are (R, K, M, K), ``alpha`` then their means.
-    """
-    start = fusion.read(local)
-    if start.dim() == 2:
-        return {"alpha": _logged(records, start, fusion.log)}
-    return {
-        "alpha": _logged(records, start.mean(1), fusion.log),
-        "alpha_modules": _logged(records, start, fusion.log_per_layer),
+        "alpha": alpha_RKK.masked_fill(silent_KK, 0.0),
     }
 
 
 def _logged(records: Records, start_KK: Tensor, field: str) -> Tensor:
-    """What clients logged under ``field`` after every round, (R, K, K), or (R, K, M, K) with weights per layer.
-
-    A client that was absent keeps what it had.
-    """
+    """(R, K, K) what clients logged under ``field`` after every round; a client that was absent keeps what it had."""
     current_KK, over_rounds = start_KK.clone(), []
     for record in records:
         for client in record["clients"]:

@@ -158,7 +158,7 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
             "clients": {name: {"num_users": len(of), "keeps": keeps[name]} for name, of in _users(run).items()},
             "events": events,
         }
-    fuses = METHODS[settings.run.method].fusion_weights is not None
+    fuses = bool(METHODS[settings.run.method].fusion_weights)
     added = added_by(run.models, joined.model_of, domains) if fuses else {}
     traffic = communication(known.rounds, run.models, run.method.takes_mean) if known.rounds else {}
     if kept.ensembles is not None and traffic:

@@ -95,20 +95,13 @@ class FedeciderConfig:
             directions are as large as the client's own update, and the weights start from what directions have in
             common, so that the first broadcast leaves the own update as large as it was.
         alpha_learning_rate: The constant learning rate of the fusion weights (paper: 1e-3).
-        alpha_per: How many fusion weights there are: client (paper) learns one weight per pair of clients for all
-            layers; module one per adapted layer.
         ablation: What is left out: none; wo_decomp broadcasts raw pairs; wo_per fixes all weights at 1/K; wo_sep
             combines the raw factors first, (sum alpha B)(sum alpha A), as printed.
     """
 
     alpha_init: float | Literal["auto"] = "auto"
     alpha_learning_rate: bounds.Positive = 1e-3
-    alpha_per: Literal["client", "module"] = "client"
     ablation: Literal["none", "wo_decomp", "wo_per", "wo_sep"] = "none"
-
-    def __post_init__(self) -> None:
-        if self.alpha_per == "module" and self.ablation == "wo_per":
-            raise ValueError("got alpha_per module with wo_per, which has no fusion weights; drop one of them")
 
     @property
     def normalises(self) -> bool:

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from fedecider.federation.method import FederatedMethod, Tree
+from fedecider.federation.method import FederatedMethod
 from fedecider.methods.client_models import ClientModels
 from fedecider.methods.rows import sends_own_rows, travelling_rows
 from fedecider.models.adapters import Shapes
 from fedecider.models.client_model import ClientModel
 from fedecider.search_space import Real, Space
-
-
-class FusionWeights(NamedTuple):
-    """How much every client weights the direction of each of K clients."""
-
-    read: Callable[[Tree], Tensor]
-    """(local tree, or a client's row of it) -> (..., K) weights in use, or (..., M, K) with a row for each layer."""
-    log: str
-    """Field of a client's log record with its K weights after the round, mean over layers."""
-    log_per_layer: str
-    """The same for each layer, (M, K), where there is one row per layer."""
 
 
 class Method(NamedTuple):
@@ -49,8 +36,9 @@ class Method(NamedTuple):
     beside_training: str = ""
     """Why ``user_privacy`` cannot hide single users: it bounds their gradients, and this method reads them elsewhere
     too. Empty: it can."""
-    fusion_weights: FusionWeights | None = None
-    """Where the fusion weights are; None for a method without."""
+    fusion_weights: str = ""
+    """How a client's own row, and its log record after the round, call the weights (K,) that it gives to the directions
+    of all clients; empty for a method without."""
     takes_mean: bool = True
     """As `FederatedMethod.takes_mean`, known before anything is built: a run that asks for a robust mean or a secure
     sum is refused at once, not after hours of pre-training."""

@@ -2,7 +2,7 @@
 
 State of the server: one direction per client (K rows). State of a client, which stays with it:
 
-- ``alpha`` (K,), or (M, K) with ``alpha_per module``: its fusion weights;
+- ``alpha`` (K,): its fusion weights;
 - ``met`` (): whether alpha has been started from the directions of the others;
 - ``norm`` (M,): norms of its own pair, 0 before it has trained;
 - ``own.*``: its raw pair at the last upload, which alone leaves it;
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.wire import take_row
 from fedecider.methods.client_models import ClientModels, Update, client_positions, client_updates, own_state
 from fedecider.methods.config import AUTO, FedeciderConfig
-from fedecider.methods.entries import FusionWeights, Method
+from fedecider.methods.entries import Method
 from fedecider.methods.local_training import train_locally
 from fedecider.models import adapters
 from fedecider.models.adapters import fusion
@@ -39,20 +38,17 @@ from fedecider.models.directions import (
     filled_rows,
     geometric_mean_norm,
     least_rank,
-    module_cosines,
     normalise,
     of_factors,
     update_norms,
 )
 from fedecider.search_space import OneOf, Real, Space
 
-FUSION_WEIGHTS = FusionWeights(itemgetter("alpha"), log="alpha", log_per_layer="alpha_modules")
-
 OWN_SIGNAL = 0.2
 """Least share of its own direction that a client takes to hold for others: where directions have little in common,
 as those of other domains, it counts more than they do."""
 
-GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_per": "module", "alpha_learning_rate": 0.01}, {"alpha_init": 2.0})
+GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_learning_rate": 0.01}, {"alpha_init": 2.0})
 """What to choose from on validation: the defaults, weights that learn sooner, the paper's literal start."""
 SPACE: Space = {
     "alpha_init": OneOf((AUTO, 0.1, 0.4, 1.0, 2.0, 5.0)),
@@ -75,14 +71,12 @@ def fedecider(models: ClientModels, config: FedeciderConfig) -> FederatedMethod:
     - a client's first training is plain LoRA also where it comes in a later round; until then it has the student.
     """
     num_clients, start = models.num_clients, models.start
-    num_modules = len(adapters.module_names(start))
 
     def init() -> tuple[Tree, Tree]:
-        alpha_KK = initial_alpha(config, num_clients)
         local = {
-            "alpha": alpha_KK[:, None].repeat(1, num_modules, 1) if config.alpha_per == "module" else alpha_KK,
+            "alpha": initial_alpha(config, num_clients),
             "met": torch.zeros(num_clients, dtype=torch.bool),
-            "norm": torch.zeros(num_clients, num_modules),
+            "norm": torch.zeros(num_clients, len(adapters.module_names(start))),
         }
         whole_K = adapters.stack_trees([_whole(models, config, start)] * num_clients)
         local.update({**own_state(models, start), **adapters.with_prefix(whole_K, "whole")})
@@ -172,10 +166,10 @@ def _scaled(directions: Tree, norm_M: Tensor) -> Tree:
 def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) -> Tree:
     """The local row with its weights as they start with ``auto``, once: when the server first has the client's own
     direction and those of others. They are `start_weights` times ``alpha_ii``, 1 or what the client has learnt alone;
-    with one weight a client the cosines are means over the modules that both have trained. Of a table only rows that
-    the own direction has count, whatever else was sent.
+    the cosines are means over the modules that both have trained. Of a table only rows that the own direction has
+    count, whatever else was sent.
     """
-    norm_M, names, num_clients = own["norm"], adapters.module_names(directions), own["alpha"].shape[-1]
+    norm_M, names, num_clients = own["norm"], adapters.module_names(directions), len(own["alpha"])
     if config.alpha_init != AUTO or not config.learns_alpha or own["met"] or not norm_M.any():
         return own
     others = [other for other in range(num_clients) if other != client]
@@ -184,12 +178,8 @@ def _started(config: FedeciderConfig, directions: Tree, own: Tree, client: int) 
     factors_b = {key: tensor for key, tensor in directions.items() if key.endswith(adapters.FACTORS[1])}
     known = {key: tensor * filled_rows(tensor[client])[:, None] for key, tensor in factors_b.items()}
     shown = {**directions, **known}
-    cosine_MKK, both_MKK = module_cosines(shown, shown)
-    if own["alpha"].dim() == 1:
-        cosine_MKK = cosine_MKK.sum(0, keepdim=True) / both_MKK.sum(0).clamp(min=1)
-    start_MK = torch.stack([start_weights(cosine_KK, client) for cosine_KK in cosine_MKK]).to(own["alpha"])
-    alpha = own["alpha"][..., client, None] * start_MK.view(own["alpha"].shape)
-    return {**own, "alpha": alpha, "met": torch.tensor(True)}
+    start_K = start_weights(cosine_matrix(shown), client).to(own["alpha"])
+    return {**own, "alpha": own["alpha"][client] * start_K, "met": torch.tensor(True)}
 
 
 def start_weights(cosine_KK: Tensor, client: int) -> Tensor:
@@ -233,7 +223,7 @@ def _update(
         begun = _fused(config, directions, own, client)
     trained = train_locally(models, client, round, begun, alpha_learning_rate=config.alpha_learning_rate)
     if not trained.finite:
-        return trained.pair, given, {**trained.log, **_weight_log(given["alpha"])}
+        return trained.pair, given, {**trained.log, "alpha": given["alpha"].tolist()}
     stacked, peers = adapters.stack_trees([trained.pair]), trained.adapters.peers
     norm_M = update_norms(stacked)[0]
     new_own = {
@@ -244,15 +234,8 @@ def _update(
         **adapters.with_prefix(_whole(models, config, trained.adapters.factors()), "whole"),
     }
     cosine_K = None if round == 1 else cosine_matrix(stacked, directions)[0].tolist()
-    log = {**trained.log, **_weight_log(new_own["alpha"]), "cosine": cosine_K, **_norm_log(norm_M)}
+    log = {**trained.log, "alpha": new_own["alpha"].tolist(), "cosine": cosine_K, **_norm_log(norm_M)}
     return trained.pair, new_own, log
-
-
-def _weight_log(alpha: Tensor) -> dict[str, Any]:
-    """The K weights; of weights per layer their mean, and all (M, K) under ``alpha_modules``."""
-    if alpha.dim() == 1:
-        return {"alpha": alpha.tolist()}
-    return {"alpha": alpha.mean(0).tolist(), "alpha_modules": alpha.tolist()}
 
 
 def _norm_log(norm_M: Tensor) -> dict[str, Any]:
@@ -273,6 +256,6 @@ METHOD = Method(
     scalars,
     GRID,
     SPACE,
-    fusion_weights=FUSION_WEIGHTS,
+    fusion_weights="alpha",
     takes_mean=False,
 )

@@ -40,7 +40,7 @@ class Peers(NamedTuple):
     """K rows; the own pair stands in the place of row ``own``."""
     own: int
     alpha: Tensor
-    """(K,) in client order, or (M, K) for one row per layer."""
+    """(K,) in client order."""
     learns: bool = True
     """Whether the weights are trained beside the pair."""
     separate: bool = True
@@ -49,7 +49,7 @@ class Peers(NamedTuple):
     @property
     def others(self) -> list[int]:
         """The clients of the directions, in slot order."""
-        return [client for client in range(self.alpha.shape[-1]) if client != self.own]
+        return [client for client in range(len(self.alpha)) if client != self.own]
 
     def used(self, name: str) -> list[int]:
         """Those that have a slot in a layer: not where a direction is 0, as of a table whose rows are all of other
@@ -86,15 +86,14 @@ class Adapters(NamedTuple):
         if self.peers is None:
             return {key: tensor.float().clone() for key, tensor in self.pair.items()}
         weight_S, pairs = slot_order(self.peers.alpha, self.peers.own).float(), {}
-        for row, name in enumerate(module_names(self.pair)):
+        for name in module_names(self.pair):
             key_a, key_b = f"{name}.lora_a", f"{name}.lora_b"
             used = self.peers.used(name)
             slots = torch.tensor([0, *(1 + self.peers.others.index(client) for client in used)])
-            weights = (weight_S if weight_S.dim() == 1 else weight_S[row])[slots]
             bank_a = self.peers.directions[key_a][used].flatten(0, 1)
             bank_bt = self.peers.directions[key_b][used].transpose(1, 2).flatten(0, 1)
             pairs[name] = fused_pair(
-                (self.pair[key_a], self.pair[key_b]), (bank_a, bank_bt), weights, self.peers.separate
+                (self.pair[key_a], self.pair[key_b]), (bank_a, bank_bt), weight_S[slots], self.peers.separate
             )
         rank = max(len(factor_a) for factor_a, _ in pairs.values())
         tree: Tree = {}
@@ -108,13 +107,12 @@ class Adapters(NamedTuple):
         """(K,) float64 Frobenius norm, over all layers, of what each client's direction adds: its weight times its
         size, and 0 for a direction of zeros, whatever weight it has."""
         assert self.peers is not None, "adapters with peers"
-        square_K = torch.zeros(self.peers.alpha.shape[-1], dtype=torch.float64)
-        for row, name in enumerate(module_names(self.pair)):
+        square_K = torch.zeros(len(self.peers.alpha), dtype=torch.float64)
+        for name in module_names(self.pair):
             stack_a, stack_b = (self.peers.directions[f"{name}.{factor}"].double().clone() for factor in FACTORS)
             stack_a[self.peers.own], stack_b[self.peers.own] = (self.pair[f"{name}.{factor}"] for factor in FACTORS)
             gram_K = (stack_b.mT @ stack_b * (stack_a @ stack_a.mT)).sum((1, 2)).clamp(min=0.0)
-            weight_K = self.peers.alpha if self.peers.alpha.dim() == 1 else self.peers.alpha[row]
-            square_K += weight_K.double().square() * gram_K
+            square_K += self.peers.alpha.double().square() * gram_K
         return square_K.sqrt()
 
 
@@ -125,7 +123,7 @@ def fusion(directions: Tree, own: int, alpha: Tensor, *, learns: bool = True, se
         ValueError: not as many directions as weights.
     """
     for name in module_names(directions):
-        num_directions, num_weights = len(directions[f"{name}.lora_a"]), alpha.shape[-1]
+        num_directions, num_weights = len(directions[f"{name}.lora_a"]), len(alpha)
         if num_directions != num_weights:
             raise ValueError(
                 f"got {num_directions} directions for {name} and {num_weights} fusion weights, expected one weight "
@@ -146,7 +144,7 @@ def put(model: nn.Module, adapters: Adapters) -> nn.Parameter | None:
     if peers is not None:
         weight_S = slot_order(peers.alpha, peers.own).to(device, torch.float32).clone()
         alpha = nn.Parameter(weight_S, requires_grad=peers.learns)
-    for row, (name, layer) in enumerate(layers.items()):
+    for name, layer in layers.items():
         _write_pair(layer, adapters.pair[f"{name}.lora_a"], adapters.pair[f"{name}.lora_b"])
         layer.bank = None
         if peers is not None and alpha is not None:
@@ -158,7 +156,6 @@ def put(model: nn.Module, adapters: Adapters) -> nn.Parameter | None:
                     peers.directions[f"{name}.lora_b"][used].to(device, torch.float32), layer.by_rows
                 ),
                 alpha=alpha,
-                row=row,
                 separate=peers.separate,
                 kept=[],
                 whole={},
@@ -186,13 +183,13 @@ def _write_pair(layer: FusedLinear, source_a: Tensor, source_b: Tensor) -> None:
 
 
 def slot_order(alpha_K: Tensor, own: int) -> Tensor:
-    """Client order -> slot order (own first) along the last axis."""
-    return torch.cat([alpha_K[..., own : own + 1], alpha_K[..., :own], alpha_K[..., own + 1 :]], -1)
+    """Client order -> slot order (own first)."""
+    return torch.cat([alpha_K[own : own + 1], alpha_K[:own], alpha_K[own + 1 :]])
 
 
 def client_order(alpha_S: Tensor, own: int) -> Tensor:
     """Slot order -> client order: the inverse of ``slot_order``."""
-    return torch.cat([alpha_S[..., 1 : own + 1], alpha_S[..., :1], alpha_S[..., own + 1 :]], -1)
+    return torch.cat([alpha_S[1 : own + 1], alpha_S[:1], alpha_S[own + 1 :]])
 
 
 class AdapterShape(NamedTuple):

@@ -89,25 +89,14 @@ def cosine_matrix(adapters: Tree, others: Tree | None = None) -> Tensor:
     ``<D_i, D_j> = sum((A_i A_j^T) * (B_i^T B_j))``. Pairs without a commonly trained module get 0.
     """
     others = adapters if others is None else others
-    cosine_MCC, both_MCC = module_cosines(adapters, others)
-    return cosine_MCC.sum(0) / both_MCC.sum(0).clamp(min=1)
-
-
-def module_products(adapters: Tree, others: Tree) -> Tensor:
-    """(M, C, C') float64 inner products of updates, module by module."""
-    return torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
-
-
-def module_cosines(adapters: Tree, others: Tree) -> tuple[Tensor, Tensor]:
-    """(M, C, C') float64 cosines module by module, 0 where one of the two is untrained, and bool where neither is."""
-    inner_MCC = module_products(adapters, others)
+    inner_MCC = torch.stack([_inner_products(adapters, others, name) for name in module_names(adapters)])
     if others is adapters:
         norm_MC = others_MC = inner_MCC.diagonal(dim1=1, dim2=2).clamp(min=0.0).sqrt()
     else:
         norm_MC, others_MC = update_norms(adapters).T, update_norms(others).T
     both_MCC = (norm_MC >= EPSILON)[:, :, None] & (others_MC >= EPSILON)[:, None, :]
     cosine_MCC = inner_MCC / (norm_MC[:, :, None] * others_MC[:, None, :]).clamp(min=EPSILON**2)
-    return torch.where(both_MCC, cosine_MCC, 0.0), both_MCC
+    return torch.where(both_MCC, cosine_MCC, 0.0).sum(0) / both_MCC.sum(0).clamp(min=1)
 
 
 def thin_svd(factor_a: Tensor, factor_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

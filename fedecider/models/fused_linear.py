@@ -32,9 +32,7 @@ class Bank(NamedTuple):
     peer_bt: Tensor
     """(P * R, O) frozen, transposed factors."""
     alpha: nn.Parameter
-    """(K,) shared by all layers, or (M, K) with one row per layer; fp32; slot order."""
-    row: int
-    """Row of this layer in an (M, S) alpha."""
+    """(K,) shared by all layers; fp32; slot order."""
     separate: bool
     """True: sum of products (the method). False: product of sums (the ablation w/o Sep)."""
     kept: list[tuple[Tensor, Tensor, Tensor]]
@@ -46,8 +44,7 @@ class Bank(NamedTuple):
     """Which of the weights belong to the slots, where not all do: directions that are 0 in this layer have none."""
 
     def weight_S(self) -> Tensor:
-        weights = self.alpha if self.alpha.dim() == 1 else self.alpha[self.row]
-        return weights if self.weighed is None else weights[self.weighed]
+        return self.alpha if self.weighed is None else self.alpha[self.weighed]
 
     @torch.no_grad()
     def peer_rows(self, token_ids: Tensor, rank: int) -> Tensor:

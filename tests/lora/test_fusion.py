@@ -197,13 +197,11 @@ def test_a_zero_direction_gives_alpha_no_gradient_there():
     assert float(alpha.grad[0]) != 0.0
 
 
-@pytest.mark.parametrize("per_layer", [False, True])
-def test_a_direction_that_is_zero_in_some_layers_has_no_slot_there(per_layer):
+def test_a_direction_that_is_zero_in_some_layers_has_no_slot_there():
     """Outputs and gradients are those of a direction of tiny size; what is read out has one rank for all layers."""
     model = adapted()
     stack = random_stack(model, 3)
     names = list(fused_layers(model))
-    alpha = ALPHA.repeat(len(names), 1) if per_layer else ALPHA
     zero, tiny = ({key: tensor.clone() for key, tensor in stack.items()} for _ in range(2))
     for place, name in enumerate(names):
         for peer in [(0,), (2,), (0, 2), ()][place % 4]:
@@ -211,11 +209,11 @@ def test_a_direction_that_is_zero_in_some_layers_has_no_slot_there(per_layer):
             tiny[f"{name}.lora_b"][peer] *= 1e-12
     found = []
     for directions in (zero, tiny):
-        weights = put(model, fusion(directions, OWN, alpha))
+        weights = put(model, fusion(directions, OWN, ALPHA))
         slots = [len(layer.bank.peer_a) // RANK for layer in fused_layers(model).values()]
         output = gradients(model)
         own = [parameter.grad.clone() for parameter in adapter_parameters(model)]
-        factors = fusion(directions, OWN, alpha).factors()
+        factors = fusion(directions, OWN, ALPHA).factors()
         found.append((slots, output.logits.detach(), weights.grad, own, factors))
     assert found[0][0] == [[1, 1, 0, 2][place % 4] for place in range(len(names))]
     assert set(found[1][0]) == {2}
@@ -254,7 +252,7 @@ def test_product_of_sums_is_the_formula_with_its_cross_terms():
     assert (model(**batch()).logits - logits).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("kind", ["plain", "separate", "product of sums", "per layer", "above"])
+@pytest.mark.parametrize("kind", ["plain", "separate", "product of sums", "above"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
     model = adapted()
@@ -263,8 +261,7 @@ def test_a_share_of_the_update_is_that_share_of_every_layer(kind, share):
     elif kind == "above":
         adapters = above(random_adapters(model, 1), random_updates(model))
     else:
-        alpha = ALPHA if kind != "per layer" else torch.stack([ALPHA + row for row in range(len(fused_layers(model)))])
-        adapters = fusion(random_stack(model, 3), OWN, alpha, separate=kind != "product of sums")
+        adapters = fusion(random_stack(model, 3), OWN, ALPHA, separate=kind != "product of sums")
     put(model, adapters)
     whole = {name: layer.get_delta_weight("default") for name, layer in fused_layers(model).items()}
     logits = model(**batch()).logits
@@ -317,24 +314,6 @@ def test_product_of_sums_with_one_client_and_weight_one_is_plain_lora():
     torch.testing.assert_close(gradients(model).logits, gradients(plain).logits, rtol=0, atol=0)
     for mine, other in zip(adapter_parameters(model), adapter_parameters(plain), strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=0, atol=0)
-
-
-def test_per_layer_weights_equal_shared_ones_when_rows_agree_and_differ_otherwise():
-    model = adapted()
-    stack = random_stack(model, 3)
-    alpha = put(model, fusion(stack, OWN, ALPHA))
-    shared = gradients(model).logits
-    shared_grad = alpha.grad
-    rows = ALPHA.repeat(12, 1)
-    alpha = put(model, fusion(stack, OWN, rows))
-    torch.testing.assert_close(gradients(model).logits, shared)
-    torch.testing.assert_close(alpha.grad.sum(0), shared_grad, rtol=1e-4, atol=1e-6)
-    rows[4] *= 3.0
-    put(model, fusion(stack, OWN, rows))
-    updates = dense_updates(stack, ALPHA)
-    name = list(fused_layers(model))[4]
-    updates[name] = 3.0 * updates[name]
-    torch.testing.assert_close(model(**batch()).logits, with_dense(model, updates)(**batch()).logits, rtol=0, atol=1e-5)
 
 
 def test_bf16_autocast_keeps_fp32_parameters_and_gradients():

@@ -90,7 +90,7 @@ def test_clients_know_their_rows_only(name):
             assert not tensor[0].movedim(-2, 0)[torch.cat([COMICS, NOBODYS])].any()
 
 
-@pytest.mark.parametrize("config", [{}, slow({"alpha_init": 2.0}), slow({"alpha_per": "module"})])
+@pytest.mark.parametrize("config", [{}, slow({"alpha_init": 2.0})])
 def test_fedecider_is_the_same_bit_for_bit_as_with_whole_tables(config):
     recommender = catalogue_recommender()
     rows, found = run(build("fedecider", recommender, **config), 4, 3)

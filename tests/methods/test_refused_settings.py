@@ -10,7 +10,6 @@ WRONG = {
     "fedecider": {
         "alpha_init": ("own", INFINITE),
         "alpha_learning_rate": (0.0,),
-        "alpha_per": ("layer",),
         "ablation": ("all",),
     },
     "fedavg": {"weighting": ("mean",)},
@@ -43,8 +42,3 @@ def test_wrong_settings_of_training_are_named():
     for setting, (value,) in TRAINING.items():
         with pytest.raises(ValueError, match=setting):
             LocalTraining(**{setting: value})
-
-
-def test_weights_per_layer_are_refused_where_none_are_learned():
-    with pytest.raises(ValueError, match="alpha_per"):
-        METHODS["fedecider"].config(alpha_per="module", ablation="wo_per")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedecider.baselines.fitting import run_candidates
 from fedecider.evaluation.metrics import positions_from_scores
-from fedecider.evaluation.protocols import Protocol, check_sequences, held_out, no_negatives, train_part
+from fedecider.evaluation.protocols import LAST_MONTH, Protocol, check_sequences, held_out, no_negatives, train_part
 from fedecider.federation.method import Block
 
 CPU_BLOCK_BYTES = 12 << 20
@@ -86,6 +86,11 @@ def build_population(
     Raises:
         ValueError: a user has fewer than 3 events, an item twice, or leaves no item to sample as a negative.
     """
+    if protocol.name.startswith(LAST_MONTH.name):
+        raise ValueError(
+            f"got protocol {protocol.name}, expected another one in the cross-device track, which holds out one item "
+            "of every user: give --protocol strict"
+        )
     check_sequences(sequences, num_items)
     candidates = run_candidates(sequences, num_items, protocol, seed)
     avoided = no_negatives(sequences, protocol, candidates)

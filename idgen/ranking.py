@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from fedecider.bounds import Precision
 from fedecider.evaluation.metrics import catalogue_positions, not_ranked
-from fedecider.evaluation.protocols import held_out, histories
+from fedecider.evaluation.protocols import held_out, histories, with_target
 from fedecider.evaluation.sequences import SequenceArray
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_scores import catalogue_rows, catalogue_scores, ranks_all
@@ -107,9 +107,9 @@ def _prompts(
 
 
 def eval_users(task: Task, split: str, count: int, generator: torch.Generator) -> Tensor | None:
-    """Users to rank: all of them, or for validation a fixed sample in ascending order."""
-    num_users = len(task.sequences)
-    if split != "valid" or count == 0 or count >= num_users:
-        return None
-    order = torch.randperm(num_users, generator=generator)
-    return order[:count].sort().values
+    """Users to rank: all with a target, or for validation a fixed sample in ascending order; None: all there are."""
+    user_N = torch.from_numpy(with_target(task.sequences, split))
+    if split != "valid" or count == 0 or count >= len(user_N):
+        return None if len(user_N) == len(task.sequences) else user_N
+    order = torch.randperm(len(user_N), generator=generator)
+    return user_N[order[:count].sort().values]

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from text_scores import text_and_count_scores, text_neighbour_scores
 
+from fedecider.baselines import Baseline
 from fedecider.baselines.counts import (
     CLASSICAL,
     COUNTS,
@@ -15,6 +17,7 @@ from fedecider.baselines.counts import (
     TEXT_AND_COUNTS,
     UNTRAINED,
 )
+from fedecider.baselines.fitted_counts import NoConfig
 from fedecider.comparison.compare import Positions, Shared, fill, positions_of
 from fedecider.cross_silo import sasrec_entries
 from fedecider.cross_silo.command_line import parse_settings
@@ -22,9 +25,11 @@ from fedecider.cross_silo.comparison import BASELINES, WITHOUT_ROUNDS
 from fedecider.cross_silo.entries import counting_positions, item_texts_of
 from fedecider.cross_silo.prepare import BaseArtifacts
 from fedecider.cross_silo.sasrec_entries import SASREC, SASREC_TEXT
+from fedecider.data.frames import from_events
+from fedecider.data.protocol import under
 from fedecider.data.sample import sample_domains
 from fedecider.data.silos import share_out
-from fedecider.evaluation.protocols import rank_held_out
+from fedecider.evaluation.protocols import rank_held_out, train_parts
 from fedecider.evaluation.statistics import Interval
 from fedecider.models.item_texts import encoded_texts
 from fedecider.report.tables import CANARY, ResultRow
@@ -166,3 +171,28 @@ def test_sasrec_from_texts_is_a_row_of_the_comparison(domains, tmp_path, monkeyp
     assert [call[3] for call in calls[:2]] == [None, None]
     (kept,) = tmp_path.glob("text-vectors-*/vectors.safetensors")
     assert set(load_file(kept)) == set(NAMES)
+
+
+@pytest.mark.parametrize("protocol", ["strict", "next_basket", "last_month/2014-04-02"])
+def test_matrix_factors_train_on_no_held_out_basket(protocol, tmp_path, monkeypatch):
+    day_s, first_day = 86_400, 16_071  # 2014-01-01
+    rows = [
+        {"user": f"u{user}", "item": item, "time": (first_day + day) * day_s}
+        for user in range(25)
+        for day, items in ((0, "ab"), (20, "cd"), (70, "ef"), (100, "gh"))
+        for item in items
+    ]
+    data = from_events(rows, [{"item": item, "title": f"Thing {item}"} for item in "abcdefgh"])
+    read = under(protocol, dict(data))[0]["shop"]
+    users = np.arange(len(read.clients.users))
+    domain = dataclasses.replace(read, clients=read.clients.take(users[:23]), public=read.clients.take(users[23:]))
+    seen = []
+
+    def fit(fitted, config):
+        seen.append(train_parts(fitted.sequences))
+        return lambda user_B: torch.zeros(len(user_B), 8)
+
+    monkeypatch.setitem(sasrec_entries.BASELINES, "als", Baseline(NoConfig, fit))
+    fill([sasrec_entries.factors(shared({"shop": domain}, tmp_path, protocol), "als")], 1)
+    assert seen[0][:23] == list(train_parts(domain.clients.sequences))
+    assert set(seen[0].value_E.tolist()) == set(range(6 if protocol == "strict" else 4))

@@ -259,7 +259,7 @@ def heuristic_lists(
     rows = SequenceArray.of(sequences)
     found = _lists(rows, num_items, splits, text, extra, (ALL, REPEATED, NEW), ten)
     for split in splits:
-        repeated_U = protocols.is_repeat(rows, split)
+        repeated_U = protocols.is_repeat(rows.take(protocols.with_target(rows, split)), split)
         for name, is_other_U in ((REPEATED, ~repeated_U), (NEW, repeated_U)):
             for position_U in found[name][split].values():
                 position_U[is_other_U] = math.nan
@@ -288,7 +288,7 @@ def _lists(
     found: dict[str, dict[str, dict[str, list[Tensor]]]] = {name: {split: {} for split in splits} for name in lists}
     for split in splits:
         target_U = protocols.held_out(rows, split).numpy()
-        for user_B in torch.arange(len(rows)).split(at_once):
+        for user_B in torch.from_numpy(protocols.with_target(rows, split)).split(at_once):
             seen = protocols.histories(rows.take(user_B), split)
             scores = {row: score for rule in rules for row, score in rule(user_B, split).items()}
             for name, (row, score) in itertools.product(lists, scores.items()):

@@ -38,6 +38,7 @@ from fedecider.cross_silo.prepare import Settings, decided
 from fedecider.cross_silo.sasrec_entries import FACTORS, SASREC, SASREC_TEXT, factors, own_baseline, sasrec
 from fedecider.data.domain import Domain, clients_of
 from fedecider.data.encoders import encoder_label
+from fedecider.data.protocol import customers_tested
 from fedecider.engine.result import EXAMPLES_FILE, RunResult
 from fedecider.engine.track import track_of
 from fedecider.evaluation.metrics import MACRO
@@ -216,7 +217,7 @@ def plan(config: CompareConfig) -> compare.Plan:
         Path(config.output),
         entries,
         [first.run.protocol],
-        {name: domain.clients.users for name, domain in scope.domains.items()},
+        {name: customers_tested(domain) for name, domain in scope.domains.items()},
         config.seeds,
         beside=_beside(scope),
         baselines=config.baselines,

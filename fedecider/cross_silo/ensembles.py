@@ -15,7 +15,7 @@ from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.data.sellers import by_catalogue
 from fedecider.evaluation.metrics import MACRO
-from fedecider.evaluation.protocols import get_protocol, held_out, histories, targets, train_parts
+from fedecider.evaluation.protocols import get_protocol, held_out, histories, targets, train_parts, with_target
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import derive_seed, stream
 from fedecider.methods.config import LOCAL, NOT_HIDDEN, UserPrivacy
@@ -193,6 +193,7 @@ def own_weights(fitting: Fitting, name: str, model: ClientModel) -> Weights:
 def choices_for(fitting: Fitting, name: str, model: ClientModel, knowledge: Knowledge) -> Choices:
     """What the weights of a client are fitted on: the validation items of its customers, or of a draw of many."""
     sequences = SequenceArray.of(fitting.artifacts.domains[name].clients.sequences)
+    sequences = sequences.take(with_target(sequences, "valid"))
     draw = stream(fitting.settings.run.seed, "ensemble", name)
     if len(sequences) > ensemble.MAX_CUSTOMERS:
         drawn = torch.randperm(len(sequences), generator=draw)[: ensemble.MAX_CUSTOMERS]

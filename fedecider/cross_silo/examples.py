@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import NO_ITEM, NOT_RANKED
-from fedecider.evaluation.protocols import histories
+from fedecider.evaluation.protocols import histories, with_target
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.models.client_model import ClientModel
@@ -34,7 +34,8 @@ def decode_examples(model: ClientModel, domain: Domain) -> list[dict[str, Any]]:
     with ``held_out``: true for a held-out item). Titles and nothing else: no user key.
     """
     task, (ranking, drop_seen, precision, device) = model.client.task, model.base.context
-    users = example_users(len(task.sequences), model.client.seed, task.name)
+    tested = torch.from_numpy(with_target(task.sequences, "test"))
+    users = tested[example_users(len(tested), model.client.seed, task.name)]
     num_beams = len(task.trie) if ranks_all(task.trie) else ranking.num_beams
     held, examples = model.base.holding(model.adapters), {}
     for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size, users):

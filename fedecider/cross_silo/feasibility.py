@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import CUTOFFS
-from fedecider.evaluation.protocols import train_part
+from fedecider.evaluation.protocols import train_parts
 from fedecider.federation.cohort import cohort_size
 from fedecider.methods import METHODS
 from idgen.backbone import known_width
@@ -17,7 +17,7 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
     """``ValueError`` as `check_sizes`, and for clients with nothing to train on."""
     check_sizes(settings, domains)
     for name, domain in domains.items():
-        if not any(len(train_part(sequence)) > 1 for sequence in domain.clients.sequences):
+        if train_parts(domain.clients.sequences).length_U.max(initial=0) < 2:
             raise ValueError(
                 f"got no user of {name} with two training events, expected one at least: there is nothing to train on. "
                 "Prepare the data with a larger min_length"

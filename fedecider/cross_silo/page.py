@@ -85,11 +85,13 @@ def report(config: ReportConfig) -> Path:
 
 
 def _in_order(result: RunResult, entry: str, domains: Mapping[str, Domain]) -> dict[str, Tensor]:
-    """Test positions in the order of the domains' users, which may be another one in the file."""
+    """Test positions in the order of the domains' users, which may be another one in the file; NaN of the untested."""
     found = {}
     for name, domain in domains.items():
         place = {user: number for number, user in enumerate(result.users[name])}
-        found[name] = result.positions[entry][name][torch.tensor([place[user] for user in domain.clients.users])]
+        rows = result.positions[entry][name]
+        rows = torch.cat([rows, torch.full_like(rows[:1], torch.nan)])
+        found[name] = rows[torch.tensor([place.get(user, -1) for user in domain.clients.users])]
     return found
 
 

@@ -34,6 +34,7 @@ from fedecider.cross_silo.privacy import privacy_data, privacy_notes
 from fedecider.cross_silo.reported import Scales, chosen_scale
 from fedecider.data.domain import Domain
 from fedecider.data.encoders import encoder_label
+from fedecider.data.protocol import customers_tested
 from fedecider.engine.finish import per_user_records, write, write_page_and_table
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import MACRO, ranked_share
@@ -218,7 +219,7 @@ def _train_events(domains: Mapping[str, Domain]) -> dict[str, Tensor]:
 
 
 def _users(run: Ended) -> dict[str, Sequence[str]]:
-    return {name: domain.clients.users for name, domain in run.artifacts.domains.items()}
+    return {name: customers_tested(domain) for name, domain in run.artifacts.domains.items()}
 
 
 def _facts(run: Ended, known: RunResult) -> dict[str, Any]:
@@ -252,7 +253,7 @@ def _figures(run: Ended, models: Entries, rules: Entries) -> dict[str, Any]:
     valid_rows = tables.result_rows(of_one_run(models["valid"]), of_one_run(rules["valid"]))
     found = {
         name: {
-            "num_users": len(domain.clients.sequences),
+            "num_users": len(users[name]),
             "num_items": len(domain.item_keys),
             "item_ids": run.artifacts.ids[name].items.report,
             "chance_hit@10": chance_hit(domain.clients.sequences, len(domain.item_keys), "test", protocol),

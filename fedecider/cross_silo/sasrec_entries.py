@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from fedecider.baselines import BASELINES
@@ -21,6 +22,7 @@ from fedecider.data.domain import Domain
 from fedecider.data.sellers import once_each
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import ScoreUsers, get_protocol, rank_held_out
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.item_texts import encoded_texts, encoder_digest
 from fedecider.running.plain import as_plain
 from fedecider.search_space import Setting
@@ -97,7 +99,11 @@ def factors(shared: Shared, name: str) -> Entry:
     baseline = BASELINES[name]
 
     def fitted(config: Any, domain: Domain, data: Pooled) -> Scores:
-        everyone = [*domain.clients.sequences, *domain.public.sequences]  # users of a domain come first
+        both = [SequenceArray.of(events.sequences) for events in (domain.clients, domain.public)]  # clients come first
+        lengths, items = (np.concatenate([getattr(one, part) for one in both]) for part in ("length_U", "value_E"))
+        in_baskets = any(one.basket_E is not None for one in both)
+        from_end_E = np.concatenate([-1 - one.num_after_E for one in both]) if in_baskets else None
+        everyone = SequenceArray.of_lengths(lengths, items, from_end_E)
         score = baseline.fit(data._replace(sequences=everyone), config)
         return lambda split: score
 

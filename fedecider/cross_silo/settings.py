@@ -154,8 +154,9 @@ class RunConfig:
         num_threads: The number of CPU threads of a process; 0 leaves the choice to torch. Bit-equal results need equal
             numbers.
         protocol: The evaluation protocol: how recommendations are counted. strict holds out a customer's last event and
-            drops what the customer had; next_basket holds out the last basket and drops nothing; auto takes next_basket
-            where events have order numbers or customers buy again.
+            drops what the customer had; next_basket holds out the last basket and drops nothing; last_month the last
+            30 days of all data (last_month/2014-06-23: from that day on); auto takes next_basket where events have
+            order numbers or customers buy again.
         customer_share: The share of every client's customers that take part, drawn by their keys; 100 of each do, if it
             has them. Figures are over these alone; catalogues and public users stay whole.
         drawn: What --minutes drew, in words.
@@ -218,7 +219,7 @@ class RunConfig:
         if self.protocol != AUTO and get_protocol(self.protocol).num_sampled is not None:
             raise ValueError(
                 f"got protocol {self.protocol!r}: beam search ranks the whole catalogue, expected auto, strict, "
-                "strict/keep_seen or next_basket"
+                "strict/keep_seen, next_basket or last_month"
             )
         check_one_mean(self.secure_sum, self.robust_mean)
         if self.method in (LOCAL, COUNTS):

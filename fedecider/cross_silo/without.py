@@ -21,6 +21,7 @@ from fedecider.cross_silo.joining import system_of
 from fedecider.cross_silo.prepare import BaseArtifacts, build_base_artifacts, check_same_student, data_of_run
 from fedecider.cross_silo.reported import chosen_scale
 from fedecider.cross_silo.settings import Settings
+from fedecider.data.protocol import customers_tested
 from fedecider.engine.result import RunResult
 from fedecider.engine.run import train
 from fedecider.evaluation.statistics import compare_table, of_one_run, shared_persons
@@ -103,7 +104,7 @@ def _compared(
     label = with_ensemble(result.method) if settings.run.ensemble.kind != "none" else result.reported
     others = {company: domain for company, domain in artifacts.domains.items() if company != name}
     without = joint_positions(settings, artifacts._replace(domains=others), launch)
-    users = {company: domain.clients.users for company, domain in others.items()}
+    users = {company: customers_tested(domain) for company, domain in others.items()}
     positions = {WITHOUT: without, label: {company: result.positions[label][company] for company in others}}
     tests = compare_table(
         of_one_run(positions),

@@ -100,4 +100,4 @@ def memoriser_positions(
         for split, parts in found.items():
             seen = list(seen_U[split].take(user_B)) if protocol.drop_seen else None
             parts.append(catalogue_positions(score_BI, target_U[split][user_B], seen))
-    return {split: torch.cat(parts) for split, parts in found.items()}
+    return {split: torch.cat(parts)[protocols.with_target(sequences, split)] for split, parts in found.items()}

@@ -207,7 +207,7 @@ def catalogue_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Seque
             target_B,
             lambda row_P, item_P: catalogue_positions(score_BI[row_P], item_P, [seen[row] for row in row_P.tolist()]),
         )
-    row_N = torch.repeat_interleave(torch.tensor([len(set(items)) for items in seen]))
+    row_N = torch.repeat_interleave(torch.tensor([len(set(items)) for items in seen], dtype=torch.long))
     item_N = torch.tensor([item for items in seen for item in set(items)], dtype=torch.long)
     place_N = (row_N * score_BI.shape[1] + item_N).to(score_BI.device)
     row_N, target_there_B = row_N.to(score_BI.device), target_B.to(score_BI.device)
@@ -221,7 +221,9 @@ def catalogue_positions(score_BI: Tensor, target_B: Tensor, seen: Sequence[Seque
     above_B = torch.count_nonzero(score_BI > own_B1, 1).index_add(0, row_N, (seen_N > own_N).long(), alpha=-1)
     equal_B = torch.count_nonzero(score_BI == own_B1, 1).index_add(0, row_N, (seen_N == own_N).long(), alpha=-1)
     position_B = (above_B.double() + 0.5 * (equal_B.double() - 1.0)).cpu()
-    is_seen_B = torch.tensor([target in items for target, items in zip(target_B.tolist(), seen, strict=True)])
+    is_seen_B = torch.tensor(
+        [target in items for target, items in zip(target_B.tolist(), seen, strict=True)], dtype=torch.bool
+    )
     return position_B.masked_fill_(is_seen_B, float(NOT_RANKED))
 
 

@@ -1,7 +1,9 @@
 """Evaluation protocols: the leave-last-out split, candidates, training negatives, and the reported round.
 
 The last event is the test item, the last but one the validation item: this file is the only home of that rule. Where
-customers buy again, or several items at a time, ``next_basket`` holds out their last baskets and drops no candidate.
+customers buy again, or several items at a time, ``next_basket`` holds out their last baskets and drops no candidate;
+``last_month`` holds out what they bought in the last 30 days, and for validation in the 30 days before, by one calendar
+for all, so that no training event is later than a held-out one.
 
 The name of the protocol is part of every number. ``paper`` exists to reproduce published
 tables of the cross-device track only: its training negatives avoid the held-out items, so that the held-out item is the
@@ -14,7 +16,8 @@ Shape legend: U users, B users of a batch, I items of the catalogue, K candidate
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -78,6 +81,13 @@ def targets(sequences: Sequences, split: str) -> SequenceArray:
     return SequenceArray.of(sequences).basket(NUM_AFTER[split])
 
 
+def with_target(sequences: Sequences, split: str) -> np.ndarray:
+    """Numbers of the users with something held out, int64, rising: all, but where the calendar decides."""
+    check_split(split)
+    rows = SequenceArray.of(sequences)
+    return np.unique(rows.row_E[rows.num_after_E == NUM_AFTER[split]])
+
+
 ScoreUsers = Callable[[Tensor], Tensor]
 """User numbers (B,) int64 -> scores of the whole catalogue (B, I)."""
 
@@ -100,15 +110,21 @@ class Protocol:
     leaks: bool = False
     baskets: bool = False
     """Events of one order or time are held out together; else every event is a basket of its own."""
+    first_day: date | None = None
+    """Of the `WINDOW_DAYS` whose purchases are the test; validation has as many days before. None: baskets decide."""
 
 
 AUTO = "auto"
 """In the place of a protocol: the data decide, before the first round."""
 STRICT = Protocol("strict", "train")
 NEXT_BASKET = Protocol("next_basket", "train", drop_seen=False, baskets=True)
+LAST_MONTH = Protocol("last_month", "train", drop_seen=False, baskets=True)
+"""Data say which it is (`fedecider.data.protocol.chosen_protocol`): it is called ``last_month/2014-06-23`` then."""
+WINDOW_DAYS = 30
 PROTOCOLS = {
     "strict": STRICT,
     "next_basket": NEXT_BASKET,
+    "last_month": LAST_MONTH,
     "strict/keep_seen": Protocol("strict/keep_seen", "train", drop_seen=False),
     "strict/sampled99": Protocol("strict/sampled99", "train", num_sampled=99),
     "isolated99": Protocol("isolated99", "candidates", num_sampled=99, selection="last"),
@@ -118,6 +134,12 @@ PROTOCOLS = {
 
 def get_protocol(name: str) -> Protocol:
     """The protocol called ``name``; ``ValueError`` with the known names otherwise."""
+    kind, _, day = name.partition("/")
+    if kind == LAST_MONTH.name and day:
+        try:
+            return replace(LAST_MONTH, name=name, first_day=date.fromisoformat(day))
+        except ValueError as error:
+            raise ValueError(f"got protocol {name!r}, expected its first day as in {kind}/2014-06-23") from error
     if name not in PROTOCOLS:
         raise ValueError(f"got protocol {name!r}, expected one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
@@ -138,7 +160,7 @@ def check_sequences(sequences: Sequences, num_items: int) -> None:
     """``ValueError`` unless every user has ``MIN_EVENTS`` events, or baskets, and items are numbered below
     ``num_items``."""
     rows = SequenceArray.of(sequences)
-    short_U = rows.num_baskets_U < MIN_EVENTS
+    short_U = train_parts(rows).length_U == 0
     if short_U.any():
         user = int(short_U.argmax())
         what = "events" if rows.basket_E is None else "baskets"
@@ -279,7 +301,7 @@ def rank_held_out(
     candidates: dict[str, Tensor] | None = None,
     users: Tensor | None = None,
 ) -> Tensor:
-    """Positions of the held-out items under ``protocol``, float64, one per entry of ``users`` (None: all).
+    """Positions of the held-out items under ``protocol``, float64, one per entry of ``users`` (None: `with_target`).
 
     ``score`` gives catalogue scores for user numbers; ``candidates`` comes from :func:`sampled_candidates` and is
     required when the protocol samples. The held-out item of a repeat (see :func:`is_repeat`) is ``NOT_RANKED`` when the
@@ -291,7 +313,7 @@ def rank_held_out(
         raise ValueError(
             f"got no candidates, expected those of sampled_candidates(...) for the protocol {protocol.name}"
         )
-    users = torch.arange(len(rows)) if users is None else users
+    users = torch.from_numpy(with_target(rows, split)) if users is None else users
     target_U = held_out(rows, split)
     parts = []
     for user_B in users.split(USERS_AT_ONCE):
@@ -316,8 +338,9 @@ def rank_held_out(
 def chance_hit(sequences: Sequences, num_items: int, split: str, protocol: Protocol, k: int = 10) -> float:
     """Expected hit@k of uniformly random scores: mean over users of min(1, k / candidates); 0 for a dropped repeat.
 
-    Of baskets it is the expected recall@k, whatever their sizes.
+    Of baskets it is the expected recall@k, whatever their sizes. Users are those `with_target`.
     """
+    sequences = SequenceArray.of(sequences).take(with_target(sequences, split))
     if protocol.num_sampled is not None:
         count_U = torch.full((len(sequences),), 1.0 + protocol.num_sampled, dtype=torch.float64)
     else:

@@ -29,7 +29,8 @@ class SequenceArray(Sequence[list[int]]):
         fine_E: (E,) int64 the same numbers in a finer unit, such as microseconds of times in seconds, where they are
             known: goes with ``value_E`` into parts of it, and is no part of what is equal, kept or hashed.
         basket_E: (E,) whole numbers, alike for the events of one basket and rising from basket to basket of a row; goes
-            with ``value_E`` into parts of it. None: every event is a basket of its own.
+            with ``value_E`` into parts of it. None: every event is a basket of its own. Negative where baskets have
+            places that rows may lack: -1 in the last place of all, -2 in the one before it.
     """
 
     __slots__ = ("basket_E", "fine_E", "start_U", "value_E")
@@ -161,9 +162,11 @@ class SequenceArray(Sequence[list[int]]):
 
     @property
     def num_after_E(self) -> np.ndarray:
-        """(E,) int64: baskets of its row behind that of the event, 0 in the last one."""
+        """(E,) int64: baskets of its row behind that of the event, 0 in the last one; with places, these."""
         if self.basket_E is None:
             return np.repeat(self.start_U[1:], self.length_U) - 1 - np.arange(len(self.value_E))
+        if self.basket_E.max(initial=-1) < 0:
+            return -1 - self.basket_E
         number_E = np.cumsum(self.is_new_basket_E)
         last_U = number_E[np.maximum(self.start_U[1:] - 1, 0)] if len(number_E) else number_E
         return np.repeat(last_U, self.length_U) - number_E
@@ -174,10 +177,14 @@ class SequenceArray(Sequence[list[int]]):
         return np.bincount(self.row_E[self.is_new_basket_E], minlength=len(self))
 
     def without_last(self, num: int) -> SequenceArray:
-        """All rows without their last ``num`` baskets; of one that has no more than that nothing is left."""
+        """All rows without their last ``num`` baskets; of one that has no more than that nothing is left. Baskets
+        with places have none in what is left: it ends with the last one that is there."""
         if self.basket_E is None:
             return self._cut(self.start_U[:-1], np.maximum(self.length_U - num, 0))
-        return self.keep(self.num_after_E >= num)
+        kept = self.keep(self.num_after_E >= num)
+        if self.basket_E.max(initial=-1) < 0:
+            kept.basket_E = np.cumsum(kept.is_new_basket_E)
+        return kept
 
     def basket(self, num_after: int = 0) -> SequenceArray:
         """The basket of each row behind which ``num_after`` others stand, each item once; empty where there is none."""

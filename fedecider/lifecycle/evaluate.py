@@ -19,7 +19,8 @@ from fedecider.cross_silo.settings import Settings
 from fedecider.data.domain import clients_of
 from fedecider.engine.result import RunResult
 from fedecider.evaluation.metrics import mean_metrics
-from fedecider.evaluation.protocols import get_protocol, held_out, histories
+from fedecider.evaluation.protocols import get_protocol, held_out, histories, with_target
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models import ensemble
 from fedecider.models.client_model import Base, ClientModel, client_of
 from fedecider.models.ensemble_files import load_ensemble
@@ -109,7 +110,8 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
             kept = choices.get(task.name, {}).get("keeps", "joined")
             whole = load_ensemble(private, domains[task.name].own_keys)
             assert whole.beside_model is not None
-            asked = (whole.knowledge, histories(task.sequences, split), held_out(task.sequences, split))
+            tested = SequenceArray.of(task.sequences).take(with_target(task.sequences, split))
+            asked = (whole.knowledge, histories(tested, split), held_out(tested, split))
             label = with_ensemble(KEPT if kept != "joined" else settings.run.method)
             rows[label] = ensemble.positions(*asked, exported.scores(), [whole.beside_model], drop_seen)[0].whole
             if kept != "local":  # whose counts are its own, as those of no row are

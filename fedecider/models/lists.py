@@ -22,7 +22,7 @@ from fedecider.data.protocol import under
 from fedecider.data.readers.reading import RawEvents
 from fedecider.data.sample import sample_domains
 from fedecider.data.store import load_domains
-from fedecider.evaluation.protocols import STRICT, get_protocol
+from fedecider.evaluation.protocols import LAST_MONTH, NEXT_BASKET, STRICT, get_protocol
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.histories import Entry
 from fedecider.models.item_table import read_item_ids
@@ -135,6 +135,11 @@ def counted_histories(folder: RunFolder, company: str, data: str = "") -> Histor
                 f"got --data {data} for a run that keeps what it has counted in {kept}, expected none: leave --data out"
             )
         return _kept_histories(kept, read_item_ids(folder.adapters / company).keys)
+    if read_run(folder.root).get("protocol", STRICT.name).startswith(LAST_MONTH.name):
+        raise ValueError(
+            f"got {folder.root}, whose protocol {LAST_MONTH.name} held out what was bought last, expected a run of "
+            f"another one to update: train with --protocol {NEXT_BASKET.name}"
+        )
     domain = _domain(folder, str(folder.root), company, data)
     known = read_run(folder.root)["data"].get(company)  # a deployed site records its project in its place
     if known is not None and domain.content_hash() != known:
@@ -161,7 +166,9 @@ def _domain(folder: RunFolder | None, run: str, company: str, data: str) -> Doma
 
 
 def _protocol(folder: RunFolder | None) -> str:
-    return str(read_run(folder.root).get("protocol", STRICT.name)) if folder else STRICT.name
+    """How histories are read: as in the run; where the calendar cuts them there, in baskets to their end."""
+    name = str(read_run(folder.root).get("protocol", STRICT.name)) if folder else STRICT.name
+    return name if get_protocol(name).first_day is None else NEXT_BASKET.name
 
 
 def knows_baskets(folder: RunFolder | None) -> bool:

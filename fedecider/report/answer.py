@@ -287,8 +287,10 @@ def difference(
 
 def units(evidence: Evidence) -> tuple[str, str]:
     """Of what a hundred is spoken of, and what counts."""
-    if get_protocol(evidence.protocol).baskets:
-        return "items of the next baskets", "are among the ten recommended"
+    protocol = get_protocol(evidence.protocol)
+    if protocol.baskets:
+        what = "next baskets" if protocol.first_day is None else "month held out"
+        return f"items of the {what}", "are among the ten recommended"
     return "customers" if evidence.customers else "users", "find their next purchase among ten recommended"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedecider.data.domain import Domain
 from fedecider.data.interactions import Interactions
 from fedecider.evaluation.metrics import NO_ITEM, activity_buckets, user_metrics
-from fedecider.evaluation.protocols import held_out, train_parts
+from fedecider.evaluation.protocols import held_out, train_parts, with_target
 from fedecider.evaluation.statistics import mean_interval
 from fedecider.report.figures import group_bars
 from fedecider.report.page import PageTable, Section
@@ -39,10 +39,12 @@ def activity_table(domains: Mapping[str, Domain | Interactions], positions: RowP
     """
     tables: dict[str, Any] = {}
     for name, domain in domains.items():
-        counts = train_parts(domain.clients.sequences).length_U.tolist()
-        num_buckets = min(NUM_BUCKETS, len(counts))
-        bucket_U = activity_buckets(counts, domain.clients.users, num_buckets)
-        count_U = torch.tensor(counts)
+        count_U = torch.from_numpy(train_parts(domain.clients.sequences).length_U)
+        tested = with_target(domain.clients.sequences, "test").tolist()
+        num_buckets = min(NUM_BUCKETS, len(tested))
+        bucket_U = torch.full_like(count_U, -1)
+        users = [domain.clients.users[user] for user in tested]
+        bucket_U[tested] = activity_buckets(count_U[tested], users, num_buckets)
         tables[name] = [
             {
                 "num_users": int((bucket_U == bucket).sum()),
@@ -98,9 +100,9 @@ def _group_metrics(positions: RowPositions, domain: str, mask_U: Tensor) -> dict
     """Row -> metric -> interval over the users in ``mask_U``; None where there are none."""
     if not mask_U.any():
         return {label: dict.fromkeys(BUCKET_METRICS) for label in positions}
-    values = {label: user_metrics(per_domain[domain], (5,)) for label, per_domain in positions.items()}
+    values = {label: user_metrics(per_domain[domain][mask_U], (5,)) for label, per_domain in positions.items()}
     return {
-        label: {metric: mean_interval(of_label[metric][mask_U])._asdict() for metric in BUCKET_METRICS}
+        label: {metric: mean_interval(of_label[metric])._asdict() for metric in BUCKET_METRICS}
         for label, of_label in values.items()
     }
 

@@ -71,7 +71,6 @@ from fedecider.running.settings_files import load_config
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
-from idgen.item_scores import ranks_all
 from idgen.precision import autocast
 from idgen.ranking import RankingContext, catalogue_blocks
 from idgen.samples import eval_batches
@@ -422,7 +421,7 @@ def rank(model: Any, task: Task, settings: Settings, device: torch.device) -> Pl
         drops = {name: get_protocol(full).drop_seen for name, full in PROTOCOLS.items()}
         return {name: seen if drop else [[] for _ in seen] for name, drop in drops.items()}
 
-    if ranks_all(trie):
+    if trie.has_own_tokens:
         for block in catalogue_blocks(model, task, "test", None, context):
             for name, seen in seen_by(block.user_B).items():
                 found[name][block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen)

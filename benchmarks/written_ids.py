@@ -61,6 +61,13 @@ BACKBONES: dict[str, dict[str, Any]] = {
         "pretrain.samples.max_source_tokens": 64,
         "pretrain.train.max_steps": 1600,
     },
+    "decoder, keyword IDs, dense head": {
+        **DECODER,
+        "pretrain.samples.dense_head": True,
+        "pretrain.samples.max_history": 10,
+        "pretrain.samples.max_source_tokens": 64,
+        "pretrain.train.max_steps": 1600,
+    },
     "decoder, IDs of one token": {
         **DECODER,
         "pretrain.ids": "item",

@@ -17,13 +17,12 @@ from fedecider.evaluation.sequences import SequenceArray
 from idgen.backbones.family import TokenBatch
 from idgen.candidates import candidates_of, with_candidates
 from idgen.config import BackboneTraining
-from idgen.item_scores import ranks_all
 from idgen.losses import sequence_loss
 from idgen.optimizer import STAGE_ONE_COURSE, parameter_groups, row_gradients
 from idgen.ranking import RankingContext, rank_task
 from idgen.ranking_config import RankingConfig
 from idgen.samples import num_batches, train_batches
-from idgen.tasks import Task
+from idgen.tasks import Task, _as_list
 from idgen.training import NEGATIVES, NUM_VALIDATIONS, Execution, Optimisation, epoch_generator, train_model
 
 
@@ -40,12 +39,14 @@ def train_backbone(
     FeDecider (WWW 2026), appendix B.2: the base model is fine-tuned on data of users outside all clients. Differs from
     it: the choice of the step.
     """
-    candidates = candidates_of(tasks, torch.arange(model.config.vocab_size))
+    token_I = compared_tokens(tasks, model.config.vocab_size)
+    candidates = candidates_of(tasks, token_I)
 
     def batches(epoch: int) -> Iterator[TokenBatch]:
         found = train_batches(tasks, config.batch_size, epoch_generator(execution.seed, epoch))
         if candidates is None:
-            return found
+            dense = any(task.config.dense_head for task in _as_list(tasks))
+            return ({**batch, "catalogue": token_I} for batch in found) if dense else found
         drawn = epoch_generator(execution.seed, epoch, NEGATIVES)
         return (with_candidates(batch, candidates, drawn) for batch in found)
 
@@ -68,6 +69,15 @@ def train_backbone(
             execution,
             validate if validation else None,
         )
+
+
+def compared_tokens(tasks: Task | Sequence[Task], vocab_size: int) -> Tensor:
+    """What a target is compared with, rising: the items' own tokens of all catalogues beside the words of IDs, else all
+    tokens."""
+    tasks = _as_list(tasks)
+    if not all(task.config.dense_head for task in tasks):
+        return torch.arange(vocab_size)
+    return torch.cat([task.item_tokens() for task in tasks]).unique()
 
 
 def num_steps(tasks: Task | Sequence[Task], config: BackboneTraining) -> int:
@@ -102,7 +112,7 @@ def hold_out(tasks: Sequence[Task], config: BackboneTraining, seed: int) -> tupl
     """
     tasks = list(tasks)
     found = [np.flatnonzero(SequenceArray.of(task.training_sequences).num_baskets_U >= MIN_EVENTS) for task in tasks]
-    cost = ONE_TOKEN_COST if all(ranks_all(task.trie) for task in tasks) else BEAM_COST
+    cost = ONE_TOKEN_COST if all(task.trie.has_own_tokens for task in tasks) else BEAM_COST
     affordable = VALIDATION_SHARE * num_steps(tasks, config) * config.batch_size / cost / (NUM_VALIDATIONS + 1)
     count = min(MOST_VALIDATED, sum(map(len, found)) // VALIDATED_OF, int(affordable))
     if count < LEAST_VALIDATED:

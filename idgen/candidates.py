@@ -19,7 +19,6 @@ from idgen.events import (
 )
 from idgen.samples import _epoch, item_segments
 from idgen.tasks import Task, _as_list, merge_tasks
-from idgen.trie import IGNORED_LABEL
 
 SAMPLED_ABOVE = 15_000
 """Tokens to compare a target with above which a sample of them stands for all. A step is shorter from 3,000 on, by 3.6
@@ -41,18 +40,21 @@ class Candidates(NamedTuple):
 
 def candidates_of(tasks: Task | Sequence[Task], token_I: Tensor) -> Candidates | None:
     """Of the training samples of ``tasks`` against ``token_I``; None where these are no more than `SAMPLED_ABOVE`, or
-    where IDs are not rows of one token each."""
+    where IDs are no rows that end with tokens of their own."""
     tasks = _as_list(tasks)
-    if len(token_I) <= SAMPLED_ABOVE or any(task.trie.max_length != 1 or not task.config.is_row for task in tasks):
+    if len(token_I) <= SAMPLED_ABOVE or any(
+        task.trie.eos_token_id is not None or not task.config.is_row for task in tasks
+    ):
         return None
     parts, events = merge_tasks(tasks)
     _, synthetic_N = _epoch(tasks, parts, events)
     target_N = np.flatnonzero(is_target(events))
-    start_N = parts.segments.start_G[item_segments(parts, events, target_N)]
+    segment_N = item_segments(parts, events, target_N)
+    last_N = parts.segments.start_G[segment_N] + parts.segments.length_G[segment_N] - 1
     weight_N = None if events.basket_first_E is None else _times_asked(events, target_N)
-    num_V = np.bincount(parts.segments.token_F[start_N], weight_N, minlength=int(token_I[-1]) + 1).astype(float)
+    num_V = np.bincount(parts.segments.token_F[last_N], weight_N, minlength=int(token_I[-1]) + 1).astype(float)
     for task in tasks:
-        num_V[task.one_token_catalogue()] += len(synthetic_N) / len(tasks) / len(task.trie)
+        num_V[task.item_tokens()] += len(synthetic_N) / len(tasks) / len(task.trie)
     return Candidates(token_I, torch.from_numpy(num_V / max(1.0, num_V.sum())).float(), NUM_UNIFORM)
 
 
@@ -80,7 +82,7 @@ def with_candidates(batch: TokenBatch, candidates: Candidates, generator: torch.
     q is a probability of being there and no expected number, and what the row alone brings is no negative of it.
     """
     label_BS = batch["row_labels"]
-    counts_BS = label_BS != IGNORED_LABEL
+    counts_BS = torch.isin(label_BS, candidates.token_I)
     num_rows, num_all = len(label_BS), len(candidates.token_I)
     rng = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=generator)))
     num_drawn = min(candidates.num_uniform, num_all)

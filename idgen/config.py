@@ -49,6 +49,9 @@ class SampleConfig:
         synthetic_share: The share of all training samples that are synthetic histories, on top of the others. Such a
             one has items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody is
             public, an epoch is one of them for each item, whatever the share.
+        dense_head: If true, every item ID ends with a token of its own item, whose row in the table is the item's
+            vector. The model learns to write the words before it and, by a softmax over the vectors of all items, to
+            name the next item at once; it ranks by the latter.
     """
 
     templates: TemplateSet = "natural"
@@ -57,6 +60,7 @@ class SampleConfig:
     pairs: bool = False
     item_dropout: bounds.ShareBelow1 = 0.0
     synthetic_share: bounds.ShareBelow1 = 0.0
+    dense_head: bool = False
 
     def __post_init__(self) -> None:
         if self.is_row and self.pairs:

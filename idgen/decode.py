@@ -53,9 +53,26 @@ def constrained_beam_search(
     """
     if num_beams < 1:
         raise ValueError(f"num_beams is {num_beams}; expected at least 1, and at least the largest k of hit@k")
+    if trie.max_length == 1:
+        return top_items(model, input_ids_BS, attention_mask_BS, trie, num_beams)
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
     with evaluating(model):
         return _search(model, input_ids_BS, attention_mask_BS, trie, num_beams)
+
+
+def top_items(
+    model: Any, input_ids_BS: Tensor, attention_mask_BS: Tensor, trie: Trie, num_beams: int
+) -> tuple[Tensor, Tensor]:
+    """The items that the model ranks best, as of `constrained_beam_search`: where items have tokens of their own by the
+    softmax over these, which is exact; else by what it writes."""
+    if not trie.has_own_tokens:
+        return constrained_beam_search(model, input_ids_BS, attention_mask_BS, trie, num_beams)
+    model, trie = unwrap(model), trie.to(input_ids_BS.device)
+    family, start_B1 = family_of(model), input_ids_BS.new_zeros(len(input_ids_BS), 1)
+    with evaluating(model):
+        state = family.start(model, input_ids_BS, attention_mask_BS)
+        hidden_B1D, _ = family.step(model, state, start_B1 + family.start_token(model), start_B1, 0)
+        return _best_of_catalogue(model, hidden_B1D[:, 0], trie, num_beams)
 
 
 def _search(
@@ -68,9 +85,6 @@ def _search(
     num_users, device, family = len(input_ids_BS), input_ids_BS.device, family_of(model)
     state = family.start(model, input_ids_BS, attention_mask_BS)
     start_B1 = torch.zeros(num_users, 1, dtype=torch.long, device=device)
-    if trie.max_length == 1:
-        hidden_B1D, _ = family.step(model, state, start_B1 + family.start_token(model), start_B1, 0)
-        return _best_of_catalogue(model, hidden_B1D[:, 0], trie, num_beams)
     beams = _Beams(start_B1, torch.zeros(num_users, 1, device=device), start_B1)
     token_BK = start_B1 + family.start_token(model)
     item_BK = torch.full((num_users, num_beams), -1, device=device)
@@ -97,9 +111,9 @@ def _search(
 
 
 def _best_of_catalogue(model: Any, hidden_BD: Tensor, trie: Trie, num_beams: int) -> tuple[Tensor, Tensor]:
-    """What `_search` finds where every ID is one token: (item_BK, score_BK), best first, from one softmax a user."""
+    """The best by the items' own tokens: (item_BK, score_BK), best first, from one softmax a user."""
     num_users, device = len(hidden_BD), hidden_BD.device
-    token_I = trie.label_IT[:, 0]
+    token_I = trie.last_token_I
     rows_ID = output_rows(model.lm_head, token_I)
     item_BK = torch.full((num_users, num_beams), -1, device=device)
     score_BK = torch.full((num_users, num_beams), -torch.inf, device=device)

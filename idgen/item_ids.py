@@ -234,6 +234,41 @@ def unique_phrases(
     return chosen
 
 
+OWN_WORD = "item"
+"""What the word of an own token begins with; its number follows."""
+
+
+def own_words(item_keys: Mapping[str, Sequence[str]], item_texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Catalogue -> a word for each item that no other item has and that stands in no item text: item0, item1, ...
+
+    They are numbered in the order of catalogue and key.
+    """
+    words = {word for texts in item_texts.values() for text in texts for word in clean_words(text)}
+    start = OWN_WORD
+    while any(word.startswith(start) for word in words):
+        start += OWN_WORD[-1]
+    places = sorted((name, key, item) for name, keys in item_keys.items() for item, key in enumerate(keys))
+    chosen = {name: [""] * len(keys) for name, keys in item_keys.items()}
+    for number, (name, _, item) in enumerate(places):
+        chosen[name][item] = f"{start}{number}"
+    return chosen
+
+
+def later_own_words(word: str, num_items: int, taken: Collection[str]) -> list[str]:
+    """Words for later items, numbered on behind those of ``taken`` that are like ``word``, one of `own_words`."""
+    start = word.rstrip("0123456789")
+    numbers = [int(text[len(start) :]) for text in taken if re.fullmatch(re.escape(start) + "[0-9]+", text)]
+    return [f"{start}{max(numbers) + 1 + number}" for number in range(num_items)]
+
+
+def with_own_words(ids: ItemIds, words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> ItemIds:
+    """``ids`` that end with a token of their own, whose texts are ``words``: one token each of ``tokenizer``."""
+    own = encode_ids(tokenizer, words)
+    assert all(len(tokens) == 1 for tokens in own), "the tokenizer was trained with these words"
+    texts = [f"{text} {word}" for text, word in zip(ids.texts, words, strict=True)]
+    return ids._replace(texts=texts, token_ids=[[*ids.token_ids[item], *own[item]] for item in range(len(own))])
+
+
 def phrase_item_ids(
     item_keys: Sequence[str],
     phrases: Sequence[str],

@@ -103,10 +103,10 @@ def _root_log_probs(model: Any, hidden_BD: Tensor, trie: Trie) -> Tensor:
 
 
 def catalogue_rows(model: Any, trie: Trie) -> Tensor:
-    """What the hidden states are multiplied with for the scores of all items, (I, D), where IDs are one token."""
+    """(I, D), what hidden states are multiplied with for the scores of all items: the rows of their own tokens."""
     model = unwrap(model)
     with evaluating(model):
-        return output_rows(model.lm_head, trie.label_IT[:, 0])
+        return output_rows(model.lm_head, trie.last_token_I)
 
 
 def catalogue_scores(
@@ -119,12 +119,12 @@ def catalogue_scores(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Rows of a batch and their scores of all items, as of `ScoredUsers`; at most `MAX_LOGITS` at a time.
 
-    What `trie_log_probs` gives of every item, less its sum over the catalogue: places need no softmax. ``rows_ID``:
-    `catalogue_rows`, for many batches.
+    The logits of the items' own tokens behind the prompt; where IDs are one token, what `trie_log_probs` gives of every
+    item, less its sum over the catalogue: places need no softmax. ``rows_ID``: `catalogue_rows`, for many batches.
     """
-    assert ranks_all(trie), "IDs of one token"
+    assert trie.has_own_tokens
     model, trie = unwrap(model), trie.to(input_ids_BS.device)
-    family, token_I = family_of(model), trie.label_IT[:, 0]
+    family, token_I = family_of(model), trie.last_token_I
     nobody_B1 = torch.zeros(len(input_ids_BS), 1, dtype=torch.long, device=trie.device)
     rows_at_once = max(1, MAX_LOGITS // len(token_I))
     with evaluating(model), autocast(trie.device, precision):
@@ -138,8 +138,3 @@ def catalogue_scores(
         with evaluating(model), autocast(trie.device, precision):
             score_RI = family.token_logits(model, hidden_RD, token_I, rows_ID)
         yield rows, score_RI
-
-
-def ranks_all(trie: Trie) -> bool:
-    """Whether one step scores every item, so that no beams are needed: where every ID is one token."""
-    return trie.max_length == 1

@@ -27,12 +27,19 @@ MAX_LOGITS = 2**26
 """Logits that exist at a time in training: 256 MiB in fp32, and as much for their gradients."""
 
 
+WRITING_WEIGHT = 0.5
+"""Of `trie_loss` beside the softmax over the items, where a model learns both."""
+
+
 def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
     """Mean cross-entropy in nats over the target tokens of a batch; labels of -100 do not count.
 
     ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
     `MAX_LOGITS` exist at a time: all of the vocabulary, or the tokens of ``catalogue`` in the batch. ``log_weights`` in
-    the batch are added to all of them but the target's. With ``node`` in the batch it is `trie_loss`.
+    the batch are added to all of them but the target's. With ``node`` in the batch it is `trie_loss`; with both, where
+    every ID ends with a token of its own, the state before an ID has two targets: the ID's first word among those that
+    may begin one, and the item's own token among those of ``catalogue``. The loss is that of the latter plus
+    `WRITING_WEIGHT` times `trie_loss` (as LIGER, Yang et al. 2024, joins a dense with a generative loss).
     """
     family, base = family_of(model), unwrap(model)
     return predictions_loss(family, base, family.predictions(base, batch), batch)
@@ -41,14 +48,17 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
 def predictions_loss(family: Family, base: Any, predictions: Predictions, batch: TokenBatch) -> Tensor:
     """`sequence_loss` of a model that has run on ``batch``."""
     hidden_RD, target_R = predictions
+    token_C, weight_BC = batch.get("catalogue"), batch.get("log_weights")
+    row_R = (labels_of(batch) != IGNORED_LABEL).nonzero()[:, 0]
+    writing = hidden_RD.new_zeros((), dtype=torch.float32)
     if "node" in batch:
-        return trie_loss(family, base, hidden_RD, target_R, batch)
-    token_C = batch.get("catalogue")
+        writing = trie_loss(family, base, hidden_RD, target_R, batch)
+        if token_C is None:
+            return writing
+        begins_R = batch["node"][labels_of(batch) != IGNORED_LABEL] < batch["first_child"][1]
+        hidden_RD, row_R, target_R = hidden_RD[begins_R], row_R[begins_R], target_R[begins_R.roll(-1)]
     if token_C is not None:
         target_R = torch.searchsorted(token_C, target_R)
-
-    weight_BC = batch.get("log_weights")
-    row_R = (labels_of(batch) != IGNORED_LABEL).nonzero()[:, 0] if weight_BC is not None else target_R
 
     def loss(rows_RD: Tensor, targets_R: Tensor, row_R: Tensor) -> Tensor:
         logit_RC = family.token_logits(base, rows_RD, token_C)
@@ -57,7 +67,7 @@ def predictions_loss(family: Family, base: Any, predictions: Predictions, batch:
         return F.cross_entropy(logit_RC, targets_R)
 
     num_logits = base.config.vocab_size if token_C is None else len(token_C)
-    return mean_in_pieces(loss, num_logits, hidden_RD, target_R, row_R)
+    return mean_in_pieces(loss, num_logits, hidden_RD, target_R, row_R) + WRITING_WEIGHT * writing
 
 
 DENSE_ABOVE = 512

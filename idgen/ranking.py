@@ -19,7 +19,7 @@ from fedecider.evaluation.metrics import catalogue_positions, not_ranked
 from fedecider.evaluation.protocols import held_out, histories, with_target
 from fedecider.evaluation.sequences import SequenceArray
 from idgen.decode import constrained_beam_search, item_positions
-from idgen.item_scores import catalogue_rows, catalogue_scores, ranks_all
+from idgen.item_scores import catalogue_rows, catalogue_scores
 from idgen.precision import autocast
 from idgen.ranking_config import RankingConfig
 from idgen.samples import eval_batches
@@ -56,7 +56,7 @@ def rank_task(
 
     rows = SequenceArray.of(task.sequences)
     position_U = not_ranked(held_out(rows, split))
-    if ranks_all(task.trie):
+    if task.trie.has_own_tokens:
         for block in catalogue_blocks(model, task, split, users, context, share):
             position_U[block.user_B] = catalogue_positions(block.score_BI, block.target_B, seen(block.user_B))
     else:

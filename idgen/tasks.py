@@ -56,10 +56,14 @@ class Task(NamedTuple):
         basket_E = None if events.basket_first_E is None else events.basket_first_E[inside_E]
         return SequenceArray.of_lengths(length_U, events.item_E[inside_E], basket_E)
 
-    def one_token_catalogue(self) -> Tensor:
-        """(I,) the tokens of all items, rising, where every ID is one token that nothing closes."""
-        assert self.trie.max_length == 1, self.name
-        return torch.tensor(sorted(tokens[0] for tokens in self.item_ids.token_ids))
+    def item_tokens(self) -> Tensor:
+        """(I,) the last tokens of all IDs, rising, where each is its item's own (`Trie.has_own_tokens`)."""
+        assert self.trie.has_own_tokens, self.name
+        return self.trie.last_token_I.sort().values
+
+    def id_tokens(self) -> Tensor:
+        """The tokens of all IDs, rising."""
+        return torch.tensor(sorted({token for tokens in self.item_ids.token_ids for token in tokens}))
 
     def template_tokens(self) -> Tensor:
         """The tokens of all templates and separators, and of padding, rising: what prompts may hold beside items."""
@@ -129,8 +133,8 @@ def parents_of(tasks: Sequence[Task]) -> Parents | None:
 
 
 def _end_token(item_ids: ItemIds, tokenizer: PreTrainedTokenizerBase, config: SampleConfig) -> int | None:
-    """What closes an item ID; None where each is one token, which no other ID goes on from."""
-    if all(len(tokens) == 1 for tokens in item_ids.token_ids):
+    """What closes an item ID; None where each ends with a token of its own, as those of one token do."""
+    if config.dense_head or all(len(tokens) == 1 for tokens in item_ids.token_ids):
         return None
     # A pretrained decoder expects a newline between the entries of a list.
     newline = encode(tokenizer, ["\n"])[0] if config.templates == "list" else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +93,18 @@ class Trie:
     def max_length(self) -> int:
         """Tokens of the longest ID with its end token."""
         return self.label_IT.shape[1]
+
+    @cached_property
+    def has_own_tokens(self) -> bool:
+        """Whether every ID ends with a token that no other ID ends with, and nothing closes IDs: then one step of the
+        model scores every item, by these tokens, and no beams are needed."""
+        return self.eos_token_id is None and len(self.last_token_I.unique()) == len(self)
+
+    @property
+    def last_token_I(self) -> Tensor:
+        """The last token of each ID, with its end token if any."""
+        last_I1 = (self.label_IT != IGNORED_LABEL).sum(1, keepdim=True) - 1
+        return self.label_IT.gather(1, last_I1)[:, 0]
 
     @property
     def device(self) -> torch.device:

@@ -24,6 +24,7 @@ from distill.train import distill
 from fedecider.cross_silo.item_ids import (
     ITEM_VECTORS,
     DomainIds,
+    Given,
     assign_ids,
     client_tasks,
     load_ids,
@@ -56,7 +57,7 @@ from idgen.backbone_training import HeldOut, hold_out, train_backbone
 from idgen.backbones.families import family_of
 from idgen.checkpoints import Checkpoint
 from idgen.id_generator import IDGenerator, build_id_generator, train_id_generator
-from idgen.item_ids import unique_phrases
+from idgen.item_ids import own_words, unique_phrases
 from idgen.prompts import prompt_texts
 from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.ranking_config import RankingConfig
@@ -159,6 +160,10 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
         texts = {name: catalogue.texts for name, catalogue in catalogues.items()}
         id_texts = unique_phrases(keys, texts, settings.words)
         id_tokens = [text for of_domain in id_texts.values() for text in of_domain]
+    own: dict[str, list[str]] = {}
+    if settings.samples.dense_head:
+        own = own_words(keys, {name: catalogue.texts for name, catalogue in catalogues.items()})
+        id_tokens += [word for words in own.values() for word in words]
     tokenizer = _tokenizer(settings, catalogues, id_tokens)
     if source is not None:
         check_backbone(source, tokenizer, source_tokens)
@@ -167,7 +172,7 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
     if settings.ids == "generator":
         generator, report["id_generator"] = _id_generator(config, catalogues, tokenizer, device, quiet)
     near = neighbours_of(vectors, domains) if settings.samples.synthetic_share > 0.0 else {}
-    ids = assign_ids(settings, domains, tokenizer, generator, id_texts, near, quiet)
+    ids = assign_ids(settings, domains, tokenizer, generator, Given(id_texts, own), near, quiet)
     tasks = public_tasks(domains, ids, tokenizer, settings)
     validation: list[HeldOut] = []
     if settings.alternating_phases == 0:  # else tasks change with the IDs
@@ -337,7 +342,7 @@ def _alternate(
             generator.model,
             made.ids,
             Writing(
-                assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, {}, near, True),
+                assign_ids=lambda: assign_ids(settings, domains, tokenizer, generator, Given(), near, True),
                 make_tasks=lambda new_ids: public_tasks(domains, new_ids, tokenizer, settings),
                 item_texts=[sellers.catalogue.texts for sellers in by_catalogue(domains).values()],
                 tokenizer=tokenizer,

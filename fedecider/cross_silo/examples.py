@@ -13,8 +13,7 @@ from fedecider.evaluation.protocols import histories, with_target
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.models.client_model import ClientModel
-from idgen.decode import constrained_beam_search, item_positions
-from idgen.item_scores import ranks_all
+from idgen.decode import item_positions, top_items
 from idgen.precision import autocast
 from idgen.samples import eval_batches
 
@@ -36,11 +35,11 @@ def decode_examples(model: ClientModel, domain: Domain) -> list[dict[str, Any]]:
     task, (ranking, drop_seen, precision, device) = model.client.task, model.base.context
     tested = torch.from_numpy(with_target(task.sequences, "test"))
     users = tested[example_users(len(tested), model.client.seed, task.name)]
-    num_beams = len(task.trie) if ranks_all(task.trie) else ranking.num_beams
+    num_beams = len(task.trie) if task.trie.has_own_tokens else ranking.num_beams
     held, examples = model.base.holding(model.adapters), {}
     for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size, users):
         with autocast(device, precision):
-            item_BK, _ = constrained_beam_search(
+            item_BK, _ = top_items(
                 held,
                 input_ids.to(device),
                 attention_mask.to(device),

@@ -27,7 +27,7 @@ def check_limits(settings: Settings, domains: Mapping[str, Domain]) -> None:
 def check_sizes(settings: Settings, domains: Mapping[str, Domain]) -> None:
     """``ValueError`` for more beams than items or too few for the metrics, and adapters of a larger rank than the
     layers they adapt. No user is looked at."""
-    if not settings.run.pretrain.has_one_token_ids:
+    if not settings.run.pretrain.has_own_tokens:
         _check_beams(settings.ranking.num_beams, max(len(domain.item_keys) for domain in domains.values()))
     width = known_width(settings.run.pretrain.backbone)
     if width is not None and settings.run.lora_rank > width:

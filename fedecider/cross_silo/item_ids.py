@@ -20,7 +20,7 @@ from fedecider.models.item_texts import rows_of
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import progress
 from idgen.id_generator import IDGenerator, make_item_ids
-from idgen.item_ids import ItemIds, phrase_item_ids
+from idgen.item_ids import ItemIds, phrase_item_ids, with_own_words
 from idgen.semantic_ids import semantic_item_ids
 from idgen.synthetic import Neighbours, nearest_items
 from idgen.tasks import Task, build_task
@@ -40,22 +40,30 @@ class DomainIds(NamedTuple):
     """For synthetic histories; None without them."""
 
 
+class Given(NamedTuple):
+    """What is fixed of IDs before they are assigned, by catalogue; empty where nothing is."""
+
+    id_texts: Mapping[str, list[str]] = {}
+    """Whole IDs."""
+    own: Mapping[str, list[str]] = {}
+    """The last words of IDs, each a token of its own item (`idgen.item_ids.own_words`)."""
+
+
 def assign_ids(
     settings: PretrainConfig,
     domains: Mapping[str, Domain],
     tokenizer: PreTrainedTokenizerBase,
     generator: IDGenerator | None,
-    id_texts: Mapping[str, list[str]],
+    given: Given,
     near: Mapping[str, Neighbours],
     quiet: bool,
 ) -> dict[str, DomainIds]:
-    """The IDs of every domain and catalogue; ``id_texts``, which are fixed, by catalogue, and ``near`` by domain and
-    catalogue, empty where there are none.
-    """
+    """The IDs of every domain and catalogue; ``near`` by domain and catalogue, empty where there are none."""
     ids = {
-        name: _item_ids(settings, sellers.catalogue, tokenizer, generator, id_texts.get(name), quiet)
+        name: _item_ids(settings, sellers.catalogue, tokenizer, generator, given.id_texts.get(name), quiet)
         for name, sellers in by_catalogue(domains).items()
     }
+    ids |= {name: with_own_words(ids[name], words, tokenizer) for name, words in given.own.items()}
     return _by_name(domains, ids, near)
 
 

@@ -54,8 +54,8 @@ def only_items(settings: Settings) -> bool:
     says nothing of an item that the others do not have.
     """
     pretrain, targets = settings.run.pretrain, set(settings.run.lora_settings.targets)
-    words = "table" in targets and pretrain.samples.templates != "history"
-    return pretrain.has_one_token_ids and targets <= {"table", "output"} and not words
+    words = pretrain.samples.dense_head or ("table" in targets and pretrain.samples.templates != "history")
+    return pretrain.has_own_tokens and targets <= {"table", "output"} and not words
 
 
 def as_trained(settings: Settings, nothing_common: bool) -> Settings:

@@ -52,7 +52,6 @@ from fedecider.running.damage import read_object
 from fedecider.running.launch import Launch
 from fedecider.running.progress import console, detail, log_line, progress, stage_seconds
 from fedecider.running.run_folder import RunFolder, read_run
-from idgen.item_scores import ranks_all
 
 SPLITS = ("test", "valid")
 Entries = dict[str, dict[str, Positions]]
@@ -225,7 +224,7 @@ def _users(run: Ended) -> dict[str, Sequence[str]]:
 def _facts(run: Ended, known: RunResult) -> dict[str, Any]:
     settings, protocol = run.settings, get_protocol(run.settings.run.protocol)
     labels = tables.variant_labels(run.method.name, run.method.variants)
-    whole = all(ranks_all(client.task.trie) for client in run.models.clients)
+    whole = all(client.task.trie.has_own_tokens for client in run.models.clients)
     promised = privacy_data(settings, run.models.num_clients)
     return {
         "protocol": protocol.name,

@@ -75,6 +75,18 @@ class PretrainConfig:
                 "epochs"
             )
 
+        if self.samples.dense_head and (self.ids == "item" or self.tokenizer_source):
+            raise ValueError(
+                f"got samples.dense_head with ids {self.ids} and tokenizer {self.tokenizer_source or 'of scratch'}, "
+                "expected IDs of several tokens and a tokenizer that is trained with a token for each item. Set "
+                "dense_head to false, or leave backbone.name_or_path and id_generator empty"
+            )
+        if self.samples.dense_head and self.alternating_phases > 0:
+            raise ValueError(
+                "got samples.dense_head with alternating phases, expected one of them: IDs that change have no tokens "
+                "of their own. Set alternating_phases to 0"
+            )
+
     @property
     def tokenizer_source(self) -> str | None:
         """The folder or hub name of the tokenizer; None or empty where one is trained."""
@@ -91,9 +103,10 @@ class PretrainConfig:
         return 0 if ids_alone else NUM_WORDS + num_id_tokens
 
     @property
-    def has_one_token_ids(self) -> bool:
-        """Whether item IDs are sure to be one token each that nothing closes: items are ranked without beams."""
-        return self.ids == "item" and self.samples.is_row and not self.tokenizer_source
+    def has_own_tokens(self) -> bool:
+        """Whether every item ID is sure to end with a token of its own: items are ranked without beams."""
+        is_item = self.ids == "item" and self.samples.is_row and not self.tokenizer_source
+        return is_item or self.samples.dense_head
 
     @property
     def needs_item_vectors(self) -> bool:

@@ -77,12 +77,12 @@ def client_models(base: Base, tasks: Sequence[Task], training: LocalTraining, se
     base.model.to(base.device)
     together = base.processes if base.processes.within_a_client else Processes()
     base = base._replace(processes=together, context=base.context._replace(precision=training.precision))
-    one_token = all(task.trie.max_length == 1 for task in tasks)
-    clients = [client_of(base, task, seed, training.batch_size, one_token) for task in tasks]
+    dense = all(task.trie.has_own_tokens for task in tasks)
+    clients = [client_of(base, task, seed, training.batch_size, dense) for task in tasks]
     if any(client.sample is not None for client in clients):  # then all of them train by rows
         clients = [client._replace(sample=client.sample or (lambda batch, generator: batch)) for client in clients]
     shapes = adapter_shapes(base.model)
-    rows = Rows(rows_of_clients(shapes, tasks), rows_at_home(shapes, tasks)) if one_token else Rows()
+    rows = Rows(rows_of_clients(shapes, tasks), rows_at_home(shapes, tasks)) if dense else Rows()
     return ClientModels(base, clients, training, seed, rows)
 
 

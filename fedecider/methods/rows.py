@@ -39,7 +39,7 @@ def rows_of_clients(shapes: Shapes, tasks: Sequence[Task]) -> Tree:
         return {}
     own_KV = torch.zeros(len(tasks), shapes[HEAD].out_features, dtype=torch.bool)
     for client, task in enumerate(tasks):
-        own_KV[client, task.one_token_catalogue()] = True
+        own_KV[client, task.id_tokens()] = True
         if shapes[HEAD].is_table:
             own_KV[client, task.template_tokens()] = True
     return {TABLE: own_KV}
@@ -56,7 +56,7 @@ def rows_at_home(shapes: Shapes, tasks: Sequence[Task]) -> Tree:
         return {}
     own_KV, item_KV = own_rows[TABLE], torch.zeros_like(own_rows[TABLE])
     for client, task in enumerate(tasks):
-        item_KV[client, task.one_token_catalogue()] = True
+        item_KV[client, task.id_tokens()] = True
     apart_K = ~(item_KV & (item_KV.sum(0) > 1)).any(1)
     home_KV = own_KV & (apart_K[:, None] | (own_KV.sum(0) == 1))
     factor_a = {f"{HEAD}.lora_a": apart_K[:, None].expand(-1, shapes[HEAD].rank)} if apart_K.any() else {}

@@ -24,7 +24,7 @@ from fedecider.models.export import Card, SavedBase, export_adapter
 from fedecider.models.item_table import ItemTable
 from idgen.backbones.family import TokenBatch
 from idgen.candidates import candidates_of, with_candidates
-from idgen.decode import constrained_beam_search
+from idgen.decode import top_items
 from idgen.item_scores import catalogue_rows, catalogue_scores, trie_log_probs
 from idgen.precision import autocast
 from idgen.ranking import RankingContext, eval_users, rank_task
@@ -97,11 +97,11 @@ def _ranked_users(task: Task, split: str, ranking: RankingConfig, seed: int) -> 
     return eval_users(task, split, ranking.num_eval_users, stream(seed, "eval_users", task.name))
 
 
-def client_of(base: Base, task: Task, seed: int, batch_size: int, one_token: bool = False) -> Client:
-    """The client of a task. ``one_token``: whether every ID of every client is one token."""
-    # a target among its own catalogue's items where an ID is one token, for adapters of the output that change no other
-    # catalogue's rows; else among all tokens
-    token_C = task.one_token_catalogue().to(base.device) if one_token else None
+def client_of(base: Base, task: Task, seed: int, batch_size: int, dense: bool = False) -> Client:
+    """The client of a task. ``dense``: whether every ID of every client ends with a token of its own."""
+    # a target among its own catalogue's items where these have own tokens, for adapters of the output that change no
+    # other catalogue's rows; else among all tokens
+    token_C = task.item_tokens().to(base.device) if dense else None
     candidates = None if token_C is None else candidates_of(task, token_C.cpu())
 
     def of_catalogue(batches: Iterator[TokenBatch]) -> Iterator[TokenBatch]:
@@ -216,6 +216,13 @@ def model_scores(model: Any, task: Task, context: RankingContext) -> ModelScores
                     score_BI[rows[part]] = score_RI
             return score_BI
         score_BM = torch.empty(item_BM.shape, dtype=torch.float64)
+        if trie.has_own_tokens:
+            place_BM = item_BM.clamp(min=0)
+            for row in range(0, len(histories), ranking.eval_batch_size):
+                part = slice(row, row + ranking.eval_batch_size)
+                log_prob_RI = torch.log_softmax(log_probs(histories[part], None).double(), 1).cpu()
+                score_BM[part] = log_prob_RI.gather(1, place_BM[part])
+            return score_BM.masked_fill_(item_BM < 0, -torch.inf)
         for rows in batches(histories):
             with autocast(device, precision):
                 asked = (*prompts(histories, rows), trie, item_BM[rows].to(device))
@@ -232,9 +239,9 @@ def model_scores(model: Any, task: Task, context: RankingContext) -> ModelScores
                 rows = alike[part]
                 with autocast(device, precision):
                     asked = (*prompts(histories, rows), trie)
-                    found = constrained_beam_search(model, *asked, num_beams=num_beams)
+                    found = top_items(model, *asked, num_beams=num_beams)
                 item_BK[rows, :num_beams], score_BK[rows, :num_beams] = (part_RK.cpu() for part_RK in found)
         return item_BK, score_BK
 
-    beams = None if trie.max_length == 1 else (lambda histories, k: search(histories, k)[0])
+    beams = None if trie.has_own_tokens else (lambda histories, k: search(histories, k)[0])
     return ModelScores(log_probs, beams, search)

@@ -61,6 +61,8 @@ class PromptLayout(NamedTuple):
     num_beams: int
     prompt_end: int | None = None
     """Closes the prompt; None: nothing does."""
+    dense_head: bool = False
+    """Whether the last token of every ID of several tokens is its item's own."""
 
 
 def prompt_layout(task: Task, ranking: RankingConfig, catalogue: str) -> PromptLayout:
@@ -78,6 +80,7 @@ def prompt_layout(task: Task, ranking: RankingConfig, catalogue: str) -> PromptL
         max_tokens=samples.max_source_tokens,
         num_beams=ranking.num_beams,
         prompt_end=next(iter(ends), None),
+        dense_head=samples.dense_head,
     )
 
 
@@ -177,6 +180,9 @@ def _prompt_text(prompt: PromptLayout) -> str:
         ("tokens of a prompt, at most", f"{prompt.max_tokens} (the oldest items are left out first)"),
         ("beams", f"{prompt.num_beams}"),
     ]
+    if prompt.dense_head:
+        place = "the last place of the prompt (of a T5: the decoder's first place)"
+        rows.append(("items at once", f"the logits of the IDs' last tokens, each its item's own, at {place}"))
     return _table(("what", "value"), rows)
 
 

@@ -1,5 +1,5 @@
-"""Rows of items that came after the training, where every ID is one token: beside the adapter of the company that has
-them, since the backbone is everybody's.
+"""Rows of items that came after the training, where items have tokens of their own: beside the adapter of the company
+that has them, since the backbone is everybody's.
 
 Shape legend: N later items, the last ones of the item table, whose tokens follow those of the backbone; D width.
 """
@@ -47,7 +47,9 @@ def with_rows(
     if row_ND is None:
         return tokenizer
     with damage_names(adapter / FILE):
-        longer = with_phrases(tokenizer, items.id_texts[-len(row_ND) :])
+        later = zip(items.id_texts[-len(row_ND) :], items.token_ids[-len(row_ND) :], strict=True)
+        own = [text if len(tokens) == 1 else text.split()[-1] for text, tokens in later]
+        longer = with_phrases(tokenizer, own)
     if model is not None:
         append_rows(model, row_ND)
     return longer

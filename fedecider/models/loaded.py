@@ -24,7 +24,7 @@ from fedecider.models.item_table import ITEM_FILE, ItemTable
 from fedecider.models.later_rows import with_rows
 from fedecider.models.source import Place, Source
 from fedecider.running.damage import damage_names
-from idgen.decode import constrained_beam_search
+from idgen.decode import top_items
 from idgen.item_ids import ItemIds
 from idgen.ranking import RankingContext
 from idgen.ranking_config import RankingConfig
@@ -196,7 +196,7 @@ def search_without_history(
     """
     device = next(model.parameters()).device
     input_ids, attention_mask = empty_prompt(task)
-    item_1K, score_1K = constrained_beam_search(
+    item_1K, score_1K = top_items(
         model,
         input_ids.to(device),
         attention_mask.to(device),

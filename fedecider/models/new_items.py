@@ -1,8 +1,9 @@
 """Items that no training has seen, added to a loaded model: what they need is their texts.
 
-A later item has an ID of the run's kind. Where IDs are words or codes their tokens are known. A small decoder of one
-token an item starts with the vectors of item texts for a table: a later item gets the row that its text would have had,
-by the same encoder, mean and basis, kept by stage 1. Adapters change nothing of it: their rows for it are zero.
+A later item has an ID of the run's kind. Where IDs are words or codes their tokens are known. A small decoder whose
+items have tokens of their own starts with the vectors of item texts for a table: a later item gets the row that its
+text would have had, by the same encoder, mean and basis, kept by stage 1. Adapters change nothing of it: their rows for
+it are zero.
 
 Items that nobody has bought yet lie in a company's private folder, with the vectors of their texts: a recommender adds
 them whenever it is loaded, and the first update in which one is sold gives it a place among those that are counted.
@@ -32,7 +33,7 @@ from fedecider.models.source import Place
 from fedecider.running.damage import damage_names
 from idgen.config import Words
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids
-from idgen.item_ids import ItemIds, phrase_item_ids, unique_phrases
+from idgen.item_ids import ItemIds, later_own_words, phrase_item_ids, unique_phrases, with_own_words
 from idgen.new_items import append_rows
 from idgen.prompts import prompt_texts
 from idgen.semantic_ids import semantic_item_ids, semantic_texts
@@ -75,6 +76,8 @@ class NewTexts(NamedTuple):
     """What prompts add to the items (`idgen.prompts.prompt_texts`): none of its words may become an item."""
     text_NE: Tensor | None = None
     """Vectors of the new items' texts, where they were encoded before."""
+    dense_head: bool = False
+    """Whether IDs end with a token of their own item."""
     constant: ConstantWords = {}  # noqa: RUF012 (never written to)
     """Left out of the texts of its items."""
 
@@ -86,7 +89,7 @@ class Added(NamedTuple):
     table: ItemTable
     ensemble: Ensemble | None
     row_ND: Tensor | None = None
-    """Rows of the new items, where every ID is one token."""
+    """Rows of the new items, where items have tokens of their own."""
 
 
 def read_new_items(path: Path) -> list[NewItem]:
@@ -152,9 +155,10 @@ def add_items(
 
     Each gets an ID of the run's kind that no other item has: from the ID generator, from its keywords, or codes of the
     run's codebook. These have known tokens, and no row is added. Where every ID is one token, the new token is a phrase
-    of the item's text that is no token yet and in no prompt; its row is what `text_projection` of stage 1 makes of the
-    text. Nothing is trained, so logits of other items stay what they were. An ensemble places new items by their texts
-    too (`fedecider.models.ensemble.with_items`).
+    of the item's text that is no token yet and in no prompt; with a dense head it is the next free word of
+    `idgen.item_ids.own_words`. Its row is what `text_projection` of stage 1 makes of the text. Nothing is trained, so
+    logits of other items stay what they were. An ensemble places new items by their texts too
+    (`fedecider.models.ensemble.with_items`).
 
     Raises:
         ValueError: a key exists already, or a text is empty. The run does not keep what its kind of IDs or its ensemble
@@ -162,23 +166,31 @@ def add_items(
             on all texts and cannot encode one more.
     """
     keys, found = [item.key for item in new_items], _checked_texts(items, new_items, texts)
-    if _has_rows(texts, items):
+    row_ND, has_rows = None, _has_rows(texts, items)
+    if has_rows:
         row_ND, unit_NE = _rows(catalogue, found, texts)
-        known = known_phrases(tokenizer) | _word_runs(texts.prompts)
-        phrases = unique_phrases({catalogue: keys}, {catalogue: found}, texts.words, known)[catalogue]
+    elif ensemble is not None:
+        unit_NE = _units(catalogue, found, texts)
+    known = known_phrases(tokenizer)
+    if has_rows and not texts.dense_head:
+        runs = known | _word_runs(texts.prompts)
+        phrases = unique_phrases({catalogue: keys}, {catalogue: found}, texts.words, runs)[catalogue]
         tokenizer = with_phrases(tokenizer, phrases)
         ids = phrase_item_ids(keys, phrases, tokenizer, max_id_tokens=1)
-        longer_ensemble = None if ensemble is None else with_items(ensemble, unit_NE)
-        if model is not None:
-            append_rows(model, row_ND)
-        return Added(tokenizer, _longer(items, new_items, ids), longer_ensemble, row_ND)
-    longer_ensemble = None if ensemble is None else with_items(ensemble, _units(catalogue, found, texts))
-    if texts.ids == "semantic":
+    elif texts.ids == "semantic":
         ids = _semantic(keys, found, tokenizer, items, texts)
     else:
         writer = _generator(tokenizer, texts) if texts.ids == "generator" else None
-        ids = make_item_ids(keys, found, tokenizer, writer, texts.words, taken=items.token_ids)
-    return Added(tokenizer, _longer(items, new_items, ids), longer_ensemble)
+        taken = [tokens[:-1] if texts.dense_head else tokens for tokens in items.token_ids]
+        ids = make_item_ids(keys, found, tokenizer, writer, texts.words, taken=taken)
+    if texts.dense_head:
+        own = later_own_words(items.id_texts[0].split()[-1], len(keys), known)
+        tokenizer = with_phrases(tokenizer, own)
+        ids = with_own_words(ids, own, tokenizer)
+    longer_ensemble = None if ensemble is None else with_items(ensemble, unit_NE)
+    if model is not None and row_ND is not None:
+        append_rows(model, row_ND)
+    return Added(tokenizer, _longer(items, new_items, ids), longer_ensemble, row_ND)
 
 
 def add_to(
@@ -198,7 +210,10 @@ def add_to(
 
 def _texts_of(place: Place) -> NewTexts:
     asked = place.inference
-    return NewTexts(place.backbone, asked.ids, asked.text_encoder, asked.words, constant=asked.constant_words)
+    dense_head, constant = asked.samples.dense_head, asked.constant_words
+    return NewTexts(
+        place.backbone, asked.ids, asked.text_encoder, asked.words, dense_head=dense_head, constant=constant
+    )
 
 
 def encoded_items(place: Place, items: ItemTable, new_items: Sequence[NewItem]) -> Later:
@@ -296,8 +311,8 @@ def _word_runs(texts: Sequence[str]) -> set[str]:
 
 
 def _has_rows(texts: NewTexts, items: ItemTable) -> bool:
-    """Whether every ID is one token, which has a row of its own."""
-    return texts.ids == "item" and all(len(tokens) == 1 for tokens in items.token_ids)
+    """Whether every item has a token of its own, whose row is the item's vector."""
+    return texts.dense_head or (texts.ids == "item" and all(len(tokens) == 1 for tokens in items.token_ids))
 
 
 def _projection(texts: NewTexts, has_rows: bool) -> tuple[TextProjection, str]:
@@ -306,9 +321,9 @@ def _projection(texts: NewTexts, has_rows: bool) -> tuple[TextProjection, str]:
     projection, wanted = load_projection(path) if path.is_file() else (None, "")
     if has_rows and (projection is None or not projection.basis_ED.shape[1]):
         raise ValueError(
-            "got new items for a run of another backbone, whose IDs are one token each, expected a decoder from "
-            "scratch (backbone.kind decoder): only there has a new token a place. Train with pretrain.ids generator, "
-            "keywords or semantic, whose tokens are known"
+            "got new items for a run of another backbone, whose items have tokens of their own, expected a decoder "
+            "from scratch (backbone.kind decoder): only there has a new token a place. Train with pretrain.ids "
+            "generator, keywords or semantic and without samples.dense_head: their tokens are known"
         )
     if projection is None:
         raise ValueError(

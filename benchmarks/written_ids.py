@@ -1,4 +1,4 @@
-"""Beauty on a CPU, with a T5 that writes IDs of several tokens: teacher, student, four companies; decoders beside it.
+"""Beauty on a CPU, with models that write IDs of several tokens: T5 and decoder, with and without a dense head.
 
     python benchmarks/written_ids.py --data data/beauty --work runs/written_ids [--seed 0] [--rows T5]
 
@@ -32,19 +32,26 @@ from fedecider.data.domain import Domain
 from fedecider.data.store import load_domains
 from fedecider.engine.command_line import data_options
 from fedecider.engine.track import track_named
-from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.metrics import catalogue_positions, mean_metrics
+from fedecider.evaluation.protocols import held_out, histories
+from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.record import read_json, write_json
 from fedecider.running.command import run
 from fedecider.running.settings_files import load_config
 from idgen.backbone import load_backbone
+from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
-from idgen.ranking import RankingContext, rank_task
+from idgen.item_scores import catalogue_scores, trie_log_probs
+from idgen.ranking import RankingContext, eval_users, rank_task
+from idgen.samples import encode_histories
+from idgen.tasks import Task
 from idgen.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
 CONFIG, PAGE = HERE / "configs" / "written_ids.yaml", HERE / "results" / "written_ids.md"
 DOMAIN = "beauty"
 CPU = torch.device("cpu")
+SPLITS = ("valid", "test")
 DECODER = {
     "pretrain.backbone.kind": "decoder",
     "pretrain.samples.templates": "history",
@@ -53,7 +60,10 @@ DECODER = {
     "pretrain.train.table_lr_multiplier": 20.0,
     "pretrain.train.batch_size": 128,
 }
-START, TEACHER, STUDENT = "T5, before its first step", "T5", "T5, half depth"
+START, TEACHER = "T5, before its first step", "T5"
+HALF = ", half depth"
+READINGS = ", two readings"
+DENSE_DECODER, DENSE_T5 = "decoder, keyword IDs, dense head", "T5, dense head"
 BACKBONES: dict[str, dict[str, Any]] = {
     "decoder, keyword IDs": {
         **DECODER,
@@ -61,7 +71,7 @@ BACKBONES: dict[str, dict[str, Any]] = {
         "pretrain.samples.max_source_tokens": 64,
         "pretrain.train.max_steps": 1600,
     },
-    "decoder, keyword IDs, dense head": {
+    DENSE_DECODER: {
         **DECODER,
         "pretrain.samples.dense_head": True,
         "pretrain.samples.max_history": 10,
@@ -75,14 +85,22 @@ BACKBONES: dict[str, dict[str, Any]] = {
         "pretrain.samples.max_source_tokens": 24,
         "pretrain.train.max_steps": 1200,
     },
+    DENSE_T5: {
+        "pretrain.samples.dense_head": True,
+        "pretrain.samples.max_source_tokens": 44,
+        "pretrain.train.learning_rate": 1e-4,
+        "pretrain.train.table_lr_multiplier": 20.0,
+        "pretrain.train.max_steps": 1600,
+    },
 }
 """Row -> options. Fewer CPU minutes than the T5's."""
+BACKBONES |= {name + part: BACKBONES[name] for name in (DENSE_T5, DENSE_DECODER) for part in (HALF, READINGS)}
 METHODS = {
     "four companies: alone": "local",
     "four companies: FedAvg": "fedavg",
     "four companies: fedecider": "fedecider",
 }
-ROWS = [START, TEACHER, STUDENT, *METHODS, *BACKBONES]
+ROWS = [START, TEACHER, TEACHER + HALF, *METHODS, *BACKBONES]
 
 
 def settings_of(clients: Mapping[str, Domain], options: Mapping[str, Any], work: Path, seed: int) -> Settings:
@@ -107,14 +125,63 @@ def backbone_row(name: str, domain: Domain, clients: Mapping[str, Domain], setti
     started = time.process_time()
     first = kept = pretrain_stage(settings.run, clients, CPU)
     told = kept_step(first)
-    if name == STUDENT:
+    if name.endswith(HALF):
         started, told = time.process_time(), ""
         kept = distill_stage(settings.run, first, clients, CPU)
     minutes = (time.process_time() - started) / 60
     tokenizer = load_tokenizer(kept.folder / "backbone")
     model = load_backbone(kept.folder / "backbone", tokenizer)
     ids = load_ids(first.folder, clients, settings.run.pretrain)[next(iter(clients))].items
+    if name.endswith(READINGS):
+        return two_readings(model, task_of(domain, domain.clients, ids, tokenizer, settings))
     return {**ranked(model, domain, ids, tokenizer, settings), "minutes": minutes, "told": told}
+
+
+NUM_EXACT = 200
+"""Customers of each split whose items are all scored by what the model writes."""
+WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
+"""Of the log-probability that an ID is written, beside that of its own token."""
+
+
+def two_readings(model: Any, task: Task) -> dict[str, Any]:
+    """Reading -> metrics of the same test customers, seen items dropped, and CPU seconds a customer."""
+    users = {split: eval_users(task, "valid", NUM_EXACT, torch.Generator().manual_seed(0)) for split in SPLITS}
+    dense, written, target, seen = {}, {}, {}, {}
+    seconds = {"exact": 0.0, "dense": 0.0, "beams": 0.0}
+    beams = []
+    for split in SPLITS:
+        rows = SequenceArray.of(task.sequences).take(users[split])
+        past = list(map(list, histories(rows, split)))
+        target[split], seen[split] = held_out(rows, split), past
+        dense_parts, written_parts = [], []
+        for start in range(0, len(past), 20):
+            part = past[start : start + 20]
+            prompts, every_BI = encode_histories(task, part), torch.arange(len(task.trie)).expand(len(part), -1)
+            begun = time.process_time()
+            dense_parts += [torch.log_softmax(block, 1) for _, block in catalogue_scores(model, *prompts, task.trie)]
+            middle = time.process_time()
+            written_parts.append(trie_log_probs(model, *prompts, task.trie, every_BI).float())
+            end = time.process_time()
+            seconds["dense"] += middle - begun
+            seconds["exact"] += end - middle
+            if split == "test":
+                item_BK, _ = constrained_beam_search(model, *prompts, task.trie, 20)
+                beams.append(item_positions(item_BK, target[split][start : start + 20], part))
+                seconds["beams"] += 2 * (time.process_time() - end)
+        dense[split], written[split] = torch.cat(dense_parts), torch.cat(written_parts)
+
+    def metrics(split: str, weight: float | None) -> dict[str, float]:
+        score = written[split] if weight is None else dense[split] + weight * written[split]
+        return mean_metrics(catalogue_positions(score, target[split], seen[split]), (10,))
+
+    best = max(WEIGHTS, key=lambda weight: metrics("valid", weight)["ndcg@10"])
+    found = {
+        "what it writes, beams of 20": mean_metrics(torch.cat(beams), (10,)),
+        "what it writes, exact": metrics("test", None),
+        "the dense head": metrics("test", 0.0),
+        f"both, writing with weight {best:g} (by validation)": metrics("test", best),
+    }
+    return {"readings": found, "seconds": {name: one / (2 * NUM_EXACT) for name, one in seconds.items()}}
 
 
 def run_row(method: str, clients: Mapping[str, Domain], settings: Settings, output: Path) -> dict[str, Any]:
@@ -131,16 +198,35 @@ def run_row(method: str, clients: Mapping[str, Domain], settings: Settings, outp
 
 
 def page(found: Mapping[str, Mapping[str, Any]], seed: int) -> list[str]:
-    lines = ["# Beauty: a T5 that writes IDs of several tokens", "", *__doc__.split("\n\n")[2].splitlines(), ""]
+    lines = ["# Beauty: models that write IDs of several tokens", "", *__doc__.split("\n\n")[2].splitlines(), ""]
     lines += ["| row | R@10 | N@10 | CPU minutes | |", "|---|---:|---:|---:|---|"]
     for name, one in found.items():
+        if name.endswith(READINGS):
+            continue
         minutes = f"{one['minutes']:.1f}" if "minutes" in one else "-"
         lines.append(
             f"| {name} | {shown(one['hit@10'])} | {shown(one['ndcg@10'])} | {minutes} | {one.get('told', '')} |"
         )
     if missing := [name for name in ROWS if name not in found]:
         lines += ["", f"Not run: {'; '.join(missing)}."]
-    lines += ["", f"Seed {seed}. The decoders change: `{json.dumps(BACKBONES)}`", ""]
+    for name, one in found.items():
+        if not name.endswith(READINGS):
+            continue
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            f"{NUM_EXACT} test customers.",
+            "",
+            "| reading | R@10 | N@10 |",
+            "|---|---:|---:|",
+        ]
+        lines += [
+            f"| {reading} | {shown(of['hit@10'])} | {shown(of['ndcg@10'])} |" for reading, of in one["readings"].items()
+        ]
+        cost = ", ".join(f"{name} {seconds:.3f}" for name, seconds in one["seconds"].items())
+        lines += ["", f"CPU seconds a customer: {cost}."]
+    lines += ["", f"Seed {seed}. The rows change: `{json.dumps(BACKBONES)}`", ""]
     commits = sorted({one["commit"] for one in found.values()})
     return [*lines, f"- Rows at {', '.join(commits)}", *provenance.heading("written_ids.py", 1)]
 

@@ -23,7 +23,6 @@ from idgen.config import BackboneConfig, Quantize
 from idgen.quantize import keep_trainable, loading_options
 from idgen.tasks import Task
 from idgen.text_vectors import token_vectors
-from idgen.word_vectors import start_from_word_vectors, word_vectors
 
 HEADS = {"t5": 4, "decoder": 2}
 """Attention heads of a model from scratch, which share its width."""
@@ -77,7 +76,7 @@ def build_backbone(
             config.name_or_path, families.known_config(config.name_or_path), source_tokens, id_tokens
         )
         return load_backbone(config.name_or_path, tokenizer)
-    vector_VD = _start_vectors(config, tokenizer, seed, tasks, item_vectors)
+    vector_VD = _start_vectors(config, tokenizer, tasks, item_vectors)
     if config.kind == "decoder":
         assert vector_VD is not None  # checked by the settings
         decoder = build_small_decoder(
@@ -92,21 +91,18 @@ def build_backbone(
         decoder.get_input_embeddings().requires_grad_(not freeze_table)
         return decoder
     sizes = _scratch_config(config, tokenizer)
-    if vector_VD is not None and config.embedding_init == "text":
+    if vector_VD is not None:
         lengths = [len(tokens) for task in tasks for tokens in task.item_ids.token_ids]
         return build_small_t5(vector_VD, sizes, 1.0 + sum(lengths) / len(lengths), seed)  # a separator behind each ID
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(sizes)
-    if vector_VD is not None:
-        start_from_word_vectors(model, vector_VD)
     return model.eval()
 
 
 def _start_vectors(
     config: BackboneConfig,
     tokenizer: PreTrainedTokenizerBase,
-    seed: int,
     tasks: Sequence[Task],
     item_vectors: Mapping[str, Tensor] | None,
 ) -> Tensor | None:
@@ -115,10 +111,6 @@ def _start_vectors(
         return None
     if not tasks:
         raise ValueError(f"embedding_init is {config.embedding_init!r} without tasks; expected the public tasks")
-    if config.embedding_init == "cooccurrence":
-        token_ids = [task.item_ids.token_ids for task in tasks]
-        sequences = [task.training_sequences for task in tasks]
-        return word_vectors(sequences, token_ids, len(tokenizer), config.d_model, seed)
     if not item_vectors:
         raise ValueError("embedding_init is 'text' but there are no item vectors; expected those of the item texts")
     return token_vectors(item_vectors, {task.name: task.item_ids.token_ids for task in tasks}, len(tokenizer))

@@ -91,16 +91,15 @@ class BackboneConfig:
             (embedding_init text).
         d_model: The width of the hidden states.
         num_layers: The number of layers; of a T5, of the encoder and of the decoder, each.
-        embedding_init: The token embeddings that a model from scratch starts with: "random"; "cooccurrence": vectors
-            from which tokens stand in item IDs that public users have near each other; or "text": vectors of the item
-            texts, from a text encoder.
+        embedding_init: The token embeddings that a model from scratch starts with: "random", or "text": vectors of
+            the item texts, from a text encoder.
     """
 
     name_or_path: str | None = None
     kind: Literal["t5", "decoder"] = "t5"
     d_model: bounds.Width = 128
     num_layers: bounds.Depth = 4
-    embedding_init: Literal["random", "cooccurrence", "text"] = "random"
+    embedding_init: Literal["random", "text"] = "random"
 
     def __post_init__(self) -> None:
         if self.starts_from_texts and self.embedding_init != "text":

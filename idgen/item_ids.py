@@ -238,7 +238,7 @@ OWN_WORD = "item"
 """What the word of an own token begins with; its number follows."""
 
 
-def own_words(item_keys: Mapping[str, Sequence[str]], item_texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+def item_words(item_keys: Mapping[str, Sequence[str]], item_texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Catalogue -> a word for each item that no other item has and that stands in no item text: item0, item1, ...
 
     They are numbered in the order of catalogue and key.
@@ -254,14 +254,14 @@ def own_words(item_keys: Mapping[str, Sequence[str]], item_texts: Mapping[str, S
     return chosen
 
 
-def later_own_words(word: str, num_items: int, taken: Collection[str]) -> list[str]:
-    """Words for later items, numbered on behind those of ``taken`` that are like ``word``, one of `own_words`."""
+def later_item_words(word: str, num_items: int, taken: Collection[str]) -> list[str]:
+    """Words for later items, numbered on behind those of ``taken`` that are like ``word``, one of `item_words`."""
     start = word.rstrip("0123456789")
     numbers = [int(text[len(start) :]) for text in taken if re.fullmatch(re.escape(start) + "[0-9]+", text)]
     return [f"{start}{max(numbers) + 1 + number}" for number in range(num_items)]
 
 
-def with_own_words(ids: ItemIds, words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> ItemIds:
+def with_item_words(ids: ItemIds, words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> ItemIds:
     """``ids`` that end with a token of their own, whose texts are ``words``: one token each of ``tokenizer``."""
     own = encode_ids(tokenizer, words)
     assert all(len(tokens) == 1 for tokens in own), "the tokenizer was trained with these words"

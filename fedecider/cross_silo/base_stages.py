@@ -57,7 +57,7 @@ from idgen.backbone_training import HeldOut, hold_out, train_backbone
 from idgen.backbones.families import family_of
 from idgen.checkpoints import Checkpoint
 from idgen.id_generator import IDGenerator, build_id_generator, train_id_generator
-from idgen.item_ids import own_words, unique_phrases
+from idgen.item_ids import item_words, unique_phrases
 from idgen.prompts import prompt_texts
 from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.ranking_config import RankingConfig
@@ -162,7 +162,7 @@ def begin(config: RunConfig, domains: Domains, device: torch.device, quiet: bool
         id_tokens = [text for of_domain in id_texts.values() for text in of_domain]
     own: dict[str, list[str]] = {}
     if settings.samples.dense_head:
-        own = own_words(keys, {name: catalogue.texts for name, catalogue in catalogues.items()})
+        own = item_words(keys, {name: catalogue.texts for name, catalogue in catalogues.items()})
         id_tokens += [word for words in own.values() for word in words]
     tokenizer = _tokenizer(settings, catalogues, id_tokens)
     if source is not None:

@@ -20,7 +20,7 @@ from fedecider.models.item_texts import rows_of
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.progress import progress
 from idgen.id_generator import IDGenerator, make_item_ids
-from idgen.item_ids import ItemIds, phrase_item_ids, with_own_words
+from idgen.item_ids import ItemIds, phrase_item_ids, with_item_words
 from idgen.semantic_ids import semantic_item_ids
 from idgen.synthetic import Neighbours, nearest_items
 from idgen.tasks import Task, build_task
@@ -46,7 +46,7 @@ class Given(NamedTuple):
     id_texts: Mapping[str, list[str]] = {}
     """Whole IDs."""
     own: Mapping[str, list[str]] = {}
-    """The last words of IDs, each a token of its own item (`idgen.item_ids.own_words`)."""
+    """The last words of IDs, each a token of its own item (`idgen.item_ids.item_words`)."""
 
 
 def assign_ids(
@@ -63,7 +63,7 @@ def assign_ids(
         name: _item_ids(settings, sellers.catalogue, tokenizer, generator, given.id_texts.get(name), quiet)
         for name, sellers in by_catalogue(domains).items()
     }
-    ids |= {name: with_own_words(ids[name], words, tokenizer) for name, words in given.own.items()}
+    ids |= {name: with_item_words(ids[name], words, tokenizer) for name, words in given.own.items()}
     return _by_name(domains, ids, near)
 
 

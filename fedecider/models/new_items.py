@@ -33,7 +33,7 @@ from fedecider.models.source import Place
 from fedecider.running.damage import damage_names
 from idgen.config import Words
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids
-from idgen.item_ids import ItemIds, later_own_words, phrase_item_ids, unique_phrases, with_own_words
+from idgen.item_ids import ItemIds, later_item_words, phrase_item_ids, unique_phrases, with_item_words
 from idgen.new_items import append_rows
 from idgen.prompts import prompt_texts
 from idgen.semantic_ids import semantic_item_ids, semantic_texts
@@ -156,7 +156,7 @@ def add_items(
     Each gets an ID of the run's kind that no other item has: from the ID generator, from its keywords, or codes of the
     run's codebook. These have known tokens, and no row is added. Where every ID is one token, the new token is a phrase
     of the item's text that is no token yet and in no prompt; with a dense head it is the next free word of
-    `idgen.item_ids.own_words`. Its row is what `text_projection` of stage 1 makes of the text. Nothing is trained, so
+    `idgen.item_ids.item_words`. Its row is what `text_projection` of stage 1 makes of the text. Nothing is trained, so
     logits of other items stay what they were. An ensemble places new items by their texts too
     (`fedecider.models.ensemble.with_items`).
 
@@ -184,9 +184,9 @@ def add_items(
         taken = [tokens[:-1] if texts.dense_head else tokens for tokens in items.token_ids]
         ids = make_item_ids(keys, found, tokenizer, writer, texts.words, taken=taken)
     if texts.dense_head:
-        own = later_own_words(items.id_texts[0].split()[-1], len(keys), known)
+        own = later_item_words(items.id_texts[0].split()[-1], len(keys), known)
         tokenizer = with_phrases(tokenizer, own)
-        ids = with_own_words(ids, own, tokenizer)
+        ids = with_item_words(ids, own, tokenizer)
     longer_ensemble = None if ensemble is None else with_items(ensemble, unit_NE)
     if model is not None and row_ND is not None:
         append_rows(model, row_ND)

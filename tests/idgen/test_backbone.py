@@ -74,20 +74,10 @@ def test_what_cannot_be_a_backbone_is_refused(tmp_path):
     with pytest.raises(ValueError, match="20 token embeddings"):
         build_backbone(BackboneConfig(name_or_path=str(tmp_path / "short")), TOKENIZER)
     with pytest.raises(ValueError, match="without tasks"):
-        build_backbone(BackboneConfig(embedding_init="cooccurrence"), TOKENIZER)
+        build_backbone(BackboneConfig(embedding_init="text"), TOKENIZER)
     for change in ({"num_layers": 0}, {"d_model": 0}, {"kind": "bert"}):
         with pytest.raises(ValueError, match="expected"):
             BackboneConfig(**change)
-
-
-def test_cooccurrence_start_touches_item_tokens_only():
-    config = BackboneConfig(d_model=8, num_layers=1, embedding_init="cooccurrence")
-    plain = build_backbone(BackboneConfig(d_model=8, num_layers=1), TOKENIZER, 1)
-    model = build_backbone(config, TOKENIZER, 1, [TASK])
-    seen = {item for sequence in TASK.training_sequences if len(sequence) > 1 for item in sequence}
-    tokens = sorted({token for item in seen for token in TASK.item_ids.token_ids[item]})
-    changed = (model.shared.weight != plain.shared.weight).any(1)
-    assert changed.nonzero().squeeze(1).tolist() == tokens
 
 
 def test_text_start_fills_item_tokens():

@@ -13,7 +13,7 @@ from idgen.backbone_training import compared_tokens
 from idgen.candidates import Candidates, with_candidates
 from idgen.config import SampleConfig
 from idgen.decode import constrained_beam_search, top_items
-from idgen.item_ids import later_own_words, own_words, with_own_words
+from idgen.item_ids import item_words, later_item_words, with_item_words
 from idgen.item_scores import trie_log_probs
 from idgen.losses import WRITING_WEIGHT, sequence_loss
 from idgen.prompts import prompt_texts
@@ -23,9 +23,9 @@ from idgen.tasks import build_task
 from idgen.tokenizer import train_tokenizer
 
 DOMAIN = make_domain(num_items=12)
-OWN = own_words({DOMAIN.name: DOMAIN.item_keys}, {DOMAIN.name: DOMAIN.item_texts})[DOMAIN.name]
+OWN = item_words({DOMAIN.name: DOMAIN.item_keys}, {DOMAIN.name: DOMAIN.item_texts})[DOMAIN.name]
 TOKENIZER = train_tokenizer([*DOMAIN.item_texts, *prompt_texts("compact", [DOMAIN.name])], 500, OWN)
-IDS = with_own_words(make_ids(DOMAIN, TOKENIZER), OWN, TOKENIZER)
+IDS = with_item_words(make_ids(DOMAIN, TOKENIZER), OWN, TOKENIZER)
 
 
 def task_of(templates):
@@ -52,9 +52,9 @@ def test_every_id_ends_with_a_token_of_its_item():
 
 
 def test_own_words_stand_in_no_text_and_are_numbered_on():
-    found = own_words({"b": ["y", "x"], "a": ["z"]}, {"b": ["an item1 of glass", "item"], "a": ["itemm"]})
+    found = item_words({"b": ["y", "x"], "a": ["z"]}, {"b": ["an item1 of glass", "item"], "a": ["itemm"]})
     assert found == {"a": ["itemmm0"], "b": ["itemmm2", "itemmm1"]}
-    assert later_own_words("item3", 2, {"item12", "item7", "item", "item99x"}) == ["item13", "item14"]
+    assert later_item_words("item3", 2, {"item12", "item7", "item", "item99x"}) == ["item13", "item14"]
 
 
 @pytest.mark.parametrize("templates", MODELS)

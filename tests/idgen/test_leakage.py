@@ -19,7 +19,7 @@ from tiny_t5 import tiny_t5
 from tiny_tasks import make_domain
 
 from fedecider.cross_silo import base_stages, item_ids
-from fedecider.cross_silo.item_ids import assign_ids
+from fedecider.cross_silo.item_ids import Given, assign_ids
 from fedecider.cross_silo.prepare import load_data
 from fedecider.cross_silo.settings import PretrainConfig, RunConfig
 from fedecider.data.domain import Domain, Events, check_public_disjoint
@@ -109,7 +109,7 @@ class Made:
 def made(domains, generator) -> Made:
     """For a T5."""
     tokenizer = base_stages._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
-    ids = assign_ids(SENTENCES, domains, tokenizer, generator, {}, {}, True)
+    ids = assign_ids(SENTENCES, domains, tokenizer, generator, Given(), {}, True)
     return Made(domains, SENTENCES, tokenizer, ids)
 
 
@@ -247,7 +247,7 @@ def test_a_catalogue_returns_its_own_items_only():
     }
     check_public_disjoint(domains)
     tokenizer = base_stages._tokenizer(SENTENCES, {name: one.catalogue for name, one in domains.items()}, {})
-    ids = assign_ids(SENTENCES, domains, tokenizer, None, {}, {}, True)
+    ids = assign_ids(SENTENCES, domains, tokenizer, None, Given(), {}, True)
     tasks = item_ids.client_tasks(domains, ids, tokenizer, SENTENCES)
     texts = [set(task.item_ids.texts) for task in tasks]
     assert texts[0] & texts[1]

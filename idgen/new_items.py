@@ -16,7 +16,7 @@ from idgen.backbones.families import unwrap
 
 @torch.no_grad()
 def append_rows(model: Any, row_ND: Tensor) -> None:
-    """Give a decoder with a tied table N more tokens, in place; ``row_ND`` are their rows.
+    """Give a model with a tied table N more tokens, in place; ``row_ND`` are their rows.
 
     ``model``: plain, or with an adapter as PEFT loads it. An adapter of the output or of the embeddings gets rows of
     zeros for them: W' = [W; rows], B' = [B; 0], so that every other logit stays what it was.
@@ -30,12 +30,16 @@ def append_rows(model: Any, row_ND: Tensor) -> None:
     if output.weight is not table.weight or row_ND.shape[1] != table.weight.shape[1]:
         raise ValueError(
             f"got rows of width {row_ND.shape[1]} for a {type(unwrap(model)).__name__} with a table of width "
-            f"{table.weight.shape[1]}, expected the same width and an output that is tied to the table. Take a decoder "
+            f"{table.weight.shape[1]}, expected the same width and an output that is tied to the table. Take a model "
             "from scratch"
         )
-    weight_VD = nn.Parameter(torch.cat([table.weight, row_ND.to(table.weight)]), table.weight.requires_grad)
-    table.weight = output.weight = weight_VD
-    table.num_embeddings = output.out_features = unwrap(model).config.vocab_size = len(weight_VD)
+    before_VD = table.weight
+    weight_VD = nn.Parameter(torch.cat([before_VD, row_ND.to(before_VD)]), before_VD.requires_grad)
+    for module in unwrap(model).modules():  # a T5 reads its table in the encoder and in the decoder
+        if isinstance(module, nn.Embedding) and module.weight is before_VD:
+            module.weight, module.num_embeddings = weight_VD, len(weight_VD)
+    output.weight, output.out_features = weight_VD, len(weight_VD)
+    unwrap(model).config.vocab_size = len(weight_VD)
     for layer in adapted:
         if isinstance(layer, LoraLayer):
             for name, factor_RV in layer.lora_embedding_A.items():

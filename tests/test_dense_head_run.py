@@ -88,8 +88,7 @@ def test_plain_peft_ranks_and_writes(folder):
     assert "each its item's own" in (run / "adapters" / "crime" / "README.md").read_text()
 
 
-def test_a_later_item_ranks_by_its_text(folder):
-    run = folder / "run"
+def a_later_item_ranks_by_its_text(run):
     old = Recommender.from_pretrained(run, "crime", ensemble=False)
     number, title = len(old.items.keys), old.items.titles[7]
     texts = [
@@ -106,8 +105,17 @@ def test_a_later_item_ranks_by_its_text(folder):
     assert [key for key in ranked if key not in ("later", "other")][:20] == before
 
 
+def test_a_later_item_ranks_by_its_text(folder):
+    a_later_item_ranks_by_its_text(folder / "run")
+
+
+T5_PROMPTS = ("--pretrain.samples.templates", "compact", "--pretrain.train.table_lr_multiplier", "20")
 BAD_INPUT = {
     "IDs of one token": (("--pretrain.ids", "item"), "expected IDs of several tokens"),
+    "a start that knows no texts": (
+        ("--pretrain.backbone.kind", "t5", "--pretrain.backbone.embedding_init", "random", *T5_PROMPTS),
+        "embedding_init random, expected text",
+    ),
     "alternating phases": (("--pretrain.ids", "generator", "--pretrain.alternating_phases", "1"), "alternating phases"),
 }
 
@@ -127,17 +135,17 @@ def test_a_t5_writes_and_ranks_too(folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = {
         "pretrain.backbone.kind": "t5",
-        "pretrain.samples.templates": "compact",
         "pretrain.samples.max_source_tokens": "120",
-        "pretrain.train.table_lr_multiplier": "20",
         "lora_targets": "attention,feed_forward",
         "ensemble.kind": "none",
         "output": "t5",
     }
-    assert main("--config", "toy.yaml", *(part for name, value in words.items() for part in (f"--{name}", value))) == 0
+    options = [part for name, value in words.items() for part in (f"--{name}", value)]
+    assert main("--config", "toy.yaml", *T5_PROMPTS, *options) == 0
     metrics = json.loads((folder / "t5" / "metrics.json").read_text())
     for domain in metrics["domains"].values():
         rows = {row: values["ndcg@10"]["mean"] for row, values in domain["test"].items()}
         assert rows["zero-shot student"] > 0.5 * rows["text neighbours"]
+    a_later_item_ranks_by_its_text(Path("t5"))
     loaded = Recommender.from_pretrained("t5", "crime")
     assert len(loaded.recommend(loaded.items.titles[:2], k=3)) == 3

@@ -368,7 +368,7 @@ def small_run(name, backbone, ids, *words):
     content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 10, "lora_rank": 2}
     content |= {"ensemble": {"kind": "logit"}, "teacher_row": False, "distill": {"epochs": 1}}
     content["pretrain"] |= {"ids": ids, "text_encoder": "encoder", "train": {"max_steps": 5}}
-    content["pretrain"]["samples"] |= {"max_source_tokens": 32}
+    content["pretrain"]["samples"] |= {"max_source_tokens": 32, "dense_head": False}
     content["pretrain"]["backbone"] |= {"d_model": 32, "num_layers": 2, **backbone}
     Path(f"{name}.yaml").write_text(yaml.safe_dump(content))
     assert main("federate", "--config", f"{name}.yaml", "--output", f"{name}-{ids}", *words) == 0

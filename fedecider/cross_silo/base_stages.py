@@ -229,7 +229,7 @@ def _pretrain(
     if generator is not None:
         save_backbone(generator.model, tokenizer, folder / "id_generator")
     save_ids(folder, domains, ids)
-    if made.projection is not None and settings.backbone.starts_from_texts:
+    if made.projection is not None and (settings.backbone.starts_from_texts or settings.samples.dense_head):
         save_projection(folder / PROJECTION_FILE, made.projection, encoder_digest(settings.text_encoder))
     if made.codebook is not None:
         save_codebook(folder / CODEBOOK_FILE, made.codebook, encoder_digest(settings.text_encoder))

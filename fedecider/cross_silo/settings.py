@@ -81,6 +81,11 @@ class PretrainConfig:
                 "expected IDs of several tokens and a tokenizer that is trained with a token for each item. Set "
                 "dense_head to false, or leave backbone.name_or_path and id_generator empty"
             )
+        if self.samples.dense_head and not self.has_text_start:
+            raise ValueError(
+                f"got samples.dense_head with backbone.embedding_init {self.backbone.embedding_init}, expected text: "
+                "the token of an item starts as the vector of its text. Set embedding_init to text"
+            )
         if self.samples.dense_head and self.alternating_phases > 0:
             raise ValueError(
                 "got samples.dense_head with alternating phases, expected one of them: IDs that change have no tokens "

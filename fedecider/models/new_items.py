@@ -1,6 +1,6 @@
 """Items that no training has seen, added to a loaded model: what they need is their texts.
 
-A later item has an ID of the run's kind. Where IDs are words or codes their tokens are known. A small decoder whose
+A later item has an ID of the run's kind. Where IDs are words or codes their tokens are known. A small model whose
 items have tokens of their own starts with the vectors of item texts for a table: a later item gets the row that its
 text would have had, by the same encoder, mean and basis, kept by stage 1. Adapters change nothing of it: their rows for
 it are zero.
@@ -31,6 +31,7 @@ from fedecider.models.item_table import ItemTable
 from fedecider.models.item_texts import CODEBOOK_FILE, PROJECTION_FILE, encoder_digest, load_codebook, load_projection
 from fedecider.models.source import Place
 from fedecider.running.damage import damage_names
+from idgen.backbones.small_t5 import with_flags
 from idgen.config import Words
 from idgen.id_generator import IDGenerator, build_id_generator, make_item_ids
 from idgen.item_ids import ItemIds, later_item_words, phrase_item_ids, unique_phrases, with_item_words
@@ -321,9 +322,9 @@ def _projection(texts: NewTexts, has_rows: bool) -> tuple[TextProjection, str]:
     projection, wanted = load_projection(path) if path.is_file() else (None, "")
     if has_rows and (projection is None or not projection.basis_ED.shape[1]):
         raise ValueError(
-            "got new items for a run of another backbone, whose items have tokens of their own, expected a decoder "
-            "from scratch (backbone.kind decoder): only there has a new token a place. Train with pretrain.ids "
-            "generator, keywords or semantic and without samples.dense_head: their tokens are known"
+            "got new items for a run of another backbone, whose IDs are one token each, expected a decoder from "
+            "scratch (backbone.kind decoder): only there has a new token a place. Train with pretrain.ids generator, "
+            "keywords or semantic, whose tokens are known"
         )
     if projection is None:
         raise ValueError(
@@ -337,7 +338,9 @@ def _rows(catalogue: str, found: Sequence[str], texts: NewTexts) -> tuple[Tensor
     """(N, D) rows of the table, and (N, E) vectors of an ensemble."""
     projection, wanted = _projection(texts, True)
     text_NE = _encoded(found, texts, wanted)
-    return projection.rows(catalogue, text_NE), unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
+    row_ND = projection.rows(catalogue, text_NE)
+    is_t5 = json.loads((texts.backbone / "config.json").read_text(encoding="utf-8"))["model_type"] == "t5"
+    return with_flags(row_ND) if is_t5 else row_ND, unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
 
 
 def _units(catalogue: str, found: Sequence[str], texts: NewTexts) -> np.ndarray:

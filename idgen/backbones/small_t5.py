@@ -75,9 +75,13 @@ def _fill_table(model: Any, vector_VD: Tensor) -> None:
     """Rows of length 1, so that a learning rate means what it does to a decoder; others are little but flags."""
     table_VD, width = model.get_input_embeddings().weight, vector_VD.shape[1]
     known_V = vector_VD.norm(dim=1) > 0
-    table_VD[:] = torch.where(known_V[:, None], vector_VD, table_VD * (NOISE / math.sqrt(width)))
-    table_VD[:, -NUM_FLAGS:] = torch.tensor([FLAG, 0.0])
+    table_VD[:] = with_flags(torch.where(known_V[:, None], vector_VD, table_VD * (NOISE / math.sqrt(width))))
     table_VD[model.config.eos_token_id, -1] = FLAG
+
+
+def with_flags(row_VD: Tensor) -> Tensor:
+    """Rows of the table from vectors of tokens."""
+    return torch.cat([row_VD[:, :-NUM_FLAGS], torch.tensor([FLAG, 0.0]).expand(len(row_VD), NUM_FLAGS)], 1)
 
 
 def _carried(width: int) -> Tensor:

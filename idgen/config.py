@@ -49,9 +49,8 @@ class SampleConfig:
         synthetic_share: The share of all training samples that are synthetic histories, on top of the others. Such a
             one has items whose texts stand near the target's, drawn from the published catalogue alone. Where nobody is
             public, an epoch is one of them for each item, whatever the share.
-        dense_head: If true, every item ID ends with a token of its own item, whose row in the table is the item's
-            vector. The model learns to write the words before it and, by a softmax over the vectors of all items, to
-            name the next item at once; it ranks by the latter.
+        dense_head: If true, every item ID ends with a token of its own item: the model writes the words before it, and
+            ranks all items at once by these tokens.
     """
 
     templates: TemplateSet = "natural"

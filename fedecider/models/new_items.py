@@ -339,7 +339,8 @@ def _rows(catalogue: str, found: Sequence[str], texts: NewTexts) -> tuple[Tensor
     projection, wanted = _projection(texts, True)
     text_NE = _encoded(found, texts, wanted)
     row_ND = projection.rows(catalogue, text_NE)
-    is_t5 = json.loads((texts.backbone / "config.json").read_text(encoding="utf-8"))["model_type"] == "t5"
+    config = texts.backbone / "config.json"
+    is_t5 = texts.dense_head and json.loads(config.read_text(encoding="utf-8"))["model_type"] == "t5"
     return with_flags(row_ND) if is_t5 else row_ND, unit_vectors(text_NE.numpy(), projection.mean[catalogue].numpy())
 
 

@@ -47,7 +47,8 @@ def rank_task(
     """(U,) float64 places, of baskets (U, T), in the order of ``users`` (default: all); batches come sorted by length
     and are put back.
 
-    Exact over the whole catalogue where every ID is one token (`ranks_all`), a place in the list of the beams else.
+    Exact over the whole catalogue where items have tokens of their own (`Trie.has_own_tokens`), a place in the list of
+    the beams else.
     ``share`` (p, P): every P-th batch from p on alone; users of the others are not ranked.
     """
 

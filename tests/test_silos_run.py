@@ -284,7 +284,7 @@ def test_training_over_a_catalogue_changes_its_rows_and_words_alone(tmp_path):
     for client, task in enumerate(tasks):
         changed_V = train_locally(models, client, 1, models.start).pair["lm_head.lora_b"].any(1)
         assert not changed_V[~own_KV[client]].any()
-        assert changed_V[task.one_token_catalogue()].all()
+        assert changed_V[task.item_tokens()].all()
 
 
 def test_counts_of_a_silo_are_its_own_and_the_public_pools(folder):

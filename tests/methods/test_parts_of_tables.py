@@ -50,7 +50,7 @@ def companies(monkeypatch):
 def tasks(ranges, names=None):
     def task(low, high):
         items, words = torch.arange(low, high), torch.tensor(sorted(WORDING))
-        return SimpleNamespace(one_token_catalogue=lambda: items, template_tokens=lambda: words)
+        return SimpleNamespace(item_tokens=lambda: items, id_tokens=lambda: items, template_tokens=lambda: words)
 
     return [task(*ranges[name]) for name in names or ranges]
 

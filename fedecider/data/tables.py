@@ -810,7 +810,7 @@ def _eight_bits(path: Path, table: Table, piece: bytes, number: int, place: int)
     if sum((letter.isalpha() and letter < "\u0180") or letter in "€£°–’\xa0" for letter in odd) >= 0.9 * len(odd):
         table.warnings.append(
             f"{table.what}: {path.name} is not UTF-8 and is read as cp1252 (line {number}: {line.strip()[:60]!r}); "
-            "another one: encoding='...' (--encoding)"
+            "if that is wrong, set encoding='...' (--encoding)"
         )
         return "cp1252"
     raise ValueError(

@@ -108,7 +108,7 @@ def answer_of(evidence: Evidence) -> Answer:
         said = f"{said} {evidence.subject}"
     first = f"{said}: {reason}."
     if evidence.planted and recommendation != "cannot be said":
-        first = f"Cannot be said: the data are planted. If they were real: {said[0].lower()}{said[1:]}, as {reason}."
+        first = f"Cannot be said: the data are invented. If they were real: {said[0].lower()}{said[1:]}, as {reason}."
         recommendation = "cannot be said"
     lines = [first, *_gain_line(evidence), *([evidence.cost] if evidence.cost else [])]
     return Answer(evidence.subject, recommendation, lines, _doubts(evidence))

@@ -184,8 +184,8 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
     rounds = f"{cost['num_rounds']} round{'s' if cost['num_rounds'] > 1 else ''}"
     said = f"Cost: each company {' and '.join(parts)} in {rounds}, counts included"
     if cost["joined_cpu_s"] is not None:
-        said += f", and trains {cost['joined_cpu_s']:.0f} s"
-        said += "" if cost["local_cpu_s"] is None else f" (alone {cost['local_cpu_s']:.0f} s)"
+        said += f", and trains {cost['joined_cpu_s']:.0f} CPU seconds"
+        said += "" if cost["local_cpu_s"] is None else f" (alone {cost['local_cpu_s']:.0f})"
     return f"{said}. To set up: a server, and a site at each company (docs/deploy.md)."
 
 

@@ -43,7 +43,7 @@ def evidence(*tests, **changes):
         ((paired("ours", "alone", 0.0, -0.001, 0.0021), KNN), {}, "not clear", "Not clear: "),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, -0.01)), {}, "do not join", "Do not join: item-kNN, which"),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, 0.01)), {}, "join", "Join: "),
-        ((GAIN, KNN), {"planted": True}, "cannot be said", "Cannot be said: the data are planted. If they were real"),
+        ((GAIN, KNN), {"planted": True}, "cannot be said", "Cannot be said: the data are invented. If they were real"),
         ((GAIN, KNN), {"nothing_common": ["No two share one."]}, "do not join", "Do not join: No two share one"),
         ((KNN,), {}, "cannot be said", "Cannot be said: ours was not tested against alone"),
         ((paired("ours", "alone", math.nan, None, None),), {}, "cannot be said", "Cannot be said: ours was not tested"),

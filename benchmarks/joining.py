@@ -305,6 +305,13 @@ def categories(alpha: float) -> str:
     return f"categories, Dirichlet({alpha:g})"
 
 
+WORDS = ", IDs of words"
+WRITTEN: dict[str, Any] = {
+    "pretrain.ids": "keywords",
+    "pretrain.samples.dense_head": True,
+    "pretrain.samples.max_source_tokens": 64,
+}
+"""Of kinds that end with `WORDS`; the others' IDs are one token each."""
 KINDS: dict[str, tuple[str, Callable[[Domain, int, Load], dict[str, Domain]]]] = {
     RANDOM: ("video_games", four),
     BY_TASTE: ("taste", alike),
@@ -312,6 +319,8 @@ KINDS: dict[str, tuple[str, Callable[[Domain, int, Load], dict[str, Domain]]]] =
     REGION: (JOURNEY, natural_companies.by_region),
     PRICE: (JOURNEY, natural_companies.by_price),
     START: (JOURNEY, natural_companies.by_start),
+    RANDOM + WORDS: ("video_games", four),
+    BY_TASTE + WORDS: ("taste", alike),
 }
 """Kind of companies -> data set, by taste one a seed, and who its companies are."""
 SIDE_BY_SIDE = ("fedavg", "fedecider", "flora", "pfedavg", "ditto")
@@ -325,9 +334,10 @@ def natural_cells(seed: int) -> list[Cell]:
     cells = []
     for method in SIDE_BY_SIDE:
         for kind, (data, companies) in KINDS.items():
-            data = f"{data}{seed}" if kind == BY_TASTE else data
+            data = f"{data}{seed}" if kind.startswith(BY_TASTE) else data
             options = {"precision": "bf16", **({} if method == SIDE_BY_SIDE[0] else {"local_row": "off"})}
             options |= MANY_EVENTS if data == JOURNEY else {}
+            options |= WRITTEN if kind.endswith(WORDS) else {}
             cells.append(Cell(NATURAL, f"{kind}, {method}", data, seed, companies, method, options))
     return cells
 
@@ -504,13 +514,20 @@ def settings_of(clients: Mapping[str, Domain], cell: Cell, cache: Path, output: 
     return make_settings({**given.options, **SETTINGS, **cell.options}, given.config)
 
 
+def stage_options(cell: Cell) -> dict[str, Any]:
+    """Options of stage 1."""
+    return {name: value for name, value in cell.options.items() if name.startswith("pretrain.")}
+
+
 def shared_of(cell: Cell, load: Load, cache: Path) -> Shared:
     """The backbone of a data set, trained on its public users with seed 0; no company's customers teach it."""
     whole = load(cell.data)
     if cell.part in (NOBODY, NATURAL):
         whole = with_card(replace(whole, public=NO_EVENTS, card={}))
     few = some(whole, CUSTOMERS, 0)  # the distillation report ranks some
-    settings = settings_of({cell.data: few}, cell._replace(seed=0, method="local", options={}), cache, cache)
+    settings = settings_of(
+        {cell.data: few}, cell._replace(seed=0, method="local", options=stage_options(cell)), cache, cache
+    )
     torch.set_num_threads(settings.run.num_threads or torch.get_num_threads())
     pretrained = pretrain_stage(settings.run, {cell.data: few}, CPU)
     distilled = distill_stage(settings.run, pretrained, {cell.data: few}, CPU)
@@ -921,7 +938,8 @@ def natural_page(found: Found, cells: Sequence[Cell]) -> list[str]:
         f"{COMPANIES} companies of {CUSTOMERS} customers at most, one catalogue, nobody public, bf16; alone and counts "
         "are of fedavg's runs. By taste: two pairs of alike companies. Region, price level, one starts late: the "
         "Complete Journey's chains, quarters of its households by price, and a chain whose data begin in July "
-        "(benchmarks/natural_companies.py); next basket, one local epoch.",
+        "(benchmarks/natural_companies.py); next basket, one local epoch. IDs of words: keyword IDs with a dense head; "
+        "others are one token each.",
         "",
         *table,
         "",
@@ -1224,7 +1242,7 @@ def main() -> None:
     every = cells_of(list(PARTS), args.seeds)
     found = {cell.key: read_json(path) for cell in every if (path := args.work / f"{cell.key}.json").is_file()}
     found = {key: one for key, one in found.items() if one.get("settings") == SETTINGS}  # else it is measured again
-    load, shared = cache(partial(whole_domain, data=args.data)), dict[tuple[str, bool], Shared]()
+    load, shared = cache(partial(whole_domain, data=args.data)), dict[tuple[str, bool, str], Shared]()
     for cell in cells_of(args.parts.split(","), args.seeds):
         if cell.key in found or not cell.key.startswith(tuple(args.only.split(","))):
             continue
@@ -1237,7 +1255,7 @@ def main() -> None:
         if cell.part in UNTRAINED:
             facts = UNTRAINED[cell.part](cell, load, args.work)
         else:
-            base = (cell.data, cell.part in (NOBODY, NATURAL))
+            base = (cell.data, cell.part in (NOBODY, NATURAL), json.dumps(stage_options(cell)))
             if base not in shared:
                 shared[base] = shared_of(cell, load, args.work / "cache")
             facts = measured(cell, shared[base], load, args.work)

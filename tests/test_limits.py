@@ -18,7 +18,8 @@ from fedecider.data.sample import sample_domains
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BILLION = 10**9
-WORDS = ["--pretrain.ids", "keywords", "--pretrain.train.table_lr_multiplier", 1]
+WORDS = ["--pretrain.ids", "keywords", "--pretrain.samples.dense_head", "false"]
+WORDS += ["--pretrain.train.table_lr_multiplier", 1]
 """Item IDs that are searched with beams."""
 
 

@@ -331,7 +331,7 @@ def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
         return torch.arange(num_beams).expand(len(input_ids_BS), -1), torch.zeros(len(input_ids_BS), num_beams)
 
     class Catalogue:
-        max_length = 2
+        has_own_tokens = False
 
         def to(self, device):
             return self
@@ -342,7 +342,7 @@ def test_beams_have_room_for_the_list_and_the_history(monkeypatch):
     def first_items(task, histories):
         return torch.tensor([[items[0]] for items in histories]), torch.ones(1)
 
-    monkeypatch.setattr(asking, "constrained_beam_search", search)
+    monkeypatch.setattr(asking, "top_items", search)
     monkeypatch.setattr(asking, "encode_histories", first_items)
     task, cpu = SimpleNamespace(trie=Catalogue()), torch.device("cpu")
     beams = asking.model_scores(None, task, RankingContext(RankingConfig(num_beams=4), device=cpu)).beams

@@ -78,8 +78,8 @@ def test_tables_and_words_speak_of_the_items_of_a_basket():
     assert "guessing of 2.0" in said.answer.lines[1]
     assert said.table.header[2] == "recall@10"
     assert list(said.answer.doubts) == []
-    users = " ".join([*said.lines, *said.paragraphs, *said.table.header, said.table.caption])
+    users = " ".join([*said.answer.lines, *said.paragraphs, *said.table.header, said.table.caption])
     assert "users" not in users
     joined = evidence._replace(alone="popularity", simple=(), customers={"n": 200, "s": 100}, rows=values)
-    assert "points of recall@10: of 100 items of the next baskets so many more" in conclusion(joined).lines[1]
+    assert "points of recall@10: of 100 items of the next baskets so many more" in conclusion(joined).answer.lines[1]
     assert STRICT.drop_seen

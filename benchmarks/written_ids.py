@@ -41,7 +41,7 @@ from fedecider.running.settings_files import load_config
 from idgen.backbone import load_backbone
 from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
-from idgen.item_scores import catalogue_scores, trie_log_probs
+from idgen.item_scores import catalogue_scores, written_log_probs
 from idgen.ranking import RankingContext, eval_users, rank_task
 from idgen.samples import encode_histories
 from idgen.tasks import Task
@@ -137,7 +137,7 @@ def backbone_row(name: str, domain: Domain, clients: Mapping[str, Domain], setti
     return {**ranked(model, domain, ids, tokenizer, settings), "minutes": minutes, "told": told}
 
 
-NUM_EXACT = 200
+NUM_EXACT = 100
 """Customers of each split whose items are all scored by what the model writes."""
 WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 """Of the log-probability that an ID is written, beside that of its own token."""
@@ -156,11 +156,11 @@ def two_readings(model: Any, task: Task) -> dict[str, Any]:
         dense_parts, written_parts = [], []
         for start in range(0, len(past), 20):
             part = past[start : start + 20]
-            prompts, every_BI = encode_histories(task, part), torch.arange(len(task.trie)).expand(len(part), -1)
+            prompts = encode_histories(task, part)
             begun = time.process_time()
             dense_parts += [torch.log_softmax(block, 1) for _, block in catalogue_scores(model, *prompts, task.trie)]
             middle = time.process_time()
-            written_parts.append(trie_log_probs(model, *prompts, task.trie, every_BI).float())
+            written_parts.append(written_log_probs(model, *prompts, task.trie).float())
             end = time.process_time()
             seconds["dense"] += middle - begun
             seconds["exact"] += end - middle

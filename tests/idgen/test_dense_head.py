@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedecider.evaluation.protocols import held_out
 from fedecider.evaluation.sequences import SequenceArray
+from idgen import item_scores
 from idgen.backbone_training import compared_tokens
 from idgen.candidates import Candidates, with_candidates
 from idgen.config import SampleConfig
@@ -100,7 +101,7 @@ def test_a_sample_that_holds_all_items_is_the_whole_softmax():
 
 
 @pytest.mark.parametrize("templates", MODELS)
-def test_items_are_ranked_by_their_own_tokens_and_written_by_their_words(templates):
+def test_items_are_ranked_by_their_own_tokens_and_written_by_their_words(templates, monkeypatch):
     task, model = task_of(templates), MODELS[templates]()
     histories = [list(sequence[:-1]) for sequence in DOMAIN.clients.sequences]
     prompts = encode_histories(task, histories)
@@ -125,6 +126,8 @@ def test_items_are_ranked_by_their_own_tokens_and_written_by_their_words(templat
     written_UI = score_catalogue(model, *prompts, task.trie)
     every_UI = torch.arange(12).expand(len(histories), -1)
     torch.testing.assert_close(trie_log_probs(model, *prompts, task.trie, every_UI).float(), written_UI)
+    monkeypatch.setattr(item_scores, "ITEMS_AT_ONCE", 5)
+    torch.testing.assert_close(item_scores.written_log_probs(model, *prompts, task.trie).float(), written_UI)
     beam_UK, _ = constrained_beam_search(model, *prompts, task.trie, 12)
     assert torch.equal(beam_UK, written_UI.sort(1, descending=True).indices)
     assert not torch.equal(beam_UK, item_UK)  # two readings

@@ -766,7 +766,7 @@ def over_seeds(places: Places, users: Mapping[str, list[str]]) -> Places:
         companies.setdefault(name.partition("/")[2], []).append(name)
     every = list(companies.values())
     if any(len(names) != len(every[0]) or users[name] != users[names[0]] for names in every for name in names):
-        return places
+        return {name: position_U[None] for name, position_U in places.items()}
     return {names[0]: torch.stack([places[name] for name in names]) for names in every}
 
 

@@ -171,7 +171,7 @@ def _method(facts: DataFacts) -> tuple[str, str]:
         return "local", "there is one client, and nobody to learn from"
     if facts.is_shared:
         return "fedavg", (
-            "the companies sell the same items, where no method was clearly ahead of the mean, and this one has secure "
+            "the companies sell the same items, where the best method is .003 ndcg@10 ahead of the mean, and this one has secure "
             "sums and robust means (benchmarks/results/joining.md)"
         )
     return "fedecider", (

@@ -171,8 +171,8 @@ def _method(facts: DataFacts) -> tuple[str, str]:
         return "local", "there is one client, and nobody to learn from"
     if facts.is_shared:
         return "fedavg", (
-            "the companies sell the same items, where the best method is .003 ndcg@10 ahead of the mean, and this one has secure "
-            "sums and robust means (benchmarks/results/joining.md)"
+            "the companies sell the same items, where the best method is .003 ndcg@10 ahead of the mean, and this one "
+            "has secure sums and robust means (benchmarks/results/joining.md)"
         )
     return "fedecider", (
         "the clients sell different items, where each takes of the others what they have in common with it "

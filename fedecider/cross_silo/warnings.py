@@ -32,6 +32,7 @@ def run_warnings(result: RunResult) -> list[str]:
             f"{', '.join(names)}: the group of {group} users is empty"
             for group in (("clients",) if has_pool else ("clients", "public"))
             if (names := [name for name, card in cards.items() if card[group]["users"] == 0])
+            and (group == "clients" or len(names) < len(cards))  # nobody is public by default
         ),
         *(warning for name, card in cards.items() for warning in _beams(name, card, result)),
         *_origin(result),

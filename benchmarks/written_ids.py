@@ -197,7 +197,25 @@ def run_row(method: str, clients: Mapping[str, Domain], settings: Settings, outp
     return {**scores, "minutes": (time.process_time() - started) / 60, "told": rounds}
 
 
-def page(found: Mapping[str, Mapping[str, Any]], seed: int) -> list[str]:
+def others(work: Path, seed: int) -> list[str]:
+    """Lines of a table of the rows that other seeds have; each tests other users."""
+    lines = ["## Other seeds", "", "Each tests other users.", "", "| seed | row | R@10 | N@10 | CPU minutes |"]
+    lines.append("|---:|---|---:|---:|---:|")
+    for other in sorted(number for number in range(10) if number != seed):
+        for name in ROWS:
+            path = file_of(work, other, name)
+            if path.is_file():
+                one = read_json(path)
+                cells = (name, shown(one["hit@10"]), shown(one["ndcg@10"]), f"{one['minutes']:.1f}")
+                lines.append(f"| {other} | {' | '.join(cells)} |")
+    return lines if len(lines) > len(("title", "", "words", "", "header", "rule")) else []
+
+
+def file_of(work: Path, seed: int, name: str) -> Path:
+    return work / f"{seed}-{name}.json".replace(" ", "_")
+
+
+def page(found: Mapping[str, Mapping[str, Any]], seed: int, work: Path) -> list[str]:
     lines = ["# Beauty: models that write IDs of several tokens", "", *__doc__.split("\n\n")[2].splitlines(), ""]
     lines += ["| row | R@10 | N@10 | CPU minutes | |", "|---|---:|---:|---:|---|"]
     for name, one in found.items():
@@ -226,6 +244,7 @@ def page(found: Mapping[str, Mapping[str, Any]], seed: int) -> list[str]:
         ]
         cost = ", ".join(f"{name} {seconds:.3f}" for name, seconds in one["seconds"].items())
         lines += ["", f"CPU seconds a customer: {cost}."]
+    lines += ["", *others(work, seed)]
     lines += ["", f"Seed {seed}. The rows change: `{json.dumps(BACKBONES)}`", ""]
     commits = sorted({one["commit"] for one in found.values()})
     return [*lines, f"- Rows at {', '.join(commits)}", *provenance.heading("written_ids.py", 1)]
@@ -243,7 +262,7 @@ def main() -> None:
     (domain,) = companies(whole, pool, BUDGETS["cpu"], args.seed).values()
     clients = companies(whole, T5, BUDGETS["cpu"], args.seed)
     args.work.mkdir(parents=True, exist_ok=True)
-    files = {name: args.work / f"{args.seed}-{name}.json".replace(" ", "_") for name in ROWS}
+    files = {name: file_of(args.work, args.seed, name) for name in ROWS}
     for name, path in files.items():
         if path.is_file() or not any(name.startswith(start) for start in args.rows.split(";")):
             continue
@@ -255,7 +274,7 @@ def main() -> None:
             row = backbone_row(name, domain, clients, settings)
         write_json(path, {**row, "commit": commit})
     found = {name: read_json(path) for name, path in files.items() if path.is_file()}
-    PAGE.write_text("\n".join(page(found, args.seed)) + "\n")
+    PAGE.write_text("\n".join(page(found, args.seed, args.work)) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from fedecider.federation.streams import derive_seed
 JOURNEY = "journey"
 CHAINS = ("north", "south", "east", "west")
 BASKETS = 6
-"""Three and the last three of each half of the year; of a chain that joins in July the last three."""
+"""Or the last three of each half of the year; of a chain that joins in July the last four."""
 MIN_BUYERS = 10
 MOST_CUSTOMERS = 500
 """Of a company."""
@@ -108,7 +108,7 @@ def by_region(domain: Domain, seed: int, *_: object) -> dict[str, Domain]:
 
 def by_start(domain: Domain, seed: int, *_: object) -> dict[str, Domain]:
     """The four chains, of which the first one, north, joins in July: three chains have three baskets of each half of
-    the year, north has those of the second half."""
+    the year, north has the last four of the second half, since two of them are held out."""
     users, sequences, times = domain.clients.arrays()
     assert times is not None
     is_late_E, after_E = times.value_E >= JULY_S, sequences.num_after_E
@@ -116,7 +116,7 @@ def by_start(domain: Domain, seed: int, *_: object) -> dict[str, Domain]:
     before_E = after_E - late_U[sequences.row_E]
     is_north_E = np.array([chain_of(user) == CHAINS[0] for user in users])[sequences.row_E]
     half = BASKETS // 2
-    kept_E = np.where(is_late_E, after_E < half, (before_E < half) & ~is_north_E)
+    kept_E = np.where(is_late_E, after_E < half + is_north_E, (before_E < half) & ~is_north_E)
     some = with_baskets(domain, kept_E)
     return drawn(some, [chain_of(user) for user in some.clients.users], seed)
 

@@ -116,7 +116,9 @@ def test_runs_of_the_same_customers_are_seeds():
     ]
     assert joining.compared(*places, users)["hit@10"].difference == paired_difference(*hit).interval
     other = {**users, "1/north": users["1/north"][::-1]}
-    assert joining.over_seeds(places[0], other) is places[0]
+    apart = joining.over_seeds(places[0], other)
+    assert apart.keys() == places[0].keys()
+    assert all(torch.equal(place_1U[0], places[0][name]) for name, place_1U in apart.items())
     single = [{key: place for key, place in of.items() if key.endswith("north")} for of in places]
     (only,) = {one.domain for one in joining.compared(*single, users).values()}
     assert only == "0/north"

@@ -20,7 +20,7 @@ def paired(domain, mean, metric="hit@10", first="fedavg + ensemble"):
 
 def test_what_it_costs_in_bytes_rounds_and_seconds():
     cost = {"num_rounds": 20, "joined_cpu_s": 34.4, "local_cpu_s": 30.0, "up": 3_120_000.0, "down": 900.0}
-    for part in ("sends 3.1 MB", "receives 900 bytes", "20 rounds", "trains 34 s (alone 30 s)", "To set up"):
+    for part in ("sends 3.1 MB", "receives 900 bytes", "20 rounds", "trains 34 CPU seconds (alone 30)", "To set up"):
         assert part in cost_sentence(cost)
     assert cost_sentence({**cost, "up": 0, "down": 0}) == ""
 

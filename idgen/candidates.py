@@ -42,9 +42,8 @@ def candidates_of(tasks: Task | Sequence[Task], token_I: Tensor) -> Candidates |
     """Of the training samples of ``tasks`` against ``token_I``; None where these are no more than `SAMPLED_ABOVE`, or
     where IDs are no rows that end with tokens of their own."""
     tasks = _as_list(tasks)
-    if len(token_I) <= SAMPLED_ABOVE or any(
-        task.trie.eos_token_id is not None or not task.config.is_row for task in tasks
-    ):
+    fits = all(task.trie.has_own_tokens and task.config.is_row for task in tasks)
+    if len(token_I) <= SAMPLED_ABOVE or not fits:
         return None
     parts, events = merge_tasks(tasks)
     _, synthetic_N = _epoch(tasks, parts, events)

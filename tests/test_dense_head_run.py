@@ -1,47 +1,43 @@
-"""A run whose item IDs end with tokens of their own: from the command line to what plain peft makes of it."""
+"""Runs whose item IDs end with tokens of their own: from the command line to what plain peft makes of it."""
 
 import json
-import runpy
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from peft import PeftModel
+from small_runs import decoder_settings, finished
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fedecider.cli.main import main
 from fedecider.models.recommender import Recommender
 from idgen.trie import Trie
 
 pytestmark = pytest.mark.whole
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+RUNS = ("whole", "t5")
 TABLE = "attention,feed_forward,table"
-
-
-def main(*words: str) -> int:
-    try:
-        return runpy.run_path(str(REPOSITORY / "scripts" / "federate.py"))["main"](list(words))
-    except SystemExit as stop:
-        return int(stop.code or 0)
+T5_PROMPTS = ("--pretrain.samples.templates", "compact", "--pretrain.train.table_lr_multiplier", "20")
+T5_OPTIONS = {
+    "pretrain.backbone.kind": "t5",
+    "pretrain.samples.max_source_tokens": "120",
+    "lora_targets": "attention,feed_forward",
+    "ensemble.kind": "none",
+    "output": "runs/t5",
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with small settings and one finished run, ``run``, of two domains."""
-    folder = tmp_path_factory.mktemp("dense")
-    content = yaml.safe_load((REPOSITORY / "configs" / "demo_causal.yaml").read_text())
-    content |= {"domains": "crime,comics", "num_rounds": 1, "local_epochs": 1, "num_eval_users": 40, "lora_rank": 2}
-    content |= {"lora_targets": TABLE}
-    content["pretrain"] |= {"text_encoder": "minilm", "ids": "keywords"}
-    content["pretrain"]["samples"] |= {"dense_head": True, "max_source_tokens": 60}
-    content["pretrain"]["backbone"] |= {"d_model": 32}
-    content["pretrain"]["train"] |= {"max_steps": 10}
-    content["distill"] |= {"epochs": 1}
-    (folder / "toy.yaml").write_text(yaml.safe_dump(content))
+    """A folder with small settings and two finished runs of two domains: of a decoder, ``runs/whole``, and of a T5."""
+    settings = decoder_settings()
+    settings |= {"domains": "crime,comics", "lora_targets": TABLE}
+    settings["pretrain"] |= {"text_encoder": "minilm", "ids": "keywords"}
+    settings["pretrain"]["samples"] |= {"dense_head": True, "max_source_tokens": 60}
+    folder = finished(tmp_path_factory.mktemp("dense"), settings)
+    options = [part for name, value in T5_OPTIONS.items() for part in (f"--{name}", value)]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main("--config", "toy.yaml", "--output", "run") == 0
+        assert main(["federate", "--config", "toy.yaml", *T5_PROMPTS, *options]) == 0
     return folder
 
 
@@ -51,8 +47,9 @@ def plain(run):
     return tokenizer, PeftModel.from_pretrained(model, str(run / "adapters" / "crime")).eval()
 
 
-def test_it_starts_as_text_neighbours_do(folder):
-    metrics = json.loads((folder / "run" / "metrics.json").read_text())
+@pytest.mark.parametrize("run", RUNS)
+def test_it_starts_as_text_neighbours_do(folder, run):
+    metrics = json.loads((folder / "runs" / run / "metrics.json").read_text())
     for domain in metrics["domains"].values():
         rows = {row: values["ndcg@10"]["mean"] for row, values in domain["test"].items()}
         assert rows["zero-shot student"] > 0.5 * rows["text neighbours"]
@@ -60,7 +57,7 @@ def test_it_starts_as_text_neighbours_do(folder):
 
 def test_plain_peft_ranks_and_writes(folder):
     """The program of the model card: all items at once, and one item word by word."""
-    run = folder / "run"
+    run = folder / "runs" / "whole"
     tokenizer, model = plain(run)
     items = json.loads((run / "adapters" / "crime" / "item_ids.json").read_text())["items"]
     read, ids = list(items)[:3], [entry["tokens"] for entry in items.values()]
@@ -88,7 +85,9 @@ def test_plain_peft_ranks_and_writes(folder):
     assert "each its item's own" in (run / "adapters" / "crime" / "README.md").read_text()
 
 
-def a_later_item_ranks_by_its_text(run):
+@pytest.mark.parametrize("run", RUNS)
+def test_a_later_item_ranks_by_its_text(folder, run):
+    run = folder / "runs" / run
     old = Recommender.from_pretrained(run, "crime", ensemble=False)
     number, title = len(old.items.keys), old.items.titles[7]
     texts = [
@@ -105,11 +104,6 @@ def a_later_item_ranks_by_its_text(run):
     assert [key for key in ranked if key not in ("later", "other")][:20] == before
 
 
-def test_a_later_item_ranks_by_its_text(folder):
-    a_later_item_ranks_by_its_text(folder / "run")
-
-
-T5_PROMPTS = ("--pretrain.samples.templates", "compact", "--pretrain.train.table_lr_multiplier", "20")
 BAD_INPUT = {
     "IDs of one token": (("--pretrain.ids", "item"), "expected IDs of several tokens"),
     "a start that knows no texts": (
@@ -124,28 +118,8 @@ BAD_INPUT = {
 def test_bad_input_is_one_line_and_code_2(folder, case, capsys, monkeypatch):
     words, expected = BAD_INPUT[case]
     monkeypatch.chdir(folder)
-    assert main("--config", "toy.yaml", *words, "--output", "bad") == 2
+    assert main(["federate", "--config", "toy.yaml", *words, "--output", "bad"]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
     assert expected in error[0]
     assert not (folder / "bad").exists()
-
-
-def test_a_t5_writes_and_ranks_too(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    words = {
-        "pretrain.backbone.kind": "t5",
-        "pretrain.samples.max_source_tokens": "120",
-        "lora_targets": "attention,feed_forward",
-        "ensemble.kind": "none",
-        "output": "t5",
-    }
-    options = [part for name, value in words.items() for part in (f"--{name}", value)]
-    assert main("--config", "toy.yaml", *T5_PROMPTS, *options) == 0
-    metrics = json.loads((folder / "t5" / "metrics.json").read_text())
-    for domain in metrics["domains"].values():
-        rows = {row: values["ndcg@10"]["mean"] for row, values in domain["test"].items()}
-        assert rows["zero-shot student"] > 0.5 * rows["text neighbours"]
-    a_later_item_ranks_by_its_text(Path("t5"))
-    loaded = Recommender.from_pretrained("t5", "crime")
-    assert len(loaded.recommend(loaded.items.titles[:2], k=3)) == 3

@@ -48,8 +48,8 @@ OWN_SIGNAL = 0.2
 """Least share of its own direction that a client takes to hold for others: where directions have little in common,
 as those of other domains, it counts more than they do."""
 
-GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_learning_rate": 0.01}, {"alpha_init": 2.0})
-"""What to choose from on validation: the defaults, weights that learn sooner, the paper's literal start."""
+GRID: tuple[dict[str, Any], ...] = ({}, {"alpha_init": 2.0})
+"""What to choose from on validation: the defaults, the paper's literal start."""
 SPACE: Space = {
     "alpha_init": OneOf((AUTO, 0.1, 0.4, 1.0, 2.0, 5.0)),
     "alpha_learning_rate": Real(0.0001, 1.0, log=True),

@@ -14,6 +14,7 @@ from fedecider.engine.track import track_of_config
 from fedecider.models.versions import in_force
 from fedecider.report.tables import compared
 from fedecider.running.damage import read_object
+from fedecider.running.manifest import verify, write_manifest
 from fedecider.running.run_folder import RunFolder, check_file
 
 
@@ -187,14 +188,15 @@ class Result:
         target = _new(folder)
         target.mkdir(parents=True, exist_ok=True)
         source = RunFolder(in_force(self.folder.root))
+        verify(source.root, [source.backbone, source.adapters])
         for part in (source.backbone, source.adapters):
             shutil.copytree(part, target / part.name)
-        shutil.copyfile(source.root / "handover.json", target / "handover.json")
         if published_name:
             from fedecider.models.publish import name_base, put_in_front
 
             name_base(target, published_name)
             put_in_front(target)
+        write_manifest(target)
         self._card(published_name).save(target / "README.md")
         return target
 

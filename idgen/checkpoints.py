@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from fedecider.scratch import aside
 
 EVERY_S = 300.0
 """Seconds between two checkpoints: what a kill costs at most. Trainings that are shorter write none."""
@@ -76,11 +77,9 @@ class Checkpoint:
             tensors |= {f"best.{i}": one for i, one in enumerate(best.parameters)}
             tensors |= {"best_step": torch.tensor(best.step), "best_gain": best.gain_U}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        save_file(
-            {name: one.contiguous() for name, one in tensors.items()}, scratch, {"position": json.dumps(vars(at))}
-        )
-        os.replace(scratch, self.path)
+        tensors = {name: one.contiguous() for name, one in tensors.items()}
+        with aside(self.path) as scratch:
+            save_file(tensors, scratch, {"position": json.dumps(vars(at))})
         self._last = time.monotonic()
 
     def read(self, optimizer: torch.optim.Optimizer, device: torch.device) -> tuple[Position, Best | None]:

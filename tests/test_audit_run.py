@@ -13,6 +13,7 @@ import yaml
 from embedding_fr import audit
 from fedecider.audit.attacks import AuditConfig, epsilon_of
 from fedecider.federation.streams import stream
+from fedecider.running.manifest import write_manifest
 
 pytestmark = pytest.mark.whole
 
@@ -117,6 +118,7 @@ def test_a_run_of_other_rounds_than_recorded_is_refused(data, tmp_path, capsys):
     lines = (run / "rounds.jsonl").read_text().splitlines(keepends=True)
     refused = lines[1].replace('"refused_uploads": []', '"refused_uploads": [{"client": 5, "reason": "away"}]')
     (run / "rounds.jsonl").write_text(lines[0] + refused)
+    write_manifest(run)
     assert script("audit", "--run", run) == 2
     assert "in round 2 done again" in capsys.readouterr().err
 
@@ -141,6 +143,8 @@ def test_what_cannot_be_audited_is_told(data, ratings, tmp_path, capsys):
     changed = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     changed[0]["clients"][0]["loss"] *= 1.1
     (run / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in changed))
+    assert "rounds.jsonl was changed" in refused(run)
+    write_manifest(run)
     assert "in round 1 done again" in refused(run)
     (run / "results.md").unlink()
     assert "did not finish" in refused(run)
@@ -186,6 +190,7 @@ def test_a_run_without_others_is_told(playground, tmp_path, monkeypatch, capsys)
     assert "got nobody of the catalogue crime" in capsys.readouterr().err
     record["data"]["crime"] = "other"
     (copy / "run.json").write_text(json.dumps(record))
+    write_manifest(copy)
     assert script("audit", "--run", copy) == 2
     assert "got other data than those of" in capsys.readouterr().err
 

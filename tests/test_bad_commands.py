@@ -23,8 +23,8 @@ from fedecider.cross_silo import prepare as setup
 from fedecider.cross_silo import results
 from fedecider.data.store import file_sha256
 from fedecider.federation.checksums import write_sums
-from fedecider.models.folders import MANIFEST_FILE, verify_manifest, write_manifest
 from fedecider.models.recommender import Recommender
+from fedecider.running.manifest import MANIFEST_FILE, verify, write_manifest
 from fedecider.running.run_folder import check_output
 from idgen.backbone import load_backbone
 from idgen.tokenizer import load_tokenizer
@@ -330,7 +330,7 @@ def test_a_damaged_file_is_named(damaged, content, copy, capsys):
     """Also where the checksums were made anew: the files themselves are checked too."""
     damage(copy / damaged, ANYTHING[content])
     if damaged != MANIFEST_FILE:
-        write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+        write_manifest(copy)
     title = next(iter(json.loads((Path(RUN) / "adapters/crime/item_ids.json").read_text())["items"]))
     scripts = {"recommend": ("--domain", "crime", "--history", title), "evaluate": ()}
     for script in READ_ALONE.get(damaged, scripts):
@@ -360,7 +360,7 @@ def test_a_wrong_value_in_a_file_is_named(case, copy, capsys):
     damaged, path, value, expected = VALUES[case]
     content = json.loads((copy / damaged).read_text())
     (copy / damaged).write_text(json.dumps(changed(content, *path, to=value)))
-    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    write_manifest(copy)
     refused(capsys, expected, "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
 
 
@@ -382,7 +382,7 @@ def test_a_wrong_item_is_named(case, copy, capsys):
     content = json.loads(path.read_text())
     first = next(iter(content["items"]))
     path.write_text(json.dumps(changed(content, "items", first, to=content["items"][first] | ITEMS[case])))
-    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    write_manifest(copy)
     refused(capsys, "item_ids.json", "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
 
 
@@ -433,7 +433,7 @@ def test_a_truncated_tensor_file_is_named(damaged, share, copy, capsys):
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     weights = file_sha256(copy / TENSORS[0])
     table.write_text(json.dumps({**json.loads(table.read_text()), "adapter_sha256": weights}))
-    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    write_manifest(copy)
     refused(capsys, damaged, "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
 
 
@@ -484,11 +484,13 @@ def test_a_changed_hand_over_is_refused(case, copy, capsys):
 
 
 def test_the_hand_over_is_complete_and_loads_without_its_checksums(copy, inside, capsys):
-    manifest = json.loads((copy / MANIFEST_FILE).read_text())
-    handed = [path.relative_to(copy).as_posix() for name in ("backbone", "adapters") for path in files(copy / name)]
-    assert sorted(manifest) == sorted(name for name in handed if (copy / name).is_file())
+    manifest = json.loads((copy / MANIFEST_FILE).read_text())["files"]
+    own = [
+        path.relative_to(copy) for path in files(copy) if path.is_file() and path.name not in (".lock", MANIFEST_FILE)
+    ]
+    assert sorted(manifest) == sorted(path.as_posix() for path in own if path.parts[0] != "checkpoints")
     (copy / "backbone" / ".DS_Store").write_text("x")
-    verify_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    verify(copy, [copy / "backbone", copy / "adapters/crime"])
     loaded = Recommender.from_pretrained(copy, "crime")
     ranked = loaded.recommend([loaded.items.titles[0]], k=3)
     assert len(ranked) == 3
@@ -505,7 +507,7 @@ def test_a_backbone_in_half_precision_is_read_in_full(dtype, copy, capsys):
     halved = {name: tensor.to(dtype) for name, tensor in load_file(path).items()}
     save_file(halved, path, metadata={"format": "pt"})
     config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": str(dtype).removeprefix("torch.")}))
-    write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+    write_manifest(copy)
     loaded = Recommender.from_pretrained(copy, "crime")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     titles = exact.items.titles[:2]
@@ -522,7 +524,7 @@ def test_a_pickle_is_never_loaded(copy, capsys):
         (copy / folder / f"{name}.safetensors").rename(copy / folder / "kept")
         pickle = {"backbone": "pytorch_model.bin", "adapters/crime": "adapter_model.bin"}[folder]
         torch.save({}, copy / folder / pickle)
-        write_manifest(copy, [copy / "backbone", copy / "adapters/crime"])
+        write_manifest(copy)
         refused(capsys, f"{name}.safetensors", "recommend", "--run", str(copy), "--domain", "crime", "--history", "x")
         (copy / folder / "kept").rename(copy / folder / f"{name}.safetensors")
         (copy / folder / pickle).unlink()

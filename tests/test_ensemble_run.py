@@ -74,7 +74,9 @@ def test_rows_weights_and_files(playground):
     traffic = read(run / "communication.json")["ensemble"]  # of weights alone: every catalogue has one client
     assert set(traffic) == set(metrics["domains"])
     assert all(0 < size < 1000 for sizes in traffic.values() for size in sizes.values())
-    assert not any("private" in name for name in read(run / "handover.json"))
+    manifest = read(run / "manifest.json")
+    private = {f"private/{name}/{file}" for name in metrics["domains"] for file in (SETTINGS_FILE, TENSOR_FILE)}
+    assert {*manifest["customers"]} == {*private, "per_user.parquet", "examples.json", "report.html"}
     simple = {"popularity", "last-item co-occurrence", "decayed co-occurrence", "text neighbours"}
     simple |= {"text neighbours + counts", "item-kNN", "EASE"}
     tests = metrics["comparisons"]
@@ -128,7 +130,7 @@ def test_evaluate_sees_another_ensemble(playground, monkeypatch, capsys):
     content["weights"]["alone"]["value"]["text"] = 5.0
     path.write_text(json.dumps(content))
     assert main("evaluate", "--run", "runs/other") == 2
-    assert "ensemble.json was changed since it was written" in capsys.readouterr().err
+    assert "ensemble.json was changed, expected it as it was written" in capsys.readouterr().err
 
 
 def test_recommendations_are_those_of_the_ensemble_while_it_is_there(playground, monkeypatch, capsys):
@@ -146,8 +148,9 @@ def test_recommendations_are_those_of_the_ensemble_while_it_is_there(playground,
     assert main("recommend", *words) == 0
     assert mixed[0].title[:20] in capsys.readouterr().out
     shutil.copytree("runs/whole", "runs/shared", ignore=shutil.ignore_patterns("private"))
-    shared = Recommender.from_pretrained("runs/shared", "crime").recommend(titles, k=6)
-    assert shared == alone
+    with pytest.raises(ValueError, match=r"private/crime/ensemble\.json is missing"):
+        Recommender.from_pretrained("runs/shared", "crime")
+    assert Recommender.from_pretrained("runs/shared", "crime", ensemble=False).recommend(titles, k=6) == alone
     assert main("evaluate", "--run", "runs/shared") == 0
 
 

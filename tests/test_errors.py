@@ -154,14 +154,14 @@ def test_no_lock_of_one_system_alone_is_imported():
 def test_what_is_handed_over_can_be_read_by_others_and_what_is_private_cannot(tmp_path):
     from safetensors.torch import save_file
 
-    from fedecider.models.folders import write_manifest
+    from fedecider.running.manifest import write_manifest
 
     (tmp_path / "adapters").mkdir()
     path = tmp_path / "adapters" / "weights.safetensors"
     save_file({"a": torch.zeros(2)}, path)
     before = os.umask(0o022)
     try:
-        write_manifest(tmp_path, [tmp_path / "adapters"])
+        write_manifest(tmp_path)
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644

@@ -6,6 +6,7 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 
+from fedecider.api import load
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
 from fedecider.evaluation.protocols import train_part
@@ -48,18 +49,25 @@ def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, caps
     assert "crime: 2 customers and" in said
     assert "still remembers: the adapter of crime was trained with their events" in said
     assert "still remembers: the weights of the ensemble" in said
-    assert "per_user.parquet" in said
+    assert "the page and its examples, which hold purchases" in said
     assert "same catalogue" not in said, "here every company has its own"
     left = [place for place in range(len(users)) if place not in (3, 5)]
     folder = run / "versions" / "2"
-    assert (run / "per_user.parquet").is_file()
-    assert not (folder / "per_user.parquet").exists()
+    for name in ("report.html", "examples.json"):
+        assert not list(run.rglob(name)), "nobody knows whose purchases they show"
+    rows = pd.read_parquet(run / "per_user.parquet")
+    assert {users[3], users[5]}.isdisjoint(rows.user)
+    assert users[0] in set(rows.user)
+    assert rows.equals(pd.read_parquet(folder / "per_user.parquet"))
     assert same(counts(folder, domain), nobody.plus(count_events([parts[place] for place in left], num_items)))
     kept = pyarrow.parquet.read_table(folder / "private" / "crime" / "histories.parquet").to_pylist()
     assert {row["customer"] for row in kept} == {users[place] for place in left}
     assert not (run / "private").exists()
-    assert [path.parent for path in run.rglob("per_user.parquet")] == [run], "one place to remove it from"
-    assert not [path for path in run.rglob("private/**/*") if path.is_file() and users[3].encode() in path.read_bytes()]
+    names = {user.encode() for user in (users[3], users[5])}
+    everything = [path for path in run.rglob("*") if path.is_file()]
+    assert not [path for path in everything if any(name in path.read_bytes() for name in names)]
+    assert main(["report", "--run", str(run)]) == 0
+    assert not load(run).run.examples
     assert main(["update", "--run", str(run), "--version", "1"]) == 2
     assert "forgotten" in capsys.readouterr().err
 

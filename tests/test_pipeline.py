@@ -20,8 +20,8 @@ from peft import PeftModel
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from fedecider.evaluation.per_user import read_per_user
-from fedecider.models.folders import write_manifest
 from fedecider.models.recommender import Recommender
+from fedecider.running.manifest import write_manifest
 from idgen.samples import empty_prompt, encode_histories
 
 pytestmark = pytest.mark.whole
@@ -222,7 +222,7 @@ def test_recommending_from_the_wrong_pieces(playground, monkeypatch, capsys):
     shutil.copy(broken / "adapters" / "comics" / "item_ids.json", swapped)
     small = T5Config(vocab_size=40, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
     T5ForConditionalGeneration(small).save_pretrained(broken / "backbone")
-    write_manifest(broken, [broken / "backbone", *(broken / "adapters").iterdir()])  # else the checksums tell first
+    write_manifest(broken)  # else the checksums tell first
     cases = {
         "closest are": (*run, "No Such Title Anywhere"),
         "got k 0": (*run, "x", "--k", "0"),

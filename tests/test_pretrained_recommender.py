@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 import fedecider
 from fedecider.models.ensemble_files import TENSOR_FILE, load_ensemble
 from fedecider.models.features import FEATURES
-from fedecider.models.folders import MANIFEST_FILE
 from fedecider.models.recommender import Recommender
+from fedecider.running.manifest import MANIFEST_FILE, write_manifest
 
 pytestmark = pytest.mark.whole
 
@@ -182,9 +182,9 @@ def test_what_a_source_may_be(run, alone, tmp_path):
         found = Recommender.from_pretrained(source, domain)
         assert not found.has_ensemble
         assert found.recommend(history) == expected
-    shutil.copy(run / MANIFEST_FILE, tmp_path / "copy")
+    write_manifest(tmp_path / "copy")
     (tmp_path / "copy" / "backbone" / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"config\.json was changed after the export"):
+    with pytest.raises(ValueError, match=r"config\.json was changed, .*Copy or download the whole folder again"):
         Recommender.from_pretrained(tmp_path / "copy", "crime")
 
 

@@ -9,9 +9,9 @@ import pytest
 from test_pretrained_recommender import copy, rec, run  # noqa: F401
 
 from fedecider.cli.main import main
-from fedecider.models.folders import write_manifest
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
+from fedecider.running.manifest import write_manifest
 from fedecider.serve.config import ServeConfig
 from fedecider.serve.run import load_recommenders
 
@@ -32,7 +32,7 @@ def write(path, **changes):
 
 @pytest.mark.parametrize(("place", "source"), [("adapters/crime", "."), ("adapters", "crime"), (".", "adapters/crime")])
 def test_checksums_count_however_the_folder_is_named(parts, monkeypatch, place, source):
-    write_manifest(parts, [parts / "backbone", *(parts / "adapters").iterdir()])
+    write_manifest(parts)
     monkeypatch.chdir(parts / place)
     Recommender.from_pretrained(source)
     config = parts / "backbone" / "generation_config.json"
@@ -43,7 +43,7 @@ def test_checksums_count_however_the_folder_is_named(parts, monkeypatch, place, 
 
 def test_what_a_site_has_recommends_and_serves_and_says_where_its_figures_are(run, rec, parts, capsys):
     """Where commands need the record of a run they say what the folder is, and what reads it."""
-    for name in ("private", "metrics.json", "results.md", "handover.json"):
+    for name in ("private", "metrics.json", "results.md"):
         (shutil.copytree if (run / name).is_dir() else shutil.copyfile)(run / name, parts / name)
     history = rec.items.titles[3]
     assert main(["recommend", "--run", str(parts), "--domain", "crime", "--history", history, "--json", "true"]) == 0
@@ -97,5 +97,5 @@ def test_a_domain_is_the_name_of_a_folder(parts, domain):
 
 def test_a_hidden_folder_is_no_domain(copy, parts):
     for folder in (copy, parts):
-        shutil.copytree(folder / "adapters" / "crime", folder / "adapters" / ".crime.tmp")
+        shutil.copytree(folder / "adapters" / "crime", folder / "adapters" / ".scratch-1-2-3-crime")
         assert find_source(folder).domains == ["comics", "crime"]

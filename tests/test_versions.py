@@ -1,5 +1,6 @@
 """A kill while a version is made, put in force or forgotten leaves the old one or the new one, whole."""
 
+import json
 import os
 import shutil
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from fedecider.models.versions import add_version, changing, go_back, in_force, read_versions
+from fedecider.running.manifest import note_changed, write_manifest
 from fedecider.running.run_folder import RunFolder
 
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
@@ -52,9 +54,11 @@ def killed_after(num, folder, work):
 @pytest.fixture
 def run(tmp_path):
     folder = tmp_path / "run"
-    for name, text in {"run.json": "{}", "private/shop/counts": OLD, "private/other/counts": "theirs"}.items():
+    files = {"run.json": "{}", "private/shop/counts": OLD, "private/other/counts": "theirs", "report.html": OLD}
+    for name, text in {**files, "per_user.parquet": OLD}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+    write_manifest(folder)
     return folder
 
 
@@ -63,6 +67,10 @@ def change(text):
         shutil.rmtree(folder.private / "shop")
         (folder.private / "shop").mkdir()
         (folder.private / "shop" / "counts").write_text(text)
+        if text == NEW:
+            folder.per_user.write_text(text)
+            (folder.root / "report.html").unlink()
+        note_changed(folder.root, [folder.private / "shop", folder.per_user, folder.root / "report.html"])
 
     return put
 
@@ -102,7 +110,7 @@ def test_a_kill_in_an_update_leaves_the_old_or_the_new(run, tmp_path):
         number = add(run, "after", alone=True)
         assert counts(run) == "after"
         assert read_versions(run).known[number].made_from == (2 if was_new else 1)
-        assert sorted(path.name for path in (run / "versions").iterdir()) == [str(number), "current"]
+        assert sorted(path.name for path in (run / "versions").iterdir()) == [str(number)]
     assert seen == {OLD}, "nothing is written after the one write that puts it in force"
     assert counts(run) == NEW
 
@@ -143,24 +151,24 @@ def test_a_kill_in_going_back_leaves_one_of_both(run, tmp_path):
 def test_companies_may_be_called_as_folders_of_a_run(run):
     """Their folders are copied; the run's own of that name are not."""
     names = ("private/versions", "private/checkpoints", "adapters/versions", "adapters/checkpoints")
-    for name in (*names, "checkpoints", "backbone/.x.tmp"):
+    for name in (*names, "checkpoints", "backbone/.scratch-1-2-3-x"):
         (run / name).mkdir(parents=True)
         (run / name / "file").write_text(name)
     add(run, NEW)
     copy = run / "versions" / "2"
     assert [(copy / name / "file").read_text() for name in names] == [*names]
     assert not (copy / "checkpoints").exists()
-    assert not (copy / "backbone" / ".x.tmp").exists()
+    assert not list((copy / "backbone").iterdir())
 
 
 def test_what_cannot_be_removed_is_told(run, monkeypatch):
     def busy(path, **options):
-        if not options:
+        if not options:  # of remove_unusable alone
             raise PermissionError(13, "in use", str(path))
 
     add(run, OLD)
     monkeypatch.setattr("fedecider.models.versions.shutil.rmtree", busy)
-    with pytest.raises(ValueError, match=r"versions/\.2"):
+    with pytest.raises(ValueError, match=r"versions/\.scratch-.*-2"):
         add_version(run, in_force(run), "a change", lambda folder: None, forgets=True)
     monkeypatch.undo()
     with changing(run):
@@ -175,15 +183,24 @@ def test_who_changes_a_run_is_alone(run):
 
 def test_a_record_that_is_damaged_is_told(run):
     add(run, NEW)
-    (run / "versions" / "current").write_text("7\n")
-    with pytest.raises(ValueError, match="versions/current"):
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "in_force": 7}))
+    with pytest.raises(ValueError, match="versions/7 is missing"):
+        in_force(run)
+    (run / "manifest.json").write_text(json.dumps({**manifest, "in_force": "2"}))
+    with pytest.raises(ValueError, match=r"manifest\.json"):
         in_force(run)
 
 
 def test_versions_are_never_lost_with_the_file_that_says_which_is_in_force(run):
     add(run, NEW)
-    (run / "versions" / "current").unlink()
-    for work in (in_force, lambda run: add(run, "after"), lambda run: go_back(run, 1)):
-        with pytest.raises(ValueError, match="current"):
+    (run / "manifest.json").rename(run / "kept")
+    for work in (in_force, lambda run: add(run, "after"), lambda run: go_back(run, 1), write_manifest):
+        with pytest.raises(ValueError, match=r"without manifest\.json"):
             work(run)
     assert (run / "versions" / "2" / "private" / "shop" / "counts").read_text() == NEW
+    (run / "kept").rename(run / "manifest.json")
+    shutil.rmtree(run / "versions")  # nor is the run as it was trained taken for one that was never updated
+    for work in (in_force, lambda run: add(run, "after"), lambda run: go_back(run, 1)):
+        with pytest.raises(ValueError, match="versions/2 is missing"):
+            work(run)

@@ -14,6 +14,7 @@ from fedecider.evaluation.statistics import Interval
 from fedecider.federation.record import write_json
 from fedecider.report.page import PageTable, Section
 from fedecider.report.tables import interval_text, number_text
+from fedecider.running.manifest import note_changed
 from fedecider.running.run_folder import RunFolder, read_run, refuse_site
 
 
@@ -120,6 +121,7 @@ def write_outcome(folder: RunFolder, outcome: Outcome) -> None:
     common = {name: value for name, value in _plain(outcome).items() if name not in ("rows", "notes")}
     rows = [{**common, **_plain(row)} for row in outcome.rows]
     write_json(folder.audit, {**common, "rows": rows, "notes": list(outcome.notes)})
+    note_changed(folder.root, [folder.audit])
 
 
 def outcome_table(outcome: Outcome) -> Table:

@@ -20,7 +20,6 @@ from fedecider.models.folders import (
     InferenceConfig,
     inference_config_of_run,
     write_inference_config,
-    write_manifest,
 )
 from fedecider.models.item_table import LOCAL_BACKBONE, ItemTable, read_item_ids
 from fedecider.models.item_texts import (
@@ -63,7 +62,6 @@ def export(run: Ended, outcome: Outcome, folder: RunFolder) -> None:
     for name, domain in artifacts.domains.items():
         _export_client(run, outcome, name, domain, folder)
     _save_unsold(run, folder)
-    write_manifest(folder.root, [folder.backbone, *(folder.adapters / name for name in artifacts.domains)])
 
 
 def _export_client(run: Ended, outcome: Outcome, name: str, domain: Domain, folder: RunFolder) -> None:

@@ -32,12 +32,12 @@ from fedecider.federation.cohort import cohort_size
 from fedecider.federation.method import Block, FederatedMethod
 from fedecider.federation.privacy import protector
 from fedecider.federation.rounds import Clients, RoundSettings
-from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
+from fedecider.federation.secure_rounds import securely_summed_rounds
 from fedecider.federation.state import RunState
 from fedecider.methods import METHODS
 from fedecider.methods.beside import beside
 from fedecider.methods.client_models import ClientModels
-from fedecider.methods.rows import Rows, summed_rows
+from fedecider.methods.rows import Rows, secure_sums
 from fedecider.models.item_texts import TEXT_ENCODER, encoder_digest
 from fedecider.running.launch import Launch
 from fedecider.running.plain import as_plain, content_key
@@ -185,5 +185,4 @@ def _aggregation(settings: Settings, method: FederatedMethod, rows: Rows) -> Agg
     config = settings.run
     if not config.secure_sum:
         return ONE_BY_ONE
-    summed = summed_rows(rows, method.takes_mean, config.participation)
-    return securely_summed_rounds(method, SecureSums(config.seed, own_rows=summed))
+    return securely_summed_rounds(method, secure_sums(rows, method.takes_mean, config.participation, config.seed))

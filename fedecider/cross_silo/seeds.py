@@ -21,6 +21,7 @@ from fedecider.engine.result import RunResult
 from fedecider.evaluation.statistics import shared_persons
 from fedecider.federation.record import write_json
 from fedecider.report.tables import seed_gains
+from fedecider.running.manifest import note_changed
 from fedecider.running.run_folder import RunFolder
 
 Stacked = dict[str, dict[str, Tensor]]
@@ -32,6 +33,7 @@ def merge_runs(root: Path, others: Sequence[Path]) -> None:
     of the others the models are deleted."""
     folder = RunFolder(root)
     write_json(folder.metrics, over_runs([RunResult.read(one) for one in (root, *others)]).metrics)
+    note_changed(root, [folder.metrics])
     for one in map(RunFolder, others):
         for models in (one.adapters, one.backbone, one.private, one.checkpoints):
             shutil.rmtree(models, ignore_errors=True)

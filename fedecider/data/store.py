@@ -12,8 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,6 +23,7 @@ from fedecider.data.catalogue import Catalogue, NewItem
 from fedecider.data.domain import Domain, Events, check_public_disjoint
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.sequences import SequenceArray
+from fedecider.scratch import remove, remove_left, scratch_name
 
 CARD_FILE = "card.json"
 USERS = ("clients", "public")
@@ -64,7 +63,8 @@ def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str,
     for target in targets.values():
         _check_replaceable(target)
     root.mkdir(parents=True, exist_ok=True)
-    work = root / f".writing-{uuid.uuid4().hex}"
+    remove_left(root)
+    work = scratch_name(root / "domains")
     try:
         for name, domain in domains.items():
             _write(domain, work / name)
@@ -72,7 +72,7 @@ def save_domains(domains: Mapping[str, Domain], folder: str | Path) -> dict[str,
             _put_in_place(work / name, target)
         _write_root(root, work)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        remove(work)
     return targets
 
 

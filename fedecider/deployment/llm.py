@@ -58,13 +58,14 @@ from fedecider.methods import METHODS
 from fedecider.methods.beside import beside
 from fedecider.methods.client_models import ClientModels
 from fedecider.methods.config import LOCAL
-from fedecider.methods.rows import summed_rows
+from fedecider.methods.rows import secure_sums
 from fedecider.models.client_model import ClientModel
 from fedecider.models.ensemble import Weights
 from fedecider.models.item_texts import encoded_texts
 from fedecider.models.versions import drop_versions
 from fedecider.report.joining import difference_row, odd_sentences
 from fedecider.running.launch import Launch
+from fedecider.running.manifest import write_manifest
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import SITE, SITE_LOGS, RunFolder, provenance, recorded
 from fedecider.running.stages import only_stage
@@ -258,7 +259,7 @@ def sums_of(project: Project, own: Party) -> SecureSums:
     """
     run = project.settings.run
     check_takes_mean(own.method)
-    return SecureSums(run.seed, own_rows=summed_rows(own.recommender.rows, own.method.takes_mean, run.participation))
+    return secure_sums(own.recommender.rows, own.method.takes_mean, run.participation, run.seed)
 
 
 def site(project: Project, place: PartyFile, launch: Launch) -> Site:
@@ -324,6 +325,7 @@ class _End(NamedTuple):
         drop_versions(self.folder.root)  # of an earlier training
         write_json(self.folder.record, result.record)
         write_outcome(run, outcome, self.folder)
+        write_manifest(self.folder.root)
         test = result.figures[name]["test"]  # what a site keeps is its own affair
         known = {entry: values for entry, values in test.items() if not entry.startswith(KEPT)}
         joining = result.metrics.get("joining", {})

@@ -7,10 +7,7 @@ any client; sites get a copy and compare its checksums.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -34,6 +31,7 @@ from fedecider.running.plain import content_key
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import check_output, identity, recorded
 from fedecider.running.settings_files import load_yaml
+from fedecider.scratch import aside
 
 FORMAT = 2
 PROJECT_FILE = "project.json"
@@ -152,9 +150,8 @@ def make_project(track: Track, shared: Shared, output: Path, device: torch.devic
     site_names(list(shared.hosts))  # names that certificates take
     plain = recorded(shared.settings.as_record())
     content = {"settings": plain, "hosts": {name: list(own) for name, own in shared.hosts.items()}, **shared.more}
-    scratch = output.parent / f".{output.name}-{uuid.uuid4().hex[:8]}"
-    scratch.mkdir(parents=True)
-    try:
+    with aside(output) as scratch:
+        scratch.mkdir(parents=True)
         beside = shared.build(scratch, device, quiet)
         run = content_key({**content, "settings": identity(plain), **beside})
         write_json(scratch / PROJECT_FILE, {"format": FORMAT, "run": run, **content})
@@ -162,9 +159,6 @@ def make_project(track: Track, shared: Shared, output: Path, device: torch.devic
         read_project(scratch)  # what cannot be deployed is not left behind
         if output.exists():
             output.rmdir()
-        os.replace(scratch, output)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     for sentence in () if quiet else shared.notes:
         log_line(sentence)
     return read_project(output)

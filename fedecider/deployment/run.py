@@ -19,6 +19,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.federation.callbacks import Checkpoints
 from fedecider.federation.record import Recorder, read_records, write_json
 from fedecider.running.launch import Launch
+from fedecider.running.manifest import write_manifest
 from fedecider.running.plain import as_plain
 from fedecider.running.run_folder import opened_run, provenance, read_run
 
@@ -76,6 +77,7 @@ def serve(
         facts = plan.facts(state, read_records(folder.rounds))
         tests = _tests(project, {project.names[site]: dict(rows) for site, rows in told.items()})
         write_json(folder.metrics, {**project.head(state), "best_valid_ndcg@10": state.best_score, **facts, **tests})
+        write_manifest(output)
     return output
 
 

@@ -60,6 +60,7 @@ class SiteSums:
         rows = asked.tensors.get("keys")
         if rows is None or rows.dtype != torch.uint8 or rows.shape != (len(clients), 3 * secure_sum.KEY_BYTES):
             raise ValueError("got no public keys of the clients, expected 96 bytes of each")
+        self.sums.check_all(asked.round, clients)
         keys = {client: _public_keys(row) for client, row in zip(clients, rows, strict=True)}
         if keys.get(self.client) != announce(member):
             raise ValueError("got other keys for this site than it has announced, refused")
@@ -115,6 +116,7 @@ class SiteSums:
         member, survivors = self._member(asked), client_numbers(asked.facts.get("survivors"))
         if self.rules is None:
             raise ValueError("got a list of survivors before there were keys, refused")
+        self.sums.check_all(asked.round, survivors)
         told, self.member = reveal(self.rules, member, survivors)
         shares = {"seeds": told.seeds, "keys": told.keys}
         return Message(
@@ -157,6 +159,7 @@ class ServerSums:
             self.channel.ask(round, {client: Message(keys_kind, round, {}, facts) for client in clients}),
             lambda client, answer: _public_keys(_tensor(answer, keys_kind, "keys", 3 * secure_sum.KEY_BYTES)),
         )
+        self.sums.check_all(round, self.keys)
         if len(self.keys) < 2:
             raise ValueError(
                 f"got keys of {len(self.keys)} of {len(clients)} sites in round {round}, expected two at least. Start "
@@ -174,6 +177,7 @@ class ServerSums:
             return {other: base64.b64encode(one.numpy().tobytes()).decode() for other, one in messages.items()}
 
         sealed = self.channel.read(self.channel.ask(round, dict.fromkeys(there, one)), sealed_by)
+        self.sums.check_all(round, sealed)
         secure_sum.check_survivors(rules(clients), list(sealed))
         self.keys = {client: self.keys[client] for client in sealed}
         return {
@@ -193,6 +197,7 @@ class ServerSums:
         """Steps 4 and 5: what takes the masks off a part of what ``survivors`` have sent, as `unmask` does."""
         rules, kind = self.rules, self.kinds[2]
         assert rules is not None
+        self.sums.check_all(round, survivors)
         secure_sum.check_survivors(rules, survivors)
         asked = Message(kind, round, {}, {"run": self.channel.run, "survivors": list(survivors)})
         answers = self.channel.read(

@@ -27,6 +27,7 @@ from fedecider.report.tables import (
     shown_metrics,
     variant_labels,
 )
+from fedecider.running.manifest import note_changed
 from fedecider.running.run_folder import PLACES, RunFolder
 
 PAGE_FILE = "report.html"
@@ -98,7 +99,9 @@ def write_run_page(root: Path, result: RunResult, parts_of: Callable[[RunResult]
             *sum_notes(run.get("secure_sum", False), clip is not None and clip < math.inf),
         ]
     title = f"Run {root.resolve().name}"
-    return write_page(root / PAGE_FILE, title, subtitle, sections, warnings, parts.conclusion)
+    page = write_page(root / PAGE_FILE, title, subtitle, sections, warnings, parts.conclusion)
+    note_changed(root, [page])
+    return page
 
 
 def write_diverged(folder: RunFolder, method: str, text: str, names: Sequence[str]) -> None:

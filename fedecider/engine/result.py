@@ -15,7 +15,7 @@ from torch import Tensor
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.per_user import UserPositions, read_per_user
 from fedecider.federation.record import read_records
-from fedecider.running import damage, run_folder
+from fedecider.running import damage, manifest, run_folder
 
 CARDS_FILE, EXAMPLES_FILE = "data_cards.json", "examples.json"
 
@@ -79,6 +79,11 @@ class RunResult:
             "audit": folder.audit,
             "selection": folder.selection,
         }
+        if (folder.root / manifest.MANIFEST_FILE).is_file():
+            read = [folder.record, folder.metrics, logged, folder.per_user, *further.values()]
+            manifest.verify(
+                folder.root, [one for one in read if one.is_file() or one.name not in manifest.MAY_BE_TAKEN]
+            )
         found = {name: damage.read_object(path) for name, path in further.items() if path.is_file()}
         return cls(record, metrics, [] if is_site else logs, logs, lambda: read_per_user(folder.per_user), **found)
 

@@ -23,13 +23,11 @@ from fedecider.federation.rounds import Clients, RoundSettings, run_rounds
 from fedecider.federation.state import RunState
 from fedecider.running import rounds as around
 from fedecider.running.launch import Launch, start
+from fedecider.running.manifest import SEEDS, write_manifest
 from fedecider.running.plain import content_key
 from fedecider.running.progress import log_line, quiet, round_progress, stage, timed_run, write_seconds
 from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
 from fedecider.running.settings_files import NOTHING_CHOSEN, Chosen, write_settings
-
-SEEDS = "seeds"
-"""Folder of the further training runs of a run, a folder each, named after its seed."""
 
 
 def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
@@ -133,6 +131,7 @@ def run_track(
         if others and launch.is_main:
             with quiet(not log_results):
                 track.part("merge_runs")(root, folders)
+            write_manifest(root)
     return root
 
 
@@ -202,6 +201,7 @@ def run(
             rounds.finish(state, folder)
         if launch.is_main and folder.metrics.is_file():
             write_seconds(folder.metrics)
+            write_manifest(root)
         around.track_results(folder, launch, state.round)
     return root
 

@@ -9,7 +9,6 @@ Shape legend: U users, T items of the largest held-out basket.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedecider.evaluation.metrics import CUTOFFS, MACRO, NOT_RANKED, macro_mean, mean_metrics, user_metrics
+from fedecider.scratch import aside
 
 
 class UserPositions(NamedTuple):
@@ -41,27 +41,22 @@ def write_per_user(path: Path, records: Iterable[UserPositions], cutoffs: Sequen
     import pyarrow.parquet as pq  # --help does without
 
     path = Path(path)
-    scratch = path.with_name(f".{path.name}.tmp")
     seen: set[tuple] = set()
     stream = iter(records)
     first = list(islice(stream, 1))
     schema = _schema(cutoffs, any(one.position_U.ndim == 2 for one in first))
-    try:
-        with pq.ParquetWriter(scratch, schema, compression="zstd") as writer:
-            for record in chain(first, stream):
-                key = (record.domain, record.split, record.variant, record.round)
-                if len(record.users) != len(record.position_U) or len(set(record.users)) != len(record.users):
-                    raise ValueError(
-                        f"got {len(set(record.users))} users and {len(record.position_U)} positions for {key}, "
-                        "expected one position for each user"
-                    )
-                if key in seen:
-                    raise ValueError(f"got {key} twice, expected one record per domain, split, variant and round")
-                seen.add(key)
-                writer.write_table(_table(record, schema, cutoffs))
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with aside(path) as scratch, pq.ParquetWriter(scratch, schema, compression="zstd") as writer:
+        for record in chain(first, stream):
+            key = (record.domain, record.split, record.variant, record.round)
+            if len(record.users) != len(record.position_U) or len(set(record.users)) != len(record.users):
+                raise ValueError(
+                    f"got {len(set(record.users))} users and {len(record.position_U)} positions for {key}, "
+                    "expected one position for each user"
+                )
+            if key in seen:
+                raise ValueError(f"got {key} twice, expected one record per domain, split, variant and round")
+            seen.add(key)
+            writer.write_table(_table(record, schema, cutoffs))
 
 
 def read_per_user(path: Path) -> list[UserPositions]:

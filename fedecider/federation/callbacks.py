@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from fedecider.federation.method import FederatedMethod
 from fedecider.federation.record import Recorder
-from fedecider.federation.state import RunState, load_state, remove_debris, save_state
+from fedecider.federation.state import RunState, load_state, save_state
+from fedecider.scratch import remove_left
 
 
 class Round(NamedTuple):
@@ -81,7 +82,7 @@ class Checkpoints(NamedTuple):
             CannotResume: checkpoints or records are damaged, or belong to another configuration.
         """
         if self.writes:
-            remove_debris(self.folder)
+            remove_left(self.folder, alone=True)
         state = load_state(self.folder, self.fingerprint, self._warn) if resume else None
         self.recorder.rewind(state.round if state else 0, state.records if state else "")
         return state

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from fedecider.scratch import aside
 
 
 def plain(value: Any) -> Any:
@@ -26,9 +27,8 @@ def plain(value: Any) -> Any:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write ``content`` beside ``path`` and rename: a reader never sees half a file."""
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_bytes(content)
-    os.replace(scratch, path)
+    with aside(path) as scratch:
+        scratch.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -98,9 +98,7 @@ class Recorder(NamedTuple):
                 "another --output"
             )
         if len(kept) < len(lines):
-            scratch = self.path.with_name(f".{self.path.name}.tmp")
-            scratch.write_bytes(b"".join(kept))
-            os.replace(scratch, self.path)
+            write_bytes(self.path, b"".join(kept))
 
 
 def read_records(path: Path) -> list[dict]:

@@ -18,7 +18,7 @@ tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -135,6 +135,16 @@ class SecureSums(NamedTuple):
     """Tensor name -> (K, n) bool, the rows that each client sends; all parties know them. Of its upload's rows
     (``sent_rows``) there may be fewer: the others are sent as zeros of weight 0, and nobody sees which these are."""
 
+    def check_all(self, round: int, clients: Collection[int]) -> None:
+        """``ValueError`` for a sum that some are not in, where all are needed (`threshold` 1)."""
+        num_clients = max((len(mark_KI) for mark_KI in self.own_rows.values()), default=0)
+        if self.threshold == 1.0 and len(clients) < num_clients:
+            raise ValueError(
+                f"got {len(clients)} of {num_clients} clients in the secure sum of round {round}, expected all: they "
+                "sell parts of a catalogue, and the difference to other rounds would tell what who is away sells. "
+                "Go on when all are back: --resume true"
+            )
+
     def parties(self, round: int, cohort: Sequence[int]) -> Simulated:
         return simulated(tuple(cohort), self.seed, PURPOSE, round, self.threshold, self.num_neighbours)
 
@@ -181,6 +191,7 @@ def securely_summed_rounds(method: FederatedMethod, sums: SecureSums) -> Aggrega
 
     def read(round: int, cohort: Sequence[int], server: Tree, uploads: Iterator[Upload]) -> Iterator[Upload]:
         total, survivors = _added(uploads)
+        sums.check_all(round, survivors)
         parties = sums.parties(round, cohort)
         secure_sum.check_survivors(parties.rules, survivors)
         sum_L = parties.open(flat(total), survivors, sends(sums.own_rows, total))

@@ -1,10 +1,9 @@
 """The state of a run, and crash-safe checkpoints of it.
 
 A checkpoint is a folder ``round_00012``: the server tree, the local tree, copies of both from the best round if that
-was an earlier one, ``state.json``, and the SHA-256 sums of all these. It is written under a hidden name and renamed
-when complete; before it is removed it is hidden again. So a kill at any moment leaves whole checkpoints and hidden
-debris, which the next start or save removes. While a run goes on the two newest are kept: if the newest is damaged, the
-other one is used. A finished run keeps the newest.
+was an earlier one, ``state.json``, and the SHA-256 sums of all these. It is written aside (`fedecider.scratch`) and
+renamed when complete; before it is removed it is hidden again. So a kill at any moment leaves whole checkpoints. While
+a run goes on the two newest are kept: if the newest is damaged, the other one is used. A finished run keeps the newest.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import json
 import math
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from torch import Tensor
 from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.method import Tree
 from fedecider.federation.record import CannotResume, read_object
+from fedecider.scratch import aside, remove, scratch_name
 
 FORMAT = 4
 """Raise it when checkpoints are laid out in another way, so that older ones are refused."""
@@ -68,19 +67,17 @@ class RunState(NamedTuple):
 
 def save_state(state: RunState, folder: Path, fingerprint: str) -> None:
     """Write ``folder/round_NNNNN`` and keep the checkpoint before it; ``fingerprint`` names the configuration."""
-    remove_debris(folder)
     final = folder / f"round_{state.round:05d}"
-    scratch = folder / f".{final.name}.tmp"
-    scratch.mkdir(parents=True)
-    for name in dict.fromkeys(_files(state.round, state.best_round).values()):
-        tree = {key: tensor.detach().cpu().contiguous() for key, tensor in getattr(state, name).items()}
-        save_file(tree, scratch / f"{name}.safetensors")
-    numbers = {name: value for name, value in state._asdict().items() if name in _FIELDS}
-    content = {**numbers, "fingerprint": fingerprint, "format": FORMAT}
-    (scratch / "state.json").write_text(json.dumps(content, indent=1) + "\n")
-    write_sums(scratch)
-    _remove(final)
-    os.replace(scratch, final)
+    with aside(final) as scratch:
+        scratch.mkdir(parents=True)
+        for name in dict.fromkeys(_files(state.round, state.best_round).values()):
+            tree = {key: tensor.detach().cpu().contiguous() for key, tensor in getattr(state, name).items()}
+            save_file(tree, scratch / f"{name}.safetensors")
+        numbers = {name: value for name, value in state._asdict().items() if name in _FIELDS}
+        content = {**numbers, "fingerprint": fingerprint, "format": FORMAT}
+        (scratch / "state.json").write_text(json.dumps(content, indent=1) + "\n")
+        write_sums(scratch)
+        _remove(final)
     found = _checkpoints(folder)
     kept = [path for round, path in found if round <= state.round][-_KEPT:]
     for _, path in found:
@@ -138,12 +135,6 @@ def keep_newest(folder: Path) -> None:
         _remove(path)
 
 
-def remove_debris(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote or removed a checkpoint."""
-    for path in folder.glob(".round_*"):
-        shutil.rmtree(path)
-
-
 def _files(round: int, best_round: int) -> dict[str, str]:
     """Tree of the state -> the file that holds it: the best round's are the newest ones while it is the last round."""
     best = {"best_server": "server", "best_local": "local"}
@@ -158,9 +149,9 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 
 def _remove(checkpoint: Path) -> None:
     if checkpoint.exists():
-        hidden = checkpoint.with_name(f".{checkpoint.name}.old")
+        hidden = scratch_name(checkpoint)
         os.replace(checkpoint, hidden)
-        shutil.rmtree(hidden)
+        remove(hidden)
 
 
 def _read(checkpoint: Path, round: int) -> tuple[dict[str, Any], dict[str, Tree]]:

@@ -25,10 +25,11 @@ from fedecider.models import ensemble
 from fedecider.models.client_model import Base, ClientModel, client_of
 from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.export import load_adapter
-from fedecider.models.folders import read_llm_run, verify_manifest
+from fedecider.models.folders import read_llm_run
 from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.running.damage import damage_names
+from fedecider.running.manifest import verify as verify_files
 from fedecider.running.run_folder import SITE, RunFolder
 from fedecider.running.stages import only_stage
 from idgen.backbone import load_backbone
@@ -78,7 +79,8 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
     """
     folder, record = RunFolder(run), read_llm_run(run)
     domains, result = data_of_run(settings.run, record, run), RunResult.read(run)
-    verify_manifest(run, [folder.backbone, *(folder.adapters / name for name in clients_of(domains))])
+    places = [place for name in clients_of(domains) for place in (folder.adapters / name, folder.private / name)]
+    verify_files(run, [folder.backbone, *(place for place in places if place.is_dir())])
     choices = result.metrics.get("joining", {}).get("clients", {})  # nobody had one where nobody trained alone
     if SITE in record:
         pretrained = only_stage(Path(settings.run.cache), "pretrain")

@@ -17,10 +17,9 @@ from fedecider.models.item_table import read_item_ids
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.models.versions import add_version, changing, folder_of, home_of, in_force, read_versions
 from fedecider.running.damage import read_object
+from fedecider.running.manifest import note_changed, read_manifest
 from fedecider.running.run_folder import RunFolder, read_run
-
-TELLING = ("examples.json", "report.html", "per_user.parquet")
-"""Files of a run that may name a customer."""
+from fedecider.scratch import aside
 
 
 class Forgotten(NamedTuple):
@@ -65,13 +64,18 @@ def forget(run: str | Path, company: str | None, customers: Sequence[str], data:
             raise ValueError(f"got all {len(gone.customers)} customers of {name}, expected some to stay")
         gone_counts = count_events(counted_part(gone), len(now.keys))
         ensemble = with_counts(now.ensemble, without(now.ensemble.knowledge.counts, gone_counts))
-        remembers = _remembers(now, home, left)
+        remembers = _remembers(now, home)
         removed = tuple(read_versions(home).numbers)
 
         def change(folder: RunFolder) -> None:
             put_private(folder, name, ensemble, now.keys, stay)
-            for file in _naming(folder.root, left):
-                (folder.root / file).unlink()
+            files = [folder.root / file for file in read_manifest(folder.root).customers]
+            for file in files:
+                if file.name == folder.per_user.name:
+                    _without(file, name, left)
+                elif not file.is_relative_to(folder.private):
+                    file.unlink(missing_ok=True)
+            note_changed(folder.root, files)
 
         about = f"{_customers(len(left))} of {name} forgotten"
         number = add_version(home, now.run.root, about, change, forgets=True)
@@ -104,8 +108,8 @@ def _kept(now: Counted, home: Path) -> set[str]:
     return known
 
 
-def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
-    """Sentences about what has seen the customers, or names them, and stays."""
+def _remembers(now: Counted, home: Path) -> list[str]:
+    """Sentences about what has seen the customers, and stays."""
     name = now.place.domain
     said = [
         f"the adapter of {name} was trained with their events, and so was what others took from it: training on "
@@ -117,8 +121,6 @@ def _remembers(now: Counted, home: Path, customers: set[str]) -> list[str]:
         said.append(f"the counts of {', '.join(sums)} hold their events in a sum over others, until a federation anew")
     elif len(now.source.domains) == 1 and "others" in now.ensemble.sources:  # a site, which sees no other
         said.append("counts of companies with the same catalogue may hold their events in a sum over others")
-    if naming := _naming(home, customers):
-        said.append(f"{', '.join(naming)} of {home} name them: remove these files where that matters")
     if RunFolder(home).checkpoints.is_dir():
         said.append(f"{RunFolder(home).checkpoints} has the adapters as they were: remove it where no audit needs it")
     if where := read_run(home)["config"]["run"].get("data"):
@@ -134,19 +136,15 @@ def _sums(now: Counted, other: str) -> bool:
     return "others" in read_object(private, {"sources": list})["sources"]
 
 
-def _naming(root: Path, customers: set[str]) -> list[str]:
-    """The files of a run folder that name some of the customers."""
-    keys = {one.encode() for customer in customers for one in (customer, customer.rpartition(":")[2])}
-    return [file for file in TELLING if _names(root / file, keys)]
+def _without(path: Path, company: str, customers: set[str]) -> None:
+    """Take the customers of a company out of ``per_user.parquet``."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet
 
-
-def _names(path: Path, keys: set[bytes]) -> bool:
-    if not path.is_file():
-        return False
-    if path.suffix == ".parquet":
-        return any(user.encode() in keys for user in _column(path, "user"))
-    content = path.read_bytes()
-    return any(key in content for key in keys)
+    if path.is_file():
+        theirs = (pc.field("domain") == company) & pc.field("user").isin(sorted(customers))
+        with aside(path) as scratch:
+            pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).filter(~theirs), scratch)
 
 
 def _column(path: Path, name: str) -> set[str]:
@@ -165,6 +163,7 @@ def in_words(done: Forgotten, company: str) -> list[str]:
     return [
         f"{company}: {_customers(done.num_customers)} and {done.num_events:,} events of theirs are out of the counts "
         f"and the histories; version {done.version} of {done.folder} is in force",
-        f"removed: what was private of version {versions}, to which nobody can go back",
+        f"removed: what was private of version {versions}, to which nobody can go back; everywhere the "
+        "page and its examples, which hold purchases, and the customers' lines of per_user.parquet",
         *(f"still remembers: {one}" for one in done.remembers),
     ]

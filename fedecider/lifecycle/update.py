@@ -37,7 +37,6 @@ from fedecider.models.ensemble import (
     positions,
 )
 from fedecider.models.ensemble_files import load_ensemble, save_ensemble
-from fedecider.models.folders import replace_in_manifest
 from fedecider.models.item_table import lengthen, read_item_ids
 from fedecider.models.later_rows import add_rows, with_rows
 from fedecider.models.lists import (
@@ -60,6 +59,7 @@ from fedecider.models.new_items import (
 from fedecider.models.source import Place, Source, find_source
 from fedecider.models.versions import add_version, changing, home_of, write_copy
 from fedecider.running.machine import checked_device
+from fedecider.running.manifest import note_changed
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import RunFolder, check_output
 from idgen.tokenizer import load_tokenizer
@@ -304,7 +304,7 @@ def update(
             if place.adapter in (adapter, Path(scratch) / "longer"):
                 shutil.rmtree(folder.adapters / name)
                 shutil.copytree(place.adapter, folder.adapters / name)
-                replace_in_manifest(folder.root, folder.adapters / name)
+                note_changed(folder.root, [folder.adapters / name])
 
         if output:
             write_copy(now.run.root, target, change)
@@ -382,6 +382,7 @@ def put_private(
     save_ensemble(ensemble, keys, private)
     save_histories(histories, private / HISTORIES_FILE)
     save_unsold(unsold, private)
+    note_changed(folder.root, [private])
 
 
 def _in_short(found: Updated, name: str) -> str:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
+from fedecider.federation.secure_rounds import SecureSums
+from fedecider.federation.secure_sum import THRESHOLD
 from fedecider.federation.wire import only_rows, received, take_row
 from fedecider.models.adapters import Shapes
 from fedecider.models.tied_table import HEAD
@@ -94,19 +96,21 @@ def travelling_rows(rows: Rows, takes_mean: bool) -> Travelling:
     return Travelling(sent, in_messages, home)
 
 
-def summed_rows(rows: Rows, takes_mean: bool, participation: float) -> Tree:
-    """The rows of the messages of secure sums, `Travelling.in_messages`.
+def secure_sums(rows: Rows, takes_mean: bool, participation: float, seed: int) -> SecureSums:
+    """How uploads with these rows are summed. Where clients sell parts of a catalogue, over all of them or not at all:
+    the difference of the row weights of two cohorts are the rows of who was away.
 
     Raises:
         ValueError: clients sell parts of a catalogue, and not all of them take part in every round.
     """
     travelling = travelling_rows(rows, takes_mean)
-    if participation < 1.0 and any(bool((mark != mark[:1]).any()) for mark in travelling.sent.values()):
+    sell_parts = any(bool((mark != mark[:1]).any()) for mark in travelling.sent.values())
+    if participation < 1.0 and sell_parts:
         raise ValueError(
             f"got secure_sum with participation {participation} and clients that sell parts of a catalogue, expected "
             "participation 1: sums over changing cohorts would tell who sells what"
         )
-    return travelling.in_messages
+    return SecureSums(seed, threshold=1.0 if sell_parts else THRESHOLD, own_rows=travelling.in_messages)
 
 
 def as_known(download: Download, own: Tree, sent: Tree, client: int) -> Download:

@@ -1,7 +1,7 @@
 """An ensemble on disk: ``ensemble.safetensors`` and ``ensemble.json`` in one folder of its own, marked private.
 
-``ensemble.json`` says whose catalogue it is (SHA-256 of the item keys) and what the tensors must be (their SHA-256). It
-holds counts of real users: neither file belongs into anything that is pushed or shared.
+``ensemble.json`` says whose catalogue it is (SHA-256 of the item keys). It holds counts of real users: neither file
+belongs into anything that is pushed or shared. The manifest of the run has the checksums of both.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,17 @@ import numpy as np
 import scipy
 from safetensors.numpy import load_file, save_file
 
-from fedecider.federation.record import plain, write_json
+from fedecider.federation.record import write_json
 from fedecider.models.config import SOURCES
 from fedecider.models.counts import Counts
 from fedecider.models.ensemble import Ensemble, Weights
 from fedecider.models.features import FEATURES, MODEL, Knowledge
 from fedecider.running.damage import check_tensors, damage_names, read_object
+from fedecider.scratch import aside
 
 TENSOR_FILE, SETTINGS_FILE = "ensemble.safetensors", "ensemble.json"
 PRIVATE = "counts of real users: for this client alone. Do not push, publish or share this folder"
-FIELDS = {"private": str, "catalogue": str, "sha256": str, "sources": list, "num_new": int, "weights": dict}
+FIELDS = {"private": str, "catalogue": str, "sources": list, "num_new": int, "weights": dict}
 MATRICES = ("pair", "next")
 TENSORS = {
     **{f"{name}_{part}": np.int64 for name in MATRICES for part in ("start", "item", "count")},
@@ -48,18 +48,16 @@ def save_ensemble(ensemble: Ensemble, item_keys: Sequence[str], folder: Path) ->
         count_II.eliminate_zeros()
         values |= {f"{name}_start": count_II.indptr, f"{name}_item": count_II.indices, f"{name}_count": count_II.data}
     tensors = {name: np.ascontiguousarray(values[name], dtype) for name, dtype in TENSORS.items()}
-    scratch = folder / f".{TENSOR_FILE}.tmp"
-    save_file(tensors, scratch)
-    os.replace(scratch, folder / TENSOR_FILE)  # never into the old file, whose bytes versions of a run may share
+    with aside(folder / TENSOR_FILE) as scratch:
+        save_file(tensors, scratch)
     content = {
         "private": PRIVATE,
         "catalogue": catalogue_hash(item_keys),
-        "sha256": hashlib.sha256((folder / TENSOR_FILE).read_bytes()).hexdigest(),
         "sources": list(ensemble.sources),
         "num_new": ensemble.knowledge.num_new,
         "weights": {name: weights_data(getattr(ensemble, name)) for name in ("alone", "beside_model")},
     }
-    write_json(folder / SETTINGS_FILE, {**content, "checksum": _checksum(content)})
+    write_json(folder / SETTINGS_FILE, content)
     return folder
 
 
@@ -67,21 +65,16 @@ def load_ensemble(folder: Path, item_keys: Sequence[str]) -> Ensemble:
     """The ensemble in ``folder``.
 
     Raises:
-        ValueError: a file is missing or damaged, was changed, or is of another catalogue; the message names it.
+        ValueError: a file is missing or damaged, or is of another catalogue; the message names it.
     """
     path, tensor_path = folder / SETTINGS_FILE, folder / TENSOR_FILE
     content = read_object(path, FIELDS)
-    checksum = content.pop("checksum", "")
     if content["catalogue"] != catalogue_hash(item_keys):
         raise ValueError(
             f"got an ensemble of another catalogue in {folder}, expected that of these {len(item_keys)} items. Give "
             "the ensemble that was written with this run"
         )
     check_tensors(tensor_path)
-    if hashlib.sha256(tensor_path.read_bytes()).hexdigest() != content["sha256"]:
-        raise ValueError(
-            f"{tensor_path} was changed since it was written, expected it unchanged. Copy both files again"
-        )
     with damage_names(tensor_path):
         counts, unit_ID = _checked(load_file(tensor_path), len(item_keys))
     with damage_names(path):
@@ -91,8 +84,6 @@ def load_ensemble(folder: Path, item_keys: Sequence[str]) -> Ensemble:
         ensemble = Ensemble(knowledge, _weights(alone), None if beside is None else _weights(beside), sources)
         if MODEL in ensemble.alone.value or not 0 <= knowledge.num_new <= len(item_keys):
             raise ValueError("weights of a model in an ensemble without one, or more new items than there are")
-    if checksum != _checksum(content):
-        raise ValueError(f"{path} was changed since it was written, expected it unchanged. Copy both files again")
     return ensemble
 
 
@@ -108,11 +99,6 @@ def _weights(data: Mapping[str, Any]) -> Weights:
     if not all(map(math.isfinite, (*value.values(), *error.values()))):
         raise ValueError("weights that are no finite numbers")
     return Weights(value, error, tuple(map(str, data["constant"])), int(data["num_customers"]))
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    """Over all that ``ensemble.json`` says, the checksum of the counts included."""
-    return hashlib.sha256(json.dumps(plain(content), sort_keys=True).encode()).hexdigest()
 
 
 def catalogue_hash(item_keys: Sequence[str]) -> str:

@@ -9,9 +9,7 @@ Shape legend: K domains, R rank, I in features, O out features.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +34,7 @@ from fedecider.models.item_table import (
     write_items,
 )
 from fedecider.models.tied_table import HEAD, adapted_embeddings
+from fedecider.scratch import aside, remove
 from idgen.backbones.families import family_of
 from idgen.prompts import SEPARATOR, load_templates, split_template
 from idgen.quantize import keep_trainable, loading_options, quantize_of
@@ -225,10 +224,8 @@ def export_adapter(
         ValueError: the reloaded model's logits differ by more than `TOLERANCE`.
     """
     check_items(items)
-    scratch = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
+    with aside(folder) as scratch:
+        scratch.mkdir(parents=True)
         tables = adapted_embeddings(model.get_base_model())
         save_peft_folder(compact(factors), scratch, base.name, family_of(model).task_type, tables)
         write_items(scratch, items, card.prompt.end_token)
@@ -239,10 +236,7 @@ def export_adapter(
                 f"got logits that differ by {difference:.2e} after reloading the adapter of {card.domain} onto "
                 f"{base.folder}, expected at most {TOLERANCE:.0e}; pass the backbone that the adapters were trained on"
             )
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove(folder)
     return difference
 
 

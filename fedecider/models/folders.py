@@ -1,20 +1,17 @@
-"""What a recommender has beside its weights: the record of its run, its inference config, checksums of all files.
+"""What a recommender has beside its weights: the record of its run, and its inference config.
 
-``inference_config.json`` lies beside an adapter's weights. ``handover.json`` in the run folder: path below that folder
--> SHA-256, for every file in ``backbone/`` and ``adapters/``. Plain transformers and peft read neither.
+``inference_config.json`` lies beside an adapter's weights; plain transformers and peft do not read it.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedecider.data.constant_words import CARD
-from fedecider.data.store import file_sha256
-from fedecider.federation.record import read_json, write_json
+from fedecider.federation.record import write_json
 from fedecider.running.damage import damage_names, damaged, read_object
 from fedecider.running.options import from_plain
 from fedecider.running.plain import as_plain
@@ -139,70 +136,3 @@ def write_inference_config(config: InferenceConfig, folder: Path) -> Path:
     named = config._replace(text_encoder=Path(encoder).name if Path(encoder).is_dir() else encoder)
     write_json(folder / INFERENCE_FILE, {name: as_plain(value) for name, value in named._asdict().items()})
     return folder / INFERENCE_FILE
-
-
-MANIFEST_FILE = "handover.json"
-ADVICE = (
-    "Copy backbone/ and adapters/ of the run again, or write them anew: scripts/federate.py --resume true with the "
-    "settings of the run"
-)
-
-
-def write_manifest(root: Path, parts: Sequence[Path]) -> Path:
-    """Hash every file in ``parts``, files or folders below ``root``, into ``root/handover.json``.
-
-    They become readable as other files are that this process writes: a hand-over is for others, but for files in a
-    folder that is its owner's alone.
-    """
-    mask = os.umask(0)
-    os.umask(mask)
-    names = [name for part in parts for name in _names(root, part)]
-    for name in names:
-        if (root / name).parent.stat().st_mode & 0o077:
-            (root / name).chmod(0o666 & ~mask)  # safetensors writes for its owner alone, all else as the mask says
-    hashes = {name: file_sha256(root / name) for name in names}
-    write_json(root / MANIFEST_FILE, hashes)
-    return root / MANIFEST_FILE
-
-
-def replace_in_manifest(root: Path, part: Path) -> None:
-    """Hash the files of one folder anew; what the checksums say of all others stays."""
-    own = f"{part.relative_to(root).as_posix()}/"
-    kept = {name: value for name, value in read_json(root / MANIFEST_FILE).items() if not name.startswith(own)}
-    write_json(root / MANIFEST_FILE, kept | {name: file_sha256(root / name) for name in _names(root, part)})
-
-
-def verify_manifest(root: Path, parts: Sequence[Path], advice: str = ADVICE) -> None:
-    """See that ``parts``, files or folders below ``root``, are exactly what was handed over.
-
-    Raises:
-        ValueError: a file was changed, is missing or was added, or there are no checksums; the message names it.
-    """
-    path = root / MANIFEST_FILE
-    try:
-        expected = read_json(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"got no checksums in {path} ({error}), expected those of the hand-over. {advice}") from error
-    if not isinstance(expected, dict) or not all(isinstance(value, str) for value in expected.values()):
-        raise ValueError(f"got a damaged {path}, expected a checksum for every file. {advice}")
-    for part in parts:
-        own = part.relative_to(root).as_posix()
-        wanted = {name for name in expected if name == own or name.startswith(f"{own}/")}
-        found = set(_names(root, part))
-        if not wanted:
-            raise ValueError(f"got no checksums of {part} in {path}, expected those of the hand-over. {advice}")
-        for name in sorted(wanted | found):
-            if name not in found:
-                raise ValueError(f"{root / name} is missing, expected it as it was handed over. {advice}")
-            if name not in wanted:
-                raise ValueError(f"{root / name} was not handed over with the run; remove it. {advice}")
-            if file_sha256(root / name) != expected[name]:
-                raise ValueError(f"{root / name} was changed after the export, expected it unchanged. {advice}")
-
-
-def _names(root: Path, part: Path) -> Iterator[str]:
-    """A file, or the files below a folder, as paths below ``root``, without hidden ones, which nobody reads."""
-    for path in [part] if part.is_file() else sorted(part.rglob("*")):
-        name = path.relative_to(root)
-        if path.is_file() and not any(word.startswith(".") for word in name.parts):
-            yield name.as_posix()

@@ -26,6 +26,7 @@ from fedecider.running.damage import check_tensors, damage_names
 from fedecider.running.plain import content_key
 from fedecider.running.progress import progress, stage
 from fedecider.running.stages import cached_stage, file_digest
+from fedecider.scratch import aside
 from idgen.semantic_ids import Codebook
 from idgen.text_vectors import TextProjection
 
@@ -110,9 +111,9 @@ def _keep(folder: Path, digests: Sequence[bytes], vector_NE: Tensor) -> None:
     for number, digest in enumerate(digests):
         first.setdefault(digest, number)
     digest_N = torch.frombuffer(bytearray(b"".join(first)), dtype=torch.uint8).view(-1, 32)
-    name = uuid.uuid4().hex
-    save_file({"digest": digest_N, "vector": vector_NE[list(first.values())].contiguous()}, folder / f".{name}")
-    os.replace(folder / f".{name}", folder / f"{name}.safetensors")
+    tensors = {"digest": digest_N, "vector": vector_NE[list(first.values())].contiguous()}
+    with aside(folder / f"{uuid.uuid4().hex}.safetensors") as scratch:
+        save_file(tensors, scratch)
 
 
 def save_projection(path: Path, projection: TextProjection, encoder: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from fedecider.models.item_table import read_item_ids
 from fedecider.models.source import find_source
 from fedecider.running.damage import damaged
 from fedecider.running.run_folder import RunFolder, check_file, read_run
+from fedecider.scratch import aside
 
 HISTORIES_FILE = "histories.parquet"
 """In a company's private folder, where an update left them."""
@@ -347,20 +347,15 @@ def write_lists(lists: Iterable[Any], path: Path) -> Written:
     ones are made, and the file gets its name at the end.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     begun, num_lists, num_empty, example = time.perf_counter(), 0, 0, ""
-    try:
-        with _WRITERS[path.suffix](scratch) as writer:
-            for one in lists:
-                num_lists += 1
-                note = one.error or "; ".join(one.answer.notes)
-                items = [] if one.answer is None else one.answer.items
-                if not items:
-                    num_empty, example = num_empty + 1, example or f"{one.customer}: {note}"
-                writer.add(one.customer, items, note)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with aside(path) as scratch, _WRITERS[path.suffix](scratch) as writer:
+        for one in lists:
+            num_lists += 1
+            note = one.error or "; ".join(one.answer.notes)
+            items = [] if one.answer is None else one.answer.items
+            if not items:
+                num_empty, example = num_empty + 1, example or f"{one.customer}: {note}"
+            writer.add(one.customer, items, note)
     return Written(num_lists, num_empty, example, time.perf_counter() - begun)
 
 

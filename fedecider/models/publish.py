@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedecider.models.folders import MANIFEST_FILE, write_manifest
 from fedecider.models.item_table import CONFIG_FILE
 from fedecider.models.source import ADAPTER_FILES, BACKBONE_FOLDER, HUB_NAME
+from fedecider.running.manifest import MANIFEST_FILE
 
 CARD_FILE = "README.md"
 MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
@@ -35,7 +35,6 @@ def name_base(folder: Path, name: str) -> None:
         config = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
         text = json.dumps({**config, "base_model_name_or_path": name}, indent=2, sort_keys=True)
         (adapter / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-    write_manifest(folder, [folder / BACKBONE_FOLDER, *adapters])
 
 
 def put_in_front(folder: Path) -> None:

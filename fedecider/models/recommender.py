@@ -97,7 +97,7 @@ class Recommender:
         """
         device = checked_device(device)
         found = find_source(source, revision)
-        place = found.place(found.choose(domain))
+        place = found.place(found.choose(domain), private=ensemble)
         table = read_item_ids(place.adapter)
         tokenizer = load_tokenizer(place.backbone)
         base = load_backbone(place.backbone, tokenizer, place.inference.quantize, device)

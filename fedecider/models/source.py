@@ -21,6 +21,7 @@ from fedecider.models.ensemble import Ensemble
 from fedecider.models.ensemble_files import load_ensemble
 from fedecider.models.item_table import CONFIG_FILE, ITEM_FILE, LOCAL_BACKBONE, WEIGHTS_FILE, read_item_ids
 from fedecider.models.versions import in_force
+from fedecider.running import manifest
 from fedecider.running.damage import read_object
 from fedecider.running.run_folder import RunFolder
 
@@ -33,7 +34,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SOURCES = (
     "Give the folder that scripts/federate.py printed at its end, one that Result.export wrote, or a name of the hub"
 )
-ANEW = "Copy or download the whole folder again, or export it anew"
 
 
 class Place(NamedTuple):
@@ -78,8 +78,9 @@ class Source(NamedTuple):
             )
         return domain
 
-    def place(self, domain: str) -> Place:
-        """The parts of a domain's recommender, after their checksums were compared.
+    def place(self, domain: str, private: bool = True) -> Place:
+        """The parts of a domain's recommender, after their checksums were compared; without ``private`` its private
+        part may have been taken away.
 
         Raises:
             FileNotFoundError: there is no such domain, or no backbone.
@@ -88,6 +89,8 @@ class Source(NamedTuple):
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
             ensemble = _ensemble(self.run.private / domain)
+            parts = [self.run.record, self.run.backbone, adapter, self.run.private / domain]
+            manifest.verify(self.run.root, parts if private or ensemble else parts[:3])
             place = Place(
                 domain, adapter, self.run.backbone, ensemble, folders.inference_config_of_run(self.run, adapter)
             )
@@ -95,7 +98,7 @@ class Source(NamedTuple):
             inference, backbone, root = folders.read_inference_config(adapter), _backbone(adapter), _root(adapter)
             ensemble = None if root == adapter else _ensemble(RunFolder(root).private / domain)
             place = Place(domain, adapter, backbone, ensemble, inference)
-        verify_place(place, self.run)
+            _verify_copy(place, root)
         return place
 
 
@@ -120,42 +123,33 @@ def find_source(source: str | Path, revision: str | None = None) -> Source:
     return _of_folder(path.resolve(), name)
 
 
-def verify_place(place: Place, run: RunFolder | None) -> None:
-    """Compare the files of a recommender with their checksums, where there are some.
-
-    They are in the adapter's own folder, or beside ``adapters/`` and ``backbone/`` of a run or of a copy of one.
-
-    Raises:
-        ValueError: a file was changed since it was handed over, is missing or was added; the message names it.
-    """
-    adapter, root = place.adapter, _root(place.adapter)
-    if run is not None:
-        folders.verify_manifest(run.root, [run.backbone, adapter])
-    elif (root / folders.MANIFEST_FILE).is_file():
-        later = [adapter / LATER_ROWS] if (adapter / LATER_ROWS).is_file() else []
-        parts = [adapter] if root != adapter else [*(adapter / name for name in ADAPTER_FILES), *later]
-        parts += [place.backbone] if place.backbone.is_relative_to(root) else []
-        parts += [place.ensemble] if place.ensemble is not None and root == adapter else []
-        folders.verify_manifest(root, parts, ANEW if root == adapter else folders.ADVICE)
+def _verify_copy(place: Place, root: Path) -> None:
+    """Compare what was handed over without its run with its checksums, where there are some: in the adapter's own
+    folder, or beside ``adapters/`` and ``backbone/``."""
+    if (root / manifest.MANIFEST_FILE).is_file():
+        own = [place.adapter] if root != place.adapter else [root / name for name in (*ADAPTER_FILES, LATER_ROWS)]
+        manifest.verify(root, own + ([place.backbone] if place.backbone.is_relative_to(root) else []))
 
 
 def _of_folder(folder: Path, name: str) -> Source:
     if RunFolder(folder).record.is_file():
         folders.read_llm_run(folder)
-        folder = in_force(folder)
-        if not (found := _adapters(folder)):
+        if not _adapters(folder):
             raise ValueError(
                 f"got no adapter in {folder}, expected those of a finished run: it did not finish. Go on with it: "
                 f"scripts/federate.py --resume true --output {folder} and the settings of the run"
             )
-        return Source(name, found, RunFolder(folder))
+        folder = in_force(folder)
+        return Source(name, _adapters(folder), RunFolder(folder))
     if (folder / CONFIG_FILE).is_file():
         run = RunFolder(_root(folder))
         if run.root != folder and run.record.is_file():
             run = RunFolder(in_force(run.root))
             return Source(name, {folder.name: run.adapters / folder.name}, run)
+        manifest.refuse_lost(run.root)
         return Source(name, {folders.read_inference_config(folder).domain: folder}, None)
     if found := _adapters(folder):
+        manifest.refuse_lost(folder)
         return Source(name, found, None)
     raise FileNotFoundError(f"{_no_run(name)}. {SOURCES}")
 
@@ -172,7 +166,7 @@ def _root(adapter: Path) -> Path:
     An adapter that lies elsewhere, or has checksums of its own, stands for itself.
     """
     run = RunFolder(adapter.parent.parent)
-    return run.root if adapter.parent == run.adapters and not (adapter / folders.MANIFEST_FILE).is_file() else adapter
+    return run.root if adapter.parent == run.adapters and not (adapter / manifest.MANIFEST_FILE).is_file() else adapter
 
 
 def _from_hub(name: str, revision: str | None) -> Path:

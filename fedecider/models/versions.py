@@ -1,27 +1,34 @@
 """Versions of a run: what updates made of it, which one is in force, and the way back.
 
 Version 1 is the run as it was trained; version N, a run folder of its own with ``version.json``, lies in ``versions/N``
-of the run. A version is written aside and gets its name when it is whole, and is in force when ``versions/current``,
-which is replaced at once, holds its number: a kill at any moment leaves the old one or the new one.
+of the run. A version is written aside and gets its name when it is whole, and is in force when the manifest of the run,
+which is replaced at once, says so: a kill at any moment leaves the old one or the new one.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedecider.federation.record import read_object, write_json, write_text
-from fedecider.running.damage import damage_names
+from fedecider.federation.record import read_object, write_json
+from fedecider.running.manifest import (
+    MANIFEST_FILE,
+    NOT_LISTED,
+    VERSIONS,
+    note_changed,
+    put_manifest,
+    read_manifest,
+    verify,
+)
 from fedecider.running.run_folder import RunFolder, locked
+from fedecider.scratch import PREFIX, aside, remove, remove_left, scratch_name
 
-FOLDER, CURRENT, RECORD = "versions", "current", "version.json"
-SCRATCH = ".*.tmp"
-NOT_COPIED = (".lock", "checkpoints", FOLDER, SCRATCH)
+RECORD = "version.json"
+NOT_COPIED = (".lock", *NOT_LISTED, f"{PREFIX}*")
 """Of the run itself: a company may be called ``versions`` or ``checkpoints``."""
 
 
@@ -58,52 +65,47 @@ class Versions(NamedTuple):
 
 def home_of(root: Path) -> Path:
     """The run that ``root``, itself or one of its versions, belongs to."""
-    return root.parent.parent if root.parent.name == FOLDER and (root / RECORD).is_file() else root
+    return root.parent.parent if root.parent.name == VERSIONS and (root / RECORD).is_file() else root
 
 
 def read_versions(home: Path) -> Versions:
     """The versions of a run; the run alone where it was never updated.
 
     Raises:
-        ValueError: a file is damaged or missing, or the version in force is not there.
+        ValueError: the manifest is missing or damaged, or a version that it knows is not there.
     """
-    folders = _folders(home)
-    if not folders and not _current(home).is_file():
-        return Versions(1, {})
-    path = _current(home)
-    if not path.is_file():
+    folders, (_, _, in_force, versions) = _folders(home), read_manifest(home)
+    if lost := [number for number in {*versions, in_force} - {1} if number not in folders]:
         raise ValueError(
-            f"got {home / FOLDER} without the file {CURRENT}, expected the number of the version in force in it. Write "
-            f"one of {', '.join(map(str, [1, *folders]))} there"
+            f"{folder_of(home, lost[0])} is missing, expected the version {lost[0]} of the run as it was written. "
+            "Restore it from a copy"
         )
-    with damage_names(path):
-        in_force = int(path.read_text(encoding="utf-8"))
-        if in_force not in (1, *folders):
-            raise ValueError(f"version {in_force} is in force, which is not there")
-    known = {number: _read_version(folder) for number, folder in folders.items()}
+    known = _usable(home, in_force)
+    return Versions(in_force, known, not any(one.forgets for one in known.values()))
+
+
+def _usable(home: Path, in_force: int) -> dict[int, Version]:
+    """The versions but 1 that one may go back to from that in force."""
+    known = {number: _read_version(folder) for number, folder in _folders(home).items()}
     first = max((number for number, one in known.items() if one.forgets and number <= in_force), default=1)
     unfinished = {number for number, one in known.items() if one.forgets and number > in_force}
-    known = {number: one for number, one in known.items() if number >= first and number not in unfinished}
-    return Versions(in_force, known, first == 1)
-
-
-def _current(home: Path) -> Path:
-    return home / FOLDER / CURRENT
+    return {number: one for number, one in known.items() if number >= first and number not in unfinished}
 
 
 def _folders(home: Path) -> dict[int, Path]:
     """Number -> folder of every version that is whole, usable or not, in order."""
-    return dict(sorted((int(path.name), path) for path in (home / FOLDER).glob("*") if path.name.isdecimal()))
+    return dict(sorted((int(path.name), path) for path in (home / VERSIONS).glob("*") if path.name.isdecimal()))
 
 
 def _read_version(folder: Path) -> Version:
+    verify(folder, [folder / RECORD])
     content = read_object(folder / RECORD, {"made_from": int, "about": str, "forgets": bool})
     return Version(content["made_from"], content["about"], content["forgets"])
 
 
 def folder_of(home: Path, number: int) -> Path:
     """The run folder of a version."""
-    return home if number == 1 else home / FOLDER / str(number)
+    return home if number == 1 else home / VERSIONS / str(number)
 
 
 def in_force(root: Path) -> Path:
@@ -120,8 +122,7 @@ def changing(home: Path) -> Iterator[None]:
     """
     busy = f"{home} is being written by another process, expected a run that nobody writes. Wait until it ends"
     with locked(RunFolder(home).lock, busy):
-        for path in [*(home / FOLDER).glob(SCRATCH), *home.glob(SCRATCH)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove_left(home, alone=True)
         remove_unusable(home)
         yield
 
@@ -140,10 +141,8 @@ def add_version(
     def changed(folder: RunFolder) -> None:
         change(folder)
         write_json(folder.root / RECORD, Version(parent, about, forgets)._asdict())
+        note_changed(folder.root, [folder.root / RECORD])
 
-    if not _current(home).is_file():
-        _current(home).parent.mkdir(exist_ok=True)
-        _put_in_force(home, 1)
     write_copy(made_from, folder_of(home, number), changed)
     _put_in_force(home, number)
     remove_unusable(home)
@@ -167,48 +166,56 @@ def go_back(home: Path, number: int) -> None:
 
 
 def _put_in_force(home: Path, number: int) -> None:
-    write_text(_current(home), f"{number}\n")
+    put_manifest(home, read_manifest(home)._replace(in_force=number, versions=tuple(_usable(home, number))))
 
 
 def drop_versions(home: Path) -> None:
     """What a training anew leaves of updates: nothing; the run as it is trained is in force."""
-    shutil.rmtree(home / FOLDER, ignore_errors=True)
+    for path in (home / MANIFEST_FILE, home / VERSIONS):
+        remove(path)
 
 
 def remove_unusable(home: Path) -> None:
-    """Remove versions that nobody can go back to: the whole folder, of the run as it was trained the private part.
+    """Remove versions that nobody can go back to: the whole folder; of the run as it was trained what holds customers'
+    data, or, where the oldest version left has a file of that name outside ``private/``, all that this one lacks.
 
     Raises:
         ValueError: what a customer was promised to be removed from cannot be.
     """
     versions = read_versions(home)
     unusable = [folder for number, folder in _folders(home).items() if number not in versions.known]
-    for folder in [*unusable, *([] if versions.has_first else [RunFolder(home).private])]:
-        path = folder.with_name(f".{folder.name}.tmp")  # no reader meets half a version
+    customers = [] if versions.has_first else read_manifest(home).customers
+    if customers:
+        oldest, private = folder_of(home, min(versions.known)), RunFolder(home).private
+        left = [name for name in customers if not (home / name).is_relative_to(private) and (oldest / name).is_file()]
+        for name in left:
+            with aside(home / name) as scratch:
+                shutil.copyfile(oldest / name, scratch)
+        unusable += [private, *(home / name for name in customers if name not in left)]
+    for path in unusable:
+        hidden = scratch_name(path)  # no reader meets half a version
         try:
-            os.replace(folder, path)
-            shutil.rmtree(path)
+            os.replace(path, hidden)
+            shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink()
         except FileNotFoundError:
             pass
         except OSError as error:
             raise ValueError(
-                f"got {path}, which nobody may go back to and which cannot be removed ({error}), expected it to go. "
+                f"got {hidden}, which nobody may go back to and which cannot be removed ({error}), expected it to go. "
                 "Remove it"
             ) from error
+    note_changed(home, [home / name for name in customers])
 
 
 def write_copy(run: Path, target: Path, change: Callable[[RunFolder], Any]) -> None:
     """A copy of a run folder, changed; it gets its name when it is whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
+    with aside(target) as scratch:
         shutil.copytree(run, scratch, ignore=_left_out(run))
+        put_manifest(scratch, read_manifest(run)._replace(in_force=1, versions=()))
         change(RunFolder(scratch))
-        os.replace(scratch, target)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _left_out(run: Path) -> Callable[[str, list[str]], set[str]]:
-    of_run, below = shutil.ignore_patterns(*NOT_COPIED), shutil.ignore_patterns(SCRATCH)
+    of_run, below = shutil.ignore_patterns(*NOT_COPIED), shutil.ignore_patterns(f"{PREFIX}*")
     return lambda folder, names: (of_run if Path(folder) == run else below)(folder, names)

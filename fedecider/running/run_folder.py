@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from fedecider.federation.record import write_json
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.plain import as_plain, content_key
+from fedecider.scratch import remove_left
 
 LIBRARIES = ("torch", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy", "numba")
 
@@ -140,6 +141,7 @@ def opened_run(root: Path, record: dict[str, Any], resume: bool, writes: bool = 
         return
     with locked(folder.lock, _busy(root)):
         _check_content(folder, record, resume)
+        remove_left(root, alone=True)
         if not folder.record.exists():
             write_json(folder.record, recorded(record))
         try:

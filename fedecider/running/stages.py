@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 from fedecider.federation.checksums import SUMS_FILE, check_sums, write_sums
 from fedecider.running.plain import as_plain, content_key
 from fedecider.running.run_folder import check_output
+from fedecider.scratch import aside, remove, scratch_name
 
 FORMAT = 2
 """Raise it when the same settings begin to give another result, so that older stages are not reused."""
@@ -42,17 +41,13 @@ def cached_stage(cache: Path, name: str, inputs: dict[str, Any], build: Callable
         _check(folder)
         return Stage(folder, True)
     check_output(cache)
-    scratch = cache / f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp"
-    scratch.mkdir(parents=True)
-    try:
+    with aside(folder, put=_put) as scratch:
+        scratch.mkdir(parents=True)
         build(scratch)
         noted = as_plain({"format": FORMAT, **inputs})
         (scratch / "inputs.json").write_text(json.dumps(noted, indent=1, default=str) + "\n")
         write_sums(scratch)
-        _put(scratch, folder)
-        shutil.rmtree(begun_folder(cache, name, inputs), ignore_errors=True)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    remove(begun_folder(cache, name, inputs))
     return Stage(folder, False)
 
 
@@ -99,10 +94,10 @@ def _put(scratch: Path, folder: Path) -> None:
         if _is_complete(folder):
             _check(folder)
             return
-        doomed = scratch.with_suffix(".old")
+        doomed = scratch_name(folder)
         os.replace(folder, doomed)
         os.replace(scratch, folder)
-        shutil.rmtree(doomed)
+        remove(doomed)
 
 
 def file_digest(folder: Path) -> str:

@@ -10,7 +10,7 @@ from toy_recommender import toy_data
 
 from fedecider.deployment.messages import Message, pack, unpack
 from fedecider.federation.secure_rounds import SecureSums, securely_summed_rounds
-from fedecider.methods.rows import TABLE, travelling_rows
+from fedecider.methods.rows import TABLE, secure_sums, travelling_rows
 from fedecider.testing import llm_contract
 from fedecider.testing.faults import Fault, faulty_channel
 
@@ -198,3 +198,35 @@ def test_sites_that_sell_parts_of_a_catalogue_keep_their_own_rows(tmp_path, monk
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
     assert not state.server[TABLE][3:8].any()  # sold in the north alone
+
+
+def test_a_site_that_is_late_ends_a_round_of_companies_that_sell_parts(tmp_path, monkeypatch):
+    """Neither server nor sites open a sum of the others: its row weights would tell what who is away sells."""
+    names = list("abcde")
+    ranges = {"a": (3, 9), "b": (5, 12), "c": (8, 15), "d": (4, 16), "e": (6, 21)}
+    monkeypatch.setattr(llm_contract, "CATALOGUES", ranges)
+    monkeypatch.setattr(llm_contract, "SILO_SIZES", dict.fromkeys(ranges, 8))
+
+    def made():
+        recommender = catalogue_recommender(names)
+        own_KV = recommender.rows.own[TABLE]
+        home = {TABLE: own_KV & (own_KV.sum(0) == 1)}
+        return recommender._replace(rows=recommender.rows._replace(home=home, hidden=True))
+
+    sums, opened = secure_sums(made().rows, True, 1.0, 5), []
+
+    def watch(client, asked, blob):
+        opened.append(asked.round) if asked.kind == "unmask" else None
+        return blob
+
+    for kind in ("keys", "shares", "train"):
+        opened.clear()
+        sites = [site_of("fedavg", client, tmp_path / kind, made(), sums=sums) for client in range(5)]
+        late = lambda client, asked: (client, asked.round, asked.kind) == (2, 2, kind)  # noqa: E731, B023
+        with pytest.raises(ValueError, match="got 4 of 5 clients in the secure sum of round 2, expected all"):
+            deployed("fedavg", sites, 3, names=names, recommender=made(), sums=sums, damage=watch, away=late)
+        assert set(opened) == {1}
+    keys = {client: Message("keys", 2, {}, {"run": "abc"}) for client in range(4)}
+    rows = [unpack(sites[client].answer(pack(one)), MOST).tensors["keys"] for client, one in keys.items()]
+    asked = Message("shares", 2, {"keys": torch.stack(rows)}, {"run": "abc", "clients": list(range(4))})
+    assert "got 4 of 5 clients" in unpack(sites[0].answer(pack(asked)), MOST).facts["reason"]

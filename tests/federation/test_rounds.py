@@ -16,6 +16,7 @@ from fedecider.federation.record import Recorder, non_finite_uploads, read_recor
 from fedecider.federation.rounds import Clients, RoundSettings, evaluate, evaluate_variants, run_rounds
 from fedecider.federation.state import Parameters, load_state
 from fedecider.federation.streams import stream
+from fedecider.scratch import scratch_name
 from fedecider.testing.rounds import recorded_rounds
 
 POINTS = [torch.tensor([1.0, 5.0]), torch.tensor([-4.0]), torch.tensor([2.0, 2.0, -7.0])]
@@ -77,8 +78,8 @@ def test_kill_and_resume_reproduces_the_uninterrupted_run(tmp_path):
     first = run(rounds=2, checkpoints=tmp_path / "checkpoints", recorder=Recorder(tmp_path / "parts.jsonl"))
     with (tmp_path / "parts.jsonl").open("a") as file:
         file.write('{"round": 3, "scor')  # what a kill leaves behind
-    (tmp_path / "checkpoints" / ".round_00003.tmp").mkdir()  # and while it saved
-    (tmp_path / "checkpoints" / ".round_00009.old").mkdir()  # and while it removed
+    scratch_name(tmp_path / "checkpoints" / "round_00003").mkdir()  # and while it saved
+    scratch_name(tmp_path / "checkpoints" / "round_00009").mkdir()  # and while it removed
     second = run(
         rounds=5, checkpoints=tmp_path / "checkpoints", recorder=Recorder(tmp_path / "parts.jsonl"), resume=True
     )

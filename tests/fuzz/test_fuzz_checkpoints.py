@@ -12,8 +12,8 @@ from fedecider.cross_silo.command_line import parse_settings
 from fedecider.deployment.project import read_project, site_names
 from fedecider.federation.checksums import check_sums, write_sums
 from fedecider.federation.state import RunState, load_state, save_state
-from fedecider.models.folders import verify_manifest, write_manifest
 from fedecider.models.new_items import read_new_items
+from fedecider.running.manifest import MANIFEST_FILE, verify, write_manifest
 from fedecider.running.plain import as_plain
 
 TREE = {"x.lora_a": torch.arange(6.0).view(2, 3), "flags": torch.ones(3, dtype=torch.bool)}
@@ -118,10 +118,11 @@ def test_checksums_of_a_hand_over(tmp_path, data):
     folder = tmp_path / "adapters" / "crime"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text("{}")
-    path = write_manifest(tmp_path, [folder])
+    write_manifest(tmp_path)
+    path = tmp_path / MANIFEST_FILE
     content = json.loads(path.read_text())
     path.write_text(json.dumps(data.draw(with_other_value(content))))
-    told(lambda: verify_manifest(tmp_path, [folder]))
+    told(lambda: verify(tmp_path, [folder]))
 
 
 @given(st.sampled_from([".jsonl", ".csv"]), st.data())

@@ -10,10 +10,11 @@ from test_flora import products, updates_of
 from toy_recommender import WORDING, catalogue_recommender, run
 
 from fedecider.federation.channel import Channel
-from fedecider.federation.secure_rounds import ROW_WEIGHTS, SecureSums, securely_summed_rounds
+from fedecider.federation.secure_rounds import ROW_WEIGHTS, SecureSums, mean_upload, securely_summed_rounds
+from fedecider.federation.secure_sum import THRESHOLD
 from fedecider.federation.wire import received, take_row
 from fedecider.methods import METHODS
-from fedecider.methods.rows import HOME, TABLE, as_known, rows_at_home, summed_rows, travelling_rows
+from fedecider.methods.rows import HOME, TABLE, as_known, rows_at_home, secure_sums, travelling_rows
 from fedecider.models.adapters import without_prefix
 from fedecider.testing import llm_contract
 from fedecider.testing.faults import Fault, faulty_channel
@@ -163,11 +164,15 @@ def test_equal_catalogues_have_nothing_at_home(companies):
 def test_secure_sums_of_parts_take_everybody(companies):
     parts = with_rows(companies(), hidden=True)
     with pytest.raises(ValueError, match="clients that sell parts of a catalogue"):
-        summed_rows(parts.rows, True, 0.5)
-    assert TABLE in summed_rows(parts.rows, True, 1.0)
+        secure_sums(parts.rows, True, 0.5, 5)
+    sums = secure_sums(parts.rows, True, 1.0, 5)
+    assert TABLE in sums.own_rows
+    assert sums.threshold == 1.0
     for ranges in (APART, dict.fromkeys(RANGES, (3, 12))):  # nothing in common, or all: cohorts tell nothing more
         other = with_rows(companies(ranges, targets=("output",)), hidden=True)
-        assert TABLE in summed_rows(other.rows, True, 0.5)
+        sums = secure_sums(other.rows, True, 0.5, 5)
+        assert TABLE in sums.own_rows
+        assert sums.threshold == THRESHOLD
 
 
 def test_the_exact_mean_of_products_is_over_sellers_too(companies):
@@ -206,13 +211,32 @@ def test_secure_sums_give_the_plain_rows_and_do_not_tell_whose_they_are(companie
         assert records[0]["traffic"][0]["up"][ROW_WEIGHTS + TABLE] == 8 * (9 + len(WORDING))
 
 
-def test_a_row_whose_other_seller_dropped_out_is_the_survivor_s(companies):
-    recommender = with_rows(companies(), hidden=True)
-    plan = faulty_channel([Fault(1, "late")])
-    method, told = build("fedavg", recommender), travelling_rows(recommender.rows, True).in_messages
-    aggregation = securely_summed_rounds(method, SecureSums(5, own_rows=told))
-    state, _ = run(method, 3, 1, channel=plan._replace(aggregation=aggregation))
-    own_KVR = without_prefix(state.local, "own")[TABLE]
-    torch.testing.assert_close(state.server[TABLE][8], own_KVR[0, 8], rtol=0, atol=1e-6)
-    torch.testing.assert_close(state.server[TABLE][16], own_KVR[2, 16], rtol=0, atol=1e-6)
-    torch.testing.assert_close(state.server[TABLE][10], (own_KVR[0, 10] + own_KVR[2, 10]) / 2, rtol=0, atol=1e-6)
+FIVE = {"a": (3, 9), "b": (5, 12), "c": (8, 15), "d": (4, 16), "e": (6, 21)}
+
+
+def test_a_dropout_does_not_tell_what_who_is_away_sells(companies, monkeypatch):
+    """The attack: the difference of the opened row weights of two rounds. With a threshold of 60 % it is all that the
+    late company sells and others too; where all or none are opened there is no second sum."""
+    monkeypatch.setattr(llm_contract, "SILO_SIZES", dict.fromkeys(FIVE, 8))
+    seen = []
+
+    def spy(sums, server, survivors):
+        seen.append(sums)
+        return mean_upload(sums, server, survivors)
+
+    monkeypatch.setattr("fedecider.federation.secure_rounds.mean_upload", spy)
+    recommender = with_rows(companies(FIVE), hidden=True)
+    late_c, rules = faulty_channel([Fault(2, "late", 2, 2)]), secure_sums(recommender.rows, True, 1.0, 5)
+
+    def opened(sums):
+        seen.clear()
+        method = build("fedavg", recommender)
+        run(method, 5, 3, channel=late_c._replace(aggregation=securely_summed_rounds(method, sums)))
+
+    opened(rules._replace(threshold=THRESHOLD))
+    weights = [one[ROW_WEIGHTS + TABLE] for one in seen]
+    assert (weights[0] - weights[1]).nonzero()[:, 0].tolist() == sorted({*range(8, 15), *WORDING})
+    assert torch.equal(weights[0], weights[2])
+    with pytest.raises(ValueError, match="got 4 of 5 clients in the secure sum of round 2, expected all"):
+        opened(rules)
+    assert len(seen) == 1, "of round 1 alone"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def federate(
     resume: bool = False,
     allow_long: bool = False,
     minutes: float = 0.0,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Iterable[Callback] = (),
     baselines: Mapping[str, Any] = {},
     progress: bool = True,
     **settings: Any,
@@ -75,6 +75,11 @@ def federate(
         ValueError: an unknown setting (the nearest known one is named), a value that cannot be, data that do not suit
             the method, what was chosen takes over an hour, or ``resume`` without ``output``.
     """
+    if output is not None and not str(output):
+        raise ValueError("got output '', expected the run folder, such as 'runs/x', or None for a temporary one")
+    followers = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if not isinstance(callbacks, Iterable) or not all(map(callable, followers)):
+        raise ValueError(f"got callbacks {callbacks!r:.100}, expected a list of functions that take a Round")
     if resume and output is None:
         raise ValueError("got resume without output, expected the folder of the run: output='runs/x'")
     if output is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -90,7 +95,7 @@ def federate(
                     f"got baselines with {parsed.run.method}, a method of {track.title}, expected one that has "
                     "item texts"
                 )
-            run_track(track, parsed, callbacks, chosen, log_results=False)
+            run_track(track, parsed, followers, chosen, log_results=False)
     except BaseException:
         if temporary is not None:
             temporary.cleanup()

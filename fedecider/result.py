@@ -27,9 +27,9 @@ class Result:
     """
 
     def __init__(self, folder: str | Path, temporary: Any = None):
-        self.folder = RunFolder(Path(folder))
         self.run = RunResult.read(folder)
         """All that is known of the run."""
+        self.folder = RunFolder(Path(folder))
         self._track = track_of_config(self.record["config"])
         if temporary is not None:
             self._end = weakref.finalize(self, temporary.cleanup)

@@ -169,15 +169,27 @@ def test_methods_that_know_item_ids_alone(place):
     [
         ({"num_round": 3}, "num_round"),
         ({"method": "fedavgg"}, "got method 'fedavgg'"),
-        ({"resume": True}, "got resume without output"),
+        ({"resume": True, "output": None}, "got resume without output"),
         ({"data": 7}, "got data of the type int"),
         ({"method": 7}, "got the method 7"),
         ({"num_rounds": 0}, "num_rounds"),
+        ({"output": ""}, "got output '', expected the run folder"),
+        ({"callbacks": 5}, "got callbacks 5, expected a list of functions"),
+        ({"callbacks": "x"}, "got callbacks 'x', expected a list of functions"),
+        ({"callbacks": [print, 5]}, "got callbacks .*, expected a list of functions"),
     ],
 )
 def test_bad_input_is_one_sentence(place, arguments, words):
     with pytest.raises(ValueError, match=words):
-        fd.federate(**{"config": SETTINGS, **arguments})
+        fd.federate(**{"config": SETTINGS, "output": "runs/refused", **arguments})
+    assert not Path("runs/refused").exists()
+    assert not Path("run.json").exists()
+
+
+def test_callbacks_of_a_generator_are_asked_in_every_round(place):
+    seen = []
+    fd.federate(config=SETTINGS, num_rounds=2, callbacks=(one for one in [lambda round: seen.append(round.number)]))
+    assert seen == [1, 2]
 
 
 def test_several_processes_need_a_folder_that_all_of_them_know(place, monkeypatch):
@@ -189,6 +201,9 @@ def test_several_processes_need_a_folder_that_all_of_them_know(place, monkeypatc
 def test_a_folder_that_holds_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run in"):
         fd.load(tmp_path)
+    for folder in (5, None):
+        with pytest.raises(ValueError, match=f"got {folder}, expected the path of a run folder"):
+            fd.load(folder)
 
 
 def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):

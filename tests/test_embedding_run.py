@@ -457,6 +457,16 @@ def test_the_leaderboard_says_which_rows_failed_and_makes_none_bold_that_leaks(d
         assert valid[method, "paper"] == pytest.approx(test[method, "paper"], abs=0.2)
 
 
+def test_rows_under_a_protocol_of_papers_run_all_their_rounds():
+    config = board.LeaderboardConfig(num_rounds=7, patience=3)
+    table = board.Board(config, None, None, Path("x"))
+    patience = {
+        protocol: board.Line("fedmf", [protocol]).settings(table, protocol, {}, 0).run.patience
+        for protocol in ("paper", "isolated99", "strict")
+    }
+    assert patience == {"paper": 0, "isolated99": 0, "strict": 3}
+
+
 def test_the_best_test_round_stands_beside_the_last_one(ratings, tmp_path):
     more = [f"y{user},i{(17 * user + 31 * place) % 400:03d},5,{place}" for user in range(40) for place in range(10)]
     large = tmp_path / "large"

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from fedecider.data import from_events, publish
 from fedecider.data.store import save_domains
@@ -77,6 +78,20 @@ def test_errors_of_the_system_say_what_to_do(number, capsys):
 
     assert run(work) == 2
     assert capsys.readouterr().err.startswith(f"error: {SYSTEM[number]}")
+
+
+def test_a_full_disk_is_said_as_such_whoever_writes(capsys):
+    def work():
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    assert run(work) == 2
+    assert capsys.readouterr().err.startswith("error: got 'no space left on device', expected room")
+
+
+def test_nothing_that_cannot_be_printed_is_printed(capsys):
+    assert run(lambda: int("a\0b\x1b[31m")) == 2
+    error = capsys.readouterr().err
+    assert error.strip().isprintable()
 
 
 def test_only_a_run_that_can_go_on_is_said_to(tmp_path, capsys):

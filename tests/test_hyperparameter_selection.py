@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from small_runs import decoder_settings
 
@@ -90,6 +92,24 @@ def test_each_is_judged_by_its_better_round_alone(run):
         assert one["valid"] == pytest.approx(max(scores), abs=1e-9)
         best.append(scores.index(max(scores)))
     assert 1 in best, "else the first round alone would do"
+
+
+def test_the_round_that_is_best_for_all_counts_though_a_later_one_is_worse(monkeypatch):
+    """Places by round and client: the first round has ndcg@10 1 and 1 / log2(3), the second 0 and 1."""
+    places = {(1, "a"): 0.0, (1, "b"): 1.0, (2, "a"): 50.0, (2, "b"): 0.0}
+
+    def train(models, client, number, pair):
+        return SimpleNamespace(pair=number, finite=True)
+
+    def model(client, pair):
+        return SimpleNamespace(positions=lambda split: torch.full((2,), places[pair, "ab"[client]]))
+
+    models = SimpleNamespace(num_clients=2, names=["a", "b"], start=0, model=model)
+    monkeypatch.setattr(hyperparameter_selection, "make_recommender", lambda *parts: models)
+    monkeypatch.setattr(hyperparameter_selection, "train_locally", train)
+    settings, launch = SimpleNamespace(run=SimpleNamespace(method="fedavg")), SimpleNamespace(device="cpu")
+    found = hyperparameter_selection._gains(settings, None, launch, lambda: None)
+    assert found == {"a": [1.0, 1.0], "b": [pytest.approx(0.63093, abs=1e-5)] * 2}
 
 
 def test_a_choice_is_kept_for_other_methods_and_pooled_data_has_its_own(run, monkeypatch):

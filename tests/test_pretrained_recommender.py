@@ -158,6 +158,7 @@ BAD = {
     "a text": ({"history": "a title"}, "expected a list of titles"),
     "a number": ({"history": 3}, "expected a list of titles"),
     "numbers": ({"history": [1, 2]}, "texts and other things"),
+    "bytes": ({"history": [b"k"]}, "texts and other things"),
     "lists in lists": ({"history": ["a", ["b", ["c"]]]}, "texts and other things"),
     "an unknown title among others": ({"history": [[], ["no such title at all"]]}, "history 2: got title"),
 }
@@ -168,6 +169,12 @@ def test_bad_questions_are_one_sentence(case, rec):
     arguments, expected = BAD[case]
     with pytest.raises(ValueError, match=expected):
         rec.recommend(**arguments)
+
+
+@pytest.mark.parametrize("histories", [None, "17", 3])
+def test_histories_of_nobody_are_one_sentence(histories, rec):
+    with pytest.raises(ValueError, match="expected customer -> history, or such pairs"):
+        rec.recommend_many(histories)
 
 
 def test_what_a_source_may_be(run, alone, tmp_path):

@@ -30,6 +30,7 @@ from fedecider.methods import METHODS
 from fedecider.models.client_model import ClientModel
 from fedecider.report.tables import compared_by, comparisons_data
 from fedecider.running.launch import Launch
+from fedecider.running.manifest import note_changed
 from fedecider.running.progress import log_line
 from fedecider.running.run_folder import locked
 
@@ -68,6 +69,7 @@ def leave_out(run: str | Path, companies: Sequence[str], launch: Launch, data: s
             log_line(f"without {name} ({number} of {len(missing)}): {len(names) - 1} companies, as in the run")
             found[name] = _compared(settings, artifacts, result, name, launch)
             write_json(folder.metrics, {**result.metrics, WITHOUT: {one: found[one] for one in names if one in found}})
+            note_changed(root, [folder.metrics])
     return found
 
 

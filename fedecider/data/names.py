@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-NAME = re.compile(r"\w[\w.-]*")
+NAME = re.compile(r"\w[\w.-]{0,99}")
 TAKEN = {
     *("macro", "mean", "average", "total", "local", "joined", "half", "kept", "ensemble", "teacher", "student"),
     *("canary", "memoriser", "popularity", "tifu-knn", "item-knn", "ease", "als", "bpr", "sasrec", "pooled"),
@@ -20,7 +20,7 @@ def check_name(name: object, what: str = "company", rename: str = "") -> None:
     said = f": {rename}" if rename else ""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ValueError(
-            f"got the {what} {name!r}, expected letters, digits, '_', '-' and '.' only (it names a folder){said}"
+            f"got the {what} {name!r}, expected up to 100 letters, digits, '_', '-' and '.' (it names a folder){said}"
         )
     if name.casefold() in TAKEN:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class RunResult:
             FileNotFoundError: the folder holds no run.
             ValueError: the run did not finish, or diverged; or one of its files is damaged.
         """
+        if not isinstance(root, str | os.PathLike):
+            raise ValueError(f"got {root!r:.100}, expected the path of a run folder")
         folder = run_folder.RunFolder(Path(root))
         record = run_folder.read_run(folder.root)
         if not folder.metrics.is_file():

@@ -41,7 +41,7 @@ def as_histories(history: Any) -> tuple[bool, list[list[Entry]]]:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _baskets(history: Sequence[Any]) -> list[Sequence[Any]]:

@@ -257,6 +257,8 @@ class Recommender:
         check_k(k, repeats)
         if unknown not in ("refuse", "skip"):
             raise ValueError(f"got unknown {unknown!r}, expected refuse or skip")
+        if not isinstance(histories, Iterable) or isinstance(histories, str):
+            raise ValueError(f"got histories {histories!r:.100}, expected customer -> history, or such pairs")
         allowed = allowed_items(self.items, exclude, candidates, stock)
         pairs = iter(histories.items() if isinstance(histories, Mapping) else histories)
         return self._many(pairs, k, repeats, allowed, unknown)

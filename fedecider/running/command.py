@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -45,6 +46,8 @@ def run(function: Callable[[], Any]) -> int:
         full = is_out_of_memory(error)
         if os.environ.get("FEDECIDER_TRACEBACK") == "1" or not (full or isinstance(error, INPUT_ERRORS)):
             raise
+        if number := re.search(r"os error (\d+)", str(error)) if isinstance(error, SafetensorError) else None:
+            error = OSError(int(number[1]), os.strerror(int(number[1])))
         text = _of_system(error) if isinstance(error, OSError) and error.errno else str(error) or type(error).__name__
         print(f"error: {_out_of_memory(text) if full else _one_line(text)}", file=sys.stderr)
         return 1 if isinstance(error, Diverged) else 2
@@ -71,7 +74,7 @@ def _out_of_memory(text: str) -> str:
 
 
 def _one_line(text: str, length: int = 1000) -> str:
-    text = " ".join(text.split())
+    text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in " ".join(text.split()))
     return text if len(text) <= length else f"{text[:length]} ..."
 
 

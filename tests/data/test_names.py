@@ -22,6 +22,12 @@ def test_no_row_of_a_table_is_missing():
     assert {"macro", "mean", "teacher", "student", "canary"} <= TAKEN
 
 
+def test_a_name_that_no_folder_can_have_is_refused():
+    from_events({"north": ROWS, "a" * 100: ROWS}, ITEMS)
+    with pytest.raises(ValueError, match=r"expected up to 100 letters"):
+        from_events({"north": ROWS, "a" * 101: ROWS}, ITEMS)
+
+
 @pytest.mark.parametrize("name", ["macro", "Mean", "LOCAL", "popularity", "FedAvg"])
 def test_they_are_refused_however_they_are_written(name, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -67,6 +67,29 @@ def test_new_items_are_scored_as_old_ones_with_their_attributes(backbone):
     assert not torch.equal(score_CI, new_item_scores(state.server, own, federation.attribute_IA.flip(0)))
 
 
+def test_the_server_takes_as_many_adam_steps_as_it_is_asked_for():
+    """Far from its goal each moves a number by the rate: three by three times as much, up to what Adam's means lag."""
+    after = {}
+    for epochs in (1, 3):
+        method = toy_method("ifedrec", server_epochs=epochs, server_learning_rate=1e-5)
+        (server, local), block = method.init(), make_block(toy_population(), [0, 3])
+        own = {name: tensor[block.clients] for name, tensor in local.items()}
+        upload, _, _ = method.client_update(1, method.broadcast(1, server, block.clients), own, block)
+        after[epochs] = method.server_aggregate(1, server, iter([upload]))
+    for name in (name for name in server if name.startswith("network.") and name.endswith((".weight", ".bias"))):
+        once, thrice = (after[epochs][name] - server[name] for epochs in (1, 3))
+        assert torch.allclose(once.abs(), torch.full_like(once, 1e-5), rtol=1e-2), name
+        assert torch.allclose(thrice, 3.0 * once, rtol=2e-2), name
+
+
+def test_the_score_of_a_new_item_has_the_client_s_bias():
+    """By hand: r = tanh(2 * 0.5 - 0.25) in one dim, weight 3 and bias -1.5."""
+    server = {"network.0.weight": torch.tensor([[0.5]]), "network.0.bias": torch.tensor([-0.25])}
+    own = {"scorer.0.weight": torch.tensor([[[3.0]]]), "scorer.0.bias": torch.tensor([[-1.5]])}
+    found = new_item_scores(server, own, torch.tensor([[2.0]]))
+    assert found.tolist() == [[pytest.approx(3.0 * math.tanh(0.75) - 1.5)]]
+
+
 def test_who_likes_odd_items_gets_new_odd_ones_first():
     liked = [[item for item in range(12) if item % 2 == user % 2] for user in range(24)]
     federation = toy_federation(num_clients=24, num_items=12)

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "benchmarks" / "results" / "joining.md"
 FIGURE = ROOT / "docs" / "figures" / "joining.svg"
 BARS = {
-    "*text neighbours + counts*, the best rule": ("a rule, no model", "#b8c4c9"),
-    "**alone: own model + own ensemble**": ("alone", "#5f8ea0"),
-    "**joined + ensemble with summed counts**": ("joined", "#00796b"),
+    "*text neighbours + counts*, the best rule": ("baseline, no model", "#b8c4c9"),
+    "**alone: own model + own hybrid**": ("each company alone", "#5f8ea0"),
+    "**joined + hybrid with summed counts**": ("joined", "#00796b"),
 }
 """First cell of a row of the page -> what the figure calls it, and its colour."""
 GROUPS = {"twelve": "films, CDs, games", "eight": "office, industrial", "four": "games on Steam"}
@@ -45,10 +45,10 @@ def svg(found: dict[str, dict[str, float]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + HEIGHT + 50}" role="img" '
         'font-family="system-ui, sans-serif" font-size="13">',
-        "<title>Joined against alone: ndcg@10 of companies that sell the same items</title>",
+        "<title>Joined and alone: ndcg@10 of companies that sell the same items</title>",
         f'<rect width="{WIDTH}" height="{TOP + HEIGHT + 50}" rx="8" fill="#ffffff"/>',
         '<text x="20" y="28" fill="#102027" font-weight="600">How well the next purchase is ranked (ndcg@10), four '
-        "companies a catalogue</text>",
+        "companies per catalogue</text>",
     ]
     for place, (name, colour) in enumerate(BARS.values()):
         left = 20 + 150 * place

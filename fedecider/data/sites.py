@@ -171,6 +171,36 @@ def own_users(events: Any, public: str | Path, client: str, output: str | Path |
     return domain
 
 
+def prepared_users(data: str | Path, public: str | Path, client: str, output: str | Path) -> Domain:
+    """The domain ``client`` of a project with the users of this company's own prepared data, as in a pilot.
+
+    Args:
+        data: The folder that ``fedecider import`` wrote, in which the company may have another name.
+        public: Prepared domains without client users, such as ``public`` in the project of a deployment.
+        client: The company's name there.
+        output: The folder to write to.
+
+    Raises:
+        ValueError: several companies in ``data``, items that the project does not have, or public users of another one.
+    """
+    found, shared = load_domains(data), load_domains(public, [client])[client]
+    own = found.get(client) or next(iter(found.values()))
+    number_of = {key: number for number, key in enumerate(shared.own_keys)}
+    missing = [key for key in own.own_keys if key not in number_of]
+    wrong = f"{len(missing)} items that {client} of the project does not have, such as {missing[0]}" if missing else ""
+    if (len(found) > 1 and client not in found) or not own.clients.users:
+        wrong = f"no client users of {client} alone, but of {', '.join(found)}"
+    if wrong:
+        raise ValueError(
+            f"got {data} with {wrong}, expected the company's own data, whose items were published: fedecider deploy "
+            f"publish --data {data}"
+        )
+    clients = own.clients.renumbered(np.array([number_of[key] for key in own.own_keys], np.int64))
+    domain = replace(shared, clients=clients, card={**own.card, "name": client})
+    save_domains({client: domain}, output)
+    return domain
+
+
 def _site_tables(options: Mapping[str, Any], without: Collection[str]) -> SiteTables:
     known = [name for name in SiteTables.__dataclass_fields__ if name not in (*without, "columns")]
     of_tables = [name for name in TableOptions.__dataclass_fields__ if name not in ("name", "public", "texts")]

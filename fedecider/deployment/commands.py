@@ -13,11 +13,13 @@ from rich.table import Table
 
 from fedecider.bounds import Diverged
 from fedecider.cross_silo.conclusion import sites_answer
+from fedecider.cross_silo.prepare import without_users
 from fedecider.data.card import baskets_in_words, summary
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
-from fedecider.data.sites import own_users
+from fedecider.data.sites import own_users, prepared_users
 from fedecider.data.sites import publish as publish_tables
+from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.messages import DeploymentConfig
 from fedecider.deployment.project import (
     PartyFile,
@@ -238,13 +240,21 @@ def _scopes(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def publish(words: Sequence[str]) -> None:
     """Prepared domains of all companies from the catalogue and the events that everybody may see."""
     parser = _Parser("publish", "Prepare what companies of one catalogue share: items and public users, no clients.")
-    parser.add_argument("--items", required=True, help="table of all items: .parquet, .csv or .tsv")
-    parser.add_argument("--companies", required=True, help="names of the companies, separated by commas")
+    parser.add_argument("--data", default="", help="one company's prepared data, of which its clients are left out")
+    parser.add_argument("--items", default="", help="table of all items: .parquet, .csv or .tsv")
+    parser.add_argument("--companies", default="", help="names of the companies, separated by commas")
     parser.add_argument("--name", default="shop", help="name of the catalogue; domains are called NAME.COMPANY")
     parser.add_argument("--texts", default="", help="columns of texts: title=label,brand=maker; else by their names")
     parser.add_argument("--missing_text", choices=("error", "drop"), default="error", help="items without any text")
-    _add_events(parser, "users whose events everybody may see; without it nobody is public", required=False)
+    _add_events(parser, "users whose events everybody may see; without it nobody is public")
     own = parser.parse_args(words)
+    if bool(own.data) == bool(own.items):
+        raise ValueError("got neither or both of --data and --items, expected one company's prepared data, or a table")
+    if own.data:
+        domains = {name: without_users(one) for name, one in load_domains(own.data).items()}
+        save_domains(domains, own.output)
+        log_line(f"{summary(domains)}\nwritten to {own.output}: no customer of a company is in it")
+        return
     domains = publish_tables(
         own.events or None,
         own.items,
@@ -263,15 +273,23 @@ def prepare(words: Sequence[str]) -> None:
     parser = _Parser("prepare", "Prepare a company's own users with the items and public users of the project.")
     parser.add_argument("--project", required=True, help="project folder")
     parser.add_argument("--client", required=True, help="name of this company in the project")
+    parser.add_argument("--data", default="", help="this company's prepared data, as fedecider import wrote them")
     _add_events(parser, "this company's users")
     own = parser.parse_args(words)
-    domain = own_users(own.events, f"{own.project}/public", own.client, own.output, **_columns(own))
+    if bool(own.data) == bool(own.events):
+        raise ValueError("got neither or both of --data and --events, expected prepared data, or a table of events")
+    public = f"{own.project}/public"
+    if own.data:
+        domain = prepared_users(own.data, public, own.client, own.output)
+        log_line(f"{summary({own.client: domain})}\nwritten to {own.output}")
+        return
+    domain = own_users(own.events, public, own.client, own.output, **_columns(own))
     _log({own.client: domain}, own.output)
 
 
-def _add_events(parser: ArgumentParser, whose: str, required: bool = True) -> None:
-    table = "table (.parquet, .csv or .tsv)"
-    parser.add_argument("--events", required=required, default="", help=f"{table} of the events of {whose}")
+def _add_events(parser: ArgumentParser, whose: str) -> None:
+    table = "table (.parquet, .csv or .tsv), or mapping file of import,"
+    parser.add_argument("--events", default="", help=f"{table} of the events of {whose}")
     parser.add_argument("--output", required=True, help="folder for the prepared domains")
     parser.add_argument("--user", help="column of users' keys; else found by its name")
     parser.add_argument("--item", help="column of items' keys; else found by its name")

@@ -39,6 +39,8 @@ def test_commands_are_found():
     ("document", "words"), COMMANDS, ids=lambda value: "-" if isinstance(value, str) else value[-1]
 )
 def test_every_command_is_understood(document, words, monkeypatch, capsys):
+    if words[:2] == ["fedecider", "deploy"]:
+        words = ["python", "scripts/deploy.py", *words[2:]]
     call = script_call(words)
     if words[0] == "make":
         assert dry_run(words[1])

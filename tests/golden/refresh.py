@@ -66,7 +66,8 @@ def page() -> str:
         rows, again = ["| option | default | values | what it is |", "|---|---|---|---|"], []
         for one in options(method):
             text = re.split(r"(?<=\.) +(?=[A-Z0-9\"])", one.text)[0]  # the first sentence
-            cells = [f"`{one.name}`", f"`{one.default}`" if one.default else "", one.values, text]
+            choices = "" if one.default and one.values in ("str", "int", "float") else one.values
+            cells = [f"`{one.name}`", f"`{one.default}`" if one.default else "", choices, text]
             if (one.name, one.text) in seen:
                 again.append(" ".join(cells[:2]).strip())
             else:

@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Four planted shops of one catalogue, which make demo trains on as on own tables.
 SHOPS := runs/planted-shops
 
-.PHONY: venv demo fast test check lint format slow docs docs-serve notebooks clean
+.PHONY: venv demo fast test check lint format slow mutants docs docs-serve notebooks clean
 
 venv: $(VENV)/.installed
 
@@ -41,6 +41,10 @@ test: venv
 
 slow: venv
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'slow or not slow'
+
+# One changed line after the other, of what protects somebody: a test has to notice each. Half an hour.
+mutants: venv
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
 
 lint: venv
 	$(BIN)/ruff check .

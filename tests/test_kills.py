@@ -18,6 +18,7 @@ from fedecider.data.store import load_domains
 from fedecider.federation.checksums import file_sha256
 from fedecider.models.lists import HISTORIES_FILE
 from fedecider.models.versions import in_force
+from fedecider.scratch import PREFIX
 
 pytestmark = [
     pytest.mark.whole,
@@ -47,8 +48,9 @@ def ended(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def check_kills(words, num, seed, before, state, reset):
-    """Kill a command ``num`` times, at moments that are drawn over the time it takes, and once more let it end.
+def check_kills(words, num, seed, before, state, reset, folder):
+    """Kill a command ``num`` times, at moments that are drawn over the time it takes, and once more let it end: in
+    ``folder`` nothing is left of what the killed one wrote aside.
 
     ``state``: what a folder says, ``before`` at the start. ``reset`` makes the folder that of the start.
     """
@@ -67,6 +69,7 @@ def check_kills(words, num, seed, before, state, reset):
         if seen[-1] == before:
             assert ended(started(words)) == 0, words[0]
             assert state() == after
+            assert not list(folder.rglob(f"{PREFIX}*"))
     assert before in seen or num < 6, "a kill came before the end"
 
 
@@ -90,7 +93,7 @@ def changes(run, name, num, *words):
         shutil.copytree(kept, run)
 
     command = [name, "--run", run, "--company", "crime", *words]
-    check_kills(command, num, name, state(), state, reset)
+    check_kills(command, num, name, state(), state, reset, run)
     assert main(["recommend", "--run", str(run), "--company", "crime", "--customers", CRIME.clients.users[3]]) == 0
 
 
@@ -120,7 +123,7 @@ def test_lists(run, num, tmp_path):
         return pyarrow.parquet.read_table(output).to_pylist() if output.exists() else "before"
 
     words = ["recommend", "--run", run, "--company", "crime", "--all", "--output", output]
-    check_kills(words, num, "recommend", "before", state, lambda: output.unlink(missing_ok=True))
+    check_kills(words, num, "recommend", "before", state, lambda: output.unlink(missing_ok=True), tmp_path)
 
 
 @MANY
@@ -144,7 +147,7 @@ def test_import(num, tmp_path, monkeypatch):
     def reset():
         shutil.rmtree(tmp_path / "data", ignore_errors=True)
 
-    check_kills(words, num, "import", "", state, reset)
+    check_kills(words, num, "import", "", state, reset, tmp_path)
 
 
 @pytest.mark.slow

@@ -131,6 +131,7 @@ def flip(path):
 LOST = {
     "manifest.json": lambda run: (run / "manifest.json").unlink(),
     "run.json": lambda run: (run / "run.json").unlink(),
+    "run.json is missing": lambda run: [(run / name).unlink() for name in ("run.json", "manifest.json")],
     "versions/2": lambda run: shutil.rmtree(run / "versions"),
     "histories.parquet": lambda run: (run / "versions" / "2" / "private" / "crime" / "histories.parquet").unlink(),
     "histories.parquet was changed": lambda run: flip(run / "versions/2/private/crime/histories.parquet"),

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedecider.models.versions import add_version, changing, go_back, in_force, read_versions
-from fedecider.running.manifest import note_changed, write_manifest
+from fedecider.running.manifest import Manifest, note_changed, put_manifest, write_manifest
 from fedecider.running.run_folder import RunFolder
 
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
@@ -184,11 +184,12 @@ def test_who_changes_a_run_is_alone(run):
 def test_a_record_that_is_damaged_is_told(run):
     add(run, NEW)
     manifest = json.loads((run / "manifest.json").read_text())
-    (run / "manifest.json").write_text(json.dumps({**manifest, "in_force": 7}))
+    for number in (1, 7, "2"):
+        (run / "manifest.json").write_text(json.dumps({**manifest, "in_force": number}))
+        with pytest.raises(ValueError, match=r"manifest\.json"):
+            in_force(run)
+    put_manifest(run, Manifest(manifest["files"], [], 7, (2,)))
     with pytest.raises(ValueError, match="versions/7 is missing"):
-        in_force(run)
-    (run / "manifest.json").write_text(json.dumps({**manifest, "in_force": "2"}))
-    with pytest.raises(ValueError, match=r"manifest\.json"):
         in_force(run)
 
 

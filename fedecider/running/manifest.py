@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from fedecider.federation.checksums import file_sha256
 from fedecider.federation.record import write_json
-from fedecider.running.damage import damage_names, read_object
+from fedecider.running.damage import damage_names, damaged, read_object
+from fedecider.running.plain import content_key
 from fedecider.running.run_folder import RunFolder
 
 MANIFEST_FILE = "manifest.json"
@@ -56,6 +57,8 @@ def read_manifest(root: Path) -> Manifest:
             f"its versions. {ADVICE}"
         )
     content = read_object(path, {"files": dict, "customers": list, "in_force": int, "versions": list})
+    if content.pop("checksum", "") != content_key(content):
+        raise damaged(path, "other content than its checksum is of")
     with damage_names(path):
         files = {str(name): str(digest) for name, digest in content["files"].items()}
         customers, versions = [*map(str, content["customers"])], tuple(map(int, content["versions"]))
@@ -84,7 +87,8 @@ def write_manifest(root: Path) -> None:
 def put_manifest(root: Path, manifest: Manifest) -> None:
     """Replace the file at once; which files hold customers' data follows from their names."""
     customers = [name for name in manifest.files if _holds_customers(name)]
-    write_json(root / MANIFEST_FILE, manifest._replace(customers=customers)._asdict())
+    content = manifest._replace(customers=customers)._asdict()
+    write_json(root / MANIFEST_FILE, {**content, "checksum": content_key(content)})
 
 
 def note_changed(root: Path, parts: Iterable[Path]) -> None:

@@ -1,6 +1,6 @@
 """The GPU programme with toy sizes on the CPU, and the same work on CUDA compared with the CPU."""
 
-import importlib.util
+import importlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from slow import slow
+from tiny_causal import byte_level_tokenizer, save_decoder
 
 from fedecider.cross_silo.base_stages import distill_stage, pretrain_stage
 from fedecider.cross_silo.item_ids import client_tasks, load_ids
@@ -39,12 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def programme():
-    spec = importlib.util.spec_from_file_location("gpu_programme", REPOSITORY / "benchmarks" / "gpu.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("gpu_programme")
 
 
 def table(path: Path) -> list[list[str]]:
@@ -54,41 +50,60 @@ def table(path: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_toy_programme_leaves_every_row(programme, tmp_path, capsys):
-    output = tmp_path / "results" / "toy.md"
-    # Nothing is marked gpu in that file: the subprocess is what is tried here, not the tests.
-    words = ["--toy", "--tests", "tests/test_launch.py", "--commit", "abc1234", "--output", str(output)]
+    tokenizer = byte_level_tokenizer(sample_domains(["crime"])["crime"].item_texts)
+    save_decoder(tmp_path / "tiny", tokenizer, max_position_embeddings=1024)
+    words = ["--toy", "--work", str(tmp_path)]
+    assert programme.main([*words, "--parts", "pretrained"]) == 0
+    assert "pretrained: not done: no folder" in capsys.readouterr().out
+    words += ["--model", str(tmp_path / "tiny")]
     assert programme.main(words) == 0, capsys.readouterr().out
-    text = output.read_text()
-    for heading in (
-        "Date: 20",
-        "Commit: abc1234",
-        "Versions: Python",
-        "Hardware: ",
-        "Command: `python benchmarks/gpu.py",
-    ):
-        assert f"- {heading}" in text, heading
-    rows = table(output)
+    page = tmp_path / "toy" / "page.md"
+    for heading in ("Date: 20", "Versions: Python", "Hardware: ", "Command: `python benchmarks/gpu_programme.py"):
+        assert f"- {heading}" in page.read_text(), heading
+    rows = table(page)
     assert [row[0] for row in rows] == [
-        "tests",
-        *["training"] * 3,
-        *["fusion"] * 3,
+        "gpu_tests",
+        *["training"] * 2,
+        *["fusion"] * 2,
         *["decode"] * 2,
-        *["quantized"] * (3 if find_spec("bitsandbytes") else 1),
+        *["quantized"] * (4 if find_spec("bitsandbytes") else 0),
         "embedding",
-        *["deepspeed"] * (3 if find_spec("deepspeed") else 1),
-        "run",
+        *["deepspeed"] * (3 if find_spec("deepspeed") else 0),
+        "pretrained",
+        *["end_to_end"] * 2,
+        *[
+            f"dense-{dataset}-{kind}"
+            for dataset in ("beauty", "toys", "sports")
+            for kind in ("t5", "decoder")
+            for _ in "12"
+        ],
     ]
     whats = " / ".join(row[1] for row in rows)
-    for what in ("pytest -m gpu", "drawing batches", "fp32, batch 16", "bf16, batch 16", "LoRA round, plain"):
+    for what in ("pytest -m gpu", "fp32, batch 16", "bf16, batch 16", "LoRA round, plain", "K = 3 directions"):
         assert what in whats, what
-    for what in ("LoRA round, K = 3 directions", "validation of that round", "20 beams, 60 items, bf16", "federate.py"):
+    for what in ("20 beams, 60 items, bf16", "tiny, base", "T5, dense head", "decoder, half depth"):
         assert what in whats, what
-    for row in rows[1:9]:
+    for row in rows[1:7]:
         number, unit = row[2].split()
         assert float(number.replace(",", "")) > 0
         assert unit == ("users" if "beams" in row[1] else "samples")
-    with pytest.raises(SystemExit):  # results are never overwritten
-        programme.main(words)
+
+
+def test_a_finished_part_is_not_run_again_and_a_failed_one_is(programme, tmp_path, capsys, monkeypatch):
+    calls = []
+
+    def part(todo):
+        calls.append(todo.device)
+        yield programme.Row("what", "-", "1.0", "-", "a|b")
+        assert len(calls) > 1, "no luck"
+
+    monkeypatch.setitem(programme.PARTS, "fusion", part)
+    words = ["--toy", "--parts", "fusion", "--work", str(tmp_path)]
+    assert programme.main(words) == 1
+    assert "fusion: FAILED, AssertionError: no luck" in capsys.readouterr().out
+    assert not (tmp_path / "toy" / "page.md").exists()
+    assert [programme.main(words), programme.main(words), len(calls)] == [0, 0, 2]
+    assert table(tmp_path / "toy" / "page.md") == [["fusion", "what", "-", "1.0", "-", "a/b"]]
 
 
 @pytest.mark.gpu

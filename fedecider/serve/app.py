@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from fedecider.serve import messages
 from fedecider.serve.errors import add_errors, route_paths
 from fedecider.serve.guard import Guard, Rules
+from fedecider.serve.keys import Keys
 from fedecider.serve.metrics import Metrics
 from fedecider.serve.page import page_files
 from fedecider.serve.service import Kind, Service
@@ -20,16 +21,24 @@ from fedecider.serve.service import Kind, Service
 # Without "from __future__ import annotations": FastAPI reads the annotation of a body whose class is made here.
 
 
+NOBODY = Keys({})
 DESCRIPTION = "Next items for a history, from the adapters of a finished run."
 REFUSALS: dict[int | str, dict[str, Any]] = {
     404: {"model": messages.Failure, "description": "No such domain."},
     422: {"model": messages.Failure, "description": "A bad request; the sentence says what is wrong."},
+    429: {"model": messages.Failure, "description": "Too many requests with this key in a minute."},
     503: {"model": messages.Failure, "description": "Too many requests wait, or the model took too long."},
 }
 
 
-def create_app(service: Service, metrics: Metrics, key: str = "", hosts: Sequence[str] = ("*",)) -> FastAPI:
-    """The application; it closes ``service`` when it ends. With a ``key`` requests must name it.
+def create_app(
+    service: Service,
+    metrics: Metrics,
+    keys: Keys = NOBODY,
+    hosts: Sequence[str] = ("*",),
+    log_requests: bool = False,
+) -> FastAPI:
+    """The application; it closes ``service`` when it ends. With ``keys`` requests must name one of them.
 
     There is no page of Swagger or ReDoc, since both load scripts from elsewhere: only ``/openapi.json``.
     """
@@ -49,11 +58,11 @@ def create_app(service: Service, metrics: Metrics, key: str = "", hosts: Sequenc
         """Whether requests are answered; needs no key."""
         if not service.alive:
             raise HTTPException(503, "the service is stopping")
-        return messages.Health(status="ok", needs_key=bool(key))
+        return messages.Health(status="ok", needs_key=keys.needed)
 
     scheme = APIKeyHeader(name="X-API-Key", auto_error=False, description="Or: Authorization: Bearer KEY.")
     keyed: dict[str, Any] = {}
-    if key:
+    if keys.needed:
         keyed = {"dependencies": [Depends(scheme)], "responses": {401: {"model": messages.Failure}}}
 
     @app.get("/metrics", response_class=Response, **keyed)
@@ -64,12 +73,14 @@ def create_app(service: Service, metrics: Metrics, key: str = "", hosts: Sequenc
     _add_questions(app, service, keyed)
     add_errors(app, service.limits)
     rules = Rules(
-        key=key,
+        keys=keys,
         open_routes={"/health", *files},
         routes=route_paths(app),
         hosts=hosts,
         max_body=service.limits.max_body,
         timeout_s=service.limits.timeout_s,
+        max_per_minute=service.limits.max_per_minute,
+        log_requests=log_requests,
         pictures=" ".join(sorted({"/".join(one.split("/")[:3]) for one in service.pictures.values()})),
     )
     app.add_middleware(Guard, rules=rules, metrics=metrics)

@@ -9,12 +9,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedecider.bounds import Float, Int, OneOrMore, Positive, dataclass
+from fedecider.bounds import Float, Int, OneOrMore, Positive, ZeroOrMore, dataclass
+from fedecider.serve.keys import NAMELESS, Keys, checked_key, read_keys
 
 KEY_VARIABLE = "FEDECIDER_API_KEY"
-SHORTEST_KEY = 16
-"""A shorter one could be found by trying."""
-LONGEST_KEY = 512
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -29,11 +27,12 @@ class ServeConfig:
         device: The device, cpu or cuda.
         ensemble: If true, rank with the ensembles of the run where there are some; else with the models alone.
         pictures: A table of item keys and addresses of pictures (https://...), which the page shows.
-        api_key_file: A file with nothing but the key that requests must name; else the key is the environment variable
-            FEDECIDER_API_KEY, and without either there is none.
+        api_key_file: A file of API keys, a name and a key a line, or a key alone; a line that goes is a key that no
+            longer counts. Else the key is the environment variable FEDECIDER_API_KEY, and without either there is none.
         without_key: If true, listen at any address without a key: whoever reaches the port can ask.
         allowed_hosts: The names by which requests may call the server beside localhost and 127.0.0.1, separated by
             commas. Empty: none where it listens to this machine alone, else any.
+        log_requests: If true, print a line for every request: time, name of the key, route, status, milliseconds.
     """
 
     run: str
@@ -45,6 +44,7 @@ class ServeConfig:
     api_key_file: str = ""
     without_key: bool = False
     allowed_hosts: str = ""
+    log_requests: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class Limits:
         max_waiting: The most requests that wait for the model; further ones are sent away with 503.
         max_connections: The most connections that are open at once; further ones are sent away with 503.
         window_ms: The milliseconds that the first request of a batch waits for others.
+        max_per_minute: The most requests of one API key in a minute, or of all without keys together; further ones are
+            sent away with 429. 0: as many as come.
         timeout_s: The seconds after which a request is given up: to send its head, to send its body, and to wait for
             the model.
     """
@@ -79,6 +81,7 @@ class Limits:
     max_waiting: OneOrMore = 256
     max_connections: OneOrMore = 1024
     window_ms: Annotated[Float, Field(ge=0, le=1000)] = 5.0
+    max_per_minute: ZeroOrMore = 0
     timeout_s: Positive = 30.0
 
 
@@ -90,33 +93,24 @@ def is_local(host: str) -> bool:
         return False
 
 
-def api_key(config: ServeConfig, environment: Mapping[str, str]) -> str:
-    """The key that requests must name; empty where there is none.
+def api_keys(config: ServeConfig, environment: Mapping[str, str]) -> Keys:
+    """The keys of which requests must name one; none where there are none.
 
     Raises:
-        ValueError: the key cannot be read or be one, or there is none and ``config`` lets other machines in without
-            being told to.
+        ValueError: a key cannot be read or be one, or there is none and ``config`` lets other machines in without being
+            told to.
     """
-    source, key = KEY_VARIABLE, environment.get(KEY_VARIABLE)
     if config.api_key_file:
-        source = config.api_key_file
-        try:
-            key = Path(config.api_key_file).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError as error:
-            raise ValueError(f"cannot read {source} ({error.strerror}), expected a file with the API key") from error
-    if key is not None:
-        if not (SHORTEST_KEY <= len(key) <= LONGEST_KEY and key.isascii() and key.isprintable() and " " not in key):
-            raise ValueError(
-                f"got an API key of {len(key)} characters in {source}, expected {SHORTEST_KEY} to {LONGEST_KEY} "
-                "printable ASCII characters without blanks, such as those of: openssl rand -hex 32"
-            )
-        return key
+        path = Path(config.api_key_file)
+        return Keys(read_keys(path), path)
+    if (key := environment.get(KEY_VARIABLE)) is not None:
+        return Keys({NAMELESS: checked_key(key, KEY_VARIABLE)})
     if not is_local(config.host) and not config.without_key:
         raise ValueError(
             f"got host {config.host} without an API key, expected one in --api_key_file or {KEY_VARIABLE}, or "
             "--without_key true where everybody who reaches the port may ask"
         )
-    return ""
+    return Keys({})
 
 
 def known_hosts(config: ServeConfig) -> list[str]:

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import logging
-import secrets
+import math
 import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedecider.running.progress import log_line
+from fedecider.serve.keys import EVERYBODY, Keys, Rate
 from fedecider.serve.service import Metrics
 
 log = logging.getLogger("fedecider.serve")
@@ -44,16 +46,17 @@ DRAINED = 64
 class Rules(NamedTuple):
     """Whom the guard lets in."""
 
-    key: str
-    """Empty: everybody."""
+    keys: Keys
     open_routes: Collection[str]
-    """Routes that need no key."""
+    """Routes that need no key, and are not counted against its rate."""
     routes: Collection[str]
     """All routes; what asks for others is counted as "other"."""
     hosts: Sequence[str]
     """Names by which requests may call the server; ``*`` is any."""
     max_body: int
     timeout_s: float
+    max_per_minute: int = 0
+    log_requests: bool = False
     pictures: str = ""
     """Where the page's pictures come from: origins with blanks between them."""
 
@@ -74,7 +77,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, rules: Rules, metrics: Metrics) -> None:
-        self._app, self._rules, self._metrics = app, rules, metrics
+        self._app, self._rules, self._metrics, self._rate = app, rules, metrics, Rate(rules.max_per_minute)
         allowed = " ".join(["img-src 'self'", *([rules.pictures] if rules.pictures else [])])
         self._headers = {**HEADERS, "content-security-policy": POLICY.replace("img-src 'self'", allowed)}
 
@@ -82,7 +85,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun, status = time.perf_counter(), 0
+        begun, status, name = time.perf_counter(), 0, "-"
         route = scope["path"] if scope["path"] in self._rules.routes else "other"
 
         async def sent(message: Message) -> None:
@@ -95,7 +98,11 @@ class Guard:
             await send(message)
 
         try:
-            self._check(scope, route)
+            headers = dict(scope["headers"])
+            self._check(scope["method"], headers)
+            if route not in self._rules.open_routes:
+                name = self._name_of(headers)
+                self._take(name)
             await self._app(scope, await self._bounded(receive), sent)
         except Refused as error:
             await _answer(sent, error)
@@ -104,21 +111,32 @@ class Guard:
             if not status:
                 await _answer(sent, Refused(500, "the service failed on this request; its log says where"))
         finally:
-            self._metrics.observe_request(route, status, time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
+            self._metrics.observe_request(route, status, seconds)
+            if self._rules.log_requests:
+                log_line(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {name} {route} {status} {1000 * seconds:.0f} ms")
 
-    def _check(self, scope: Scope, route: str) -> None:
-        headers = dict(scope["headers"])
+    def _check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
         host = host_name(headers.get(b"host", b"").decode("latin-1"))
         if "*" not in self._rules.hosts and host not in self._rules.hosts:
             names = ", ".join(self._rules.hosts)
             raise Refused(400, f"got the host name {host!r:.60}, expected one of {names}; --allowed_hosts adds others")
-        if self._rules.key and route not in self._rules.open_routes and not _has_key(headers, self._rules.key):
-            detail = "got no API key or a wrong one, expected it in the header X-API-Key or as a Bearer token"
-            raise Refused(401, detail, {"www-authenticate": "Bearer"})
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != b"application/json":  # what a page of another site cannot send
+        if method == "POST" and kind != b"application/json":  # what a page of another site cannot send
             detail = "got a body that is not sent as JSON, expected the header Content-Type: application/json"
             raise Refused(422, detail)
+
+    def _name_of(self, headers: Mapping[bytes, bytes]) -> str:
+        name = self._rules.keys.name_of(headers) if self._rules.keys.needed else EVERYBODY
+        if name is None:
+            detail = "got no API key or a wrong one, expected it in the header X-API-Key or as a Bearer token"
+            raise Refused(401, detail, {"www-authenticate": "Bearer"})
+        return name
+
+    def _take(self, name: str) -> None:
+        if wait_s := self._rate.wait_s(name):
+            detail = f"got more than {self._rules.max_per_minute} requests in a minute, expected fewer"
+            raise Refused(429, detail, {"retry-after": str(math.ceil(wait_s))})
 
     async def _bounded(self, receive: Receive) -> Receive:
         """``receive`` with the whole body, once it is here and not too large."""
@@ -160,12 +178,6 @@ def place_of(error: BaseException) -> str:
     """Type of an error, and the lines that led to it, innermost first; no value of any variable."""
     frames = traceback.extract_tb(error.__traceback__)[-4:]
     return " < ".join([type(error).__name__, *(f"{Path(one.filename).name}:{one.lineno}" for one in reversed(frames))])
-
-
-def _has_key(headers: dict[bytes, bytes], key: str) -> bool:
-    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    given = headers.get(b"x-api-key", token.strip() if scheme.lower() == b"bearer" else b"")
-    return secrets.compare_digest(given, key.encode())
 
 
 async def _answer(send: Send, refused: Refused) -> None:

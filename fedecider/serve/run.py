@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,8 +15,9 @@ import uvicorn
 from fedecider.models.lists import pictures_in
 from fedecider.running.progress import log_line
 from fedecider.serve.app import create_app
-from fedecider.serve.config import Limits, ServeConfig, api_key, is_local, known_hosts
+from fedecider.serve.config import Limits, ServeConfig, api_keys, is_local, known_hosts
 from fedecider.serve.connections import protocol_class
+from fedecider.serve.keys import Keys
 from fedecider.serve.metrics import Metrics
 from fedecider.serve.recommenders import load_recommenders
 from fedecider.serve.service import Service
@@ -31,12 +33,12 @@ def serve(config: ServeConfig, limits: Limits) -> None:
             `fedecider.serve.recommenders.load_recommenders`.
         OSError: nothing can listen at that address, such as a port that is taken.
     """
-    key = api_key(config, os.environ)
-    pictures, takes_items = pictures_in(config.pictures), bool(key) or is_local(config.host)
+    keys = api_keys(config, os.environ)
+    pictures, takes_items = pictures_in(config.pictures), keys.needed or is_local(config.host)
     with bound_socket(config.host, config.port) as listener:
         metrics = Metrics()
         service = Service(load_recommenders(config), limits, metrics, pictures, takes_items)
-        app = create_app(service, metrics, key, known_hosts(config))
+        app = create_app(service, metrics, keys, known_hosts(config), config.log_requests)
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -53,8 +55,8 @@ def serve(config: ServeConfig, limits: Limits) -> None:
             )
         )
         listener.listen()
-        log_line(f"{config.run}: {', '.join(service.recommenders)}; {address(listener)}, {whom(config, key)}")
-        with quiet_signals():
+        log_line(f"{config.run}: {', '.join(service.recommenders)}; {address(listener)}, {whom(config, keys)}")
+        with quiet_signals(), reloading(service, config):
             server.run(sockets=[listener])
         log_line("stopped")
 
@@ -89,12 +91,33 @@ def quiet_signals() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
+@contextmanager
+def reloading(service: Service, config: ServeConfig) -> Iterator[None]:
+    """At SIGHUP the run is read again, and answers from then on; where it cannot be read, the old one goes on."""
+    lock = threading.Lock()
+
+    def reload() -> None:
+        try:
+            with lock:
+                service.replace(load_recommenders(config))
+        except (ValueError, OSError) as error:
+            log_line(f"not read again, what was loaded before goes on: {error}")
+        else:
+            log_line(f"{config.run}: read again")
+
+    before = signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=reload).start())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def whom(config: ServeConfig, key: str) -> str:
+def whom(config: ServeConfig, keys: Keys) -> str:
     """Who may ask, in words."""
     place = "this machine alone" if is_local(config.host) else "whoever reaches it"
-    return f"for {place}, {'with the API key' if key else 'without a key'}"
+    return f"for {place}, {'with the API key' if keys.needed else 'without a key'}"

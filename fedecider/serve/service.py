@@ -61,20 +61,29 @@ class Service:
         pictures: Mapping[str, str] = {},
         takes_items: bool = True,
     ) -> None:
-        """``ValueError`` where a run searches with more beams than ``max_beams``.
+        """``ValueError`` as of `replace`.
 
         ``pictures``: item key -> address. ``takes_items``: whether requests may add items.
         """
         self.pictures, self.takes_items = pictures, takes_items
-        most = max(one.num_beams for one in recommenders.values())
-        if most > limits.max_beams:
-            raise ValueError(f"got max_beams {limits.max_beams}, expected at least {most}, the beams of this run")
-        self.recommenders, self.limits = recommenders, limits
-        for one in recommenders.values():
-            one.items.prepare()  # else the first requests would wait, and work it out side by side
+        self.limits = limits
+        self.replace(recommenders)
         bounds = BatchLimits(limits.max_batch, limits.max_beams, limits.max_waiting, limits.window_ms / 1000)
         self._batcher: Batcher[Kind, Sequence[Entry], Answer] = Batcher(self._call, bounds, metrics.observe_call)
         metrics.watch_queue(lambda: self._batcher.num_waiting)
+
+    def replace(self, recommenders: Mapping[str, Any]) -> None:
+        """Answer from these from now on, requests that wait for the model too.
+
+        Raises:
+            ValueError: the run searches with more beams than ``max_beams``; then nothing changes.
+        """
+        most = max(one.num_beams for one in recommenders.values())
+        if most > self.limits.max_beams:
+            raise ValueError(f"got max_beams {self.limits.max_beams}, expected at least {most}, the beams of this run")
+        for one in recommenders.values():
+            one.items.prepare()  # else the first requests would wait, and work it out side by side
+        self.recommenders = recommenders
 
     @property
     def alive(self) -> bool:
@@ -155,7 +164,7 @@ class Service:
 
     def _call(self, kind: Kind, histories: Sequence[Sequence[Entry]]) -> list[Answer]:
         with _told():
-            recommender = self.recommenders[kind.domain]
+            recommender = self.of(kind.domain)
             answers: list[Answer] = recommender.recommend(histories, kind.k, kind.repeats, **kind.filters)
             return answers
 

@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from fedecider.models.item_search import Items
 from fedecider.serve.app import create_app
 from fedecider.serve.config import Limits
+from fedecider.serve.keys import Keys
 from fedecider.serve.metrics import Metrics
 from fedecider.serve.run import address, bound_socket
 from fedecider.serve.service import Service
@@ -108,7 +109,7 @@ def world(limits: Limits = Limits(), key: str = "", hosts=("127.0.0.1",), **more
     crime, comics = ToyRecommender("crime"), ToyRecommender("comics", TITLES[:3], has_ensemble=False)
     metrics = Metrics()
     service = Service({"crime": crime, "comics": comics}, limits, metrics, **more)
-    app = create_app(service, metrics, key, hosts)
+    app = create_app(service, metrics, Keys({"default": key} if key else {}), hosts)
     return World(TestClient(app, base_url="http://127.0.0.1"), service, crime, comics, metrics)
 
 

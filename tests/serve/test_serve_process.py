@@ -1,5 +1,6 @@
 """The command: what it refuses, what it prints and logs, how it stops, and what it does with slow clients."""
 
+import re
 import signal
 import socket
 import sys
@@ -100,6 +101,50 @@ def test_beyond_this_machine_with_a_key():
         assert httpx.post(f"{address}recommend", json=question("crime-0001")).status_code == 401
         headers = {"X-API-Key": KEY, "Host": "recommendations.example"}
         assert httpx.post(f"{address}recommend", json=question("crime-0001"), headers=headers).status_code == 200
+
+
+def test_a_new_version_is_read_at_a_signal_and_no_request_is_lost(tmp_path):
+    titles, keys = tmp_path / "titles", tmp_path / "keys"
+    titles.write_text("5")
+    keys.write_text(f"north {KEY}north\nsouth {KEY}south\n")
+    words = ("--api_key_file", str(keys), "--log_requests", "true", "--max_per_minute", "100")
+    with started(*TOYS, "0.01", *words, environment={"TOY_TITLES": str(titles)}) as service:
+        address, found = service.address(), []
+        client = httpx.Client(base_url=address, headers={"X-API-Key": f"{KEY}north"}, timeout=30)
+
+        def wait_for(words):
+            deadline = time.monotonic() + 60
+            while words not in service.output and time.monotonic() < deadline:
+                found.append(client.post("recommend", json=question("crime-0001")).status_code)
+                time.sleep(0.2)
+
+        assert client.get("domains").json()["domains"][0]["num_items"] == 5
+        titles.write_text("3")
+        service.process.send_signal(signal.SIGHUP)
+        wait_for("toy: read again")
+        assert client.get("domains").json()["domains"][0]["num_items"] == 3
+        titles.write_text("many")
+        service.process.send_signal(signal.SIGHUP)
+        wait_for("not read again, what was loaded before goes on: invalid literal")
+        assert client.get("domains").json()["domains"][0]["num_items"] == 3
+        assert found
+        assert set(found) == {200}
+        keys.write_text(f"south {KEY}south\n")
+        assert client.get("domains").status_code == 401
+        south = {"X-API-Key": f"{KEY}south"}
+        answers = [client.get("domains", headers=south) for _ in range(150)]
+        assert [one.status_code for one in answers[:100]] == [200] * 100
+        refused_ones = [one for one in answers if one.status_code == 429]
+        assert refused_ones, "150 requests took half a minute"
+        assert {one.headers["retry-after"] for one in refused_ones} == {"1"}
+        assert client.get("health").status_code == 200
+        assert service.stop() == 0
+    lines = service.output
+    assert re.search(r"^\S+T\S+ north /recommend 200 \d+ ms$", lines, re.M)
+    assert re.search(r"^\S+T\S+ - /domains 401 \d+ ms$", lines, re.M)
+    assert re.search(r"^\S+T\S+ south /domains 429 \d+ ms$", lines, re.M)
+    assert KEY not in lines
+    assert "crime-0001" not in lines
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from fedecider.running.options import parse
 
 DESCRIPTION = """Attack a finished run as the server or another client could. Cross-device track: which items did a
 client train on? Cross-silo track: which users did it train on? Writes audit.json into the run folder and prints a
-table; for the page of a run of the cross-silo track, run scripts/report.py afterwards."""
+table; for the page of a run of the cross-silo track, run scripts/report.py afterwards. Of the folder of a site: what
+left it, and which of its files hold customers' data."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +28,13 @@ def audit(config: AuditConfig) -> None:
     from fedecider.audit.attacks import finished, outcome_table, write_outcome  # after the options: --help does without
     from fedecider.running.launch import start
     from fedecider.running.progress import console
-    from fedecider.running.run_folder import check_output
+    from fedecider.running.run_folder import SITE, check_output, read_run
 
+    if SITE in read_run(Path(config.run)):
+        from fedecider.deployment.left import site_in_words
+
+        print("\n".join(site_in_words(Path(config.run))))
+        return
     folder, result = finished(Path(config.run))
     check_output(folder.root)  # before hours of work
     attack = track_of_config(result.settings).part("audit")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from fedecider.deployment import messages
 from fedecider.deployment.counts import COUNTS, EVENTS, SiteCounts
+from fedecider.deployment.left import LEFT_FILE
 from fedecider.deployment.messages import pack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.weights import WEIGHTS, SiteWeights
@@ -180,18 +182,24 @@ class Site(NamedTuple):
         try:
             asked = messages.unpack(blob, self.most_bytes)
             round = asked.round
-            return pack(_answered(self, asked))
+            return self._leaving(_answered(self, asked))
         except NotHeld:
-            return pack(messages.Message(messages.RESEND, round))
+            return self._leaving(messages.Message(messages.RESEND, round))
         except ValueError as error:
-            return pack(messages.Message("error", round, {}, {"reason": str(error)}))
+            return self._leaving(messages.Message("error", round, {}, {"reason": str(error)}))
         except Exception as error:  # whatever a server sends, the site lives on; the text may name what is private
             logger.exception("could not answer")
-            return pack(
-                messages.Message(
-                    "error", round, {}, {"reason": f"the site failed: {type(error).__name__}, see its log"}
-                )
-            )
+            reason = f"the site failed: {type(error).__name__}, see its log"
+            return self._leaving(messages.Message("error", round, {}, {"reason": reason}))
+
+    def _leaving(self, one: messages.Message) -> bytes:
+        """The blob that travels, noted down for who audits the site."""
+        blob = pack(one)
+        shapes = {name: list(tensor.shape) for name, tensor in one.tensors.items()}
+        told = {"round": one.round, "kind": one.kind, "bytes": len(blob), "sha256": sha256(blob).hexdigest()}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        Recorder(self.folder / LEFT_FILE).write({**told, "tensors": shapes, "facts": sorted(one.facts)})
+        return blob
 
 
 def _answered(site: Site, asked: messages.Message) -> messages.Message:

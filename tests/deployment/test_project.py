@@ -25,6 +25,7 @@ from fedecider.deployment.llm import public
 from fedecider.deployment.messages import DeploymentConfig
 from fedecider.deployment.project import PartyFile, make_project, read_project
 from fedecider.deployment.run import make_site, serve
+from fedecider.federation.record import read_records
 from fedecider.report.joining import DIFFERENCE
 from fedecider.running.launch import start
 
@@ -117,6 +118,25 @@ def read(path):
     return json.loads(path.read_text())
 
 
+def test_an_auditor_of_a_site_sees_all_that_left_and_who_may_read_what(deployed, capsys):
+    wire = read(deployed / "server" / "wire.json")["messages"]
+    for client, name in enumerate(NAMES):
+        left = read_records(deployed / name / "left.jsonl")
+        assert sum(one["bytes"] for one in left) == sum(one["bytes_up"] for one in wire if one["client"] == client)
+        assert {one["kind"] for one in left} >= {"upload", "scores", "results"}
+        trained = [one for one in left if one["kind"] == "upload"]
+        assert [one["round"] for one in trained] == [1, 2]
+        assert trained[0]["tensors"]
+        assert trained[0]["sha256"] != trained[1]["sha256"]
+    (deployed / "crime" / "per_user.parquet").chmod(0o600)
+    assert main(["audit", "--run", str(deployed / "crime")]) == 0
+    said = capsys.readouterr().out
+    assert "upload: 2 in rounds 1 to 2, " in said
+    assert "holds customers' data: private/crime/ensemble.json, its owner alone reads it" in said
+    assert "holds customers' data: per_user.parquet, its owner alone reads it" in said
+    assert "holds customers' data: report.html, others may read it: chmod 600" in said
+
+
 def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):
     simulated = read(playground / "runs" / "simulated" / "metrics.json")
     server = read(deployed / "server" / "metrics.json")
@@ -178,10 +198,7 @@ def test_a_sites_folder_is_read_and_changed_by_what_reads_and_changes_runs(playg
     after = json.loads(said(*asked))
     assert [item["key"] for item in after["history"]] == [item["key"] for item in before["history"]] + [new, keys[3]]
     said("update", "--run", site, "--version", 1)
-    assert main(["audit", "--run", str(site)]) == 2
-    assert "expected that of a run: the rounds of all companies are in the folder of their server" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "left this site: 10 messages" in said("audit", "--run", site)
     assert json.loads(said(*asked)) == before
     assert "1 customer and" in said("forget", "--run", site, "--customer", user)
     assert json.loads(said(*asked))["history"] == []

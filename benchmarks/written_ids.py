@@ -4,54 +4,58 @@
 
 Data: Amazon 2014, 5-core, prepared as for benchmarks/public_bar.py. 2,000 users are the clients' and tested on their
 last event, seen items dropped; the train parts (all but the last two events) of all others are the public pool, from
-which alone the backbones learn. Settings: benchmarks/configs/written_ids.yaml, and what a row changes in it. Four
-companies share the 2,000 users out, and share the student; a company ranks its own users. CPU minutes of a backbone
-are those of stage 1. One JSON a row in --work: what is there is not run again; a row that was killed goes on.
+which alone the backbones learn; a seed draws other users. Settings: benchmarks/configs/written_ids.yaml, and what a row
+changes in it. Four companies share the 2,000 users out, and share the student; a company ranks its own users. CPU
+minutes of a backbone are those of stage 1. One JSON a row in --work: what is there is not run again; a row that was
+killed goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import provenance
 import torch
-from public_bar import BUDGETS, T5, companies, shown, task_of
+from public_bar import BUDGETS, T5, companies, everyone, shown, task_of
+from written_readings import ABOUT, NUM_CUSTOMERS, cold_places, readings, readings_table
 
 import fedecider
 from fedecider.cross_silo.base_stages import begin, distill_stage, kept_step, pretrain_stage
 from fedecider.cross_silo.command_line import make_settings
 from fedecider.cross_silo.item_ids import load_ids
 from fedecider.cross_silo.settings import Settings
-from fedecider.data.domain import Domain
+from fedecider.data.card import make_card
+from fedecider.data.domain import Domain, Events
+from fedecider.data.near_texts import unit_vectors
 from fedecider.data.store import load_domains
 from fedecider.engine.command_line import data_options
 from fedecider.engine.track import track_named
-from fedecider.evaluation.metrics import catalogue_positions, mean_metrics
-from fedecider.evaluation.protocols import held_out, histories
+from fedecider.evaluation.metrics import mean_metrics
+from fedecider.evaluation.protocols import NUM_HELD_OUT
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.record import read_json, write_json
+from fedecider.models.counts import count_events
+from fedecider.models.features import Knowledge
+from fedecider.models.item_texts import encoded_texts
 from fedecider.running.command import run
 from fedecider.running.settings_files import load_config
 from idgen.backbone import load_backbone
-from idgen.decode import constrained_beam_search, item_positions
 from idgen.item_ids import ItemIds
-from idgen.item_scores import catalogue_scores, written_log_probs
-from idgen.ranking import RankingContext, eval_users, rank_task
-from idgen.samples import encode_histories
-from idgen.tasks import Task
+from idgen.ranking import RankingContext, rank_task
 from idgen.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
 CONFIG, PAGE = HERE / "configs" / "written_ids.yaml", HERE / "results" / "written_ids.md"
 DOMAIN = "beauty"
 CPU = torch.device("cpu")
-SPLITS = ("valid", "test")
 DECODER = {
     "pretrain.backbone.kind": "decoder",
     "pretrain.samples.templates": "history",
@@ -62,7 +66,11 @@ DECODER = {
 }
 START, TEACHER = "T5, before its first step", "T5"
 HALF = ", half depth"
-READINGS = ", two readings"
+READINGS = ", readings"
+COLD = ", cold items"
+COLD_SHARE = 0.1
+"""Of the items, which the public users' histories lack."""
+ONE_TOKEN = "decoder, IDs of one token"
 DENSE_DECODER, DENSE_T5 = "decoder, keyword IDs, dense head", "T5, dense head"
 BACKBONES: dict[str, dict[str, Any]] = {
     "decoder, keyword IDs": {
@@ -78,7 +86,7 @@ BACKBONES: dict[str, dict[str, Any]] = {
         "pretrain.samples.max_source_tokens": 64,
         "pretrain.train.max_steps": 1600,
     },
-    "decoder, IDs of one token": {
+    ONE_TOKEN: {
         **DECODER,
         "pretrain.ids": "item",
         "pretrain.samples.max_history": 20,
@@ -94,12 +102,15 @@ BACKBONES: dict[str, dict[str, Any]] = {
     },
 }
 """Row -> options. Fewer CPU minutes than the T5's."""
-BACKBONES |= {name + part: BACKBONES[name] for name in (DENSE_T5, DENSE_DECODER) for part in (HALF, READINGS)}
+BACKBONES |= {name + HALF: BACKBONES[name] for name in (DENSE_T5, DENSE_DECODER)}
+BACKBONES |= {name + READINGS: BACKBONES[name] for name in (DENSE_T5, DENSE_DECODER, ONE_TOKEN)}
+BACKBONES |= {DENSE_DECODER + COLD: BACKBONES[DENSE_DECODER]}
 METHODS = {
     "four companies: alone": "local",
     "four companies: FedAvg": "fedavg",
     "four companies: fedecider": "fedecider",
 }
+MOST_SEEDS = 3
 ROWS = [START, TEACHER, TEACHER + HALF, *METHODS, *BACKBONES]
 
 
@@ -115,6 +126,29 @@ def ranked(model: Any, domain: Domain, ids: ItemIds, tokenizer: Any, settings: S
     task = task_of(domain, domain.clients, ids, tokenizer, settings)
     context = RankingContext(settings.ranking, precision=settings.training.precision)
     return mean_metrics(rank_task(model, task, "test", None, context), (10,))
+
+
+def cold_row(name: str, whole: Domain, clients: Mapping[str, Domain], settings: Settings) -> dict[str, Any]:
+    """A backbone that never met some of the items, and everybody who bought one of them last."""
+    domain = next(iter(clients.values()))
+    draw_I = torch.rand(len(domain.item_keys), generator=torch.Generator().manual_seed(settings.run.seed)).numpy()
+    is_cold_I = draw_I < COLD_SHARE
+    number_I = np.where(is_cold_I, -1, np.arange(len(is_cold_I)))
+    public = domain.public.renumbered(number_I)
+    clients = {one: replace(client, public=public, card={}) for one, client in clients.items()}
+    for client in clients.values():
+        client.card.update(make_card(client))
+    kept = pretrain_stage(settings.run, clients, CPU)
+    tokenizer = load_tokenizer(kept.folder / "backbone")
+    ids = load_ids(kept.folder, clients, settings.run.pretrain)[next(iter(clients))].items
+    rows = everyone(whole).arrays().sequences
+    is_last_E = rows.num_after_E == 0
+    tested = rows.take(np.flatnonzero(is_cold_I[rows.value_E[is_last_E]]))
+    tested = tested.keep(~is_cold_I[tested.value_E] | (tested.num_after_E == 0))
+    tested = tested.take(np.flatnonzero(tested.length_U > NUM_HELD_OUT)[: NUM_CUSTOMERS["test"]])
+    users = Events([str(row) for row in range(len(tested))], tested, None)
+    model, task = load_backbone(kept.folder / "backbone", tokenizer), task_of(domain, users, ids, tokenizer, settings)
+    return {"cold": cold_places(model, task, knowledge_of(domain, settings), torch.from_numpy(is_cold_I))}
 
 
 def backbone_row(name: str, domain: Domain, clients: Mapping[str, Domain], settings: Settings) -> dict[str, Any]:
@@ -133,55 +167,16 @@ def backbone_row(name: str, domain: Domain, clients: Mapping[str, Domain], setti
     model = load_backbone(kept.folder / "backbone", tokenizer)
     ids = load_ids(first.folder, clients, settings.run.pretrain)[next(iter(clients))].items
     if name.endswith(READINGS):
-        return two_readings(model, task_of(domain, domain.clients, ids, tokenizer, settings))
+        task = task_of(domain, domain.clients, ids, tokenizer, settings)
+        return readings(model, task, knowledge_of(domain, settings))
     return {**ranked(model, domain, ids, tokenizer, settings), "minutes": minutes, "told": told}
 
 
-NUM_EXACT = 100
-"""Customers of each split whose items are all scored by what the model writes."""
-WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-"""Of the log-probability that an ID is written, beside that of its own token."""
-
-
-def two_readings(model: Any, task: Task) -> dict[str, Any]:
-    """Reading -> metrics of the same test customers, seen items dropped, and CPU seconds a customer."""
-    users = {split: eval_users(task, "valid", NUM_EXACT, torch.Generator().manual_seed(0)) for split in SPLITS}
-    dense, written, target, seen = {}, {}, {}, {}
-    seconds = {"exact": 0.0, "dense": 0.0, "beams": 0.0}
-    beams = []
-    for split in SPLITS:
-        rows = SequenceArray.of(task.sequences).take(users[split])
-        past = list(map(list, histories(rows, split)))
-        target[split], seen[split] = held_out(rows, split), past
-        dense_parts, written_parts = [], []
-        for start in range(0, len(past), 20):
-            part = past[start : start + 20]
-            prompts = encode_histories(task, part)
-            begun = time.process_time()
-            dense_parts += [torch.log_softmax(block, 1) for _, block in catalogue_scores(model, *prompts, task.trie)]
-            middle = time.process_time()
-            written_parts.append(written_log_probs(model, *prompts, task.trie).float())
-            end = time.process_time()
-            seconds["dense"] += middle - begun
-            seconds["exact"] += end - middle
-            if split == "test":
-                item_BK, _ = constrained_beam_search(model, *prompts, task.trie, 20)
-                beams.append(item_positions(item_BK, target[split][start : start + 20], part))
-                seconds["beams"] += 2 * (time.process_time() - end)
-        dense[split], written[split] = torch.cat(dense_parts), torch.cat(written_parts)
-
-    def metrics(split: str, weight: float | None) -> dict[str, float]:
-        score = written[split] if weight is None else dense[split] + weight * written[split]
-        return mean_metrics(catalogue_positions(score, target[split], seen[split]), (10,))
-
-    best = max(WEIGHTS, key=lambda weight: metrics("valid", weight)["ndcg@10"])
-    found = {
-        "what it writes, beams of 20": mean_metrics(torch.cat(beams), (10,)),
-        "what it writes, exact": metrics("test", None),
-        "the dense head": metrics("test", 0.0),
-        f"both, writing with weight {best:g} (by validation)": metrics("test", best),
-    }
-    return {"readings": found, "seconds": {name: one / (2 * NUM_EXACT) for name, one in seconds.items()}}
+def knowledge_of(domain: Domain, settings: Settings) -> Knowledge:
+    """Counts of the train parts of everybody, and the texts."""
+    parts = [*SequenceArray.of(domain.clients.sequences).without_last(NUM_HELD_OUT), *domain.public.sequences]
+    vectors = encoded_texts({domain.name: domain}, settings.run.pretrain.text_encoder, settings.run.cache)[domain.name]
+    return Knowledge(count_events(parts, len(domain.item_keys)), unit_vectors(vectors.numpy()))
 
 
 def run_row(method: str, clients: Mapping[str, Domain], settings: Settings, output: Path) -> dict[str, Any]:
@@ -197,57 +192,66 @@ def run_row(method: str, clients: Mapping[str, Domain], settings: Settings, outp
     return {**scores, "minutes": (time.process_time() - started) / 60, "told": rounds}
 
 
-def others(work: Path, seed: int) -> list[str]:
-    """Lines of a table of the rows that other seeds have; each tests other users."""
-    lines = ["## Other seeds", "", "Each tests other users.", "", "| seed | row | R@10 | N@10 | CPU minutes |"]
-    lines.append("|---:|---|---:|---:|---:|")
-    for other in sorted(number for number in range(10) if number != seed):
-        for name in ROWS:
-            path = file_of(work, other, name)
-            if path.is_file():
-                one = read_json(path)
-                cells = (name, shown(one["hit@10"]), shown(one["ndcg@10"]), f"{one['minutes']:.1f}")
-                lines.append(f"| {other} | {' | '.join(cells)} |")
-    return lines if len(lines) > len(("title", "", "words", "", "header", "rule")) else []
-
-
 def file_of(work: Path, seed: int, name: str) -> Path:
     return work / f"{seed}-{name}.json".replace(" ", "_")
 
 
-def page(found: Mapping[str, Mapping[str, Any]], seed: int, work: Path) -> list[str]:
+Found = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""Row -> seed -> what its run kept."""
+
+
+def found_in(work: Path) -> Found:
+    files = {name: {seed: file_of(work, seed, name) for seed in range(MOST_SEEDS)} for name in ROWS}
+    return {name: {seed: read_json(one) for seed, one in of.items() if one.is_file()} for name, of in files.items()}
+
+
+def mean_of(runs: Mapping[int, Mapping[str, Any]], metric: str) -> float:
+    return fmean(one[metric] for one in runs.values())
+
+
+def table(found: Found) -> list[str]:
+    lines = ["| row | R@10 | N@10 | N@10 of seeds 0, 1, 2 | CPU minutes | of seed 0 |", "|---|---:|---:|---|---:|---|"]
+    for name, runs in found.items():
+        if name.endswith((READINGS, COLD)) or not runs:
+            continue
+        each = " ".join(shown(one["ndcg@10"]) for one in runs.values())
+        timed = {seed: one for seed, one in runs.items() if "minutes" in one}
+        minutes = f"{mean_of(timed, 'minutes'):.1f}" if timed else "-"
+        cells = [shown(mean_of(runs, "hit@10")), shown(mean_of(runs, "ndcg@10")), each, minutes]
+        lines.append(f"| {name} | {' | '.join(cells)} | {runs.get(0, {}).get('told', '')} |")
+    missing = [name for name, runs in found.items() if not runs]
+    return [*lines, "", f"Not run: {'; '.join(missing)}."] if missing else lines
+
+
+COLD_METRICS = ("hit@10", "ndcg@10", "hit@10 among them", "ndcg@10 among them")
+
+
+def cold_table(runs: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    one = next(iter(runs.values()))["cold"]
+    lines = [
+        "## Items that were never met\n",
+        f"{DENSE_DECODER}, trained without {one['items']:,} of the items, whose texts are known; {one['customers']} "
+        "customers whose next purchase is one of them. Its rank among all items, and among those never met.\n",
+        "| reading | R@10 | N@10 | R@10 among them | N@10 among them |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for reading, of in one.items():
+        if isinstance(of, Mapping):
+            cells = [shown(of[metric]) if metric in of else "-" for metric in COLD_METRICS]
+            lines.append(f"| {reading} | {' | '.join(cells)} |")
+    return lines
+
+
+def page(found: Found) -> list[str]:
     lines = ["# Beauty: models that write IDs of several tokens", "", *__doc__.split("\n\n")[2].splitlines(), ""]
-    lines += ["| row | R@10 | N@10 | CPU minutes | |", "|---|---:|---:|---:|---|"]
-    for name, one in found.items():
-        if name.endswith(READINGS):
-            continue
-        minutes = f"{one['minutes']:.1f}" if "minutes" in one else "-"
-        lines.append(
-            f"| {name} | {shown(one['hit@10'])} | {shown(one['ndcg@10'])} | {minutes} | {one.get('told', '')} |"
-        )
-    if missing := [name for name in ROWS if name not in found]:
-        lines += ["", f"Not run: {'; '.join(missing)}."]
-    for name, one in found.items():
-        if not name.endswith(READINGS):
-            continue
-        lines += [
-            "",
-            f"## {name}",
-            "",
-            f"{NUM_EXACT} test customers.",
-            "",
-            "| reading | R@10 | N@10 |",
-            "|---|---:|---:|",
-        ]
-        lines += [
-            f"| {reading} | {shown(of['hit@10'])} | {shown(of['ndcg@10'])} |" for reading, of in one["readings"].items()
-        ]
-        cost = ", ".join(f"{name} {seconds:.3f}" for name, seconds in one["seconds"].items())
-        lines += ["", f"CPU seconds a customer: {cost}."]
-    lines += ["", *others(work, seed)]
-    lines += ["", f"Seed {seed}. The rows change: `{json.dumps(BACKBONES)}`", ""]
-    commits = sorted({one["commit"] for one in found.values()})
-    return [*lines, f"- Rows at {', '.join(commits)}", *provenance.heading("written_ids.py", 1)]
+    lines += [*table(found), "", "## What a model writes, its dense head, and both", "", *ABOUT.splitlines()]
+    for name, runs in found.items():
+        if runs and name.endswith(READINGS):
+            lines += ["", f"### {name.removesuffix(READINGS)}", "", *readings_table(runs)]
+        elif runs and name.endswith(COLD):
+            lines += ["", *cold_table(runs)]
+    commits = sorted({one["commit"].partition(" ")[0] for runs in found.values() for one in runs.values()})
+    return [*lines, "", f"- Rows at {', '.join(commits)}", *provenance.heading("written_ids.py", 1)]
 
 
 def main() -> None:
@@ -262,19 +266,20 @@ def main() -> None:
     (domain,) = companies(whole, pool, BUDGETS["cpu"], args.seed).values()
     clients = companies(whole, T5, BUDGETS["cpu"], args.seed)
     args.work.mkdir(parents=True, exist_ok=True)
-    files = {name: file_of(args.work, args.seed, name) for name in ROWS}
-    for name, path in files.items():
+    for name in ROWS:
+        path = file_of(args.work, args.seed, name)
         if path.is_file() or not any(name.startswith(start) for start in args.rows.split(";")):
             continue
         print(name, flush=True)
         settings = settings_of(clients, BACKBONES.get(name, {}), args.work, args.seed)
         if name in METHODS:
             row = run_row(METHODS[name], clients, settings, path.with_suffix(""))
+        elif name.endswith(COLD):
+            row = cold_row(name, whole, clients, settings)
         else:
             row = backbone_row(name, domain, clients, settings)
         write_json(path, {**row, "commit": commit})
-    found = {name: read_json(path) for name, path in files.items() if path.is_file()}
-    PAGE.write_text("\n".join(page(found, args.seed, args.work)) + "\n")
+    PAGE.write_text("\n".join(page(found_in(args.work))) + "\n")
 
 
 if __name__ == "__main__":

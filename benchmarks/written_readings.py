@@ -34,6 +34,7 @@ AT_ONCE = 20
 NUM_BEAMS = 20
 DENSE, WRITTEN = "dense head", "writing"
 BEAMS = f"writing, beams of {NUM_BEAMS}"
+BY_TEXT = "dense head, their rows made of their texts"
 KNOWN = NEW[1:]
 """Of the ensemble, beside the model."""
 READINGS: dict[str, tuple[str, ...]] = {
@@ -61,7 +62,7 @@ class Scored(NamedTuple):
 
 
 def scored(
-    model: Any, task: Task, rows: SequenceArray, split: str, knowledge: Knowledge
+    model: Any, task: Task, rows: SequenceArray, split: str, knowledge: Knowledge, writes: bool = True
 ) -> tuple[Scored, Tensor, dict]:
     """Features; places of the targets among beams, and CPU seconds of each way to score."""
     past, target_N = list(map(list, histories(rows, split))), held_out(rows, split)
@@ -76,7 +77,7 @@ def scored(
         ]
         parts[DENSE].append(torch.cat(blocks))
         seconds[DENSE] += (now := time.process_time()) - begun
-        if task.trie.max_length > 1:
+        if writes and task.trie.max_length > 1:
             parts[WRITTEN].append(written_log_probs(model, *prompts, task.trie).float())
             seconds[WRITTEN] += (later := time.process_time()) - now
             item_BK, _ = constrained_beam_search(model, *prompts, task.trie, NUM_BEAMS)
@@ -134,17 +135,32 @@ def readings(model: Any, task: Task, knowledge: Knowledge) -> dict[str, Any]:
     return {"readings": found, "seconds": {name: one / NUM_CUSTOMERS["test"] for name, one in seconds.items() if one}}
 
 
-def cold_places(model: Any, task: Task, knowledge: Knowledge, is_cold_I: Tensor) -> dict[str, Any]:
-    """Reading -> metrics of customers whose next item was never met, among all items and among those never met."""
-    given, beams_N, _ = scored(model, task, SequenceArray.of(task.sequences), "test", knowledge)
-    found: dict[str, Any] = {BEAMS: mean_metrics(beams_N, (10,))}
-    for name in (WRITTEN, DENSE, TEXT):
-        score_NI = given.value[name]
-        found[name] = mean_metrics(catalogue_positions(score_NI, given.target_N, given.seen), (10,))
-        among_NI = score_NI.masked_fill(~is_cold_I, -torch.inf)
-        among = mean_metrics(catalogue_positions(among_NI, given.target_N, None), (10,))
-        found[name] |= {f"{metric} among them": value for metric, value in among.items()}
-    return {**found, "customers": len(given.seen), "items": int(is_cold_I.sum())}
+def cold_places(
+    model: Any, tasks: Mapping[str, Task], knowledge: Knowledge, is_cold_I: Tensor, row_ID: Tensor
+) -> dict[str, Any]:
+    """Reading -> metrics of customers whose next item was never met (task "cold") and of others (task "warm"), among
+    all items, and of the former among those never met. ``row_ID``: rows of the table by the items' texts."""
+    found: dict[str, Any] = {"customers": len(tasks["cold"].sequences), "items": int(is_cold_I.sum())}
+
+    def add(reading: str, group: str, score_NI: Tensor, given: Scored) -> None:
+        places = {group: catalogue_positions(score_NI, given.target_N, given.seen)}
+        if group == "cold":
+            among_NI = score_NI.masked_fill(~is_cold_I, -torch.inf)
+            places["among"] = catalogue_positions(among_NI, given.target_N, None)
+        found.setdefault(reading, {}).update({name: mean_metrics(place_N, (10,)) for name, place_N in places.items()})
+
+    rows = {group: SequenceArray.of(task.sequences) for group, task in tasks.items()}
+    for group, names in (("cold", (WRITTEN, DENSE, TEXT)), ("warm", (DENSE, TEXT))):
+        given, _, _ = scored(model, tasks[group], rows[group], "test", knowledge, WRITTEN in names)
+        for name in names:
+            add(name, group, given.value[name], given)
+    with torch.no_grad():
+        token_I = tasks["cold"].trie.last_token_I
+        model.get_input_embeddings().weight[token_I[is_cold_I]] = row_ID[is_cold_I]
+    for group in tasks:
+        given, _, _ = scored(model, tasks[group], rows[group], "test", knowledge, False)
+        add(BY_TEXT, group, given.value[DENSE], given)
+    return found
 
 
 def readings_table(runs: Mapping[int, Mapping[str, Any]]) -> list[str]:

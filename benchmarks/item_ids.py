@@ -98,7 +98,8 @@ def alternating_section(args: argparse.Namespace) -> str:
     """Each number of turns of the generator, with as many epochs of the backbone in all."""
     lines = [
         f"{NUM_PUBLIC:,} public users, {EPOCHS} epochs of the backbone in all its turns; between them the generator",
-        f"has one epoch through the frozen backbone. Test items of all client users, seed {args.seed}.",
+        f"has one epoch through the frozen backbone. Test items of all client users, seed {args.seed}. One seed: no "
+        "difference is claimed.",
         "",
         "| data | turns of the generator | ndcg@10 | IDs that a turn changed | CPU minutes |",
         "|---|---:|---:|---|---:|",

@@ -5,6 +5,7 @@ the command line choose those whose file holds one of them: ``python tests/mutan
 """
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -57,13 +58,12 @@ MUTANTS = [
         "tests/test_embedding_run.py -k protocol_of_papers",
     ),
     *several(
-        "tests/test_manifest.py tests/test_versions.py",
+        "tests/test_manifest.py tests/test_versions.py -m 'not whole'",
         (MANIFEST, "if file_sha256(root / name) != manifest.files[name]:", "if False:"),
         (MANIFEST, "if name not in present:", "if False:"),
         (MANIFEST, "if name not in wanted:", "if False:"),
         (MANIFEST, '"per_user.parquet", "examples.json", "report.html")', '"per_user.parquet", "examples.json")'),
         (MANIFEST, 'if content.pop("checksum", "") != content_key(content):', 'if not content.pop("checksum"):'),
-        (MANIFEST, " or (root / VERSIONS).is_dir():", ":"),
         (MANIFEST, "words[2:] if words[0] == SEEDS else words", "words"),
         (VERSIONS, "if number not in folders]:", "if False]:"),
         (VERSIONS, "versions=tuple(_usable(home, number))", "versions=()"),
@@ -74,6 +74,10 @@ MUTANTS = [
         (SCRATCH, "else not _is_alive(int(process))", "else True"),
         (SCRATCH, "> ABANDONED_S", "> 0.0"),
         (SCRATCH, "left = alone if", "left = True if"),
+    ),
+    *several(
+        "tests/test_manifest.py -k lost_file",
+        (MANIFEST, " or (root / VERSIONS).is_dir():", ":"),
         (SOURCE, "parts if private or ensemble else parts[:3])", "parts[:3])"),
         (SOURCE, "        manifest.refuse_lost(folder)\n", ""),
     ),
@@ -107,7 +111,7 @@ def tried(mutant: Mutant, folder: Path) -> bool:
     text = path.read_text(encoding="utf-8")
     assert text.count(mutant.line) == 1, f"{mutant.file}: {mutant.line!r} stands {text.count(mutant.line)} times"
     path.write_text(text.replace(mutant.line, mutant.changed), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *mutant.tests.split()]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *shlex.split(mutant.tests)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
     path.write_text(text, encoding="utf-8")
     assert done.returncode in (0, 1), done.stdout[-2000:]

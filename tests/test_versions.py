@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fedecider.models.versions import add_version, changing, go_back, in_force, read_versions
-from fedecider.running.manifest import Manifest, note_changed, put_manifest, write_manifest
+from fedecider.running.manifest import Manifest, note_changed, put_manifest, verify, write_manifest
 from fedecider.running.run_folder import RunFolder
 
 WRITES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
@@ -133,6 +133,8 @@ def test_a_kill_in_forgetting_leaves_the_old_or_the_new(run, tmp_path):
             assert counts(run) == OLD
     assert seen == {OLD + " again", NEW}
     assert (run / "versions" / "3" / "private" / "other" / "counts").read_text() == "theirs"
+    assert (run / "per_user.parquet").read_text() == NEW, "that of who stays"
+    verify(run, [run / "per_user.parquet", run / "private"])
     assert not [text for text in everything(run).values() if "anna" in text]
 
 
@@ -191,6 +193,14 @@ def test_a_record_that_is_damaged_is_told(run):
     put_manifest(run, Manifest(manifest["files"], [], 7, (2,)))
     with pytest.raises(ValueError, match="versions/7 is missing"):
         in_force(run)
+
+
+def test_a_version_that_is_not_in_force_is_missed_too(run):
+    add(run, NEW)
+    add(run, "after")
+    shutil.rmtree(run / "versions" / "2")
+    with pytest.raises(ValueError, match="versions/2 is missing"):
+        read_versions(run)
 
 
 def test_versions_are_never_lost_with_the_file_that_says_which_is_in_force(run):

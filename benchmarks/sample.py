@@ -72,11 +72,13 @@ def page(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         lines.append(f"| {seed} | {values} | {found['fedecider'][seed]['cpu_s']:.0f} |")
     means = " | ".join(f"**{fmean(values):.4f}**" for values in columns.values())
     lines.append(f"| mean | {means} | {fmean(one['cpu_s'] for one in found['fedecider']):.0f} |")
-    lines += ["", "FeDecider less another row, mean of the seeds with its 95 % interval (t):", ""]
-    for name in ("student", "best simple rule", "alone", "FedAvg"):
-        change = [ours - other for ours, other in zip(columns["FeDecider"], columns[name], strict=True)]
+    lines += ["", "Differences, mean of the seeds with its 95 % interval (t):", ""]
+    pairs = [("FeDecider", name) for name in ("student", "best simple rule", "alone", "FedAvg")]
+    for first, second in [*pairs, ("FedAvg", "alone")]:
+        change = [one - other for one, other in zip(columns[first], columns[second], strict=True)]
         half = student_t.ppf(0.975, len(change) - 1) * stdev(change) / len(change) ** 0.5
-        lines.append(f"- {name}: {fmean(change):+.4f} [{fmean(change) - half:+.4f}, {fmean(change) + half:+.4f}]")
+        ends = f"[{fmean(change) - half:+.4f}, {fmean(change) + half:+.4f}]"
+        lines.append(f"- {first} - {second}: {fmean(change):+.4f} {ends}")
     reports = [report for one in found["fedecider"] for report in one["item_ids"]]
     own, twice = (fmean(report[key] for report in reports) for key in ("own_word_share", "repeat_share"))
     told = f"Item IDs: {100 * own:.1f} % of the words from the item's own text, {100 * twice:.1f} % with a word twice."

@@ -245,7 +245,7 @@ def cold_table(runs: Mapping[int, Mapping[str, Any]]) -> list[str]:
     for reading, of in one.items():
         if isinstance(of, Mapping):
             cells = [f"{shown(of[c]['hit@10'])} / {shown(of[c]['ndcg@10'])}" if c in of else "-" for c in COLD_COLUMNS]
-            lines.append(f"| {reading} | {' | '.join(cells)} |")
+            lines.append(f"| {'text neighbours' if reading == 'text' else reading} | {' | '.join(cells)} |")
     return lines
 
 

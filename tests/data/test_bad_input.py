@@ -138,7 +138,7 @@ def test_too_few_users_or_items(packed):
         ({"text_fields": ("colour",)}, r"text_fields \['colour'\]; expected some of"),
         ({"domains": ""}, r"domains \[\]; expected one or more"),
         ({"domains": "a,a"}, "expected one or more different names"),
-        ({"domains": "../a"}, "domain '../a', expected letters"),
+        ({"domains": "../a"}, "domain '../a', expected"),
         ({"source": "movielens", "domains": "a,b"}, "holds one domain"),
     ],
 )

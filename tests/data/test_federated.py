@@ -121,7 +121,7 @@ BAD = {
         "got events with the columns who, sku; none is called as the user usually is: user=",
     ),
     "no company": ({}, products(), {}, "events by company of no company"),
-    "an odd company": ({"a/b": ROWS}, products(), {}, "got the company 'a/b', expected letters"),
+    "an odd company": ({"a/b": ROWS}, products(), {}, "got the company 'a/b', expected"),
     "the mean of all": (
         {"north": ROWS, "Macro": ROWS},
         products(),

@@ -43,7 +43,7 @@ def federate(*words) -> int:
 def test_a_run_leaves_metrics_canary_curve_bytes_and_seconds(data, tmp_path, capsys):
     assert federate("--method", "fedmf", *data, *FAST, "--num_rounds", 3, "--output", tmp_path / "run") == 0
     printed = capsys.readouterr().out
-    assert "round 3/3: valid ndcg@10" in printed
+    assert "round 3/3: validation ndcg@10" in printed
     assert "memoriser" in printed
     metrics = read_json(tmp_path / "run" / "metrics.json")
     assert set(metrics["test"]) == {"fedmf", "popularity", "memoriser"}

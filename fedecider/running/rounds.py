@@ -102,7 +102,7 @@ def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> 
 def round_text(record: dict, num_rounds: int) -> str:
     """Validation ndcg@10 of every variant, if the round was validated, losses and seconds."""
     scores = ", ".join(f"{variant} {_mean(groups):.4f}" for variant, groups in record["valid"].items())
-    valid = f"valid ndcg@10 {scores}" if scores else "not validated"
+    valid = f"validation ndcg@10 {scores}" if scores else "not validated"
     losses = [f"{client['loss']:.4g}" for client in record["clients"] if client.get("loss") is not None]
     parts = [
         f"round {record['round']}/{num_rounds}: {valid}",

@@ -36,7 +36,8 @@ def test_data_in_which_customers_buy_again_are_read_in_baskets():
     assert repeated_share(data) == 0.25
     name, (reason,) = chosen_protocol("auto", data)
     assert name == "next_basket"
-    assert reason == "protocol next_basket: 25.0% of held-out items were bought before"
+    assert reason.startswith("protocol next_basket")
+    assert "25.0%" in reason
     name, (reason,) = chosen_protocol("auto", data, "this method knows no baskets")
     assert name == "strict"
     assert reason.startswith("warning: protocol strict, because this method knows no baskets, although 25.0%")
@@ -45,10 +46,9 @@ def test_data_in_which_customers_buy_again_are_read_in_baskets():
 
 def test_data_without_repeats_are_strict_unless_they_have_order_numbers():
     baskets = {"u": ["ab", "c", "de"], "v": ["a", "b", "ce"]}
-    assert chosen_protocol("auto", shop(baskets)) == (
-        "strict",
-        ["protocol strict: 0.0% of held-out items were bought before"],
-    )
+    name, (reason,) = chosen_protocol("auto", shop(baskets))
+    assert name == "strict"
+    assert "0.0%" in reason
     assert chosen_protocol("auto", shop(baskets, "nr"))[0] == "next_basket"
     assert chosen_protocol("auto", sample_domains(["crime"]))[0] == "strict"
 

@@ -20,7 +20,9 @@ PAYS = 1.25
 _SIZES = {"cpu": 512, "cuda": 4096}
 """Rows and columns: a wide layer; what fills a GPU."""
 _FORMATS = (torch.float32, torch.bfloat16)
-_TIMES = 5
+_TIMES, _ENOUGH_S = 20, 1.0
+"""Products of each format in turn, so that a moment in which the machine is busy slows both; fewer where they are
+slow."""
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -36,12 +38,16 @@ def fastest(device_type: str) -> Precision:
 
 @functools.cache
 def bf16_speedup(device_type: str) -> float:
-    """How many times as fast a linear layer is in bf16 as in fp32, measured once a process: the best of five products.
+    """How many times as fast a linear layer is in bf16 as in fp32, measured once a process: the best product of each.
 
     Below 1 on processors without instructions for bf16, by far.
     """
     size = _SIZES[device_type]
-    fp32, bf16 = (_product_s(torch.ones(size, size, device=device_type, dtype=dtype)) for dtype in _FORMATS)
+    squares = [torch.ones(size, size, device=device_type, dtype=dtype) for dtype in _FORMATS]
+    timed: list[list[float]] = []
+    while len(timed) < 2 or (len(timed) <= _TIMES and sum(map(sum, timed)) < _ENOUGH_S):
+        timed.append([_product_s(square_NN) for square_NN in squares])
+    fp32, bf16 = map(min, zip(*timed[1:], strict=True))  # the first ones are not counted
     return fp32 / bf16
 
 
@@ -51,15 +57,11 @@ def in_words(speedup: float) -> str:
 
 
 def _product_s(square_NN: Tensor) -> float:
-    """Seconds of the fastest product; the first one is not counted."""
-    found = []
-    for _ in range(_TIMES + 1):
-        started = time.perf_counter()
-        product_NN = F.linear(square_NN, square_NN)
-        if product_NN.is_cuda:
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - started)
-    return min(found[1:])
+    started = time.perf_counter()
+    product_NN = F.linear(square_NN, square_NN)
+    if product_NN.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

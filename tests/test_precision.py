@@ -33,6 +33,19 @@ def test_the_speedup_is_measured():
     assert fastest("cpu") == ("bf16" if bf16_speedup("cpu") >= precision.PAYS else "fp32")
 
 
+def test_a_moment_in_which_the_machine_is_busy_does_not_choose_the_format(monkeypatch):
+    clock_s = [0.0]
+
+    def linear(square_NN, weight_NN):
+        busy = 10.0 if 0.012 <= clock_s[0] <= 0.2 else 1.0
+        clock_s[0] += busy * (1e-3 if square_NN.dtype == torch.bfloat16 else 2e-3)
+        return square_NN
+
+    monkeypatch.setattr(precision.F, "linear", linear)
+    monkeypatch.setattr(precision.time, "perf_counter", lambda: clock_s[0])
+    assert bf16_speedup.__wrapped__("cpu") == pytest.approx(2.0)
+
+
 def test_products_run_in_the_format_that_is_asked_for(machine):
     assert (dtype_under("fp32"), dtype_under("bf16")) == (torch.float32, torch.bfloat16)
     machine(2.0)

@@ -928,9 +928,9 @@ def natural_page(found: Found, cells: Sequence[Cell]) -> list[str]:
     return [
         "## Natural companies",
         "",
-        f"Learned weights (fedecider) are above the mean (fedavg) by more than chance: {', '.join(wins) or 'nowhere'}. "
-        f"Joining (fedavg) is not above alone by more than chance: {', '.join(not_paid) or 'nowhere'}. Without "
-        f"figures: {', '.join(kind for kind in KINDS if not of_kind(kind, SIDE_BY_SIDE[0])) or 'no kind'}. "
+        f"Learned weights (fedecider) are above the mean (fedavg) by more than chance: {'; '.join(wins) or 'nowhere'}. "
+        f"Joining (fedavg) is not above alone by more than chance: {'; '.join(not_paid) or 'nowhere'}. Without "
+        f"figures: {'; '.join(kind for kind in KINDS if not of_kind(kind, SIDE_BY_SIDE[0])) or 'no kind'}. "
         "fedecider - fedavg, test ndcg@10:",
         "",
         *answers,

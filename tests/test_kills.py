@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 from slow import slow
+from small_runs import later_purchases
 
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
@@ -102,11 +103,8 @@ MANY = pytest.mark.parametrize("num", [2, slow(12)])
 
 @MANY
 def test_update(run, num, tmp_path):
-    last = max(max(times) for times in CRIME.clients.timestamps)
-    rows = [(user, CRIME.item_keys[place], last + 9) for place, user in enumerate(CRIME.clients.users[:30])]
-    pd.DataFrame(rows, columns=["user", "item", "time"]).to_parquet(tmp_path / "new.parquet")
     changes(
-        run, "update", num, "--events", tmp_path / "new.parquet", "--force", "true", "--epochs", 1 if num > 2 else 0
+        run, "update", num, "--events", later_purchases(tmp_path), "--force", "true", "--epochs", 1 if num > 2 else 0
     )
 
 

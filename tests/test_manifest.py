@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-import pandas as pd
 import pytest
+from small_runs import later_purchases
 
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
@@ -106,10 +106,7 @@ def run(two_clients_run, tmp_path):
 
 @pytest.fixture
 def updated(run, tmp_path):
-    last = max(max(times) for times in CRIME.clients.timestamps)
-    rows = [(user, CRIME.item_keys[place], last + 9) for place, user in enumerate(CRIME.clients.users[:30])]
-    pd.DataFrame(rows, columns=["user", "item", "time"]).to_parquet(tmp_path / "new.parquet")
-    words = ["update", "--run", run, "--company", "crime", "--events", tmp_path / "new.parquet", "--force", "true"]
+    words = ["update", "--run", run, "--company", "crime", "--events", later_purchases(tmp_path), "--force", "true"]
     assert main([str(word) for word in words]) == 0
     return run
 
@@ -118,7 +115,7 @@ def commands(run, tmp_path):
     found = {
         "recommend": ["--all", "--output", tmp_path / "lists.csv"],
         "forget": ["--customer", CRIME.clients.users[3]],
-        "update": ["--events", tmp_path / "new.parquet", "--force", "true"],
+        "update": ["--events", later_purchases(tmp_path), "--force", "true"],
     }
     return {name: [name, "--run", run, "--company", "crime", *words] for name, words in found.items()}
 

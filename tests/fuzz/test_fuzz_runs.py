@@ -3,9 +3,9 @@
 import random
 import shutil
 
-import pandas as pd
 import pytest
 from slow import slow
+from small_runs import later_purchases
 
 from fedecider.cli.main import main
 from fedecider.data.sample import sample_domains
@@ -20,10 +20,7 @@ CRIME = sample_domains(["crime"], 0)["crime"]
 def run(two_clients_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fuzz")
     run = shutil.copytree(two_clients_run / "runs" / "whole", folder / "run")
-    last = max(max(times) for times in CRIME.clients.timestamps)
-    rows = [(user, CRIME.item_keys[place], last + 9) for place, user in enumerate(CRIME.clients.users[:30])]
-    pd.DataFrame(rows, columns=["user", "item", "time"]).to_parquet(folder / "new.parquet")
-    words = ["update", "--run", run, "--company", "crime", "--events", folder / "new.parquet", "--force", "true"]
+    words = ["update", "--run", run, "--company", "crime", "--events", later_purchases(folder), "--force", "true"]
     assert main([str(word) for word in words]) == 0
     return run
 

@@ -329,9 +329,9 @@ def _of_messages(method: str) -> Iterator[Case]:
     for what, (change, reason) in uploads.items():
         yield Case("LLM", "deployed", method, what, "not heard", says=reason, damage=lie("train", change))
     scores = {
-        "scores above 1": facts(scores={"global": {"ndcg@10": 2.0}, "post_broadcast": {"ndcg@10": 2.0}}),
+        "scores above 1": facts(scores={"global": {"ndcg@10": 2.0}, "fused": {"ndcg@10": 2.0}}),
         "scores that are a list": facts(scores=[1]),
-        "scores of a list": facts(scores={"global": [1], "post_broadcast": [1]}),
+        "scores of a list": facts(scores={"global": [1], "fused": [1]}),
     }
     for what, change in scores.items():
         says_scores = "expected numbers from 0 to 1"

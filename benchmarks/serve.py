@@ -1,10 +1,12 @@
-"""Load on `fedecider serve`: requests a second, times and memory with few and many clients.
+"""Load on `fedecider serve`: a steady rate of requests for minutes, beside an older version of the service.
 
-    python benchmarks/serve.py --run runs/demo [--requests 10000] [--output FILE.md]
+    python benchmarks/serve.py --run RUN [--before PYTHON] [--rate 200] [--minutes 10]
 
-Starts the service as a process of its own on loopback, with one thread for the model, and asks it from threads of this
-process, each with one connection that it keeps. Histories of 1 to 5 items of random domains, k 10, by keys; every
-answer must have status 200 and 10 items, else it counts as an error. Times are those that clients see.
+Requests come at --rate a second, at times drawn in advance (a Poisson process), whether earlier ones are answered or
+not; a time runs from that moment to the last byte of the answer, so a service that falls behind is seen. Histories of 1
+to 5 items, k 10, by item keys and with an API key; an answer without status 200 and 10 items is a failure. --before is
+the python of another checkout, whose service gets every second minute. In each minute of the newer one the run is read
+again (SIGHUP). Services and clients share the cores; the page is benchmarks/results/serve.md.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -30,40 +35,39 @@ import psutil
 
 from fedecider.running.command import run
 
+PAGE = Path(__file__).resolve().parent / "results" / "serve.md"
 MIB = 2**20
-WARM = 50
+WARM = 200
 K = 10
+KEY = "a-key-of-the-load-test"
+HEADERS = {"Content-Type": "application/json", "X-API-Key": KEY}
+NUM_CLIENTS = 64
+NOW, BEFORE = "now", "before"
 
 
-class Level(NamedTuple):
-    """What one number of clients gave."""
+class Minute(NamedTuple):
+    """What one minute gave."""
 
-    clients: int
     milliseconds: list[float]
-    errors: int
-    seconds: float
+    errors: list[str]
     cpu_seconds: float
     """Of the service."""
-    calls: float
-    """Of the model."""
-    mebibytes: float
-    """Resident, afterwards."""
 
 
 @contextmanager
-def service(run: str) -> Iterator[tuple[str, psutil.Process]]:
+def service(python: str, run: str) -> Iterator[tuple[str, psutil.Process]]:
     """Host and port of a service of ``run``, and its process."""
-    command = [sys.executable, "-m", "fedecider.cli.main", "serve", "--run", run, "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-    environment.pop("FEDECIDER_API_KEY", None)
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    command = [python, "-m", "fedecider.cli.main", "serve", "--run", run, "--port", "0"]
+    extra = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "FEDECIDER_API_KEY": KEY}
+    with subprocess.Popen(command, env={**os.environ, **extra}, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = next((line for line in process.stdout if "http://" in line), "")
-            found = re.search(r"http://\S+?/", line)
-            if found is None:
+            url = re.search(r"http://\S+?/", line)
+            if url is None:
                 raise SystemExit("the service did not start")
-            yield urlsplit(found[0]).netloc, psutil.Process(process.pid)
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            yield urlsplit(url[0]).netloc, psutil.Process(process.pid)
         finally:
             process.terminate()
             process.wait(60)
@@ -71,16 +75,16 @@ def service(run: str) -> Iterator[tuple[str, psutil.Process]]:
 
 def get(address: str, path: str) -> bytes:
     connection = http.client.HTTPConnection(address, timeout=60)
-    connection.request("GET", path)
+    connection.request("GET", path, headers=HEADERS)
     return connection.getresponse().read()
 
 
 def questions(address: str, number: int, seed: int) -> list[bytes]:
     """Bodies of requests, the same ones for the same run and seed."""
     rng = random.Random(seed)
-    names = [one["name"] for one in json.loads(get(address, "/domains"))["domains"]]
+    names = [domain["name"] for domain in json.loads(get(address, "/domains"))["domains"]]
     catalogue = {
-        name: [one["key"] for one in json.loads(get(address, f"/items?domain={name}&limit=50"))["items"]]
+        name: [item["key"] for item in json.loads(get(address, f"/items?domain={name}&limit=50"))["items"]]
         for name in names
     }
     bodies = []
@@ -91,84 +95,95 @@ def questions(address: str, number: int, seed: int) -> list[bytes]:
     return bodies
 
 
-def ask(address: str, bodies: Sequence[bytes], times: list[float], errors: list[str]) -> None:
-    """One client: every body in turn."""
-    connection = http.client.HTTPConnection(address, timeout=60)
-    for body in bodies:
-        begun = time.perf_counter()
-        try:
-            connection.request("POST", "/recommend", body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            content = json.loads(response.read())
-            if response.status != 200 or len(content["items"]) != K:
-                errors.append(str(content)[:200])
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            errors.append(repr(error)[:200])
-            connection.close()
-        times.append(1000 * (time.perf_counter() - begun))
+def ask(connection: http.client.HTTPConnection, body: bytes) -> str:
+    """What is wrong with the answer, empty where nothing is."""
+    try:
+        connection.request("POST", "/recommend", body, HEADERS)
+        response = connection.getresponse()
+        content = json.loads(response.read())
+        return "" if response.status == 200 and len(content["items"]) == K else str(content)[:200]
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        connection.close()
+        return repr(error)[:200]
 
 
-def model_calls(address: str) -> float:
-    found = re.search(rb"^fedecider_model_call_seconds_count (\S+)$", get(address, "/metrics"), re.M)
-    assert found is not None
-    return float(found[1])
+def minute(address: str, process: psutil.Process, bodies: Sequence[bytes], rate: float, seed: int) -> Minute:
+    """``bodies`` at ``rate`` a second; each client takes the next one as soon as it is free."""
+    rng = random.Random(seed)
+    due_s = list(accumulate(rng.expovariate(rate) for _ in bodies))
+    places, milliseconds, errors = iter(range(len(bodies))), [], []
+    cpu, begun = sum(process.cpu_times()[:2]), time.perf_counter()
 
+    def client() -> None:
+        connection = http.client.HTTPConnection(address, timeout=60)
+        while (place := next(places, None)) is not None:
+            time.sleep(max(0.0, begun + due_s[place] - time.perf_counter()))
+            error = ask(connection, bodies[place])
+            milliseconds.append(1000 * (time.perf_counter() - begun - due_s[place]))
+            errors.extend([error] if error else [])
 
-def load(address: str, process: psutil.Process, clients: int, bodies: Sequence[bytes]) -> Level:
-    times: list[float] = []
-    errors: list[str] = []
-    calls, cpu, begun = model_calls(address), sum(process.cpu_times()[:2]), time.perf_counter()
-    threads = [
-        threading.Thread(target=ask, args=(address, bodies[place::clients], times, errors)) for place in range(clients)
-    ]
+    threads = [threading.Thread(target=client) for _ in range(NUM_CLIENTS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds, cpu = time.perf_counter() - begun, sum(process.cpu_times()[:2]) - cpu
-    for error in errors[:3]:
-        print(f"error: {error}", file=sys.stderr)
-    calls = model_calls(address) - calls
-    return Level(clients, times, len(errors), seconds, cpu, calls, process.memory_info().rss / MIB)
+    return Minute(milliseconds, errors, sum(process.cpu_times()[:2]) - cpu)
 
 
-def row(level: Level) -> str:
-    number = len(level.milliseconds)
-    p50, p95 = np.percentile(level.milliseconds, [50, 95])
+def row(name: str, minutes: Sequence[Minute], process: psutil.Process) -> str:
+    times = [one for part in minutes for one in part.milliseconds]
+    p50, p95, p99 = np.percentile(times, [50, 95, 99])
+    worst = max(np.percentile(part.milliseconds, 99) for part in minutes)
+    cpu_ms = 1000 * sum(part.cpu_seconds for part in minutes) / len(times)
     return (
-        f"| {level.clients} | {number} | {number / level.seconds:.0f} | {p50:.1f} | {p95:.1f} | {level.errors} "
-        f"| {number / level.calls:.1f} | {1000 * level.cpu_seconds / number:.1f} | {level.mebibytes:.0f} |"
+        f"| {name} | {len(minutes)} | {len(times)} | {sum(len(part.errors) for part in minutes)} | {p50:.1f} "
+        f"| {p95:.1f} | {p99:.1f} | {worst:.1f} | {max(times):.0f} | {cpu_ms:.2f} "
+        f"| {process.memory_info().rss / MIB:.0f} |"
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--run", required=True, help="a finished run of the cross-silo track")
-    parser.add_argument("--clients", default="1,8,32")
-    parser.add_argument("--requests", type=int, default=10_000, help="over all numbers of clients, in equal shares")
-    parser.add_argument("--output", default="")
+    parser.add_argument("--before", default="", help="the python of a checkout to compare with")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
+    parser.add_argument("--minutes", type=int, default=10)
+    parser.add_argument("--output", type=Path, default=PAGE)
     args = parser.parse_args()
-    lines = ["# Load on the service", "", *provenance.heading("serve.py", 1), ""]
-    counts = [int(number) for number in args.clients.split(",")]
-    with service(args.run) as (address, process):
-        load(address, process, 1, questions(address, WARM, seed=0))
-        before = process.memory_info().rss / MIB
-        number = args.requests // len(counts) * len(counts)
-        lines += [
-            f"{number} requests to one process on loopback, one thread for the model; the clients run on the "
-            f"same cores. Resident memory before, after {WARM} requests: {before:.0f} MiB.",
-            "",
-            "| clients | requests | requests a second | p50 ms | p95 ms | errors | requests a model call "
-            "| CPU ms of the service a request | MiB afterwards |",
-            "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for clients in counts:
-            bodies = questions(address, args.requests // len(counts), seed=clients)
-            lines.append(row(load(address, process, clients, bodies)))
-            print(lines[-1], flush=True)
-    if args.output:
-        with open(args.output, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+    pythons = {NOW: sys.executable, **({BEFORE: args.before} if args.before else {})}
+    lines = provenance.heading("serve.py", 1)
+    minutes: dict[str, list[Minute]] = {name: [] for name in pythons}
+    with ExitStack() as stack:
+        services = {name: stack.enter_context(service(python, args.run)) for name, python in pythons.items()}
+        for address, process in services.values():
+            minute(address, process, questions(address, WARM, seed=0), args.rate / 10, seed=0)
+        for place in range(args.minutes):
+            for name in sorted(services, reverse=place % 2 == 1):
+                address, process = services[name]
+                bodies = questions(address, int(60 * args.rate), seed=1 + place)
+                reload = threading.Timer(30.0, process.send_signal, [signal.SIGHUP])
+                if name == NOW:
+                    reload.start()
+                minutes[name].append(minute(address, process, bodies, args.rate, seed=1 + place))
+                for error in minutes[name][-1].errors[:3]:
+                    print(f"{name}: {error}", file=sys.stderr)
+                print(row(name, minutes[name][-1:], process), flush=True)
+        rows = [row(name, minutes[name], services[name][1]) for name in pythons]
+    text = [
+        "# Load on the service",
+        "",
+        f"{args.rate:.0f} requests a second at random times, to one process on loopback with one thread for the model; "
+        "clients and service share the cores. A time runs from the moment at which a request was due. In each minute "
+        "of the first row the run was read again.",
+        "",
+        "| version | minutes | requests | failures | p50 ms | p95 ms | p99 ms | p99 of the worst minute | longest ms "
+        "| CPU ms of the service a request | MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        *rows,
+        "",
+        *lines,
+    ]
+    args.output.write_text("\n".join(text) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the server can tell of a client's train items from a run of this track, measured on the run itself.
 
-A run folder keeps no uploads. The first rounds of the run are done again from its settings and data, by the method's
-own functions in the one loop, and watched where the server stands: behind bound, noise and masks.
+An output directory keeps no uploads. The first rounds of the run are done again from its settings and data, by the
+method's own functions in the one loop, and watched where the server stands: behind bound, noise and masks.
 
 Shape legend: C audited clients, I items, D numbers of a row, A attacks.
 """

@@ -1,4 +1,4 @@
-"""Settings of the cross-device track: its options by method, and settings from mappings, words and run folders."""
+"""Settings of the cross-device track: options by method, and settings from mappings, words and output directories."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def make_settings(options: Mapping[str, Any], config: Mapping[str, Any] | None =
 
 
 def settings_of_run(run: Path, data: str = "") -> EmbeddingSettings:
-    """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the raw files."""
+    """The settings in ``run.json`` of an output directory; ``data`` replaces the place of the raw files."""
     return recorded_settings(read_run(run)["config"], str(RunFolder(run).record), data)
 
 

@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
     tables: tuple[str, ...]
     """Names of tensors (C, R, D)."""
     vectors: tuple[tuple[str, ...], ...]
-    """Names of tensors that are handed over one after the other, as one vector per client: they step together, at one
+    """Names of tensors that are passed on one after the other, as one vector per client: they step together, at one
     rate."""
     constants: tuple = ()
     alternates: bool = False

@@ -29,7 +29,7 @@ def report(config: ReportConfig) -> Path:
 
 
 def run_page(root: Path, result: RunResult) -> Path:
-    """Write ``report.html`` into the run folder ``root``; errors as `fedecider.engine.page.write_run_page`."""
+    """Write ``report.html`` into the output directory ``root``; errors as `fedecider.engine.page.write_run_page`."""
 
     def parts(result: RunResult) -> Parts:
         privacy = f"Privacy: {result.metrics['privacy']}."

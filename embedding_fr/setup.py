@@ -47,7 +47,7 @@ class EmbeddingRunConfig:
 
     Args:
         method: The federated method.
-        output: The run folder; if empty, one is made below runs/.
+        output: The output directory; if empty, one is made below runs/.
         seed: The seed from which every random draw of the run is derived.
         num_rounds: The number of rounds of local training and exchange.
         patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
@@ -71,7 +71,7 @@ class EmbeddingRunConfig:
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             of every number, or norm_clip, a mean of changes bounded to their median size, against hostile uploads.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
-            such as tensorboard,mlflow; empty for none. They write into the run folder.
+            such as tensorboard,mlflow; empty for none. They write into the output directory.
     """
 
     method: str = "fedmf"

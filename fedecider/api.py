@@ -58,7 +58,7 @@ def federate(
             ``config``, or chosen.
         config: A YAML file of settings, or such settings as a mapping. None: chosen for the data and the machine, with
             a line for each choice and an estimate of the time, or those of the embedded sample.
-        output: The run folder. None: a temporary one, gone with the result; `Result.save` keeps it.
+        output: The output directory. None: a temporary one, gone with the result; `Result.save` keeps it.
         resume: If true, a run that stopped in ``output`` goes on; where there is none yet, it begins.
         allow_long: If true, what was chosen may take over an hour on this machine; it is refused otherwise.
         minutes: Where all would take longer on this machine, customers and rounds are drawn so that the run takes so
@@ -76,14 +76,14 @@ def federate(
             the method, what was chosen takes over an hour, or ``resume`` without ``output``.
     """
     if output is not None and not str(output):
-        raise ValueError("got output '', expected the run folder, such as 'runs/x', or None for a temporary one")
+        raise ValueError("got output '', expected the output directory, such as 'runs/x', or None for a temporary one")
     followers = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     if not isinstance(callbacks, Iterable) or not all(map(callable, followers)):
         raise ValueError(f"got callbacks {callbacks!r:.100}, expected a list of functions that take a Round")
     if resume and output is None:
         raise ValueError("got resume without output, expected the folder of the run: output='runs/x'")
     if output is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError("got several processes without output, expected a run folder that all of them know")
+        raise ValueError("got several processes without output, expected an output directory that all of them know")
     temporary = None if output is not None else tempfile.TemporaryDirectory(prefix="fedecider-")
     folder = Path(output) if output is not None else Path(temporary.name) / "run"  # type: ignore[union-attr]
     try:

@@ -127,7 +127,7 @@ class Result:
 
     @property
     def recommendation(self) -> str:
-        """``join``, ``do not join``, ``not clear`` or ``cannot be said``; ``use`` or ``do not use`` of a recommender
+        """``join``, ``do not join``, ``not clear`` or ``no answer``; ``use`` or ``do not use`` of a recommender
         beside which nothing was trained alone. The words of `verdict`, empty where a track has none."""
         return str(self._track.part("conclusion")(self.run).answer.recommendation) if self._track.conclusion else ""
 
@@ -145,7 +145,7 @@ class Result:
         return Recommender.from_pretrained(self.folder.root, client, **options)
 
     def report(self, path: str | Path | None = None) -> Path:
-        """The page of the run in one HTML file; returns ``path``, or where it lies in the run folder.
+        """The page of the run in one HTML file; returns ``path``, or where it lies in the output directory.
 
         Raises:
             ValueError: ``path`` is there and no such page.
@@ -164,7 +164,7 @@ class Result:
         return Path(shutil.copyfile(page, path))
 
     def save(self, folder: str | Path) -> Path:
-        """Copy the run folder, what is private in it included; `load` reads it again.
+        """Copy the output directory, what is private in it included; `load` reads it again.
 
         Raises:
             ValueError: ``folder`` is there and not empty.

@@ -1,6 +1,6 @@
 """Files and folders are written aside, under one prefix, and get their names when they are whole.
 
-What a killed process left goes when the next one writes beside it, or opens the run folder.
+What a killed process left goes when the next one writes beside it, or opens the output directory.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_callbacks_see_every_round(result, seen):
         (2, ["crime", "comics"], 2),
     ]
     assert [score for *_, score, _, _ in seen] == [
-        result.rounds.query("round == @number and variant == 'post_broadcast'")["ndcg@10"].mean() for number in (1, 2)
+        result.rounds.query("round == @number and variant == 'fused'")["ndcg@10"].mean() for number in (1, 2)
     ]
     assert seen[0][-1]
 

@@ -97,7 +97,7 @@ def test_without_any_share_of_its_update_a_client_is_the_student(playground, mon
     assert whole.keys() - metrics["domains"]["crime"]["test"].keys() == {"zero-shot teacher"}
     for domain in metrics["domains"].values():
         assert domain["test"][metrics["reported"]] == domain["test"]["zero-shot student"]
-        assert domain["test"]["fedecider (pre_upload)"] != domain["test"]["zero-shot student"]
+        assert domain["test"]["fedecider (local)"] != domain["test"]["zero-shot student"]
     assert main("evaluate", "--run", "runs/student") == 0
     assert "share of the trained update, by validation items: crime 0, comics 0" in (run / "results.md").read_text()
     assert "share of the trained update" in (run / "adapters" / "crime" / "README.md").read_text()
@@ -114,11 +114,11 @@ def test_absent_clients_and_a_tracker(playground, monkeypatch):
     assert [len(entry["clients"]) for entry in per_round] == [2, 2]
     (curves,) = (run / "trackers" / "tensorboard" / "fedecider").glob("events.out.tfevents*")
     scalars = EventAccumulator(str(curves)).Reload()
-    assert [event.step for event in scalars.Scalars("valid/pre_upload/comics/ndcg_at_10")] == [1, 2]
+    assert [event.step for event in scalars.Scalars("valid/local/comics/ndcg_at_10")] == [1, 2]
     test = json.loads((run / "metrics.json").read_text())["domains"]["comics"]["test"]["zero-shot student"]
     (event,) = scalars.Scalars("test/zero-shot_student/comics/ndcg_at_10")
     assert (event.step, event.value) == (2, pytest.approx(test["ndcg@10"]["mean"]))
-    assert "test/fedecider_pre_upload/macro/hit_at_10" in scalars.Tags()["scalars"]
+    assert "test/fedecider_local/macro/hit_at_10" in scalars.Tags()["scalars"]
 
 
 def test_the_same_settings_find_the_stages_again(playground, monkeypatch, capsys):

@@ -70,7 +70,7 @@ def test_rows_weights_and_files(playground):
         kept = load_ensemble(run / "private" / name, Recommender.from_pretrained(run, name).items.keys)
         assert weights["beside_model"]["value"] == kept.beside_model.value
         assert sorted(path.name for path in (run / "private" / name).iterdir()) == [SETTINGS_FILE, TENSOR_FILE]
-    assert metrics["reported"] == "fedecider (post_broadcast)"
+    assert metrics["reported"] == "fedecider (fused)"
     traffic = read(run / "communication.json")["ensemble"]  # of weights alone: every catalogue has one client
     assert set(traffic) == set(metrics["domains"])
     assert all(0 < size < 1000 for sizes in traffic.values() for size in sizes.values())

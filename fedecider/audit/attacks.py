@@ -1,4 +1,4 @@
-"""What an audit found: its rows, the file in the run folder, the printed table, and the section of the page."""
+"""What an audit found: its rows, the file in the output directory, the printed table, and the section of the page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class AuditConfig:
     """Audit: of which run, and how far.
 
     Args:
-        run: The run folder that scripts/federate.py printed.
+        run: The output directory that scripts/federate.py printed.
         data: The folder of the data, when it is not where the run found it: prepared domains (cross-silo track) or the
             raw files (cross-device track).
         num_rounds: Cross-device track: the number of rounds, from the first on, that are done again and watched; never

@@ -11,7 +11,7 @@ from fedecider.running.command import run
 from fedecider.running.options import parse
 
 DESCRIPTION = """Attack a finished run as the server or another client could. Cross-device track: which items did a
-client train on? Cross-silo track: which users did it train on? Writes audit.json into the run folder and prints a
+client train on? Cross-silo track: which users did it train on? Writes audit.json into the output directory and prints a
 table; for the page of a run of the cross-silo track, run scripts/report.py afterwards. Of the folder of a site: what
 left it, and which of its files hold customers' data."""
 

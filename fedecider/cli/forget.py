@@ -20,7 +20,7 @@ class ForgetConfig:
     """Forget: whom, and where.
 
     Args:
-        run: The run folder.
+        run: The output directory.
         customer: The customer's key; several are separated by commas. A key with a comma stands in quotes:
             '"Smith, J",17'.
         company: The company; may be left out where there is only one.

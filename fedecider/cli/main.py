@@ -16,7 +16,7 @@ COMMANDS = {
     "pretrain": "stage 1 alone: tokenizer, item IDs and backbone from the public pools",
     "distill": "stage 2 alone: the student of half depth",
     "federate": "train together, with any method of both tracks",
-    "evaluate": "rank the held-out items again, with what was handed over",
+    "evaluate": "rank the held-out items again, with what was exported",
     "compare": "methods x seeds x domains of the cross-silo track in one table",
     "leaderboard": "every method of the cross-device track on one data set",
     "without": "who gains from whom: a finished run again without each company",

@@ -30,7 +30,7 @@ class RecommendConfig:
     """Recommendation: from which run, and for which history.
 
     Args:
-        run: The run folder that scripts/federate.py printed, an exported folder, or the name of one on
+        run: The output directory that scripts/federate.py printed, an exported folder, or the name of one on
             the hub.
         domain: The domain whose adapter and catalogue are used; may be left out where there is only one.
         company: The same, where domains are companies.
@@ -56,8 +56,8 @@ class RecommendConfig:
             are left out (drop: something new), or nothing else comes (only: buy again).
         k: The number of recommendations.
         device: The device, cpu or cuda.
-        ensemble: If true, and the run folder holds the client's ensemble, rank with it; else with the model alone.
-        json: If true, print one JSON object instead of a table.
+        ensemble: If true, and the output directory holds the client's ensemble, rank with it; else with the model
+        alone. json: If true, print one JSON object instead of a table.
     """
 
     run: str

@@ -22,7 +22,7 @@ class UpdateConfig:
     """Update: which run and company, and what is new.
 
     Args:
-        run: The run folder whose ensemble is updated.
+        run: The output directory whose ensemble is updated.
         events: The table of new events, with columns of customers, items and, better, times.
         columns: How it is read, as import takes it: a mapping file, or user=customer,time_format=%d.%m.%Y.
         company: The company; may be left out where there is only one.
@@ -30,7 +30,7 @@ class UpdateConfig:
         new_items: A file with items that came after the training, .csv or .jsonl with key, title and text: those of the
             events are counted from now on, and those that nobody has bought yet are recommended by their texts.
         version: The version that is in force from now on, such as the one before; 1 is the run as it was trained.
-        output: A run folder to write in the place of a new version of the run.
+        output: An output directory to write in the place of a new version of the run.
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
         device: The device of the model, cpu or cuda.
         force: If true, written also where the updated ensemble ranks the newest events worse.
@@ -130,7 +130,7 @@ def _versions(config: UpdateConfig) -> None:
 
     source = find_source(config.run)
     if source.run is None:
-        raise ValueError(f"got {config.run}, which is no run folder, expected one: it has no versions")
+        raise ValueError(f"got {config.run}, which is no output directory, expected one: it has no versions")
     home = home_of(source.run.root)
     if config.version:
         with changing(home):

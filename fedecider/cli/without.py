@@ -23,7 +23,7 @@ class WithoutConfig:
     """Without: which run, and whom to leave out.
 
     Args:
-        run: The run folder.
+        run: The output directory.
         company: The companies that are left out, one after the other, separated by commas; if empty, each.
         data: The folder of prepared data, when it is not where the run found it.
     """

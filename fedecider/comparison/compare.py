@@ -141,7 +141,7 @@ class Words(NamedTuple):
     simple: Sequence[str]
     """Rows that need no training."""
     choices: Sequence[str] = ("federated",)
-    """Kinds of the rows that one could switch on."""
+    """Kinds of the rows that one could use."""
     beside: Mapping[str, str] = {}
     """Other rows that a reader will ask for -> what each is."""
     before: Sequence[str] = ()

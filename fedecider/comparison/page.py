@@ -89,7 +89,7 @@ def _markdown(title: str, sections: Sequence[Section]) -> str:
 
 def chosen_row(table: Table) -> tuple[str, str] | None:
     """Protocol and row that one would take: of the strictest protocol the best one on validation items, whatever the
-    test says. None where there is no row that one could switch on."""
+    test says. None where there is no row that one could use."""
     for protocol in sorted(table.results, key=_strictness):
         results = table.results[protocol]
         if choices := [label for label, kind in results.kinds.items() if kind in _words(table).choices]:
@@ -103,7 +103,7 @@ def _strictness(name: str) -> tuple[bool, bool, bool]:
 
 
 def comparison_conclusion(table: Table) -> Conclusion | None:
-    """About the row that is best on validation, beside training alone, simple rules and all data in one place."""
+    """About the row that is best on validation, beside training alone, baselines and all data in one place."""
     choice = chosen_row(table)
     if choice is None:
         return None

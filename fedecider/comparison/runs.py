@@ -61,9 +61,9 @@ class Comparison(NamedTuple):
 
 
 def compare_runs(labels: Mapping[str, Sequence[str | Path]]) -> Comparison:
-    """Finished run folders beside each other, one per seed and label, of whatever track.
+    """Finished output directories beside each other, one per seed and label, of whatever track.
 
-    A row is what each run would switch on, with its ensemble; ``alone`` is what companies have alone, where they
+    A row is what each run would use, with its ensemble; ``alone`` is what companies have alone, where they
     trained beside the rounds. Users are paired, and who is a user of several clients is one person
     (`fedecider.evaluation.statistics`).
 
@@ -145,7 +145,7 @@ def _row_of(label: str, runs: Sequence[RunResult], entry_of: Callable[[RunResult
 
 
 def _subject(run: RunResult) -> str:
-    """The entry that one would switch on."""
+    """The entry that one would use."""
     track = track_of_config(run.settings)
     return str(track.part("conclusion")(run).answer.subject) if track.conclusion else run.reported
 

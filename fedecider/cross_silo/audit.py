@@ -1,8 +1,8 @@
 """The models that parties of the cross-silo track can put together from what they see: uploads, downloads, adapters.
 
-A run folder keeps no uploads: every client's next update, after the selected round, is made from the last checkpoint by
-the method's own functions. The attack (`fedecider.audit.attacks`) asks a model that a party can put together about
-members, and about users of the same catalogue on whom no adapter was trained.
+An output directory keeps no uploads: every client's next update, after the selected round, is made from the last
+checkpoint by the method's own functions. The attack (`fedecider.audit.attacks`) asks a model that a party can put
+together about members, and about users of the same catalogue on whom no adapter was trained.
 
 Shape legend: K clients, M modules, V rows of a table, A attacks (scale of an update x statistic).
 """
@@ -136,7 +136,7 @@ def views_of(folder: RunFolder, settings: Settings, models: ClientModels, sent: 
                 views.append(View("another client", "the mean without its own share", seen(_rest)))
     if all((folder.adapters / name).is_dir() for name in models.names):
         exported = partial(_exported, folder, settings, models)
-        views.append(View("holder of the adapter", "the adapter as handed over", exported, (1.0,)))
+        views.append(View("holder of the adapter", "the adapter as exported", exported, (1.0,)))
     return views
 
 
@@ -250,7 +250,7 @@ def audit_llm(config: AuditConfig, launch: Launch) -> Outcome:
     if state is None:
         raise ValueError(
             f"no checkpoint in {folder.checkpoints}, expected that of the last round: uploads are made again from it. "
-            "Copy the run folder with its checkpoints, which are private"
+            "Copy the output directory with its checkpoints, which are private"
         )
     groups = {name: members_and_others(config, settings, domains, name) for name in clients_of(domains)}
     artifacts = build_base_artifacts(settings.run, launch)

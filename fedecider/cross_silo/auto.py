@@ -423,6 +423,6 @@ def in_sentence(found: Estimate, seeds: int = 1) -> str:
     runs = f" for {seeds} training runs" if seeds > 1 else ""
     low, high = time_text(expected / FACTOR), time_text(expected * FACTOR)
     return (
-        f"estimate: {time_text(expected)}{runs} ({low} to {high}) where nothing else runs, {found.gigabytes:.1f} GB of "
+        f"estimate: {time_text(expected)}{runs} ({low} to {high}) on an idle machine, {found.gigabytes:.1f} GB of "
         "memory"
     )

@@ -248,7 +248,7 @@ def kept_step(pretrained: Stage) -> str:
     with damage_names(path):
         total, found = logs[-1]["step"], logs[-1].get("validation")
         if found is None:
-            return f"kept the last of {total:,} steps: too few public users, or steps, to choose one by validation"
+            return f"kept the last of {total:,} steps: too few public users or steps to select by validation"
         kept, scores = found["kept"], found["ndcg@10"]
         others = {0: "at the start", total: "at the end"}
         told = [f"{scores[str(step)]:.4f} {words}" for step, words in others.items() if step != kept]

@@ -1,4 +1,4 @@
-"""Settings of the cross-silo track: its options by method, and settings from mappings, words and run folders."""
+"""Settings of the cross-silo track: its options by method, and settings from mappings, words and output directories."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ def _method_block(name: str, block: Any) -> Any:
 
 
 def recorded_settings(run: Path, data: str = "") -> Settings:
-    """The settings in ``run.json`` of a run folder, with what it took of several; ``data`` replaces the place of the
-    prepared domains."""
+    """The settings in ``run.json`` of an output directory, with what it took of several; ``data`` replaces the place of
+    the prepared domains."""
     from fedecider.cross_silo.hyperparameter_selection import as_taken
     from fedecider.cross_silo.joining import as_trained
     from fedecider.models.folders import read_llm_run

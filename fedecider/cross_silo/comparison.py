@@ -390,7 +390,7 @@ def _heading(scope: Scope, table: compare.Table) -> list[str]:
     return [
         f"Data: {'; '.join(sizes)}",
         f"A tuned row is the best of at most {config.tune} settings on validation at seed 0",
-        *([f"Rows with text: item texts as vectors of {encoder}"] if with_texts else []),
+        *([f"Rows with text: {encoder} embeddings of item texts"] if with_texts else []),
         f"Commits of the runs: {', '.join(sorted({str(record['commit']) for record in records}))}",
         f"Versions: Python {records[0]['python']}, {versions}",
         f"Machine: {machine['system']} {machine['processor']}, {threads or 'all'} thread(s) a run",
@@ -413,7 +413,7 @@ def words_of(scope: Scope) -> compare.Words:
         (*UNTRAINED, *own_baselines()),
         ("federated", "local"),
         {
-            ENSEMBLE_ROW: "the ensemble without a model",
+            ENSEMBLE_ROW: "counts and texts only",
             **{name: f"{name.upper()} of one domain" for name in FACTORS},
             SASREC: "SASRec of one domain",
             SASREC_TEXT: "SASRec that starts from texts",

@@ -72,7 +72,7 @@ def run_evidence(result: RunResult) -> Evidence:
     alarms = [*canary_alarms(result), *odd_sentences(joining.get("events", {}))]
     nothing = result.method == LOCAL != run.get("method", LOCAL)
     beside = sources_of(result.method, result.reported)
-    drawn = run.get("drawn")
+    drawn, overlap = run.get("drawn"), result.record.get("overlap", {})
     return Evidence(
         subject=subject,
         rows=result.test,
@@ -92,7 +92,8 @@ def run_evidence(result: RunResult) -> Evidence:
         chance=fmean(domain["chance_hit@10"] for domain in result.metrics["domains"].values()),
         planted=not run["data"]
         or any(card.get("settings", {}).get("source") == SAMPLE for card in result.cards.values()),
-        nothing_common=result.record.get("overlap", {}).get("sentences", ()) if nothing else (),
+        nothing_common=overlap.get("sentences", ()) if nothing else (),
+        common_items=not overlap.get("nothing", False),
         party="site" if SITE in result.record else "",
         drawn=drawn or "",
         cost=cost_sentence(_cost(result)) if joining else "",
@@ -123,8 +124,8 @@ def sources_of(method: str, reported: str) -> dict[str, str]:
     return {
         reported: "the model without its private part",
         with_ensemble(method): "the joint model for every client",
-        with_ensemble(method, OWN_ENSEMBLE_ROW): "the same with counts of its own alone",
-        ENSEMBLE_ROW: "the ensemble without a model",
+        with_ensemble(method, OWN_ENSEMBLE_ROW): "the joint model with own counts only",
+        ENSEMBLE_ROW: "counts and texts only",
         STUDENT: BEFORE_ROUNDS,
     }
 
@@ -142,15 +143,15 @@ def canary_alarms(result: RunResult) -> list[str]:
 def _about(result: RunResult) -> str:
     num_rounds = len(result.logs)
     rounds = f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
-    over = "Results, tests and gains are over all training runs; all else is of the first one, which is handed over."
+    over = "Results, tests and gains are over all training runs; all else is from the first one, which is exported."
     return (
-        f"What was run: the method {result.method} trained a recommender for {_clients(result.clients)} in {rounds}. "
-        f"Shown is the model after round {result.best_round}, the best one on validation items. "
+        f"{result.method} trained a recommender for {_clients(result.clients)} in {rounds}. "
+        f"This page shows the model after round {result.best_round}, the best on validation. "
         f"{over if len(result.metrics.get('seeds', ())) > 1 else ''}"
     )
 
 
 def _clients(names: Sequence[str]) -> str:
     if len(names) == 1:
-        return f"the domain {names[0]}"
-    return f"each of {len(names)} domains ({', '.join(names)}), every one a client with data of its own,"
+        return f"{names[0]}"
+    return f"each of {len(names)} companies ({', '.join(names)}), each with its own data,"

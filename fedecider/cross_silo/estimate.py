@@ -93,7 +93,7 @@ class DataFacts(NamedTuple):
 
 
 def facts_of(domains: Mapping[str, Domain]) -> DataFacts:
-    """Counts of prepared domains, those of a foreign pool among them."""
+    """Counts of prepared domains, those of an out-of-domain pool among them."""
     clients, sellers = clients_of(domains), by_catalogue(domains).values()
     lengths = [length for domain in clients.values() for length in domain.clients.arrays().sequences.length_U.tolist()]
     sizes = [domain.clients.num_events for domain in clients.values()]

@@ -100,19 +100,19 @@ def _save_unsold(run: Ended, folder: RunFolder) -> None:
             continue
         adapter, private = folder.adapters / name, folder.private / name
         place = Place(name, adapter, folder.backbone, private, inference_config_of_run(folder, adapter))
-        table, what = read_item_ids(adapter), f"{len(domain.unsold):,} products of {name}"
+        table, what = read_item_ids(adapter), f"{name} {len(domain.unsold):,}"
         why = takes_new_items(place, table)
         if not private.is_dir() or place.inference.ids == "generator":
             why = "expected an ensemble, and IDs that no ID generator writes"
         if why:
-            said.setdefault(f"no candidates: {why}", []).append(what)
+            said.setdefault(f"cannot be recommended: {why}", []).append(what)
             continue
         if domain.unsold not in encoded:
             encoded[domain.unsold] = encoded_items(place, table, domain.unsold)
         save_unsold(encoded[domain.unsold], private)
-        said.setdefault("candidates, as new items", []).append(what)
+        said.setdefault("can be recommended as new items", []).append(what)
     for how, products in said.items():
-        log_line(f"{', '.join(products)} without an event are {how}")
+        log_line(f"products without a purchase, {', '.join(products)}: they {how}")
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:

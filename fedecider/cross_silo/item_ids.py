@@ -190,7 +190,7 @@ def client_tasks(
 ) -> list[Task]:
     """Tasks of the clients, in client order; the last two events of every user are held out.
 
-    Domains without client users, which are those of a foreign pool, are no clients.
+    Domains without client users, which are those of an out-of-domain pool, are no clients.
     """
     _check_tokens(ids, tokenizer)
     return [

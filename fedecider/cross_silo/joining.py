@@ -143,7 +143,7 @@ def has_local_row(settings: Settings, local: Mapping[str, Any]) -> bool:
 
 def may_choose(settings: Settings) -> bool:
     """Whether a client may keep its own model. Not where users are hidden: its own training has no noise, so that what
-    is handed over would not have the epsilon that the run tells."""
+    is exported would not have the epsilon that the run tells."""
     return settings.run.local_row == "choose" and not settings.training.user_privacy.on
 
 

@@ -37,14 +37,14 @@ from fedecider.report.tables import number_text, shown_metrics
 
 
 def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> Path:
-    """Write ``report.html`` into the run folder ``root``; errors as `fedecider.engine.page.write_run_page`."""
+    """Write ``report.html`` into the output directory ``root``; errors as `fedecider.engine.page.write_run_page`."""
 
     def parts(result: RunResult) -> Parts:
         encoder = result.metrics.get("text_encoder")
         return Parts(
             run_conclusion(result),
             [
-                *([f"Text neighbours: item texts as vectors of {encoder}."] if encoder else []),
+                *([f"Text neighbours: {encoder} embeddings of item texts."] if encoder else []),
                 *([] if EASE in result.test else [f"{TOO_LARGE[0].upper()}{TOO_LARGE[1:]}."]),
             ],
             [*joining_section(result), *lists_section(result), *example_section({result.reported: result.examples})],
@@ -131,14 +131,13 @@ def _gaps(value: Any) -> Any:
 
 
 WORDS = (
-    "log p(item) is a weighted sum of features, each the log of how much more an item has than all on average; the "
-    "weights are those under which the validation items of the client's customers are most likely. Model: the "
-    "client's model. Text: items with texts near those of the newest baskets. Counts: what stood near them with all "
-    "customers. Successors: what followed the last basket. Followers: what followed all that was bought. Popularity: "
-    "events of the item. These speak of items that a customer has not bought; of those that were, bought before "
-    "(against the average new item) "
-    "and habit (the log of the customer's own share of the item, and of what follows) do. The weights and counts of a "
-    "client stay with it; they are in one place here, which only a simulation has."
+    "log p(item) is a weighted sum of features, each the log ratio of the item's value to the average item's; the "
+    "weights maximise the likelihood of the validation items. Model: the company's model. Text: similarity of texts "
+    "to the newest baskets. Counts: purchases together with those items, over all customers. Successors: purchases "
+    "after the last basket. Followers: purchases after any earlier one. Popularity: number of purchases. These "
+    "features score new items. Items bought earlier get 'bought before' (against the average new item) and 'habit' "
+    "(log of the customer's own share of the item and of its successors). Only sums of weights and counts leave a "
+    "company; a simulation shows those of all."
 )
 
 
@@ -157,10 +156,10 @@ def lists_section(result: RunResult) -> list[Section]:
         metrics = shown_metrics(next(iter(values.values()))[MACRO])
         rows = [[entry, *(number_text(value[MACRO][metric]) for metric in metrics)] for entry, value in values.items()]
         number = sum(of_list["num_customers"].values())
-        caption = f"{name}: of {number:,} customers with such an item; last, the best rule"
+        caption = f"{name}: {number:,} customers have such an item; the last row is the best baseline"
         tables.append(PageTable(("", *metrics), rows, caption))
         said.append(list_sentence(name, of_list))
-    words = "A list of items that a customer had before, and one of all others: what each holds of its own part."
+    words = "Two lists: items that a customer bought before, and all others. Each is tested on its part."
     return [Section("Bought again, and new", [words, *said], tables)]
 
 
@@ -169,12 +168,12 @@ def beyond_section(result: RunResult) -> list[Section]:
     beyond = result.metrics.get("beyond", {})
     rows = [[entry, *(f"{of[MACRO][name]:.1%}" for name in ("coverage", "long_tail"))] for entry, of in beyond.items()]
     words = (
-        f"Of the first ten of up to {NUM_LISTED:,} customers of each company: the share of its catalogue that is in "
-        f"anybody's list, and of places with an item outside the {BEST_SELLING:.0%} that sell best. Means over "
-        "companies; last the best rule without training."
+        f"Top tens of up to {NUM_LISTED:,} customers of each company. Coverage: share of its catalogue in any list. "
+        f"Long tail: share of places with an item outside the best-selling {BEST_SELLING:.0%}. Means over companies; "
+        "the last row is the best baseline."
     )
     table = PageTable(("", "coverage", "long tail"), rows)
-    return [Section("What is shown of the catalogue", [words], [table])] if rows else []
+    return [Section("Catalogue coverage", [words], [table])] if rows else []
 
 
 def ensemble_section(result: RunResult) -> list[Section]:
@@ -188,7 +187,7 @@ def ensemble_section(result: RunResult) -> list[Section]:
     for name, weights in every.items():
         cells = [weight_text(weights["value"].get(column), weights["error"].get(column)) for column in columns]
         rows.append([name, f"{weights['num_customers']:,}", *cells])
-    caption = f"Weights and their standard errors; at {BOUND:g}, the bound, it is always or never"
+    caption = f"Weights ± standard errors; {BOUND:g} and -{BOUND:g} are the bounds"
     tables = [PageTable(("client", "fitted on", *columns), rows, caption)]
     if traffic := result.communication.get("ensemble"):
         sizes = [[name, *(f"{traffic[name][way]:,}" for way in ("down", "up"))] for name in every if name in traffic]
@@ -196,8 +195,12 @@ def ensemble_section(result: RunResult) -> list[Section]:
     constant = {name: weights["constant"] for name, weights in every.items() if weights["constant"]}
     said = [f"Left out, the same for every choice: {', '.join(names)} ({name})." for name, names in constant.items()]
     nobody = [name for name, weights in every.items() if not weights["num_customers"]]
-    said += [f"No customer of {', '.join(nobody)} has a validation item: the weights of all clients."] if nobody else []
-    return [Section("What decides", [WORDS, *said], tables)]
+    said += (
+        [f"No customer of {', '.join(nobody)} has a validation item, so the weights of all companies are used."]
+        if nobody
+        else []
+    )
+    return [Section("Ensemble weights", [WORDS, *said], tables)]
 
 
 def weight_text(value: float | None, error: float | None) -> str:
@@ -211,22 +214,22 @@ def joining_section(result: RunResult) -> list[Section]:
     if joining:
         evidence = run_evidence(result)
         header = ("client", "customers", "alone", "joined", "gain", "keeps")
-        caption = f"Of 100 {units(evidence)[0]}, those who {units(evidence)[1]} ({evidence.lead})"
+        caption = f"Of 100 {units(evidence)[0]}, how many {units(evidence)[1]} ({evidence.lead})"
         tables.append(PageTable(header, joining_rows(evidence, joining), caption))
     if without := result.metrics.get("without"):
         names = [*result.clients, MACRO]
-        caption = "Who gains from whom: points that the company of the line brings each other one; * for sure"
+        caption = "Who gains from whom: points that the company of the row gives each other one; * significant"
         if kept := [name for name in result.clients if name not in without]:
             caption += f". Not left out yet: {', '.join(kept)} (fedecider without)"
         tables.append(PageTable(("gives", *names), without_rows(without, names), caption))
     if pairs := overlap.get("pairs"):
-        columns = ("client", "other", "in common", "of its items", "of the other's", "of its sales", "of the other's")
+        columns = ("A", "B", "common items", "of A's items", "of B's items", "of A's sales", "of B's sales")
         rows = [
             [pair["first"], pair["second"], f"{pair['num_items']:,}"]
             + [_share(share) for share in (*pair.get("item_shares", (None, None)), *pair["event_share"])]
             for pair in pairs
         ]
-        tables.append(PageTable(columns, rows, "What clients have in common, before training"))
+        tables.append(PageTable(columns, rows, "What companies have in common, before training"))
     if not tables:
         return []
     return [Section("Joining", list(overlap.get("sentences", [])), tables)]
@@ -253,9 +256,9 @@ def example_section(per_row: Mapping[str, Examples]) -> list[Section]:
     if not tables:
         return []
     text = (
-        "Users drawn at random before anything was decoded: what they had last, the oldest first, and what was "
-        f"recommended by {' and '.join(given)}, the best first. ✓ marks the held-out item, which the user took next. "
-        "These are real histories, without user keys; think before you publish them."
+        "Users drawn at random before the test: their last purchases, oldest first, and what "
+        f"{' and '.join(given)} recommended, best first. ✓ marks the held-out item, the user's next purchase. "
+        "Histories are those of the data, without user keys; think before you publish them."
     )
     return [Section("Examples", [text], tables)]
 
@@ -265,16 +268,16 @@ def _table(examples: Mapping[str, Mapping[str, Any]], name: str) -> PageTable:
     places = {label: _place(example["position"]) for label, example in examples.items()}
     where = "; ".join(f"{label}: {place}" if len(places) > 1 else place for label, place in places.items())
     older = first["num_history"] - len(first["history"])
-    had = f"had (and {older} before)" if older else "had"
+    had = f"bought (and {older} before)" if older else "bought"
     lists = [[_title(item) for item in example["recommended"]] for example in examples.values()]
     columns = zip_longest(first["history"], *lists, fillvalue="")
     rows = [[str(number), *cells] for number, cells in enumerate(columns, 1)]
     labels = ["recommended"] if len(examples) == 1 else [f"recommended by {label}" for label in examples]
-    return PageTable(("no.", had, *labels), rows, f"{name} took “{first['held_out']}” next: {where}")
+    return PageTable(("no.", had, *labels), rows, f"{name} bought “{first['held_out']}” next: {where}")
 
 
 def _place(position: int | None) -> str:
-    return "not among the returned items" if position is None else f"found at place {position + 1}"
+    return "not among the returned items" if position is None else f"at rank {position + 1}"
 
 
 def _title(item: Mapping[str, Any]) -> str:
@@ -296,7 +299,7 @@ def id_section(metrics: Mapping[str, Any]) -> list[Section]:
         "suffixes",
         "words (most)",
         "tokens (most)",
-        "of a category with one first word",
+        "categories with one first word",
     )
     rows, examples = [], []
     for name, one in reports.items():
@@ -307,8 +310,8 @@ def id_section(metrics: Mapping[str, Any]) -> list[Section]:
         rows.append([name, f"{one['num_items']:,}", *shares, *numbers, *lengths, category])
         examples += [(name, title, text) for title, text in one.get("examples", [])]
     paragraph = (
-        "A collision is an item whose first choice another item has; it gets another ID of its own words, or where "
-        "there is none a suffix, which is no word of its text."
+        "A collision is an item whose first-choice ID is taken; it gets another one from its own words or, failing "
+        "that, a suffix that is not in its text."
     )
     tables = [PageTable(header, rows)]
     if examples:
@@ -323,8 +326,8 @@ def _run(result: RunResult) -> list[Section]:
     rows = [
         ("method", result.method),
         *([("backbone", backbone)] if backbone else []),
-        ("domains (clients)", ", ".join(result.clients)),
-        ("rounds", f"{len(result.logs)}, reported is round {result.best_round}"),
+        ("companies", ", ".join(result.clients)),
+        ("rounds", f"{len(result.logs)} (round {result.best_round} reported)"),
         ("participation", f"{run['participation']:.0%} of the clients in a round"),
         ("local epochs", f"{trained['local_epochs']} in a round"),
         ("learning rate", f"{trained['learning_rate']:g}"),
@@ -349,7 +352,7 @@ def _data(result: RunResult) -> list[Section]:
         "events",
         "mean length",
         "last two tied",
-        "test item had before",
+        "test item bought before",
         "public users",
     )
     rows = []
@@ -360,8 +363,8 @@ def _data(result: RunResult) -> list[Section]:
         shares = (_share(clients.get(key)) for key in ("tied_last_two_share", "repeated_test_item_share"))
         rows.append([name, *counts, mean, *shares, f"{card['public']['users']:,}"])
     paragraph = (
-        f"Users are the private users of the client; the last {what} of each is the test, the last but one the "
-        "validation. Public users are those of the shared pre-training; none of them is a client."
+        f"Users are the company's own customers; the last {what} of each is for test, the one before for validation. "
+        "Public users serve the shared pre-training and no test."
     )
     return [Section("Data", [paragraph], [PageTable(header, rows)])]
 

@@ -1,6 +1,6 @@
 """What a run of the cross-silo track starts from: settings, data, the base artifacts, the student with adapters.
 
-``domains`` are those of the clients and, behind them, those of a foreign pool, which have no client users
+``domains`` are those of the clients and, behind them, those of an out-of-domain pool, which have no client users
 (`load_data`).
 """
 
@@ -53,8 +53,8 @@ class BaseArtifacts(NamedTuple):
     pretrained: Stage
     distilled: Stage
     everyone: Mapping[str, Domain]
-    """All domains of the run in the order in which stage 1 encodes their texts, those of a foreign pool at the end. A
-    deployed site has ``domains`` of its own alone, and here what is public of the others."""
+    """All domains of the run in the order in which stage 1 encodes their texts, those of an out-of-domain pool at the
+    end. A deployed site has ``domains`` of its own alone, and here what is public of the others."""
 
 
 def load_data(config: RunConfig) -> dict[str, Domain]:
@@ -72,13 +72,14 @@ def decided(config: RunConfig) -> tuple[RunConfig, dict[str, Domain], list[str]]
 
 
 def read_data(config: RunConfig) -> dict[str, Domain]:
-    """Prepared domains, or those of the embedded sample: the clients', in client order, then those of a foreign pool.
+    """Prepared domains, or those of the embedded sample: the clients', in client order, then those of an out-of-domain
+    pool.
 
-    A foreign pool (``public_domains``) comes without client users, and the clients' domains beside it without public
-    ones, so that nobody can read them.
+    A out-of-domain pool (``public_domains``) comes without client users, and the clients' domains beside it without
+    public ones, so that nobody can read them.
 
     Raises:
-        ValueError: a domain has no client users; a client is public in another domain; or the foreign pool has a
+        ValueError: a domain has no client users; a client is public in another domain; or the out-of-domain pool has a
             catalogue of the clients.
     """
 
@@ -90,8 +91,8 @@ def read_data(config: RunConfig) -> dict[str, Domain]:
     empty = [name for name in domains if name not in clients_of(domains)]
     if empty:
         raise ValueError(
-            f"got domains {empty} without client users, expected some: they were prepared for a foreign pool. Name "
-            "them in --public_domains"
+            f"got domains {empty} without client users, expected some: they were prepared for an out-of-domain pool. "
+            "Name them in --public_domains"
         )
     if not config.public_names:
         return domains
@@ -100,8 +101,8 @@ def read_data(config: RunConfig) -> dict[str, Domain]:
     both = [name for name, domain in pool.items() if domain.catalogue.name in own]
     if both:
         raise ValueError(
-            f"got public_domains {both} with a catalogue of the clients, expected other catalogues: a foreign pool "
-            "knows nothing of what the clients' users do"
+            f"got public_domains {both} with a catalogue of the clients, expected other catalogues: an out-of-domain "
+            "pool knows nothing of what the clients' users do"
         )
     check_public_disjoint({**domains, **pool})
     without_public = {name: _without_public(domain) for name, domain in domains.items()}

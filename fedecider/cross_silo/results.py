@@ -59,7 +59,7 @@ Entries = dict[str, dict[str, Positions]]
 
 
 def write_results(run: Ended, folder: RunFolder, launch: Launch) -> None:
-    """Read the test set once, for the selected round, and write every file of the run folder but the record."""
+    """Read the test set once, for the selected round, and write every file of the output directory but the record."""
     variants = variant_entries(run)
     if not launch.is_main:
         return
@@ -284,7 +284,7 @@ def figures_of_entries(
 def paired_tests(
     method: str, reported: str, positions: Mapping[str, PerDomain], users: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """The recommender that is exported against every simple rule and what stands beside it, of every client and of
+    """The recommender that is exported against every baseline and what stands beside it, of every client and of
     their mean. ``positions``: as `figures_of_entries` takes them."""
     subject = subject_of(method, reported, positions)
     alone = [label for label in (with_ensemble(LOCAL), LOCAL) if label in positions]
@@ -306,11 +306,11 @@ def _notes(run: Ended, result: RunResult) -> list[str]:
         *privacy_notes(metrics.get("privacy", {})),
         *upload_notes(result.rounds, run.models.names),
         *sum_notes(config.secure_sum, config.privacy.clips),
-        f"round {result.best_round} of {run.rounds.round} has the best validation ndcg@10 "
-        f"({metrics['best_valid_ndcg@10']:.4f}) of {run.method.variants[0]}",
+        f"round {result.best_round} of {run.rounds.round} has the best validation ndcg@10 of the variant "
+        f"{run.method.variants[0]} ({metrics['best_valid_ndcg@10']:.4f})",
         *([selection_text(**result.selection)] if result.selection else []),
         "every item is scored, as its ID is one token" if beams is None else f"beam search with {beams} beams",
         *([f"share of the trained update, by validation items: {scales}"] if scales else []),
-        f"text neighbours: item texts as vectors of {metrics['text_encoder']}",
+        f"text neighbours: {metrics['text_encoder']} embeddings of item texts",
         *([] if EASE in result.test else [TOO_LARGE]),
     ]

@@ -131,16 +131,16 @@ class RunConfig:
     Args:
         domains: The domains, which are the clients, separated by commas; with data, movies.* stands for all silos of
             movies.
-        public_domains: The domains of a foreign pool, separated by commas: backbone and student learn from their public
-            users, and of the clients' domains from item texts alone. If empty, the public users are those of the
+        public_domains: The domains of an out-of-domain pool, separated by commas: backbone and student learn from their
+            public users, and of the clients' domains from item texts alone. If empty, the public users are those of the
             clients' domains.
         data: The folder of prepared domains (scripts/prepare_data.py); if empty, the embedded sample is used.
-        output: The run folder; if empty, one is made below runs/.
+        output: The output directory; if empty, one is made below runs/.
         cache: The folder in which pre-training and distillation are kept for later runs.
         method: The federated method.
         seed: The seed from which every random draw of the run is derived.
         seeds: The number of training runs, with seeds from seed on: figures and intervals are over all of them, and the
-            first one is handed over.
+            first one is exported.
         num_rounds: The number of rounds of local training and exchange.
         patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
@@ -154,7 +154,7 @@ class RunConfig:
             taken. If empty, all is as given.
         quantize: The format of the frozen linear layers below the adapters, in the rounds and whenever the run is
             evaluated or asked: none, nf4 (4 bits) or int8; needs bitsandbytes (the extra gpu). The output layer, and
-            what is handed over, stay in full precision.
+            what is exported, stay in full precision.
         robust_mean: The mean over clients, of methods whose server takes one: mean as it is; or median or trimmed_mean
             (without the largest and the smallest) of every number; or norm_clip, where no client counts for more than
             the median of their norms.
@@ -181,7 +181,7 @@ class RunConfig:
         start_from: The finished run with whose adapters, stages and settings the rounds start; if empty, anew.
         resume: If true, the stopped run in output goes on.
         tracker: The accelerate trackers that get settings, scores of the rounds and test results, separated by commas,
-            such as tensorboard,mlflow; empty for none. They write into the run folder.
+            such as tensorboard,mlflow; empty for none. They write into the output directory.
         pretrain: Stage 1: tokenizer, item IDs and backbone, from the public pool.
         distill: Stage 2: the student of half depth.
         ensemble: What stands beside the model of every client, the private part of its ensemble.

@@ -68,10 +68,9 @@ def _ties(shares: Mapping[str, float | None]) -> list[str]:
     tied = {name: share for name, share in shares.items() if share is not None and share >= TIED}
     if not tied:
         return []
-    found = ", ".join(f"{share:.1%}" for share in tied.values())
+    found = ", ".join(f"{name} {share:.1%}" for name, share in tied.items())
     return [
-        f"{', '.join(tied)}: the last two events of {found} of the users "
-        "have the same time, so it is arbitrary which of the two is the test item"
+        f"the last two events of some users have the same time ({found}), so the choice of the test item is arbitrary"
     ]
 
 

@@ -44,7 +44,7 @@ def leave_out(run: str | Path, companies: Sequence[str], launch: Launch, data: s
     """``without`` of ``metrics.json``, which is written after every company: who is in it already is not trained again.
 
     Args:
-        run: The run folder.
+        run: The output directory.
         companies: Those that are left out, one after the other; if empty, each.
         launch: Where it is trained.
         data: The folder of prepared data, when it is not where the run found it.

@@ -83,7 +83,7 @@ class Domain:
     """Domains that hold the same object have the same item under the same key: silos, which sell all of it, and
     companies whose assortments overlap, which sell a part each."""
     clients: Events
-    """The private users of this client of the federation; none in a domain that only serves a foreign pool."""
+    """The private users of this client of the federation; none in a domain that only serves an out-of-domain pool."""
     public: Events
     """Users for public pre-training; none of them is a client in any domain."""
     card: dict[str, Any]

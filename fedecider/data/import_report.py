@@ -87,7 +87,7 @@ class ImportReport:
             self.left.append(f"{name}: came in: {size}, {len(domain.public.users):,} of the users are public")
             if domain.unsold:
                 self.left.append(
-                    f"{name}: {len(domain.unsold):,} products without an event stay candidates, as new items"
+                    f"{name}: {len(domain.unsold):,} products without an event can be recommended as new items"
                 )
             self.left += [f"{name}: {line}" for line in baskets_in_words(domain)]
 

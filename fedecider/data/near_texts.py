@@ -39,6 +39,48 @@ class NearTexts(NamedTuple):
     """Mean of max(0, cos)^3 over what is not stored in the row; 0 where all above 0 is stored."""
     far_sixth_I: np.ndarray
 
+    def sixth_of(self, item_H: np.ndarray) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+        """Rows of ``sixth_II`` and of ``far_sixth_I``, float32."""
+        return self.sixth_II[item_H].astype(np.float32), self.far_sixth_I[item_H].astype(np.float32)
+
+
+class NearOnDemand:
+    """`NearTexts.sixth_of` for a service: a row is computed when an item is first asked for, and kept."""
+
+    def __init__(self, unit_ID: np.ndarray) -> None:
+        self.unit_ID = unit_ID
+        self._distinct = distinct_texts(unit_ID)
+        self._row_of: dict[int, tuple[np.ndarray, np.ndarray, np.float32]] = {}
+
+    def sixth_of(self, item_H: np.ndarray) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+        """(H, I) and (H,), float32; the items rise."""
+        new_K = np.array([item for item in item_H.tolist() if item not in self._row_of], np.int64)
+        if len(new_K):
+            near_KI, far_K = nearest_texts(self.unit_ID, new_K, distinct=self._distinct).sixth_of(new_K)
+            for place, item in enumerate(new_K.tolist()):
+                part = slice(near_KI.indptr[place], near_KI.indptr[place + 1])
+                self._row_of[item] = (near_KI.data[part].copy(), near_KI.indices[part].astype(np.int32), far_K[place])
+        rows = [self._row_of[item] for item in item_H.tolist()]
+        start_H1 = np.cumsum([0, *(len(data) for data, _, _ in rows)])
+        data_S, column_S = (np.concatenate([row[part] for row in rows]) for part in (0, 1))
+        near_HI = scipy.sparse.csr_array((data_S, column_S, start_H1), (len(rows), len(self.unit_ID)))
+        return near_HI, np.array([far for _, _, far in rows])
+
+
+class DistinctTexts(NamedTuple):
+    """The T different vectors of a catalogue."""
+
+    text_I: np.ndarray
+    """Which of them each item has."""
+    unit_TD: np.ndarray
+
+
+def distinct_texts(unit_ID: np.ndarray) -> DistinctTexts:
+    """Items of one vector share a row."""
+    number_of: dict[bytes, int] = {}
+    text_I = np.array([number_of.setdefault(row.tobytes(), len(number_of)) for row in unit_ID])
+    return DistinctTexts(text_I, unit_ID[np.unique(text_I, return_index=True)[1]])
+
 
 class Nearest(NamedTuple):
     """The N items nearest to each of K items."""
@@ -51,7 +93,11 @@ class Nearest(NamedTuple):
 
 
 def nearest_of(
-    unit_ID: np.ndarray, num_nearest: int, item_K: np.ndarray | None = None, device: torch.device | str = "cpu"
+    unit_ID: np.ndarray,
+    num_nearest: int,
+    item_K: np.ndarray | None = None,
+    device: torch.device | str = "cpu",
+    distinct: DistinctTexts | None = None,
 ) -> Nearest:
     """The ``num_nearest`` items with the largest cosines to each of the items ``item_K`` (None: all), themselves among
     them.
@@ -59,18 +105,16 @@ def nearest_of(
     Cost: one product of the different vectors with each other, in blocks. Items of one vector, of which a shop with few
     words has many, are compared together; where not all of them are near enough, those with the lowest numbers are.
     """
-    number_of: dict[bytes, int] = {}
-    text_I = np.array([number_of.setdefault(row.tobytes(), len(number_of)) for row in unit_ID])
-    first_T = np.unique(text_I, return_index=True)[1]
-    unit_TD = torch.from_numpy(unit_ID[first_T]).to(device)
+    text_I, unit_TD = distinct or distinct_texts(unit_ID)
+    vector_TD = torch.from_numpy(unit_TD).to(device)
     by_text_I, count_T = (
         torch.from_numpy(one).to(device) for one in (text_I.argsort(kind="stable"), np.bincount(text_I))
     )
-    start_T, num_texts, num_items = count_T.cumsum(0) - count_T, len(first_T), len(unit_ID)
+    start_T, num_texts, num_items = count_T.cumsum(0) - count_T, len(vector_TD), len(unit_ID)
     wanted_R, row_K = np.unique(text_I if item_K is None else text_I[item_K], return_inverse=True)
     parts: list[Nearest] = []
     for text_B in torch.from_numpy(wanted_R).split(max(1, MAX_COSINES // num_texts)):
-        cosine_BT = unit_TD[text_B.to(device)] @ unit_TD.T
+        cosine_BT = vector_TD[text_B.to(device)] @ vector_TD.T
         top_BN, place_BN = cosine_BT.topk(min(num_nearest, num_texts), dim=1)
         count_BN = count_T[place_BN]
         kept_BN = (num_nearest - (count_BN.cumsum(1) - count_BN)).clamp(min=0).minimum(count_BN)
@@ -94,16 +138,17 @@ def nearest_texts(
     item_K: np.ndarray | None = None,
     num_nearest: int | None = None,
     device: torch.device | str = "cpu",
+    distinct: DistinctTexts | None = None,
 ) -> NearTexts:
     """Each item with the items whose texts are nearest (`nearest_of`), as far as their cosine is above 0.
 
     ``num_nearest``: without it as many as `MAX_NEAREST` leaves each item, and `MIN_NEAREST` at least.
-    ``item_K``: the items whose rows are filled, all without it.
+    ``item_K``: the items whose rows are filled, all without it. ``distinct``: `distinct_texts`, where it is known.
     """
     num_items = len(unit_ID)
     num_nearest = max(MIN_NEAREST, MAX_NEAREST // max(1, num_items)) if num_nearest is None else num_nearest
     item_K = np.arange(num_items) if item_K is None else np.unique(item_K)
-    near = nearest_of(unit_ID, num_nearest, item_K, device)
+    near = nearest_of(unit_ID, num_nearest, item_K, device, distinct)
     far_2I = np.zeros((2, num_items))
     if num_nearest < num_items:
         far_2I[:, item_K] = near.far_K2.numpy().T

@@ -268,13 +268,13 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
         return []
     hope = _hope(only_items, has_pool)
     if overlap.nothing:
-        return [f"No two of {', '.join(overlap.names)} share an item: each {hope}."]
+        return [f"{_listed(overlap.names, 'and')} have no common items: each {hope}."]
     sentences, by = [], "" if overlap.by == "keys" else " by their texts"
     every = [share for pair in overlap.pairs for share in pair.item_shares]
     if len(overlap.names) > 2 and not overlap.apart:
         who = _listed(overlap.names, "and") if len(overlap.names) <= FEW else f"{len(overlap.names)} companies"
         between = " to ".join(dict.fromkeys(_percent(end(every)) for end in (min, max)))
-        sentences.append(f"{who} share {between} of their items{by}, pair by pair: joining can help.")
+        sentences.append(f"{who} share {between} of their items{by}, in each pair: joining can help.")
     else:
         common = [
             f"{pair.first} shares {_own(pair, 0)} with {pair.second}{by}, {pair.second} {_own(pair, 1)}"

@@ -76,8 +76,8 @@ class PrepareConfig:
     """The folder of domains that were prepared before: who was public there stays public, who was private stays
     private, and public_share is of new users."""
     public_domains: str = ""
-    """Further domains for a foreign pool (scripts/federate.py --public_domains), separated by commas: they have no
-    clients, and all their users that are a client of no other domain are public."""
+    """Further domains for an out-of-domain pool (scripts/federate.py --public_domains), separated by commas: they have
+    no clients, and all their users that are a client of no other domain are public."""
     catalogue: str = ""
     """What item keys are, such as ean or asin: domains of one catalogue, prepared together or apart, have the same item
     under the same key, and companies that sell a part of it each learn from each other what they have in common. If not
@@ -86,8 +86,8 @@ class PrepareConfig:
     """The number of companies that share the clients of each domain out among them: movies becomes movies.1, movies.2,
     ... with the same catalogue and public users; 1 leaves domains whole."""
     silo_skew: Annotated[Float, Field(ge=0.01)] | None = None
-    """The concentration of the Dirichlet distribution by which each taste cluster is shared out among the silos; the
-    smaller, the more a silo has users of one taste. If not given, users are shared out uniformly."""
+    """The concentration of the Dirichlet distribution by which each taste cluster is split among the silos; the
+    smaller, the more a silo has users of one taste. If not given, users are split uniformly."""
     silo_overlap: ShareUpTo1 = 1.0
     """The share of a domain's items that all its silos sell. Each of the others is sold by one silo, and events of it
     elsewhere are dropped: companies whose catalogues overlap in part, for experiments."""
@@ -133,7 +133,7 @@ class PrepareConfig:
 
     @property
     def public_names(self) -> list[str]:
-        """The further domains of a foreign pool as a list."""
+        """The further domains of an out-of-domain pool as a list."""
         return [name.strip() for name in self.public_domains.split(",") if name.strip()]
 
 
@@ -167,7 +167,7 @@ def prepare_domains(
     share: Share | None = None,
     consent: Consent | None = None,
 ) -> dict[str, Domain]:
-    """The prepared domains in memory, silos in the place of those that are shared out.
+    """The prepared domains in memory, silos in the place of those that are split.
 
     A user who is a client in any domain is public in none.
     ``log`` hears every few seconds how far a file is read; ``read`` stands in for the reader of ``config.source``,
@@ -387,7 +387,7 @@ def _build_domain(
     domain = Domain(
         name=name,
         catalogue=Catalogue(
-            # a foreign pool has nothing of the clients
+            # an out-of-domain pool has nothing of the clients
             name if name in config.public_names else config.catalogue or name,
             keys,
             titles=[reading.display_title(item) or _text(config, item)[:80] or key for key, item in named],

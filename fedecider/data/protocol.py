@@ -64,16 +64,16 @@ def chosen_protocol(name: str, domains: Mapping[str, Domain], obstacle: str = ""
     clients = clients_of(domains)
     by_order = any(domain.card.get("baskets") == "by order number" for domain in clients.values())
     share = repeated_share(clients)
-    facts = f"{share:.1%} of the last purchases repeat an earlier one"
+    facts = f"{share:.1%} of last purchases are repeats"
     facts = f"events have order numbers, and {facts}" if by_order else facts
     if not by_order and share < MANY_REPEATS:
-        return STRICT.name, [f"protocol {STRICT.name}, what a customer bought before is not recommended: {facts}"]
+        return STRICT.name, [f"protocol {STRICT.name}: earlier purchases are not recommended again; {facts}"]
     if obstacle:
         return STRICT.name, [
-            f"warning: protocol {STRICT.name}, because {obstacle}, although {facts}: items that a customer had are no "
+            f"warning: protocol {STRICT.name}, because {obstacle}, although {facts}: earlier purchases are no "
             "candidates, and events are ranked one by one"
         ]
-    return NEXT_BASKET.name, [f"protocol {NEXT_BASKET.name}, repeats are recommended too: {facts}"]
+    return NEXT_BASKET.name, [f"protocol {NEXT_BASKET.name}: earlier purchases may be recommended again; {facts}"]
 
 
 def repeated_share(domains: Mapping[str, Domain]) -> float:

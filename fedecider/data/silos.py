@@ -1,4 +1,4 @@
-"""Silos: the client users of a domain shared out among companies that sell from the same catalogue, or parts of it.
+"""Silos: the client users of a domain split among companies that sell from the same catalogue, or parts of it.
 
 Shape legend: I items, U client users of a domain, D dimensions, S silos.
 """

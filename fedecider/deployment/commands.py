@@ -115,8 +115,8 @@ def public_project(words: Sequence[str], sites: str, output: Path) -> Project:
 
 
 def simulate(words: Sequence[str]) -> None:
-    """Options of federate.py, --sites and --deadline_s: the run folder holds the server's files, and sites/ those of
-    each."""
+    """Options of federate.py, --sites and --deadline_s: the output directory holds the server's files, and sites/ those
+    of each."""
     parser = _Parser("simulate", add_help=False)
     parser.add_argument("--deadline_s", type=float, default=0.0)
     parser.add_argument("--sites", default="")
@@ -126,7 +126,7 @@ def simulate(words: Sequence[str]) -> None:
     track, parts, settings = asked.track, asked.track.part("deployment"), asked.settings(rest)
     flare, run = _flare(), settings.run
     if not run.output:
-        raise ValueError("got no output, expected the run folder: --output runs/<name>")
+        raise ValueError("got no output, expected the output directory: --output runs/<name>")
     output = free_folder(Path(run.output), "the run")
     shared = parts.simulated(settings, own.sites)
     with launched(run.num_threads) as launch:
@@ -192,7 +192,7 @@ def status(words: Sequence[str]) -> None:
 def collect(words: Sequence[str]) -> None:
     """The table of a deployed run, and what travelled; `Diverged` where it ended so."""
     parser = _Parser("collect", "Print the table and the bytes of a finished run.")
-    parser.add_argument("--run", required=True, help="the server's run folder")
+    parser.add_argument("--run", required=True, help="the server's output directory")
     folder = RunFolder(Path(parser.parse_args(words).run))
     metrics = read_object(folder.metrics)
     if "diverged" in metrics:

@@ -34,7 +34,8 @@ def serve(
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
 ) -> Path:
-    """Run all rounds of a project with the sites at the other end of ``transport``; returns the server's run folder.
+    """Run all rounds of a project with the sites at the other end of ``transport``; returns the server's output
+    directory.
 
     It holds ``run.json``, ``rounds.jsonl``, ``metrics.json`` (means of test items as sites tell them), ``wire.json``
     (bytes of every message since the last start) and ``checkpoints/``, one a round: a site keeps its last two, and the

@@ -45,7 +45,7 @@ class ReportConfig:
     """Report: on which run.
 
     Args:
-        run: The run folder that scripts/federate.py printed.
+        run: The output directory that scripts/federate.py printed.
         analyses: If true, add groups of users by activity and of items by popularity. They need the data.
         data: For analyses, the folder of prepared domains, when it is not where the run found it.
     """
@@ -71,7 +71,7 @@ class Parts(NamedTuple):
 
 
 def write_run_page(root: Path, result: RunResult, parts_of: Callable[[RunResult], Parts]) -> Path:
-    """Write ``report.html`` into the run folder ``root`` and return its path.
+    """Write ``report.html`` into the output directory ``root`` and return its path.
 
     Paths and the command are left out, so that the page can be shown; they are in ``run.json``.
 
@@ -89,7 +89,7 @@ def write_run_page(root: Path, result: RunResult, parts_of: Callable[[RunResult]
             *parts.last,
             *_settings(result),
         ]
-        chosen = f"round {result.best_round} of {len(result.logs)}, chosen on validation"
+        chosen = f"round {result.best_round} of {len(result.logs)}, the best on validation"
         subtitle = f"{result.method} on {', '.join(result.clients)}; {chosen}"
         run, privacy = result.settings["run"], result.settings.get("privacy", {})
         clip = {**privacy, **run.get("privacy", {})}.get("clip")
@@ -147,9 +147,9 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
         chances[metrics["dataset"]] = metrics["chance_hit@10"]
     paragraphs = [
         stamp(get_protocol(result.protocol), canary_score(result)),
-        f"Test items, read once, for the round that is best on validation. Reported model: {result.reported}. "
-        "Bars: 95 % t intervals over users. The memoriser is the canary: it knows nothing about items, so "
-        "it must stay near chance. Files to download have the numbers unrounded.",
+        f"Test items, scored once, at the round that is best on validation. Model without its private "
+        f"part: {result.reported}. Bars: 95 % t intervals over users, not training runs. The leakage probe "
+        "(memoriser) learns nothing, so it must stay near chance. Downloads hold unrounded numbers.",
         *(
             [f"Expected {lead} of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]
             if chances
@@ -164,7 +164,7 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
 
 
 def _result_row(label: str, values: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -> list[str]:
-    name = f"{label} (canary)" if label == CANARY else label
+    name = f"{label} (leakage probe)" if label == CANARY else label
     return [name, *(interval_text(values[metric], 3) for metric in metrics)]
 
 
@@ -186,8 +186,8 @@ def _convergence(result: RunResult) -> list[Section]:
     }
     best, score = result.best_round, number_text(result.metrics["best_valid_ndcg@10"], 3)
     paragraph = (
-        f"Round {best} has the best validation ndcg@10 ({score}, mean over domains) of {next(iter(scores))}. The "
-        "vertical line marks it."
+        f"Validation ndcg@10 of the variant {next(iter(scores))}, as a mean over domains, is best in round {best} "
+        f"({score}), where the vertical line is."
     )
     figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(result))
     points = (

@@ -1,4 +1,4 @@
-"""What came of a run: one frozen object, made when the rounds are over or read from the files of a run folder."""
+"""What came of a run: one frozen object, made when the rounds are over or read from an output directory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunResult:
             ValueError: the run did not finish, or diverged; or one of its files is damaged.
         """
         if not isinstance(root, str | os.PathLike):
-            raise ValueError(f"got {root!r:.100}, expected the path of a run folder")
+            raise ValueError(f"got {root!r:.100}, expected the path of an output directory")
         folder = run_folder.RunFolder(Path(root))
         record = run_folder.read_run(folder.root)
         if not folder.metrics.is_file():
@@ -189,6 +189,6 @@ def damage_is_bad_input(root: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(
-            f"got a run folder {root} whose files do not fit together ({error!r}), expected those of one finished run "
-            "as docs/run_folder.md describes them. Copy the folder again"
+            f"got an output directory {root} whose files do not fit together ({error!r}), expected those of one "
+            "finished run as docs/run_folder.md describes them. Copy the folder again"
         ) from error

@@ -1,7 +1,7 @@
 """The one engine: load, prepare, rounds, results; every track, `fedecider.federate` and the command line run on it.
 
 A track gives an `Experiment` (what is run, on which data), which prepares `Rounds` (a method, its clients, and what is
-written afterwards). Around them the engine opens the run folder, resumes, records, calls back, and writes.
+written afterwards). Around them the engine opens the output directory, resumes, records, calls back, and writes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Experiment(NamedTuple):
     hashes: Mapping[str, str]
     """Name -> hash of all that is read beside the settings."""
     names: Sequence[str]
-    """Of clients or data, for the name of the run folder."""
+    """Of clients or data, for the name of the output directory."""
     prepare: Callable[[Launch, RunFolder | None], Rounds]
     """Stages before the first round, and the method; the folder is that of a run that goes on."""
     facts: Mapping[str, Any] = {}
@@ -111,7 +111,7 @@ def run_track(
     """`run` within processes and threads of its own, as ``accelerate launch`` or a notebook set them up.
 
     Further seeds (``seeds``) are trained after the first one, into ``seeds/`` of its folder, and their figures put into
-    its own; what is handed over is that of the first.
+    its own; what is exported is that of the first.
     """
     others = range(1, getattr(settings.run, "seeds", 1))
     with start(settings.run.num_threads, getattr(settings.run, "tracker", "")) as launch:
@@ -152,7 +152,7 @@ def run(
     chosen: Chosen = NOTHING_CHOSEN,
     log_results: bool = True,
 ) -> Path:
-    """Run everything and return the run folder; see ``docs/run_folder.md`` for what it holds.
+    """Run everything and return the output directory; see ``docs/run_folder.md`` for what it holds.
 
     ``chosen``: the configuration, where it was chosen for the data; it is kept in the folder. ``log_results``: print
     table and places of files at the end, as a command does.

@@ -36,7 +36,7 @@ class Track(NamedTuple):
     settings: str
     """(options, settings of a file or None) -> checked settings of a run; both are mappings."""
     recorded: str
-    """(run folder, place of the data or empty) -> settings of a finished run."""
+    """(output directory, place of the data or empty) -> settings of a finished run."""
     load: str
     """(settings, launch) -> `fedecider.engine.run.Experiment`."""
     page: str
@@ -50,7 +50,7 @@ class Track(NamedTuple):
     """Results of training runs with several seeds -> `fedecider.engine.result.RunResult` with the test figures of
     all; of the first one the rest. Empty where a run has one seed."""
     merge_runs: str = ""
-    """(run folder, folders of the other seeds) -> nothing; writes `over_runs` into the first folder and says the
+    """(output directory, folders of the other seeds) -> nothing; writes `over_runs` into the first folder and says the
     answer."""
     data_options: str = ""
     """(data, cache folder) -> options that name data of the Python API; empty where they are prepared domains."""

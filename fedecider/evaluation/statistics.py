@@ -98,7 +98,7 @@ class Comparison(NamedTuple):
     """Mean over standard deviation of the users' differences (Cohen's d for pairs)."""
 
     def distinguishable(self, level: float = 0.05) -> bool:
-        """Whether the difference is more than chance: the corrected p is below ``level``."""
+        """Whether the difference is significant: the corrected p is below ``level``."""
         return self.p_holm < level
 
 

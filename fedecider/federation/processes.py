@@ -22,7 +22,7 @@ class Processes:
     index: int = 0
     count: int = 1
     placement: Placement = "clients"
-    """What is shared out over them: clients, or every client's batches and users."""
+    """What is split over them: clients, or every client's batches and users."""
 
     @property
     def within_a_client(self) -> bool:

@@ -206,7 +206,7 @@ class StarTraining(NamedTuple):
         return pointwise_loss(logit_PN) + extra
 
     def friends_of(self, own: Tree, user_B: Tensor, phase: int, model: Tree) -> Friends | None:
-        """What the users' sources handed over, mapped; None in the phase without friends."""
+        """What the users' sources passed on, mapped; None in the phase without friends."""
         if phase == SOURCE:
             return None
         shape = self.clients.num_clients, len(user_B), self.config.num_layers, self.config.embedding_size
@@ -271,12 +271,12 @@ class FedgcdrConfig:
     """Settings of FedGCDR.
 
     Args:
-        source_rounds: The rounds in which every domain trains its own model; in the last one vectors are handed over.
+        source_rounds: The rounds in which every domain trains its own model; in the last one vectors are passed on.
         target_rounds: The rounds after that in which every domain trains its model with friends; all later rounds tune
             users and items.
         friends: Whose vectors a domain hands over: all sends noise for customers it does not know as well, which hides
-            whom it knows; known sends none for them; with none nothing is handed over, and every domain trains alone.
-        noise: The noise on what is handed over: accounted has the stated epsilon for one customer's vectors in full;
+            whom it knows; known sends none for them; with none nothing is passed on, and every domain trains alone.
+        noise: The noise on what is passed on: accounted has the stated epsilon for one customer's vectors in full;
             paper has the published size, which is less; none adds nothing and hides nothing.
         epsilon: The epsilon of the noise, for one customer's vectors in one domain, the domain's model taken as given:
             not for events, which also enter items and so the vectors of others; those of several domains add up.
@@ -316,7 +316,7 @@ class FedgcdrConfig:
 
     @property
     def noise_std(self) -> float:
-        """Of every number that is handed over; the vectors of one layer have length 1 at most."""
+        """Of every number that is passed on; the vectors of one layer have length 1 at most."""
         if self.noise == "none":
             return 0.0
         if self.noise == "paper":
@@ -344,7 +344,7 @@ def noise_for(wanted: float, delta: float) -> float:
 
 
 def check_rounds(num_rounds: int, patience: int, participation: float, config: FedgcdrConfig) -> None:
-    """``ValueError`` where a domain would not hand over, or nobody would use what is handed over."""
+    """``ValueError`` where a domain would not pass on, or nobody would use what is passed on."""
     if config.friends == "none":
         return
     if participation < 1.0:
@@ -360,7 +360,7 @@ def check_rounds(num_rounds: int, patience: int, participation: float, config: F
     if num_rounds <= config.source_rounds:
         raise ValueError(
             f"got num_rounds {num_rounds} with source_rounds {config.source_rounds}, expected more: no round would use "
-            "what is handed over"
+            "what is passed on"
         )
 
 

@@ -68,7 +68,7 @@ class IdRunConfig:
         domains: The prepared domains or silos that are clients, separated by commas; movies_tv.* stands for all silos
             of movies_tv. If empty, all in data.
         data: The folder of prepared domains.
-        output: The run folder; if empty, one is made below runs/.
+        output: The output directory; if empty, one is made below runs/.
         seed: The seed from which every random draw of the run is derived.
         num_rounds: The number of rounds of local training and exchange.
         patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
@@ -153,7 +153,7 @@ def make_settings(options: Mapping[str, Any], config: Mapping[str, Any] | None =
 
 
 def recorded_settings(run: Path, data: str = "") -> IdSettings:
-    """The settings in ``run.json`` of a run folder; ``data`` replaces the place of the prepared domains."""
+    """The settings in ``run.json`` of an output directory; ``data`` replaces the place of the prepared domains."""
     path, config = RunFolder(run).record, read_run(run)["config"]
     with damage_names(path):
         own = {**config["run"], "resume": False, **({"data": data} if data else {})}
@@ -167,7 +167,7 @@ def page(config: ReportConfig) -> Path:
 
 
 def run_page(root: Path, result: RunResult) -> Path:
-    """Write ``report.html`` into the run folder ``root``; errors as `fedecider.engine.page.write_run_page`."""
+    """Write ``report.html`` into the output directory ``root``; errors as `fedecider.engine.page.write_run_page`."""
     return write_run_page(root, result, lambda result: Parts())
 
 

@@ -43,7 +43,7 @@ class EvaluateConfig:
     """Evaluation: of which run.
 
     Args:
-        run: The run folder that scripts/federate.py printed.
+        run: The output directory that scripts/federate.py printed.
         split: The held-out items: the last (test) or the last but one (valid) of every user.
         tolerance: The largest allowed difference of a test metric.
         data: The folder of prepared domains, when it is not where the run found it.
@@ -125,7 +125,7 @@ def verify(run: Path, settings: Settings, split: Split, device: torch.device) ->
 
 
 def _recorded(result: RunResult, run: Path, domain: str, row: str) -> dict[str, float]:
-    """Test metrics of a row, or where it is empty of the model that was handed over."""
+    """Test metrics of a row, or where it is empty of the model that was exported."""
     with damage_names(RunFolder(run).metrics):
         rows = result.figures[domain]["test"]
         values = rows[row] if row else rows.get(KEPT, rows[result.reported])

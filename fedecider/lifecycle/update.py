@@ -163,7 +163,7 @@ def counted(run: str | Path, company: str | None, data: str = "") -> Counted:
     if source.run is None:
         raise ValueError(
             f"got {run} without run.json, expected the folder of a run, or what a site of a deployment has: what was "
-            "handed over alone has no counts"
+            "exported alone has no counts"
         )
     if place.ensemble is None:
         raise ValueError(f"got {run} without an ensemble of {name}, expected one in private/{name}: counts are updated")
@@ -240,7 +240,7 @@ def update(
 
     Args:
         events: A table of events, of customers who are known or new.
-        output: Another run folder to write; if empty, a new version of the run, in force from then on.
+        output: Another output directory to write; if empty, a new version of the run, in force from then on.
         data: Where the data of a run that was never updated are now; if empty, where the run found them.
         force: Write even where the updated ensemble ranks the newest events worse than the old one.
         epochs: Of training over the customers with new events. The adapter is taken where it ranks their held-out

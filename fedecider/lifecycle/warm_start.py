@@ -1,6 +1,6 @@
 """A company's adapter trained on from where it is, by its own events alone: files in, files out.
 
-The adapter of a hand-over is one LoRA pair a layer, directions of others folded in with their weights. All of it is
+The adapter of a export is one LoRA pair a layer, directions of others folded in with their weights. All of it is
 trained, by the run's settings of local training, for as many epochs as are asked for.
 """
 

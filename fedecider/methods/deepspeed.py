@@ -1,6 +1,6 @@
 """Local training through DeepSpeed's ZeRO, where ``accelerate launch --use_deepspeed`` asks for it.
 
-One process: the clients of a run are shared out over its processes, so that a second one would train another client.
+One process: the clients of a run are split over its processes, so that a second one would train another client.
 ZeRO-2 works on the model of the run. ZeRO-3 partitions every weight for good, which ranking could not read afterwards:
 it works on a copy, and what was trained is gathered from there.
 """

@@ -61,7 +61,7 @@ def fedecider(models: ClientModels, config: FedeciderConfig) -> FederatedMethod:
 
     ``dW_i = sum_j alpha_ij B_j A_j`` with ``||B_j A_j||_F = 1`` per module (section 3.1). Upload: the own pair only (P
     scalars). Download: K directions, of tables only rows of the own catalogue; in round 1 the common start. Variants:
-    ``post_broadcast`` (the paper's final model) and ``pre_upload``, the model as it was trained. Uploads are bounded
+    ``fused`` (the paper's final model) and ``local``, the model as it was trained. Uploads are bounded
     around the common start. Differs from the paper: untrained and non-finite updates are handled, and with ``alpha_init
     auto`` (a number is the paper's)
 
@@ -107,7 +107,7 @@ def fedecider(models: ClientModels, config: FedeciderConfig) -> FederatedMethod:
         client_updates(models, train),
         server_aggregate,
         client_positions(partial(client_model, models, config)),
-        ("post_broadcast", "pre_upload"),
+        ("fused", "local"),
         upload_like=lambda round, server: start,
         bounded_from=lambda round: start,
         bounds_norms=not config.normalises,  # raw pairs reach others in the size that they have
@@ -128,10 +128,10 @@ def client_model(
 ) -> ClientModel:
     """What client ``client`` recommends with; ``own`` is its row of the local state.
 
-    ``post_broadcast`` is also the model that the next round's training starts from; ``pre_upload`` holds its own pair,
+    ``fused`` is also the model that the next round's training starts from; ``local`` holds its own pair,
     the peers and the weights in one.
     """
-    if variant == "pre_upload":
+    if variant == "local":
         whole = adapters.without_prefix(own, "whole")
         return models.model(client, of_factors(whole, next(iter(models.shapes.values())).rank))
     own = _started(config, download.shared, own, client)

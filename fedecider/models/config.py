@@ -46,7 +46,7 @@ class EnsembleConfig:
 
     Args:
         kind: The kind of ensemble: none is the paper's system; with logit the results have two more rows, for the
-            ensemble and for the ensemble without a model, and the run folder keeps the ensemble under private/.
+            ensemble and for the ensemble without a model, and the output directory keeps the ensemble under private/.
         sources: The events that are counted together, separated by commas: own, public and others. own are the client's
             train parts, public the public users of its domain, others the sum over other clients with the same
             catalogue, by a secure sum; none with the method local.

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedecider.data.near_texts import NearTexts
+from fedecider.data.near_texts import NearOnDemand, NearTexts
 from fedecider.evaluation.beyond import LIST_LENGTH, first_ten
 from fedecider.evaluation.metrics import NOT_RANKED
 from fedecider.evaluation.sequences import SequenceArray
@@ -135,7 +135,7 @@ def candidates_of(
     histories: SequenceArray,
     model: ModelScores | None,
     weights: Weights,
-    near: NearTexts | None = None,
+    near: NearTexts | NearOnDemand | None = None,
     k: int = 0,
 ) -> Iterator[Candidates]:
     """Candidates of the histories, block after block: all items; where there are beams, these and the `NUM_BEST` best
@@ -151,7 +151,7 @@ def candidates_of(
 
 
 def blocks_of(
-    knowledge: Knowledge, histories: SequenceArray, near: NearTexts | None = None
+    knowledge: Knowledge, histories: SequenceArray, near: NearTexts | NearOnDemand | None = None
 ) -> Iterator[tuple[Block, SequenceArray]]:
     """The histories, some after the other, with the features of all items.
 
@@ -437,7 +437,7 @@ def best_items(
     k: int,
     repeats: Repeats = "learned",
     allowed_I: Tensor | None = None,
-    near: NearTexts | None = None,
+    near: NearTexts | NearOnDemand | None = None,
 ) -> list[list[Best]]:
     """The k best items of each history; fewer where no more may come.
 

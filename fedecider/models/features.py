@@ -16,7 +16,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.data.near_texts import NearTexts, nearest_texts
+from fedecider.data.near_texts import NearOnDemand, NearTexts, nearest_texts
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.counts import POPULARITY_FLOOR, UNIT, Counts
 
@@ -86,7 +86,7 @@ class Tables(NamedTuple):
     num_new: int
 
 
-def tables_of(knowledge: Knowledge, near: NearTexts, histories: SequenceArray) -> Tables:
+def tables_of(knowledge: Knowledge, near: NearTexts | NearOnDemand, histories: SequenceArray) -> Tables:
     """The tables of the items in ``histories``; ``near``: the neighbours of all items that vote (`near_of`)."""
     counts, item_H = knowledge.counts, np.unique(histories.value_E)
     event_I = counts.event_I + POPULARITY_FLOOR
@@ -100,7 +100,7 @@ def tables_of(knowledge: Knowledge, near: NearTexts, histories: SequenceArray) -
         )
         return Votes(vote_HI, (PRIOR * scale_H).astype(np.float32))
 
-    text = Votes(near.sixth_II[item_H].astype(np.float32), near.far_sixth_I[item_H].astype(np.float32))
+    text = Votes(*near.sixth_of(item_H))
     popularity_I = (event_I / event_I.sum()).astype(np.float32)
     return Tables(item_H, text, votes(counts.pair_II), votes(counts.next_II), popularity_I, knowledge.num_new)
 

@@ -24,7 +24,7 @@ def read_llm_run(root: Path) -> dict[str, Any]:
     """``run.json`` with settings of the cross-silo track.
 
     Raises:
-        FileNotFoundError: ``root`` is not a run folder.
+        FileNotFoundError: ``root`` is not an output directory.
         ValueError: it holds a run of the cross-device track, or its record is damaged.
     """
     record = read_run(root)
@@ -99,8 +99,8 @@ def read_inference_config(folder: Path) -> InferenceConfig:
     path = folder / INFERENCE_FILE
     if not path.is_file():
         raise ValueError(
-            f"got {folder} without {INFERENCE_FILE}, expected a run folder, or a folder that a run or Result.export "
-            "wrote: how the adapter is asked stands there. Give the run folder"
+            f"got {folder} without {INFERENCE_FILE}, expected an output directory, or a folder that a run or "
+            "Result.export wrote: how the adapter is asked stands there. Give the output directory"
         )
     content = read_object(path, FIELDS)
     with damage_names(path):

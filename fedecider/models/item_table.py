@@ -12,7 +12,7 @@ CONFIG_FILE = "adapter_config.json"
 ITEM_FILE = "item_ids.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 LOCAL_BACKBONE = "../../backbone"
-"""The backbone of a run folder, seen from ``adapters/<domain>/``."""
+"""The backbone of an output directory, seen from ``adapters/<domain>/``."""
 
 
 class ItemTable(NamedTuple):

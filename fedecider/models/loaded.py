@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from peft import PeftModel
 
-from fedecider.data.near_texts import NearTexts
+from fedecider.data.near_texts import NearOnDemand
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.models.answers import Repeats, Scored
 from fedecider.models.client_model import model_scores
@@ -83,7 +83,7 @@ def ready_to_rank(
 
 
 def _checked_ids(table: ItemTable, num_tokens: int) -> ItemIds:
-    """The item IDs of a hand-over. ``ValueError`` when one of them has a token that the tokenizer does not have."""
+    """The item IDs of a export. ``ValueError`` when one of them has a token that the tokenizer does not have."""
     largest = max(token for tokens in table.token_ids for token in tokens)
     if largest >= num_tokens:
         raise ValueError(f"token {largest} of a tokenizer with {num_tokens} tokens")
@@ -100,12 +100,12 @@ def best(
     k: int,
     repeats: Repeats,
     number_A: Sequence[int] | None = None,
-    near: NearTexts | None = None,
+    near: NearOnDemand | None = None,
 ) -> list[list[Scored]]:
     """The k best items of each history, by the ensemble where there is one, else by the model alone.
 
-    ``number_A``: the items that alone may come; None: all. Scores stay those in the whole catalogue. ``near``: where it
-    is known, of all items. Of the model alone "learned" is what the protocol of the run does.
+    ``number_A``: the items that alone may come; None: all. Scores stay those in the whole catalogue. Of the model
+    alone "learned" is what the protocol of the run does.
     """
     scores, ensemble = loaded.scores, loaded.ensemble
     if ensemble is None and repeats == "learned" and loaded.place.inference.drop_seen:

@@ -17,10 +17,9 @@ import torch
 from peft import PeftModel
 
 from fedecider.data.catalogue import NewItem
-from fedecider.data.near_texts import NearTexts, nearest_texts
+from fedecider.data.near_texts import NearOnDemand
 from fedecider.models.allowed_items import Allowed, allowed_items
 from fedecider.models.answers import Answer, HistoryItem, Repeats, Scored, check_k, recommendations
-from fedecider.models.ensemble import Ensemble
 from fedecider.models.histories import (
     History,
     ResolvedHistory,
@@ -67,6 +66,7 @@ class Recommender:
         """Made by `from_pretrained`."""
         self._loaded, self._device = loaded, device
         self._lock = RLock()
+        self._near: NearOnDemand | None = None
 
     @classmethod
     def from_pretrained(
@@ -82,8 +82,8 @@ class Recommender:
         """The recommender of one domain.
 
         Args:
-            source: A run folder, the folder of one adapter in it, what `fedecider.Result.export` wrote, or its name on
-                the hub. Under HF_HUB_OFFLINE=1 a name is looked up in the local cache of the hub alone.
+            source: An output directory, the folder of one adapter in it, what `fedecider.Result.export` wrote, or its
+                name on the hub. Under HF_HUB_OFFLINE=1 a name is looked up in the local cache of the hub alone.
             domain: The domain; needed where the source has several.
             device: The device, cpu or cuda.
             ensemble: If true, rank with the private part of the client's ensemble where the source has one.
@@ -266,8 +266,7 @@ class Recommender:
     def _many(
         self, pairs: Iterator[tuple[str, Any]], k: int, repeats: Repeats, allowed: Allowed | None, unknown: str
     ) -> Iterator[ForCustomer]:
-        near_of: tuple[Ensemble | None, NearTexts | None] = (None, None)
-        for number, batch in enumerate(iter(lambda: list(islice(pairs, BATCH)), [])):
+        for batch in iter(lambda: list(islice(pairs, BATCH)), []):
             found: dict[int, tuple[ResolvedHistory, int]] = {}
             errors: dict[int, str] = {}
             with self._lock:
@@ -276,10 +275,7 @@ class Recommender:
                         found[row] = exact_history(self.items, history, unknown)
                     except ValueError as error:
                         errors[row] = str(error)
-                ensemble = self._loaded.ensemble
-                if number and ensemble is not None and ensemble is not near_of[0]:  # of a few, a batch looks up its own
-                    near_of = ensemble, nearest_texts(ensemble.knowledge.unit_ID)
-                answers = self._each(found, k, repeats, allowed, errors, near_of[1])
+                answers = self._each(found, k, repeats, allowed, errors)
             for row, (customer, _) in enumerate(batch):
                 yield ForCustomer(customer, answers.get(row), errors.get(row, ""))
 
@@ -290,17 +286,16 @@ class Recommender:
         repeats: Repeats,
         allowed: Allowed | None,
         errors: dict[int, str],
-        near: NearTexts | None,
     ) -> dict[int, Answer]:
         """Row -> its answer. Where all of them together fail, each is asked for alone, and fails alone."""
         try:
-            given = self._answers([one for one, _ in found.values()], k, repeats, allowed, near)
+            given = self._answers([one for one, _ in found.values()], k, repeats, allowed)
             answers = dict(zip(found, given, strict=True))
         except ValueError as error:
             if len(found) == 1:
                 errors[next(iter(found))] = str(error)
                 return {}
-            parts = (self._each({row: one}, k, repeats, allowed, errors, near) for row, one in found.items())
+            parts = (self._each({row: one}, k, repeats, allowed, errors) for row, one in found.items())
             return {row: answer for part in parts for row, answer in part.items()}
         for row, (_, num_unknown) in found.items():
             if num_unknown:
@@ -334,12 +329,13 @@ class Recommender:
         k: int,
         repeats: Repeats,
         allowed: Allowed | None,
-        near: NearTexts | None = None,
     ) -> list[Answer]:
         loaded, number_A = self._loaded, None if allowed is None else allowed.number_A
         asked = [row for row, one in enumerate(resolved) if one.entries]
         rows = as_sequences([resolved[row] for row in asked])
-        found = dict(zip(asked, best(loaded, rows, k, repeats, number_A, near), strict=True)) if asked else {}
+        found = (
+            dict(zip(asked, best(loaded, rows, k, repeats, number_A, self._near_texts()), strict=True)) if asked else {}
+        )
         nobody, why = ([], "") if len(asked) == len(resolved) else self._without_history(k, repeats, number_A)
         answers = []
         for row, (entries, _) in enumerate(resolved):
@@ -353,6 +349,14 @@ class Recommender:
                 notes.append(f"{len(scored)} items in place of {k}: all others may not come, or were bought before")
             answers.append(self._answer(scored, seen, notes))
         return answers
+
+    def _near_texts(self) -> NearOnDemand | None:
+        ensemble = self._loaded.ensemble
+        if ensemble is None:
+            return None
+        if self._near is None or self._near.unit_ID is not ensemble.knowledge.unit_ID:
+            self._near = NearOnDemand(ensemble.knowledge.unit_ID)
+        return self._near
 
     def _without_history(self, k: int, repeats: Repeats, number_A: Sequence[int] | None) -> tuple[list[Scored], str]:
         loaded = self._loaded

@@ -84,7 +84,7 @@ class Source(NamedTuple):
 
         Raises:
             FileNotFoundError: there is no such domain, or no backbone.
-            ValueError: a file was changed since it was handed over, is missing or damaged; the message names it.
+            ValueError: a file was changed since it was exported, is missing or damaged; the message names it.
         """
         adapter = self.adapters[self.choose(domain)]
         if self.run is not None:
@@ -103,7 +103,8 @@ class Source(NamedTuple):
 
 
 def find_source(source: str | Path, revision: str | None = None) -> Source:
-    """What ``source`` is: a run folder, one adapter in it, a folder that stands for itself, or a name of the hub.
+    """What ``source`` is: an output directory, one adapter in it, a folder that stands for itself, or a name of the
+    hub.
 
     Of a run that was updated the version in force is taken (`fedecider.models.versions`).
 
@@ -114,7 +115,9 @@ def find_source(source: str | Path, revision: str | None = None) -> Source:
         ValueError: a folder that holds no recommender, or ``revision`` with a folder.
     """
     if not isinstance(source, str | os.PathLike):
-        raise ValueError(f"got {source!r}, expected the path of a run folder, or the name of a recommender on the hub")
+        raise ValueError(
+            f"got {source!r}, expected the path of an output directory, or the name of a recommender on the hub"
+        )
     path, name = Path(source), str(source)
     if not path.is_dir():
         return _of_folder(_from_hub(name, revision).resolve(), name)
@@ -124,7 +127,7 @@ def find_source(source: str | Path, revision: str | None = None) -> Source:
 
 
 def _verify_copy(place: Place, root: Path) -> None:
-    """Compare what was handed over without its run with its checksums, where there are some: in the adapter's own
+    """Compare what was exported without its run with its checksums, where there are some: in the adapter's own
     folder, or beside ``adapters/`` and ``backbone/``."""
     if (root / manifest.MANIFEST_FILE).is_file():
         own = [place.adapter] if root != place.adapter else [root / name for name in (*ADAPTER_FILES, LATER_ROWS)]

@@ -1,8 +1,8 @@
 """Versions of a run: what updates made of it, which one is in force, and the way back.
 
-Version 1 is the run as it was trained; version N, a run folder of its own with ``version.json``, lies in ``versions/N``
-of the run. A version is written aside and gets its name when it is whole, and is in force when the manifest of the run,
-which is replaced at once, says so: a kill at any moment leaves the old one or the new one.
+Version 1 is the run as it was trained; version N, an output directory of its own with ``version.json``, lies in
+``versions/N`` of the run. A version is written aside and gets its name when it is whole, and is in force when the
+manifest of the run, which is replaced at once, says so: a kill at any moment leaves the old one or the new one.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def _read_version(folder: Path) -> Version:
 
 
 def folder_of(home: Path, number: int) -> Path:
-    """The run folder of a version."""
+    """The output directory of a version."""
     return home if number == 1 else home / VERSIONS / str(number)
 
 
 def in_force(root: Path) -> Path:
-    """The run folder that a run stands for: that of the version in force. A version named by its folder is itself."""
+    """The output directory of the version in force. A version named by its folder is itself."""
     return folder_of(root, read_versions(root).in_force)
 
 
@@ -130,7 +130,7 @@ def changing(home: Path) -> Iterator[None]:
 def add_version(
     home: Path, made_from: Path, about: str, change: Callable[[RunFolder], Any], forgets: bool = False
 ) -> int:
-    """A new version, in force from now on; ``change`` makes it of a copy of the run folder ``made_from``.
+    """A new version, in force from now on; ``change`` makes it of a copy of the output directory ``made_from``.
 
     ``forgets``: nobody can go back any more, and what all others keep of customers is removed; after a kill by the next
     `changing`.
@@ -208,7 +208,7 @@ def remove_unusable(home: Path) -> None:
 
 
 def write_copy(run: Path, target: Path, change: Callable[[RunFolder], Any]) -> None:
-    """A copy of a run folder, changed; it gets its name when it is whole."""
+    """A copy of an output directory, changed; it gets its name when it is whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with aside(target) as scratch:
         shutil.copytree(run, scratch, ignore=_left_out(run))

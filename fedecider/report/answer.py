@@ -1,8 +1,8 @@
 """The answer in three lines: what to do, what it brings, what it costs. Page, console, site and Python have this one.
 
 It is decided by the 95 % interval of one paired difference (`fedecider.evaluation.statistics`: customers and training
-runs) of hit@10, of baskets recall@10: what one would switch on, less what companies have alone; where nobody trained
-alone, less the best simple rule. A number that is not finite is None in a run's files, and None or NaN here.
+runs) of hit@10, of baskets recall@10: what one would use, less what companies have alone; where nobody trained
+alone, less the best baseline. A number that is not finite is None in a run's files, and None or NaN here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedecider.report.tables import compared
 
 Values = Mapping[str, Mapping[str, Any]]
 """Metric -> ``mean``, ``low``, ``high``."""
-Recommendation = Literal["join", "do not join", "use", "do not use", "not clear", "cannot be said"]
+Recommendation = Literal["join", "do not join", "use", "do not use", "not clear", "no answer"]
 NEGLIGIBLE = 0.002
 """A gain that is smaller at the upper end of its interval is none: two of a thousand customers."""
 ROUNDING = 1e-9
@@ -31,7 +31,7 @@ NAMED = 6
 
 
 class Evidence(NamedTuple):
-    """What is known of the row that one would switch on, and of what stands beside it."""
+    """What is known of the row that one would use, and of what stands beside it."""
 
     subject: str
     """Label of that row."""
@@ -63,6 +63,8 @@ class Evidence(NamedTuple):
     planted: bool = False
     nothing_common: Sequence[str] = ()
     """Why nobody can learn from another one; empty where they can."""
+    common_items: bool = True
+    """Whether companies sell the same items; else only layers of the model are shared, which has never helped."""
     party: Literal["", "site", "server"] = ""
     """Whose it is in a deployment, which trains once; a site knows no other one's customers."""
     drawn: str = ""
@@ -79,7 +81,7 @@ class Evidence(NamedTuple):
 
     @property
     def reference(self) -> str:
-        """What the subject must be better than: what is alone, else the best simple rule; empty without either."""
+        """What the subject must be better than: what is alone, else the best baseline; empty without either."""
         return self.alone or best_rule(self) or ""
 
 
@@ -87,7 +89,7 @@ class Answer(NamedTuple):
     """What to do."""
 
     subject: str
-    """The row that one would switch on."""
+    """The row that one would use."""
     recommendation: Recommendation
     lines: Sequence[str]
     """What to do; what it brings; what it costs, where that is known."""
@@ -107,9 +109,9 @@ def answer_of(evidence: Evidence) -> Answer:
     if recommendation in ("use", "do not use"):
         said = f"{said} {evidence.subject}"
     first = f"{said}: {reason}."
-    if evidence.planted and recommendation != "cannot be said":
-        first = f"Cannot be said: the data are invented. If they were real: {said[0].lower()}{said[1:]}, as {reason}."
-        recommendation = "cannot be said"
+    if evidence.planted and recommendation != "no answer":
+        first = f"No answer: the data are synthetic. If they were real: {said[0].lower()}{said[1:]}, since {reason}."
+        recommendation = "no answer"
     lines = [first, *_gain_line(evidence), *([evidence.cost] if evidence.cost else [])]
     return Answer(evidence.subject, recommendation, lines, _doubts(evidence))
 
@@ -117,16 +119,16 @@ def answer_of(evidence: Evidence) -> Answer:
 def _decided(evidence: Evidence) -> tuple[Recommendation, str]:
     yes, no = _choices(evidence)
     if get_protocol(evidence.protocol).leaks:
-        return "cannot be said", f"the protocol {evidence.protocol} leaks the held-out item, so no number here counts"
+        return "no answer", f"the protocol {evidence.protocol} leaks the held-out item, so no number here counts"
     if evidence.nothing_common:
         return "do not join", " ".join(evidence.nothing_common).removesuffix(".")
     if not finite(evidence.rows[evidence.subject][evidence.lead]["mean"]):
-        return "cannot be said", f"the result of {evidence.subject} is not a number"
+        return "no answer", f"the result of {evidence.subject} is not a number"
     if not evidence.reference:
-        return "cannot be said", "no simple rule stands beside it"
+        return "no answer", "there is no baseline to compare with"
     gain = difference(evidence, evidence.subject, evidence.reference)
     if gain is None:
-        return "cannot be said", f"{evidence.subject} was not tested against {evidence.reference}"
+        return "no answer", f"{evidence.subject} was not tested against {evidence.reference}"
     rule = best_rule(evidence)
     better = {**({rule: "which needs no training"} if rule else {}), **evidence.before_rounds}
     for label, words in better.items():
@@ -137,10 +139,12 @@ def _decided(evidence: Evidence) -> tuple[Recommendation, str]:
     if gain["high"] < 0:
         return no, f"{who} recommends better"
     if gain["low"] > 0:
-        better_than = "each company does alone" if evidence.alone else f"{evidence.reference}, the best simple rule"
+        better_than = "each alone" if evidence.alone else f"{evidence.reference}, the best baseline"
         return yes, f"{'together the companies recommend' if evidence.alone else 'it is'} better than {better_than}"
     if gain["high"] < NEGLIGIBLE:
-        return no, f"it brings next to nothing, {100 * gain['high']:.1f} of 100 {units(evidence)[0]} at most"
+        return no, f"the gain is at most {100 * gain['high']:.1f} of 100 {units(evidence)[0]}"
+    if not evidence.common_items:
+        return no, "the companies have no common items, and no gain shows"
     return "not clear", f"the difference may be chance. {_what_to_run(evidence, gain)}"
 
 
@@ -161,7 +165,7 @@ def _what_to_run(evidence: Evidence, gain: Mapping[str, float]) -> str:
         return f"Run the same command with --seeds {MANY_SEEDS}: what varies most is the training run"
     times = ((gain["high"] - gain["low"]) / 2 / abs(gain["mean"])) ** 2 if abs(gain["mean"]) > ROUNDING else math.inf
     if gain["mean"] <= 0 or times > MUCH_MORE:
-        return "Nothing speaks for it so far: keep what each has, and ask again with more customers"
+        return "Nothing favours it so far: keep what each company has, and ask again with more customers"
     return f"Import a longer period: about {max(times, 1.5):.1f} times as many customers are needed"
 
 
@@ -179,11 +183,11 @@ def _gain_line(evidence: Evidence) -> list[str]:
         others = [f"{rule} of {100 * evidence.rows[rule][lead]['mean']:.1f}"] if rule else []
         others += [f"guessing of {100 * evidence.chance:.1f}"] if evidence.chance is not None else []
         beside = "".join(f", {one}" for one in others)
-        of_gain = "" if gain is None else f": {points(gain)} points of {lead} beyond {evidence.reference}"
+        of_gain = "" if gain is None else f": {points(gain)} points of {lead} above {evidence.reference}"
         return [f"Of 100 {unit} {100 * value['mean']:.1f} {what}{beside}{of_gain}{how}."]
     mean, number = gain["mean"], sum(evidence.customers.values())
     more = "more" if mean >= 0 else "fewer"
-    alone = f"; alone {100 * evidence.rows[evidence.alone][lead]['mean']:.1f} of 100 do"
+    alone = f"; alone, {100 * evidence.rows[evidence.alone][lead]['mean']:.1f} of 100 do"
     in_all = f"about {abs(mean) * number:,.0f} {more} of {number:,} {unit}"
     if not number or unit != "customers":
         in_all = f"of 100 {unit} so many more"
@@ -220,13 +224,13 @@ def _companies(evidence: Evidence) -> list[str]:
     if len(of_each) > NAMED:
         better = sum(1 for one in sure.values() if one["low"] > 0)
         counts = (
-            f"Of {len(of_each)} companies {better} gain for sure and {len(sure) - better} lose; {len(unsure)} have too "
-            "few customers to be sure of one company"
+            f"Of {len(of_each)} companies {better} gain significantly and {len(sure) - better} lose; {len(unsure)} "
+            "have too few customers to judge each"
         )
         return [f"{'; '.join([counts, *without])}."]
     said = [f"{name} {points(one)}" for name, one in sure.items()]
-    said += [f"{name} {points(of_each[name])}, no gain" for name in level]
-    said += [f"{', '.join(unsure)}: too few customers to be sure of one company"] if unsure else []
+    said += [f"{name} {points(of_each[name])}, below the mean" for name in level]
+    said += [f"{', '.join(unsure)}: too few customers to judge{' each' if len(unsure) > 1 else ''}"] if unsure else []
     return [f"{'; '.join([*said, *without])}."]
 
 
@@ -234,12 +238,12 @@ def _doubts(evidence: Evidence) -> list[str]:
     protocol, doubts = get_protocol(evidence.protocol), list(evidence.alarms)
     if protocol.num_sampled is not None:
         doubts.append(
-            f"not the strict protocol: the item had to be found among {protocol.num_sampled} sampled candidates, not "
-            "in the catalogue. Shares are far higher so, and the order of rows can be another one."
+            f"not the strict protocol: the item is ranked among {protocol.num_sampled} sampled candidates, not "
+            "the catalogue. Figures are far higher, and the order of rows can change."
         )
     if evidence.chance is not None and evidence.chance >= MUCH_BY_CHANCE:
         doubts.append(
-            f"so few items are left to rank that guessing finds {100 * evidence.chance:.1f} of 100: "
+            f"so few items are left to rank that guessing scores {100 * evidence.chance:.1f} of 100: "
             f"{evidence.lead} says {'nothing' if evidence.chance >= 1.0 else 'little'} here."
         )
     return doubts
@@ -257,13 +261,13 @@ def sings(hit: Mapping[str, float], chance: float) -> bool:
 def canary_alarm(name: str, hit: Mapping[str, float], chance: float) -> str:
     """What is said of a canary that `sings`."""
     return (
-        f"{name}: the memoriser, which knows nothing about items, is above chance (hit@10 {hit['mean']:.4f}, chance "
+        f"{name}: the leakage probe, which learns nothing, is above chance (hit@10 {hit['mean']:.4f}, chance "
         f"{chance:.4f}): the evaluation may leak."
     )
 
 
 def best_rule(evidence: Evidence, metric: str = "") -> str | None:
-    """The simple rule with the highest test ``metric`` (empty: the one that decides): the hardest one to beat."""
+    """The baseline with the highest test ``metric`` (empty: the one that decides): the hardest one to beat."""
     metric = metric or evidence.lead
     means = {label: evidence.rows[label][metric]["mean"] for label in evidence.simple if label in evidence.rows}
     return max((label for label in means if finite(means[label])), key=lambda label: means[label], default=None)
@@ -290,8 +294,8 @@ def units(evidence: Evidence) -> tuple[str, str]:
     protocol = get_protocol(evidence.protocol)
     if protocol.baskets:
         what = "next baskets" if protocol.first_day is None else "month held out"
-        return f"items of the {what}", "are among the ten recommended"
-    return "customers" if evidence.customers else "users", "find their next purchase among ten recommended"
+        return f"items of the {what}", "are in the top ten"
+    return "customers" if evidence.customers else "users", "find their next purchase in the top ten"
 
 
 def points(gain: Mapping[str, float]) -> str:

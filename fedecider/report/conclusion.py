@@ -18,7 +18,7 @@ DRAWN = 12
 """Companies whose bars still fit a phone, one below the other."""
 FIRST = 3
 """Rows of it that a terminal shows."""
-RULE = "best simple rule"
+RULE = "best baseline"
 MARK = "▶ "
 """Before the row that the answer is about."""
 
@@ -29,7 +29,7 @@ def conclusion(evidence: Evidence, about: Sequence[str] = ()) -> Conclusion:
 
 
 def shown_rows(evidence: Evidence) -> dict[str, str]:
-    """The rows that a reader asks for first -> what each is: the subject, what is alone, the best simple rule."""
+    """The rows that a reader asks for first -> what each is: the subject, what is alone, the best baseline."""
     best = best_rule(evidence)
     rows = {
         evidence.subject: "together" if evidence.alone else "what would be used",
@@ -51,10 +51,10 @@ def _table(evidence: Evidence) -> PageTable:
             label, less = f"{MARK}{label}", ""
         rows.append([label, what, hit, less, ndcg])
     caption = (
-        f"Of 100 {units(evidence)[0]} so many {units(evidence)[1]} ({metrics[0]}); what {evidence.subject} has beyond "
-        "each row; ndcg@10, of 100, counts later places less. Bars are 95 % intervals"
+        f"{metrics[0]}: of 100 {units(evidence)[0]}, how many {units(evidence)[1]}. Gain: {evidence.subject} less the "
+        "row. ndcg@10, times 100, also rewards a higher rank. Brackets and bars are 95 % intervals"
     )
-    return PageTable(("row", "what it is", metrics[0], f"{MARK}better by", "ndcg@10"), rows, caption)
+    return PageTable(("row", "what it is", metrics[0], f"gain of {MARK.strip()}", "ndcg@10"), rows, caption)
 
 
 def console_table(conclusion: Conclusion) -> Table:
@@ -65,7 +65,7 @@ def console_table(conclusion: Conclusion) -> Table:
         out.add_column(name, justify="right" if number else "left", no_wrap=bool(number))
     for label, what, hit, gain, _ in conclusion.table.rows[:FIRST]:
         is_marked = label.startswith(MARK)
-        name = f"{MARK}{what}" if is_marked else f"best rule: {label}" if what == RULE else what
+        name = f"{MARK}{what}" if is_marked else f"{RULE}: {label}" if what == RULE else what
         out.add_row(*map(Text, (name, hit, gain)), style="bold" if is_marked else "")
     return out
 
@@ -76,14 +76,14 @@ def _interval(value: Mapping[str, Any]) -> str:
 
 
 def _figure(evidence: Evidence) -> go.Figure:
-    """The subject, what is alone and the best simple rule, company by company; the mean alone where they are many."""
+    """The subject, what is alone and the best baseline, company by company; the mean alone where they are many."""
     kept = [label for label in shown_rows(evidence) if label in (evidence.subject, evidence.alone, best_rule(evidence))]
     shown = evidence.domains if len(evidence.domains) <= DRAWN else {}
     parts = {"mean" if evidence.domains else f"all {units(evidence)[0]}": evidence.rows, **shown}
     values = {
         label: {name: _of_100(rows.get(label, {}).get(evidence.lead)) for name, rows in parts.items()} for label in kept
     }
-    title = f"Of 100 {' '.join(units(evidence))}"
+    title = f"Of 100 {units(evidence)[0]}, how many {units(evidence)[1]}"
     if len(evidence.domains) > DRAWN:
         title += f". The mean alone: {len(evidence.domains)} companies are too many for one figure, see Joining"
     if any(interval is None for of_label in values.values() for interval in of_label.values()):

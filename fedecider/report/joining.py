@@ -14,7 +14,7 @@ from fedecider.report.tables import LEADS
 KEPT_WORDS = {
     "joined": "the joint model",
     "half": "the mean of both updates",
-    "local": "the model that it trained alone",
+    "local": "the model trained alone",
 }
 """What a client goes on with -> in words."""
 DIFFERENCE = "joined less alone"
@@ -30,15 +30,15 @@ def kept_sentence(joining: Mapping[str, Any]) -> list[str]:
     if not joining:
         return []
     if not joining["chosen"]:
-        why = "by local_row, or as its own model lacks the noise that hides customers"
-        return [f"Every company keeps the joint model: none had a choice, {why}."]
+        why = "because of local_row, or because the own model lacks the noise that hides customers"
+        return [f"Every company keeps the joint model: there was no choice, {why}."]
     others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
     if not others:
-        return ["Every company keeps the joint model: by its validation customers nothing else is clearly better."]
+        return ["Every company keeps the joint model: nothing else is clearly better on validation."]
     named = "; ".join(f"{name} {KEPT_WORDS[one]}" for name, one in others.items())
     rest = "; the others keep the joint model" if len(others) < len(joining["clients"]) else ""
     return [
-        "Kept is another model where validation customers like it clearly better (one-sided paired test at 95 %): "
+        "A company keeps another model if that is clearly better on validation (one-sided paired test at 95 %): "
         f"{named}{rest}."
     ]
 
@@ -62,15 +62,15 @@ def of_one_item(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def odd_sentences(events: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A warning for each client whose events may be wrong, from `fedecider.cross_silo.joining.checked_events`."""
     unlike = [
-        f"Warning: items that customers of {name} take one after the other have texts that are alike by "
-        f"{events[name]['likeness']:+.2f} beyond chance, where {events[name]['usual']:+.2f} is usual. Its item numbers "
-        "may be mixed up, or its events not those of people; fedecider without tells whether it does harm."
+        f"Warning: texts of items that customers of {name} buy in a row are similar by "
+        f"{events[name]['likeness']:+.2f} beyond chance; {events[name]['usual']:+.2f} is usual. Its item numbers may "
+        "be mixed up, or its events may not be those of people; fedecider without measures the harm."
         for name in unlike_ones(events)
         if name not in of_one_item(events)
     ]
     one_item = [
         f"Warning: {100 * events[name]['most_sold']:.0f} % of the events of {name} are of one item. Its number may "
-        "stand for many."
+        "stand for many items."
         for name in of_one_item(events)
     ]
     return unlike + one_item
@@ -88,7 +88,7 @@ def without_sentences(without: Mapping[str, Any]) -> list[str]:
         each = "; ".join(f"{name} {points(gain)}" for name, gain in gains.items())
         if len(gains) > NAMED:
             more, fewer = (sum(1 for gain in gains.values() if _sign(gain) == sign) for sign in (1, -1))
-            each = f"of {len(gains)} companies {more} gain for sure and {fewer} lose"
+            each = f"of {len(gains)} companies {more} gain significantly and {fewer} lose"
         said.append(
             f"{giver} gives the others {points(macro)} points of {macro['metric']}{_chance(macro)}, mean over them: "
             f"{each}."
@@ -99,7 +99,7 @@ def without_sentences(without: Mapping[str, Any]) -> list[str]:
 
 
 def _chance(gain: Mapping[str, Any]) -> str:
-    return "" if _sign(gain) else ", which may be chance"
+    return "" if _sign(gain) else ", not significant"
 
 
 def without_rows(without: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
@@ -184,9 +184,9 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
     rounds = f"{cost['num_rounds']} round{'s' if cost['num_rounds'] > 1 else ''}"
     said = f"Cost: each company {' and '.join(parts)} in {rounds}, counts included"
     if cost["joined_cpu_s"] is not None:
-        said += f", and trains {cost['joined_cpu_s']:.0f} CPU seconds"
-        said += "" if cost["local_cpu_s"] is None else f" (alone {cost['local_cpu_s']:.0f})"
-    return f"{said}. To set up: a server, and a site at each company (docs/deploy.md)."
+        said += f", and trains for {cost['joined_cpu_s']:.0f} CPU seconds"
+        said += "" if cost["local_cpu_s"] is None else f" (alone: {cost['local_cpu_s']:.0f})"
+    return f"{said}. Setup: a server, and software at each company (docs/deploy.md)."
 
 
 def size_text(num_bytes: float) -> str:

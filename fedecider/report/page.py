@@ -192,7 +192,7 @@ def write_page(
     if conclusion is not None:
         above, doubts = _conclusion(conclusion), [*conclusion.answer.doubts, *warnings]
         if conclusion.paragraphs:
-            sections = [Section("In words", conclusion.paragraphs), *sections]
+            sections = [Section("Summary", conclusion.paragraphs), *sections]
     whole = conclusion is None and len(sections) == 1
     body = [_doubts(doubts, whole or conclusion is None)]
     body += [_section(section, number, whole) for number, section in enumerate(sections, 1)]
@@ -215,7 +215,7 @@ def write_page(
 </header>
 <main>
 {above}{"".join(body)}</main>
-<footer><p>One file: it loads nothing, so it can be kept, sent and printed as it is.</p></footer>
+<footer><p>This file is self-contained. It may show histories of customers: look before you send it.</p></footer>
 {f"<script>{script}</script>" if script else ""}
 </body>
 </html>
@@ -243,7 +243,7 @@ def _doubts(doubts: Sequence[str], shown: bool) -> str:
     if not doubts:
         return ""
     items = "\n".join(f"<li>{escape(text)}</li>" for text in doubts)
-    title = f"Before you believe it ({len(doubts)})"
+    title = f"Caveats ({len(doubts)})"
     return _folded("warnings", title, [f"<ul>\n{items}\n</ul>"], shown, ' class="warnings"')
 
 

@@ -66,7 +66,7 @@ def start(num_threads: int = 0, tracker: str = "") -> Launch:
         num_threads: CPU threads per process; 0 leaves torch's choice. Sums are split over threads, so bit-equal
             results need equal thread counts.
         tracker: Names of accelerate trackers such as ``tensorboard``, separated by commas; empty for none. They are
-            opened when the run folder is (`fedecider.running.rounds`).
+            opened when the output directory is (`fedecider.running.rounds`).
 
     Raises:
         ValueError: accelerate does not know a tracker, or its package is not installed; DeepSpeed is asked for and

@@ -45,7 +45,7 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(root: Path) -> Manifest:
-    """The manifest of a run folder.
+    """The manifest of an output directory.
 
     Raises:
         ValueError: there is none, or it is damaged.
@@ -68,7 +68,7 @@ def read_manifest(root: Path) -> Manifest:
 def write_manifest(root: Path) -> None:
     """List every file of a folder as it is now; versions stay as they are.
 
-    They become readable as other files are that this process writes, as a hand-over is for others: but for files in a
+    They become readable as other files are that this process writes, as a export is for others: but for files in a
     folder that is its owner's alone.
 
     Raises:

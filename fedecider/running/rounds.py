@@ -1,4 +1,4 @@
-"""What every track does around its rounds: open the run folder together, log to trackers, tell how a round went."""
+"""What every track does around its rounds: open the output directory, log to trackers, tell how a round went."""
 
 from __future__ import annotations
 

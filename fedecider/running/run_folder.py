@@ -190,8 +190,8 @@ def is_locked(path: Path) -> bool:
 
 def _busy(root: Path) -> str:
     return (
-        f"{root} is being written by another process, expected a run folder that nobody writes. Wait until that run "
-        "ends, or choose another --output"
+        f"{root} is being written by another process, expected an output directory that nobody writes. Wait until that "
+        "run ends, or choose another --output"
     )
 
 
@@ -280,10 +280,10 @@ def forget_unstarted(folder: RunFolder) -> None:
 
 
 def read_run(root: Path) -> dict[str, Any]:
-    """``run.json`` of a run folder.
+    """``run.json`` of an output directory.
 
     Raises:
-        FileNotFoundError: ``root`` is not a run folder.
+        FileNotFoundError: ``root`` is not an output directory.
         ValueError: the file is damaged.
     """
     path = RunFolder(root).record

@@ -1,6 +1,7 @@
 """Trackers of accelerate, such as tensorboard, MLflow or W&B: what a run tells them, and where they write.
 
-Nothing leaves the machine unless the environment says so: every tracker writes below ``trackers/`` of the run folder.
+Nothing leaves the machine unless the environment says so: every tracker writes below ``trackers/`` of the output
+directory.
 """
 
 from __future__ import annotations

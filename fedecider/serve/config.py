@@ -21,7 +21,7 @@ class ServeConfig:
     """The service: which run, where, and for whom.
 
     Args:
-        run: The run folder that scripts/federate.py printed.
+        run: The output directory that scripts/federate.py printed.
         host: The address to listen at; another one than this machine's own needs an API key.
         port: The port to listen at; 0 takes a free one and prints it.
         device: The device, cpu or cuda.

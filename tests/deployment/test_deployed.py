@@ -161,7 +161,7 @@ def test_absent_sites_are_named_and_the_run_goes_on_as_a_simulation_without_them
     state, records, _, _ = deployed("fedecider", sites, 3, away=gone, config=DeploymentConfig(deadline_s=7.5))
     assert records[1]["refused_uploads"] == [{"client": 2, "reason": "no answer to train within 7.5 s"}]
     assert [log["client"] for log in records[1]["clients"]] == [0, 1]
-    assert records[1]["valid"]["post_broadcast"][2] == records[0]["valid"]["post_broadcast"][2]  # its last scores
+    assert records[1]["valid"]["fused"][2] == records[0]["valid"]["fused"][2]  # its last scores
     assert len(records[2]["clients"]) == 3
     assert all(tensor.isfinite().all() for tensor in state.server.values())
 

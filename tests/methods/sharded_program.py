@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
         state, records = run(method, recommender.num_clients, 2)
         own = {name: tensor[0] for name, tensor in state.local.items()}
         entry = METHODS["fedecider"]
-        model = entry.client_model(recommender, entry.config(), "pre_upload", None, own, 0)
+        model = entry.client_model(recommender, entry.config(), "local", None, own, 0)
         save_peft_folder(model.adapters.factors(), folder, "x", "SEQ_2_SEQ_LM")
         load_adapter(toy_t5(), folder)
     tensors = {name: tensor.contiguous() for name, tensor in {**state.server, **state.local}.items()}

@@ -135,7 +135,7 @@ def test_one_client_is_local_training_restarted_from_its_direction():
     assert same(take_row(state.server, 0), take_row(normalise(stack_trees([pair])).tree, 0))
 
 
-def test_pre_upload_is_the_model_that_was_trained():
+def test_local_is_the_model_that_was_trained():
     recommender = toy_recommender()
     method = fedecider(recommender, paper())
     first, _ = run(method, 3, 1)
@@ -148,7 +148,7 @@ def test_pre_upload_is_the_model_that_was_trained():
     asked = (later, take_row(second.local, 1), 1)
     before, after = (
         dense_updates(client_model(recommender, paper(), variant, *asked).adapters.factors())
-        for variant in ("pre_upload", "post_broadcast")
+        for variant in ("local", "fused")
     )
     close(before, trained, rtol=0, atol=1e-6)
     assert not any(torch.allclose(after[name], update, atol=1e-3) for name, update in trained.items())
@@ -165,16 +165,16 @@ def test_what_was_trained_is_held_at_the_width_of_the_layers():
     own = {key: tensor[5:6] for key, tensor in before.local.items()}
     method.client_update(2, method.broadcast(2, before.server, torch.tensor([5])), own, blocks(12)[5])
     trained = held_updates(recommender)
-    found = client_model(recommender, paper(), "pre_upload", Download(state.server), take_row(state.local, 5), 5)
+    found = client_model(recommender, paper(), "local", Download(state.server), take_row(state.local, 5), 5)
     close(dense_updates(found.adapters.factors()), trained, rtol=0, atol=1e-5)
     assert min(float(update.norm()) for update in trained.values()) > 0.1
 
 
-def test_pre_upload_after_round_one_is_the_plain_adapter():
+def test_local_after_round_one_is_the_plain_adapter():
     recommender = toy_recommender()
     method = fedecider(recommender, paper())
     state, _ = run(method, 3, 1)
-    found = positions_of(method, state, "pre_upload", 3)
+    found = positions_of(method, state, "local", 3)
     alone = local(toy_recommender(), LocalConfig())
     alone_state, _ = run(alone, 3, 1)
     for mine, other in zip(found, positions_of(alone, alone_state, "local", 3), strict=True):
@@ -209,7 +209,7 @@ def test_without_separation_uses_raw_factors_and_the_product_of_sums():
     state, _ = run(fedecider(recommender, config), 3, 2)
     assert same(state.server, without_prefix(state.local, "own"))
     asked = (Download(state.server), take_row(state.local, 1), 1)
-    found = client_model(recommender, config, "post_broadcast", *asked)
+    found = client_model(recommender, config, "fused", *asked)
     alpha_K = state.local["alpha"][1]
     for key, tensor in found.adapters.factors().items():
         torch.testing.assert_close(tensor, torch.tensordot(alpha_K, state.server[key], 1), rtol=1e-4, atol=1e-6)

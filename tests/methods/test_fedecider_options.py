@@ -120,7 +120,7 @@ def test_the_first_broadcast_by_hand():
     cosine_KK = (unit_MKN @ unit_MKN.mT).mean(0)
     norm_KM = update_norms(own_K)
     for client in range(3):
-        found = updates_of(recommender, config, state, "post_broadcast", client)
+        found = updates_of(recommender, config, state, "fused", client)
         for module, name in enumerate(module_names(own_K)):
             alpha_K = start_weights(cosine_KK, client)
             directions = products(state.server)[name].double()
@@ -135,8 +135,8 @@ def test_round_two_trains_from_there_and_the_own_part_goes_on_as_it_was():
     assert state.local["met"].all()
     for client in range(3):
         alpha, own = state.local["alpha"][client], products(take_row(without_prefix(state.local, "own"), client))
-        before = updates_of(recommender, config, state, "pre_upload", client)
-        after = updates_of(recommender, config, state, "post_broadcast", client)
+        before = updates_of(recommender, config, state, "local", client)
+        after = updates_of(recommender, config, state, "fused", client)
         found = _started(config, state.server, take_row(state.local, client), client)
         assert torch.equal(found["alpha"], alpha)  # once
         for name, update in own.items():
@@ -158,7 +158,7 @@ def test_who_comes_later_starts_with_plain_training():
     before, _ = run(method, 2, 1)  # clients 0 and 1; client 2 has not been there
     assert before.local["alpha"][2].tolist() == [0.0, 0.0, 1.0]
     download, own = method.broadcast(2, before.server, torch.tensor([2])), {k: v[2:] for k, v in before.local.items()}
-    found = client_model(recommender, FedeciderConfig(), "post_broadcast", download, take_row(own, 0), 2)
+    found = client_model(recommender, FedeciderConfig(), "fused", download, take_row(own, 0), 2)
     assert not any(one.any() for one in products(found.adapters.factors()).values())
     upload, new_own, _ = method.client_update(2, download, own, blocks(3)[2])
     start = take_row(without_prefix(method.init()[1], "own"), 2)

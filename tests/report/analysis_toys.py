@@ -34,7 +34,7 @@ def toy_domains():
 def toy_run(root, method="fedecider"):
     """A finished run of two rounds, rank 2; the users of ``per_user.parquet`` stand in reverse order."""
     folder = RunFolder(root)
-    variants = ["post_broadcast", "pre_upload"] if method == "fedecider" else ["global", "local"]
+    variants = ["fused", "local"] if method == "fedecider" else ["global", "local"]
     reported = f"{method} ({variants[0]})"
     folder.root.mkdir(parents=True)
     write_json(folder.record, {"config": {"run": {"method": method, "lora_rank": 2, "seed": 0}}, "data": {}})
@@ -66,8 +66,7 @@ def _record(round, variants, method):
         "score": 0.1 * round,
         "valid": {
             variant: [
-                {"ndcg@10": 0.1 * round + 0.01 * client + (0.05 if variant == "post_broadcast" else 0.0)}
-                for client in range(2)
+                {"ndcg@10": 0.1 * round + 0.01 * client + (0.05 if variant == "fused" else 0.0)} for client in range(2)
             ]
             for variant in variants
         },

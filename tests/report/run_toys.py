@@ -4,7 +4,7 @@ import json
 
 from fedecider.running.run_folder import RunFolder
 
-REPORTED = "fedecider (post_broadcast)"
+REPORTED = "fedecider (fused)"
 HOSTILE = "<script>alert('a title')</script>"
 
 
@@ -59,7 +59,7 @@ RECORD = {
 
 
 def round_record(number, finite=True, num_untrained=0):
-    valid = {"post_broadcast": [{"ndcg@10": 0.1 * number}, {"ndcg@10": 0.4 - 0.1 * number}]}
+    valid = {"fused": [{"ndcg@10": 0.1 * number}, {"ndcg@10": 0.4 - 0.1 * number}]}
     clients = [{"client": 0, "finite": finite}, {"client": 1, "finite": True, "num_untrained": num_untrained}]
     return {
         "round": number,

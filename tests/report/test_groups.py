@@ -59,7 +59,7 @@ def test_popularity_groups_follow_the_train_counts_of_the_clients():
 
 def test_positions_stand_in_the_order_of_the_domain(tmp_path):
     result = RunResult.read(toy_run(tmp_path / "run").root)
-    places = _in_order(result, "fedecider (post_broadcast)", toy_domains())
+    places = _in_order(result, "fedecider (fused)", toy_domains())
     # the file holds users in another order than the domain: u0 (position 0) and u2 (4) make the first bucket
     first = activity_table(toy_domains(), {"model": places})["domains"]["crime"][0]["lines"]["model"]
     assert first["ndcg@5"]["mean"] == pytest.approx((1 + 1 / math.log2(6)) / 2)

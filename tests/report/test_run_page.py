@@ -125,7 +125,7 @@ def test_numbers_to_download_are_those_of_the_files(folder):
         "",
         "0.5",
     ]
-    assert f"post_broadcast,comics,3,{0.4 - 0.1 * 3}" in files["validation.csv"].splitlines()
+    assert f"fused,comics,3,{0.4 - 0.1 * 3}" in files["validation.csv"].splitlines()
     assert "1,comics,200,20" in files["bytes.csv"].splitlines()
     assert "2,4.0,3.0,1.0" in files["seconds.csv"].splitlines()
 

@@ -173,7 +173,7 @@ def test_methods_that_know_item_ids_alone(place):
         ({"data": 7}, "got data of the type int"),
         ({"method": 7}, "got the method 7"),
         ({"num_rounds": 0}, "num_rounds"),
-        ({"output": ""}, "got output '', expected the run folder"),
+        ({"output": ""}, "got output '', expected the output directory"),
         ({"callbacks": 5}, "got callbacks 5, expected a list of functions"),
         ({"callbacks": "x"}, "got callbacks 'x', expected a list of functions"),
         ({"callbacks": [print, 5]}, "got callbacks .*, expected a list of functions"),
@@ -202,7 +202,7 @@ def test_a_folder_that_holds_no_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="no run in"):
         fd.load(tmp_path)
     for folder in (5, None):
-        with pytest.raises(ValueError, match=f"got {folder}, expected the path of a run folder"):
+        with pytest.raises(ValueError, match=f"got {folder}, expected the path of an output directory"):
             fd.load(folder)
 
 

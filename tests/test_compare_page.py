@@ -109,7 +109,7 @@ def test_the_page(table):
     text = page(table)
     titles = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>', text)
     assert titles[:6] == [
-        "In words",
+        "Summary",
         "Examples",
         "Protocol strict",
         "Convergence",

@@ -29,7 +29,7 @@ def test_the_page_of_a_run_says_what_stands_beside_it(federation):
     evidence = run_evidence(RunResult(record, metrics, [], []))
     assert ("federation was off: every client trained alone." in evidence.alarms) is not federation
     assert "above chance" in evidence.alarms[0]
-    assert conclusion(evidence).answer.lines[0] == "Cannot be said: fedmf was not tested against popularity."
+    assert conclusion(evidence).answer.lines[0] == "No answer: fedmf was not tested against popularity."
     leaking = run_evidence(RunResult(record, {**metrics, "protocol": "paper"}, [], []))
     assert "above chance" not in " ".join(leaking.alarms)
-    assert conclusion(leaking).answer.lines[0].startswith("Cannot be said: the protocol paper leaks")
+    assert conclusion(leaking).answer.lines[0].startswith("No answer: the protocol paper leaks")

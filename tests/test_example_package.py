@@ -57,7 +57,7 @@ def data(tmp_path):
 
 
 def cut_short(run, copy):
-    """A copy of a run folder as it was when the last round was not done yet."""
+    """A copy of an output directory as it was when the last round was not done yet."""
     shutil.copytree(run, copy)
     shutil.rmtree(max((copy / "checkpoints").iterdir()))
     (copy / "metrics.json").unlink()

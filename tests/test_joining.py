@@ -70,7 +70,7 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     asked = settings("--secure_sum", "true", "--privacy.clip", "1")
     apart, together = overlap_data(asked, APART), overlap_data(asked, TOGETHER)
     assert (apart["nothing"], together["nothing"]) == (True, False)
-    assert apart["sentences"] == ["No two of north, south, east share an item: each can gain nothing."]
+    assert apart["sentences"] == ["north, south and east have no common items: each can gain nothing."]
     assert together["sentences"][0].startswith("north shares 67 % of its items (100 % of its sales) with south, south")
     assert together["sentences"][1] == "east shares none: it can gain nothing."
     assert as_trained(asked, together["nothing"]) == asked
@@ -91,7 +91,7 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     assert overlap_data(asked, in_one_catalogue(APART))["nothing"]
     with_layers = parse_settings(list(COMPANIES))  # one of the candidates adapts layers
     assert overlap_data(with_layers, APART)["sentences"] == [
-        "No two of north, south, east share an item: each can gain only through shared layers of the model."
+        "north, south and east have no common items: each can gain only through shared layers of the model."
     ]
 
 
@@ -108,7 +108,7 @@ def test_a_deployment_knows_items_alone_and_refuses_rounds_that_would_change_not
     ]
     none = {name: replace(one, clients=NO_EVENTS) for name, one in APART.items()}
     apart = overlap_data(asked, none, none)
-    with pytest.raises(ValueError, match=r"rounds would change nothing.* No two of north, south, east share an item"):
+    with pytest.raises(ValueError, match=r"rounds would change nothing.* north, south and east have no common items"):
         check_common(asked, apart)
     check_common(settings("--local_row", "show"), apart)
 
@@ -274,7 +274,7 @@ def test_mixed_up_item_numbers_are_seen_in_texts():
     alone = checked_events({"west": replace(mixed, public=domains["north"].clients)}, unit_of)
     assert unlike_ones(alone) == ["west"], "a site by itself looks at the public users"
     *_, warned = odd_sentences(wrong)
-    assert warned.startswith("Warning: items that customers of west take one after the other have texts that are alike")
+    assert warned.startswith("Warning: texts of items that customers of west buy in a row are similar")
 
     same = replace(domains["east"], name="west", clients=Events(["a", "b", "c"], [[7, 7, 7, 7]] * 3, None))
     found = checked_events({**domains, "west": same}, unit_of)

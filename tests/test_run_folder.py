@@ -1,4 +1,4 @@
-"""Who may write into a run folder, and what is said when its record is damaged."""
+"""Who may write into an output directory, and what is said when its record is damaged."""
 
 import json
 import signal

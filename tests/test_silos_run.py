@@ -1,4 +1,4 @@
-"""Runs over silos and with a foreign pool: what the stages share and what they may not read, and the run folder."""
+"""Runs over silos and with an out-of-domain pool: what the stages share and what they may not read, and the output."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_clients_without_a_common_item_train_alone_and_everything_says_so(folder
     assert main("federate", *words, "--ensemble.kind", "logit", "--output", "runs/apart") == 0
     said = capsys.readouterr().out
     run = folder / "runs" / "apart"
-    sentence = "No two of crime, comics share an item: each can gain only through public users."
+    sentence = "crime and comics have no common items: each can gain only through public users."
     assert said.index(sentence) < said.index("every client is trained alone") < said.index("round 1/1")
     record, metrics = (json.loads((run / f"{name}.json").read_text()) for name in ("run", "metrics"))
     assert (record["config"]["run"]["method"], record["overlap"]["nothing"]) == ("fedecider", True)

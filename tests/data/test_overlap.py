@@ -96,15 +96,15 @@ def test_sentences():
     )
     apart = overlap_of({"north": NORTH, "east": EAST})
     assert apart.nothing
-    assert overlap_sentences(apart, True, False) == ["No two of north, east share an item: each can gain nothing."]
+    assert overlap_sentences(apart, True, False) == ["north and east have no common items: each can gain nothing."]
     assert overlap_sentences(overlap_of({"north": NORTH}), True, True) == []
     three = {name: company(name, NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for name in ("north", "west", "east")}
     assert overlap_sentences(overlap_of(three), True, True) == [
-        "north, west and east share 100 % of their items, pair by pair: joining can help."
+        "north, west and east share 100 % of their items, in each pair: joining can help."
     ]
     six = {f"shop.{n}": company(f"shop.{n}", NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for n in range(6)}
     assert overlap_sentences(overlap_of(six), True, True) == [
-        "6 companies share 100 % of their items, pair by pair: joining can help."
+        "6 companies share 100 % of their items, in each pair: joining can help."
     ]
 
 
@@ -184,7 +184,7 @@ def test_two_companies_compare_files_before_they_show_a_key(tmp_path, monkeypatc
     for one in THREE:
         assert main(["overlap", "--data", one, "--secret_file", "secret.txt", "--output", f"{one}.json"]) == 0
     assert main(["overlap", "north.json", "east.json"]) == 0
-    assert "No two of north, east share an item" in capsys.readouterr().out
+    assert "north and east have no common items" in capsys.readouterr().out
     secret.write_bytes(b"\xef\xbb\xbf%s" % SECRET)  # as another editor writes it
     assert main(["overlap", "south.json", "--data", "north", "--secret_file", "secret.txt"]) == 0
     assert "north shares 50 % of its items (80 % of its sales) with south: joining can help." in capsys.readouterr().out

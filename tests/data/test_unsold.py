@@ -33,7 +33,7 @@ def test_products_that_nobody_has_bought_are_kept_beside_the_catalogue(tmp_path)
     plain = from_events(events(), items(), **NAMES, **SETTINGS)
     assert found["shop"].unsold == (NewItem("05b", "B", "title: b"), NewItem("07", "New one", "title: new one"))
     assert found["shop"].content_hash() == plain["shop"].content_hash()
-    assert "shop: 2 products without an event stay candidates, as new items" in str(found.report)
+    assert "shop: 2 products without an event can be recommended as new items" in str(found.report)
     found.save(tmp_path / "data")
     assert load_domains(tmp_path / "data")["shop"].unsold == found["shop"].unsold
     (tmp_path / "data" / "shop" / "unsold.parquet").unlink()

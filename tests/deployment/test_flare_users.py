@@ -35,7 +35,7 @@ def toy(monkeypatch, tmp_path):
     ("words", "message"),
     [
         (("simulate", *TOY, "--output", "run"), "got no sites, expected them for users as clients: --sites 3"),
-        (("simulate", *TOY, "--sites", "2"), "expected the run folder"),
+        (("simulate", *TOY, "--sites", "2"), "expected the output directory"),
         (("simulate", *TOY, "--sites", "12", "--output", "run"), "got 12 sites, expected 1 to 9"),
         (("simulate", *TOY, "--sites", "2", "--secure_sum", "true", "--output", "run"), "got secure_sum true"),
         (("simulate", *TOY, "--sites", "2", "--num_negatives", "90", "--output", "run"), "got num_negatives 90"),

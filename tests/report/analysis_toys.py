@@ -1,4 +1,4 @@
-"""A run folder of two domains with everything the analyses read, written by hand."""
+"""An output directory of two domains with everything the analyses read, written by hand."""
 
 import json
 

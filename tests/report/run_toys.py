@@ -1,4 +1,4 @@
-"""A run folder of the cross-silo track made of hand-written files."""
+"""An output directory of the cross-silo track made of hand-written files."""
 
 import json
 

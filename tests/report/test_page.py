@@ -68,7 +68,7 @@ def test_structure_that_a_screen_reader_can_follow(tmp_path):
     headings = [attrs["id"] for attrs in page.of("h2")]
     assert headings == ["conclusion", "warnings", *(f"section-{number}" for number in (1, 2, 3))]
     assert [text for tag, text in page.texts if tag == "h2"] == [
-        *("Recommendation", "Before you believe it (3)", "In words", "Results", HOSTILE)
+        *("Recommendation", "Caveats (3)", "Summary", "Results", HOSTILE)
     ]
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)

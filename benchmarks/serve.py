@@ -5,8 +5,8 @@
 Requests come at --rate a second, at times drawn in advance (a Poisson process), whether earlier ones are answered or
 not; a time runs from that moment to the last byte of the answer, so a service that falls behind is seen. Histories of 1
 to 5 items, k 10, by item keys and with an API key; an answer without status 200 and 10 items is a failure. --before is
-the python of another checkout, whose service gets every second minute. In each minute of the newer one the run is read
-again (SIGHUP). Services and clients share the cores; the page is benchmarks/results/serve.md.
+the python of another checkout, whose service gets a minute after every fourth. In one minute more, the newer one reads the
+run again (SIGHUP). Services and clients share the cores; the page is benchmarks/results/serve.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ K = 10
 KEY = "a-key-of-the-load-test"
 HEADERS = {"Content-Type": "application/json", "X-API-Key": KEY}
 NUM_CLIENTS = 64
-NOW, BEFORE = "now", "before"
+NOW, BEFORE, RELOAD = "now", "before", "now, the run read again"
 
 
 class Minute(NamedTuple):
@@ -157,24 +157,28 @@ def main() -> None:
         services = {name: stack.enter_context(service(python, args.run)) for name, python in pythons.items()}
         for address, process in services.values():
             minute(address, process, questions(address, WARM, seed=0), args.rate / 10, seed=0)
+
+        def measure(name: str, place: int) -> Minute:
+            address, process = services[name]
+            bodies = questions(address, int(60 * args.rate), seed=1 + place)
+            measured = minute(address, process, bodies, args.rate, seed=1 + place)
+            for error in measured.errors[:3]:
+                print(f"{name}: {error}", file=sys.stderr)
+            print(row(name, [measured], process), flush=True)
+            return measured
+
         for place in range(args.minutes):
-            for name in sorted(services, reverse=place % 2 == 1):
-                address, process = services[name]
-                bodies = questions(address, int(60 * args.rate), seed=1 + place)
-                reload = threading.Timer(30.0, process.send_signal, [signal.SIGHUP])
-                if name == NOW:
-                    reload.start()
-                minutes[name].append(minute(address, process, bodies, args.rate, seed=1 + place))
-                for error in minutes[name][-1].errors[:3]:
-                    print(f"{name}: {error}", file=sys.stderr)
-                print(row(name, minutes[name][-1:], process), flush=True)
-        rows = [row(name, minutes[name], services[name][1]) for name in pythons]
+            minutes[NOW].append(measure(NOW, place))
+            if BEFORE in services and place % 4 == 0:
+                minutes[BEFORE].append(measure(BEFORE, place))
+        threading.Timer(20.0, services[NOW][1].send_signal, [signal.SIGHUP]).start()
+        minutes[RELOAD] = [measure(NOW, args.minutes)]
+        rows = [row(name, found, services[name if name in services else NOW][1]) for name, found in minutes.items()]
     text = [
         "# Load on the service",
         "",
         f"{args.rate:.0f} requests a second at random times, to one process on loopback with one thread for the model; "
-        "clients and service share the cores. A time runs from the moment at which a request was due. In each minute "
-        "of the first row the run was read again.",
+        "clients and service share the cores. A time runs from the moment at which a request was due.",
         "",
         "| version | minutes | requests | failures | p50 ms | p95 ms | p99 ms | p99 of the worst minute | longest ms "
         "| CPU ms of the service a request | MiB |",

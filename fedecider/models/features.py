@@ -135,8 +135,8 @@ def features_of(tables: Tables, histories: SequenceArray) -> Block:
         """(B, H) that sum to 1 a row."""
         places = (histories.row_E[is_there_E], column_E[is_there_E])
         weight_BH = scipy.sparse.coo_array((weight_T, places), shape=shape).tocsr()
-        weight_BH = scipy.sparse.csr_array(scipy.sparse.diags_array(1.0 / weight_BH.sum(1)) @ weight_BH)
-        return scipy.sparse.csr_array(weight_BH.astype(np.float32))
+        weight_BH.data *= np.repeat(1.0 / weight_BH.sum(1), np.diff(weight_BH.indptr))
+        return weight_BH.astype(np.float32)
 
     is_near_E, is_last_E = age_E < NUM_CONTEXT, age_E == 0
     context_BH, own_BH = shares(1.0 / (1.0 + age_E[is_near_E]), is_near_E), shares(DECAY**age_E, age_E >= 0)

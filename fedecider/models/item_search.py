@@ -69,8 +69,14 @@ class Items:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def prepare(self) -> None:
-        """Work out now what look-ups need, so that none of them waits for it, nor several threads do it at once."""
+    def prepare(self, others: Iterable[Items] = ()) -> None:
+        """Compute now what look-ups need, so that none of them waits for it, nor several threads do it at once.
+
+        ``others``: those of an equal catalogue lend what they have.
+        """
+        for other in others:
+            if (other.keys, other.titles) == (self.keys, self.titles):
+                vars(self).update(vars(other))
         for name, value in vars(type(self)).items():
             if isinstance(value, cached_property):
                 getattr(self, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ class Service:
         """
         self.pictures, self.takes_items = pictures, takes_items
         self.limits = limits
+        self.recommenders: Mapping[str, Any] = {}
         self.replace(recommenders)
         bounds = BatchLimits(limits.max_batch, limits.max_beams, limits.max_waiting, limits.window_ms / 1000)
         self._batcher: Batcher[Kind, Sequence[Entry], Answer] = Batcher(self._call, bounds, metrics.observe_call)
@@ -81,9 +83,14 @@ class Service:
         most = max(one.num_beams for one in recommenders.values())
         if most > self.limits.max_beams:
             raise ValueError(f"got max_beams {self.limits.max_beams}, expected at least {most}, the beams of this run")
+        prepared = [one.items for one in self.recommenders.values()]
         for one in recommenders.values():
-            one.items.prepare()  # else the first requests would wait, and work it out side by side
+            one.items.prepare(prepared)  # else the first requests would wait, and do it side by side
+            prepared.append(one.items)
         self.recommenders = recommenders
+        gc.unfreeze()
+        gc.collect()  # the recommenders of before
+        gc.freeze()  # else every answer could wait half a second while Python looks through all titles
 
     @property
     def alive(self) -> bool:

@@ -175,7 +175,8 @@ def _lora_rows(head: Any, token_C: Tensor) -> Tensor:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Dropout off and no gradients inside; each module's mode is as before afterwards."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         with torch.no_grad():
             yield

@@ -5,8 +5,8 @@
 Requests come at --rate a second, at times drawn in advance (a Poisson process), whether earlier ones are answered or
 not; a time runs from that moment to the last byte of the answer, so a service that falls behind is seen. Histories of 1
 to 5 items, k 10, by item keys and with an API key; an answer without status 200 and 10 items is a failure. --before is
-the python of another checkout, whose service gets a minute after every fourth. In one minute more, the newer one reads the
-run again (SIGHUP). Services and clients share the cores; the page is benchmarks/results/serve.md.
+the python of another checkout, whose service gets a minute after every fourth. In one minute more, the newer one reads
+the run again (SIGHUP). Services and clients share the cores; the page is benchmarks/results/serve.md.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_filters_are_asked_of_the_recommender_and_never_mixed():
             keys = ("a", "b")
 
             @staticmethod
-            def prepare():
+            def prepare(others=()):
                 pass
 
             @staticmethod

@@ -53,7 +53,7 @@ class EmbeddingRunConfig:
         patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one.
-        secure_threshold: The share of a cohort whose uploads a secure sum needs.
+        secure_threshold: The share of a cohort whose uploads secure aggregation needs.
         secure_neighbours: The number of clients that each client shares masks with under secure_sum, an even number; 0
             stands for all of them.
         federation: If false, every client trains on from its own last upload, and nothing leaves it.

@@ -61,7 +61,7 @@ def test_a_secure_sum_survives_a_straggler_and_counts_its_messages(playground, m
     monkeypatch.setattr(SecureSums.__new__, "__defaults__", (0.9, None, {}))
     with faulty_runs([Fault(1, "late", 1, 1)]):
         assert federate(*words, "--output", "runs/few") == 2
-    assert "2 of 3 uploads for the secure sum of round 1, expected 3 at least" in capsys.readouterr().err
+    assert "2 of 3 uploads for the secure aggregation of round 1, expected 3 at least" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_secure_sum_survives_a_straggler_and_counts_its_messages(playground, m
         (("--faults", "away.yaml"), "faults"),
         (("--robust_mean", "median"), "takes no mean over clients"),
         (("--secure_sum", "true"), "got secure_sum with fedecider, whose server takes no mean over clients"),
-        (("--secure_sum", "true", "--robust_mean", "median", "--method", "fedavg"), "a secure sum shows none"),
+        (("--secure_sum", "true", "--robust_mean", "median", "--method", "fedavg"), "secure aggregation shows none"),
     ],
 )
 def test_bad_settings_are_told_and_nothing_is_left(words, message, playground, monkeypatch, capsys):
@@ -126,7 +126,7 @@ def test_faults_of_users_are_in_the_records(ratings, tmp_path):
     [
         (("--robust_mean", "median", "--federation", "false"), "takes no mean over clients"),
         (("--robust_mean", "middle"), "robust_mean"),
-        (("--robust_mean", "median", "--secure_sum", "true"), "a secure sum shows none"),
+        (("--robust_mean", "median", "--secure_sum", "true"), "secure aggregation shows none"),
         (("--robust_mean", "median", "--embedding_size", "65536", "--num_negatives", "9"), ""),
     ],
 )

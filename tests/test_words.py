@@ -1,5 +1,6 @@
 """What is written stays short, and what is claimed stands in a page of results."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = REPOSITORY / "README.md"
-PAGES = [README, *(page for page in sorted((REPOSITORY / "docs").glob("*.md")) if page.name != "settings.md")]
+PAGES = [README, *sorted((REPOSITORY / "docs").glob("*.md"))]
+SOURCES = [
+    path for name in ("fedecider", "idgen", "distill", "embedding_fr") for path in (REPOSITORY / name).rglob("*.py")
+]
 RESULTS = REPOSITORY / "benchmarks" / "results"
 BLOCK = re.compile(r"^```.*?^```$", re.S | re.M)
 LINK = re.compile(r"\]\([^)]*\)")
@@ -32,6 +36,10 @@ REJECTED = (
     "is told",
     "what it sent",
     "switch on",
+    "best rule",
+    "brings nothing",
+    "cannot be said",
+    "for sure",
 )
 """Words that the field has another one for, and turns that no native speaker uses."""
 
@@ -46,10 +54,39 @@ def prose(path: Path) -> str:
     return LINK.sub("]", BLOCK.sub("", path.read_text(encoding="utf-8")))
 
 
+def rejected(text: str) -> list[str]:
+    plain = " ".join(re.sub(r"`[^`]*`", "", text).lower().split())
+    return [word for word in REJECTED if word in plain]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_use_the_words_of_the_field(page):
-    text = " ".join(re.sub(r"`[^`]*`", "", prose(page)).lower().split())
-    assert not [word for word in REJECTED if word in text]
+    assert not rejected(prose(page))
+
+
+def strings(tree: ast.AST) -> list[str]:
+    """Sentences that a program prints: all of its strings but docstrings."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node.value for node in texts if id(node) not in docstrings and " " in node.value]
+
+
+def public_docstrings() -> list[str]:
+    """Those of the modules and objects that docs/api.md names."""
+    found = []
+    for name in re.findall(r"^::: (\S+)", (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8"), re.M):
+        path = REPOSITORY / f"{name.replace('.', '/')}.py"
+        path = path if path.exists() else REPOSITORY / f"{name.rpartition('.')[0].replace('.', '/')}.py"
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        found += [ast.get_docstring(node) or "" for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return found
+
+
+def test_what_commands_print_and_python_documents_uses_them_too():
+    """Help, console, errors, report pages; options are in docs/settings.md."""
+    printed = [text for path in SOURCES for text in strings(ast.parse(path.read_text(encoding="utf-8")))]
+    assert len(printed) > 3000
+    assert not [(words, text) for text in [*printed, *public_docstrings()] if (words := rejected(text))]
 
 
 def test_the_readme_is_read_in_a_minute():

@@ -33,8 +33,8 @@ DESCRIPTION = (
     "under a keyed hash, with a secret that the companies agree on: fedecider overlap --data prepared --secret_file "
     "secret.txt --output north.json. Then files are compared: fedecider overlap north.json south.json; with --data and "
     "--secret_file, which stay where they are, own items are compared with the files of others, and the share of own "
-    "sales is told too. The name of a file is the name of its company. Companies in one folder are compared at once: "
-    "fedecider overlap --data prepared."
+    "sales is printed too. The name of a file is the name of its company. Companies in one folder are compared at "
+    "once: fedecider overlap --data prepared."
 )
 
 

@@ -225,7 +225,7 @@ def _result_section(table: Table, protocol: str, marks: bool) -> Section:
         ]
         tables.append(PageTable(["row", *metrics], cells, "Models that are not reported"))
     tested = [one for one in results.tests if one.domain == whole]
-    for real, caption in ((True, "More than chance"), (False, "Not distinguishable from chance")):
+    for real, caption in ((True, "Significant"), (False, "Not significant")):
         cells = [_difference_cells(one) for one in tested if one.distinguishable() == real]
         tables += [PageTable(DIFFERENCE_HEADER, cells, caption)] if cells and not ranked else []
     num = sum(one.distinguishable() for one in tested)

@@ -172,7 +172,7 @@ def _method(facts: DataFacts) -> tuple[str, str]:
     if facts.is_shared:
         return "fedavg", (
             "the companies sell the same items, where the best method is .003 ndcg@10 ahead of the mean, and this one "
-            "has secure sums and robust means (benchmarks/results/joining.md)"
+            "has secure aggregation and robust means (benchmarks/results/joining.md)"
         )
     return "fedecider", (
         "the clients sell different items, where each takes of the others what they have in common with it "

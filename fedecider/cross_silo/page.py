@@ -191,7 +191,7 @@ def ensemble_section(result: RunResult) -> list[Section]:
     tables = [PageTable(("client", "fitted on", *columns), rows, caption)]
     if traffic := result.communication.get("ensemble"):
         sizes = [[name, *(f"{traffic[name][way]:,}" for way in ("down", "up"))] for name in every if name in traffic]
-        tables.append(PageTable(("client", "bytes down", "bytes up"), sizes, "The secure sum of counts"))
+        tables.append(PageTable(("client", "bytes down", "bytes up"), sizes, "The secure aggregation of counts"))
     constant = {name: weights["constant"] for name, weights in every.items() if weights["constant"]}
     said = [f"Left out, the same for every choice: {', '.join(names)} ({name})." for name, names in constant.items()]
     nobody = [name for name, weights in every.items() if not weights["num_customers"]]

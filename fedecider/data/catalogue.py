@@ -24,7 +24,7 @@ class NewItem(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """Items that have one ID, one vector and one row each, whoever sells them: a catalogue is told by its identity.
+    """Items that have one ID, one vector and one row each, whoever sells them: catalogues are compared by identity.
 
     Raises:
         ValueError: fewer than two items, keys that are not sorted and unique, or an item without a text of one line.

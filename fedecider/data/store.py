@@ -460,7 +460,7 @@ def _splits(config: str, of: str, splits: Sequence[str]) -> str:
 
 
 def _has_rows(path: Path) -> bool:
-    """Whether a table has rows; one that cannot be read is told by whoever loads it."""
+    """Whether a table has rows; whoever loads it reports one that cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

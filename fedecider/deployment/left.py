@@ -28,7 +28,9 @@ def site_in_words(folder: Path) -> list[str]:
             shapes = [f"{name} {'x'.join(map(str, shape))}" for name, shape in mine[-1]["tensors"].items()]
             shown = ", ".join([*shapes, *mine[-1]["facts"]]) or "nothing more"
             lines.append(f"{kind}: {len(mine)} in rounds {min(rounds)} to {max(rounds)}, {size:,} bytes: {shown}")
-    lines.append("what a server can infer of uploads: docs/privacy.md, Measured; under secure sums of no single one")
+    lines.append(
+        "what a server can infer of uploads: docs/privacy.md, Measured; under secure aggregation of no single one"
+    )
     for name in customers:
         readable = (folder / name).parent.stat().st_mode & 0o077 and (folder / name).stat().st_mode & 0o044
         who = "others may read it: chmod 600" if readable else "its owner alone reads it"

@@ -314,7 +314,7 @@ def _finish(site: Site, asked: messages.Message) -> messages.Message:
 
 def _sums(site: Site) -> SiteSums:
     if site.sums is None:
-        raise ValueError("got a step of a secure sum, expected none: this run has secure_sum false")
+        raise ValueError("got a step of secure aggregation, expected none: this run has secure_sum false")
     return site.sums
 
 

@@ -214,11 +214,11 @@ PART_NUMBERS = 1 << 23
 
 
 def check_one_mean(secure_sum: bool, robust_mean: RobustMean) -> None:
-    """``ValueError`` for a robust mean of uploads that a secure sum hides."""
+    """``ValueError`` for a robust mean of uploads that secure aggregation hides."""
     if secure_sum and robust_mean != "mean":
         raise ValueError(
             f"got secure_sum with robust_mean {robust_mean}, expected one of the two: a robust mean looks at every "
-            "upload, a secure sum shows none"
+            "upload, secure aggregation shows none"
         )
 
 

@@ -140,9 +140,9 @@ class SecureSums(NamedTuple):
         num_clients = max((len(mark_KI) for mark_KI in self.own_rows.values()), default=0)
         if self.threshold == 1.0 and len(clients) < num_clients:
             raise ValueError(
-                f"got {len(clients)} of {num_clients} clients in the secure sum of round {round}, expected all: they "
-                "sell parts of a catalogue, and the difference to other rounds would tell what who is away sells. "
-                "Go on when all are back: --resume true"
+                f"got {len(clients)} of {num_clients} clients in the secure aggregation of round {round}, expected all: "
+                "they sell parts of a catalogue, and the difference to other rounds would show what the missing company "
+                "sells. Go on when all are back: --resume true"
             )
 
     def parties(self, round: int, cohort: Sequence[int]) -> Simulated:
@@ -210,7 +210,7 @@ def check_takes_mean(method: FederatedMethod) -> None:
     if not method.takes_mean:
         raise ValueError(
             f"got secure_sum with {method.name}, whose server takes no mean over clients but needs single uploads (or "
-            "has secure sums of its own), expected a method that averages, or secure_sum false"
+            "has a secure aggregation of its own), expected a method that averages, or secure_sum false"
         )
 
 

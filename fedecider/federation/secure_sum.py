@@ -400,7 +400,7 @@ def check_survivors(rules: Rules, survivors: Collection[int]) -> None:
     """``ValueError`` for fewer than a sum takes."""
     if len(survivors) < rules.least:
         raise ValueError(
-            f"got {len(survivors)} of {len(rules.cohort)} uploads for the secure sum of {rules.name}, expected "
+            f"got {len(survivors)} of {len(rules.cohort)} uploads for the secure aggregation of {rules.name}, expected "
             f"{rules.least} at least: fewer shares cannot open it. Lower secure_threshold, or see to it that more "
             "clients deliver"
         )

@@ -49,7 +49,7 @@ class EnsembleConfig:
             ensemble and for the ensemble without a model, and the output directory keeps the ensemble under private/.
         sources: The events that are counted together, separated by commas: own, public and others. own are the client's
             train parts, public the public users of its domain, others the sum over other clients with the same
-            catalogue, by a secure sum; none with the method local.
+            catalogue, by secure aggregation; none with the method local.
     """
 
     kind: Literal["none", "logit"] = "none"

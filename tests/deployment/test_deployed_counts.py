@@ -187,7 +187,10 @@ def test_a_site_opens_and_takes_no_sum_over_two_of_three(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("count_keys", "keys of 1 of 3 sites"), ("counts", "1 of 3 uploads for the secure sum of counts of books in")],
+    [
+        ("count_keys", "keys of 1 of 3 sites"),
+        ("counts", "1 of 3 uploads for the secure aggregation of counts of books in"),
+    ],
 )
 def test_too_few_sites_go_on_without_each_other(kind, reason, tmp_path, caplog):
     sites = sites_in(tmp_path)

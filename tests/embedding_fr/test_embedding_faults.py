@@ -136,5 +136,7 @@ def test_who_is_not_heard_is_not_in_what_the_server_has(name):
 def test_a_sum_under_masks_goes_on_without_some_and_stops_without_many():
     for kind in ("away", "late"):
         run_with(toy_method("fedease", secure=True), Fault(1, kind))
-        with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum of pairs 1, expected 5 at least"):
+        with pytest.raises(
+            ValueError, match="got 4 of 7 uploads for the secure aggregation of pairs 1, expected 5 at least"
+        ):
             run_with(toy_method("fedease", secure=True), *(Fault(client, kind) for client in (1, 2, 4)))

@@ -110,7 +110,7 @@ def test_who_stays_away_is_no_part_of_the_sum():
 
 def test_too_few_uploads_end_the_run_with_a_sentence():
     gone = [Fault(client, "late", 2) for client in (0, 2)]
-    with pytest.raises(ValueError, match=r"1 of 3 uploads for the secure sum of round 2, expected 2 at least"):
+    with pytest.raises(ValueError, match=r"1 of 3 uploads for the secure aggregation of round 2, expected 2 at least"):
         secured("fedavg", 3, *gone)
     with pytest.raises(ValueError, match=r"2 of 3 uploads .* expected 3 at least"):
         secured("fedavg", 3, gone[0], threshold=0.9)

@@ -71,7 +71,7 @@ def test_the_sum_of_who_delivered_is_exact_and_no_part_of_it_is(bits, num_neighb
 def test_one_dropout_too_many_leaves_the_sum_closed():
     value, found = values(), parties()
     survivors = COHORT[:4]
-    with pytest.raises(ValueError, match=r"4 of 7 uploads for the secure sum of test 1, expected 5 at least"):
+    with pytest.raises(ValueError, match=r"4 of 7 uploads for the secure aggregation of test 1, expected 5 at least"):
         found.open(total_of(found, value, survivors), survivors)
     near = parties(num_neighbours=2)  # enough in all, but all holders of one client's secret are neighbours of it
     lonely = COHORT[0]

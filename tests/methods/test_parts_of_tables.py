@@ -237,6 +237,6 @@ def test_a_dropout_does_not_tell_what_who_is_away_sells(companies, monkeypatch):
     weights = [one[ROW_WEIGHTS + TABLE] for one in seen]
     assert (weights[0] - weights[1]).nonzero()[:, 0].tolist() == sorted({*range(8, 15), *WORDING})
     assert torch.equal(weights[0], weights[2])
-    with pytest.raises(ValueError, match="got 4 of 5 clients in the secure sum of round 2, expected all"):
+    with pytest.raises(ValueError, match="got 4 of 5 clients in the secure aggregation of round 2, expected all"):
         opened(rules)
     assert len(seen) == 1, "of round 1 alone"

@@ -188,8 +188,8 @@ def sum_notes(secure_sum: bool, clips: bool) -> list[str]:
         else "no client is bounded: set clip, to which each holds itself"
     )
     return [
-        f"secure aggregation: the server cannot compare updates, and {told}; one that lies about its update or weight is "
-        "not seen"
+        f"secure aggregation: the server cannot compare updates, and {told}; one that lies about its update or weight "
+        "is not seen"
     ]
 
 

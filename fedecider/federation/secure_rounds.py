@@ -140,9 +140,9 @@ class SecureSums(NamedTuple):
         num_clients = max((len(mark_KI) for mark_KI in self.own_rows.values()), default=0)
         if self.threshold == 1.0 and len(clients) < num_clients:
             raise ValueError(
-                f"got {len(clients)} of {num_clients} clients in the secure aggregation of round {round}, expected all: "
-                "they sell parts of a catalogue, and the difference to other rounds would show what the missing company "
-                "sells. Go on when all are back: --resume true"
+                f"got {len(clients)} of {num_clients} clients in the secure aggregation of round {round}, expected "
+                "all: they sell parts of a catalogue, and the difference to other rounds would show what the missing "
+                "company sells. Go on when all are back: --resume true"
             )
 
     def parties(self, round: int, cohort: Sequence[int]) -> Simulated:

@@ -108,7 +108,7 @@ def fusion_section(weights: Mapping[str, Any] | None, best_round: int) -> list[S
     if not weights:
         return []
     text = (
-        "Row i is client i, column j the domain whose direction it weights: how much each domain takes from every "
+        "Row i is company i, column j the company whose direction it weights: how much each takes from every "
         "other one. Round 1 trains no weights and shows where they start. The slider moves to another round. The "
         "weight of a direction of zeros, which adds nothing, is shown as 0."
     )
@@ -120,7 +120,7 @@ def fusion_section(weights: Mapping[str, Any] | None, best_round: int) -> list[S
             for name, share_K in zip(names, weights["shares"], strict=True)
         ]
         caption = "Shares of what the directions really add to a client's model (weight times size), reported model"
-        tables.append(PageTable(["client", *names], rows, caption))
+        tables.append(PageTable(["company", *names], rows, caption))
     figure = alpha_slider(alpha_RKK, weights["rounds"], names, best_round)
     return [Section("Fusion weights", [text], tables, [figure])]
 
@@ -188,10 +188,10 @@ def ensemble_section(result: RunResult) -> list[Section]:
         cells = [weight_text(weights["value"].get(column), weights["error"].get(column)) for column in columns]
         rows.append([name, f"{weights['num_customers']:,}", *cells])
     caption = f"Weights ± standard errors; {BOUND:g} and -{BOUND:g} are the bounds"
-    tables = [PageTable(("client", "fitted on", *columns), rows, caption)]
+    tables = [PageTable(("company", "fitted on", *columns), rows, caption)]
     if traffic := result.communication.get("ensemble"):
         sizes = [[name, *(f"{traffic[name][way]:,}" for way in ("down", "up"))] for name in every if name in traffic]
-        tables.append(PageTable(("client", "bytes down", "bytes up"), sizes, "The secure aggregation of counts"))
+        tables.append(PageTable(("company", "bytes down", "bytes up"), sizes, "The secure aggregation of counts"))
     constant = {name: weights["constant"] for name, weights in every.items() if weights["constant"]}
     said = [f"Left out, the same for every choice: {', '.join(names)} ({name})." for name, names in constant.items()]
     nobody = [name for name, weights in every.items() if not weights["num_customers"]]
@@ -213,7 +213,7 @@ def joining_section(result: RunResult) -> list[Section]:
     overlap, joining, tables = result.record.get("overlap", {}), result.metrics.get("joining", {}), []
     if joining:
         evidence = run_evidence(result)
-        header = ("client", "customers", "alone", "joined", "gain", "keeps")
+        header = ("company", "customers", "alone", "joined", "gain", "keeps")
         caption = f"Of 100 {units(evidence)[0]}, how many {units(evidence)[1]} ({evidence.lead})"
         tables.append(PageTable(header, joining_rows(evidence, joining), caption))
     if without := result.metrics.get("without"):
@@ -258,7 +258,7 @@ def example_section(per_row: Mapping[str, Examples]) -> list[Section]:
     text = (
         "Users drawn at random before the test: their last purchases, oldest first, and what "
         f"{' and '.join(given)} recommended, best first. ✓ marks the held-out item, the user's next purchase. "
-        "Histories are those of the data, without user keys; think before you publish them."
+        "These are customers' histories, without user keys; think before you publish them."
     )
     return [Section("Examples", [text], tables)]
 
@@ -290,7 +290,7 @@ def id_section(metrics: Mapping[str, Any]) -> list[Section]:
     if not reports:
         return []
     header = (
-        "domain",
+        "company",
         "item IDs",
         "words from the item's text",
         "IDs with a word twice",
@@ -315,7 +315,7 @@ def id_section(metrics: Mapping[str, Any]) -> list[Section]:
     )
     tables = [PageTable(header, rows)]
     if examples:
-        tables.append(PageTable(("domain", "title", "item ID"), examples, "Examples of item IDs"))
+        tables.append(PageTable(("company", "title", "item ID"), examples, "Examples of item IDs"))
     return [Section("Item IDs", [paragraph], tables)]
 
 
@@ -346,7 +346,7 @@ def _data(result: RunResult) -> list[Section]:
         return []
     what = "basket" if get_protocol(result.protocol).baskets else "event"
     header = (
-        "domain",
+        "company",
         "items",
         "users",
         "events",

@@ -151,11 +151,8 @@ def import_tables(config: ImportConfig) -> None:
             print(f"written to {config.write_mapping}: correct it, then fedecider import {config.write_mapping}")
     if config.write_mapping:
         return
-    if report.num_bad and config.bad_rows == "error":
-        raise ValueError(
-            f"got {report.num_bad:,} bad rows, the first one: {report.reading.examples[0]}; nothing was written. "
-            "Correct the table, or leave them out with --bad_rows skip"
-        )
+    if config.bad_rows == "error":
+        report.reading.refuse_bad()
     if config.dry_run:
         print("a dry run: nothing was written")
         return

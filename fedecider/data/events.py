@@ -114,6 +114,22 @@ class Reading:
         """Of all tables."""
         return sum(sum(counts.values()) for counts in self.bad.values())
 
+    def bad_in_words(self) -> list[str]:
+        """A line for each table with bad rows."""
+        lines = []
+        for what, counts in self.bad.items():
+            kinds = ", ".join(f"{kind} ({count:,})" for kind, count in counts.most_common())
+            lines.append(f"{what}: {sum(counts.values()):,} bad rows: {kinds}")
+        return lines
+
+    def refuse_bad(self) -> None:
+        """``ValueError`` where a row of any table is bad."""
+        if self.num_bad:
+            raise ValueError(
+                f"got {self.num_bad:,} bad rows, the first one: {self.examples[0]}; nothing was written. Correct the "
+                "table, or leave them out with bad_rows skip"
+            )
+
 
 def event_source(
     table: Table,

@@ -256,12 +256,14 @@ def events_of(table: Any, how: Mapping[str, Any] | None = None, company: str = "
     opened = open_table(table, "events", options.event_form)
     if company:
         _refuse_others(opened, company)
-    source, reading = event_source(opened, options), Reading(options.bad_rows == "skip")
+    source, reading = event_source(opened, options), Reading(skip=True)
     purchases = Purchases(reading)
     purchases.add(source)
+    if options.bad_rows == "error":
+        reading.refuse_bad()
     (raw,) = purchases.by_domain().values()
     raw, odd_orders = with_orders(raw, source.columns.get("order", ""), "order" in source.guessed)
-    return KnownCompany(raw, [*reading.first, *odd_orders], opened.paths)
+    return KnownCompany(raw, [*reading.first, *reading.bad_in_words(), *odd_orders], opened.paths)
 
 
 def _refuse_others(table: Table, company: str) -> None:

@@ -102,10 +102,7 @@ class ImportReport:
     def lines(self) -> list[str]:
         """The report, what has to be said first before all."""
         rows = [f"{what}: {count:,} rows" for what, count in self.reading.num_rows.items()]
-        for what, counts in self.reading.bad.items():
-            kinds = ", ".join(f"{kind} ({count:,})" for kind, count in counts.most_common())
-            rows.append(f"{what}: {sum(counts.values()):,} bad rows: {kinds}")
-        rows += [f"  {example}" for example in self.reading.examples]
+        rows += [*self.reading.bad_in_words(), *(f"  {example}" for example in self.reading.examples)]
         return [*self.first, *rows, *self.read, *self.left]
 
     def __str__(self) -> str:

@@ -123,6 +123,10 @@ class TableOptions:
             name: [values] if isinstance(values, str) else [str(one) for one in values] for name, values in keep.items()
         }
         object.__setattr__(self, "keep", listed)
+        known = {"none": None, "true": True, "false": False}
+        if (quoting := str(self.quoting).lower()) not in known:
+            raise ValueError(f"got quoting {self.quoting!r}, expected true or false")
+        object.__setattr__(self, "quoting", known[quoting])
         if isinstance(self.nobody, str):
             object.__setattr__(self, "nobody", [one.strip() for one in self.nobody.split(",")])
 

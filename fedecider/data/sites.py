@@ -212,8 +212,8 @@ def _site_tables(options: Mapping[str, Any], without: Collection[str]) -> SiteTa
 
 def _fields_of(items: Any, asked: SiteTables, name: str) -> tuple[Mapping[str, ItemFields], list[str]]:
     """Item key -> its text fields, and what has to be said of them."""
-    options = TableOptions(name=name, texts=asked.texts)
-    table = open_table(items, "items")
+    options = TableOptions(**{**asked.columns, "name": name, "texts": asked.texts})
+    table = open_table(items, "items", options.item_form)
     key = (
         asked.columns.get("items_key")
         or asked.columns.get("item")
@@ -222,10 +222,12 @@ def _fields_of(items: Any, asked: SiteTables, name: str) -> tuple[Mapping[str, I
     fields, first = text_columns(table, asked.texts, key)
     if not fields:
         raise ValueError(f"got items without a column of texts ({', '.join(table.column_names)}), expected a title")
-    reading = Reading()
+    reading = Reading(skip=True)
     records = item_records(Source(table, options, {"item": key, **fields}, name), reading).get(name, [])
-    wanted = {key for key, _ in records}
-    return collect_items(records, wanted, ReadOptions(), Path("items")).items, first + reading.first
+    if options.bad_rows == "error":
+        reading.refuse_bad()
+    wanted, said = {key for key, _ in records}, [*first, *reading.first, *reading.bad_in_words()]
+    return collect_items(records, wanted, ReadOptions(), Path("items")).items, said
 
 
 def _check_names(name: str, companies: Sequence[str]) -> None:

@@ -17,6 +17,8 @@ from fedecider.cross_silo.prepare import without_users
 from fedecider.data.card import baskets_in_words, summary
 from fedecider.data.domain import Domain
 from fedecider.data.dropped import Dropped
+from fedecider.data.frames import HOW
+from fedecider.data.mapping import TableOptions
 from fedecider.data.sites import own_users, prepared_users
 from fedecider.data.sites import publish as publish_tables
 from fedecider.data.store import load_domains, save_domains
@@ -35,11 +37,14 @@ from fedecider.engine.command_line import read_command
 from fedecider.evaluation.protocols import MIN_EVENTS
 from fedecider.running.damage import damage_names, read_object
 from fedecider.running.launch import start as launched
-from fedecider.running.options import HELP_ALL
+from fedecider.running.options import HELP_ALL, options_of, pairs_of
 from fedecider.running.progress import console, log_line
 from fedecider.running.run_folder import RunFolder, check_output, read_run
 
 PROJECT, KITS, SITES = "project", "kits", "sites"
+OF_EVENTS = [name for name in HOW if name not in ("rating", "domain", "company", "items_key")]
+"""How the table of one company's events is read, as `fedecider import` takes it."""
+OF_ITEMS = ["items_key", "items_header"]
 PORTS = (8002, 8003)
 """What sites (first) and the administrator reach the server by."""
 OF_FEDERATE = "Options are those of federate.py; where a site hosts several clients, --sites says which of them"
@@ -246,7 +251,7 @@ def publish(words: Sequence[str]) -> None:
     parser.add_argument("--name", default="shop", help="name of the catalogue; domains are called NAME.COMPANY")
     parser.add_argument("--texts", default="", help="columns of texts: title=label,brand=maker; else by their names")
     parser.add_argument("--missing_text", choices=("error", "drop"), default="error", help="items without any text")
-    _add_events(parser, "users whose events everybody may see; without it nobody is public")
+    _add_events(parser, "users whose events everybody may see; without it nobody is public", OF_ITEMS)
     own = parser.parse_args(words)
     if bool(own.data) == bool(own.items):
         raise ValueError("got neither or both of --data and --items, expected one company's prepared data, or a table")
@@ -261,7 +266,7 @@ def publish(words: Sequence[str]) -> None:
         own.output,
         companies=[name.strip() for name in own.companies.split(",") if name.strip()],
         name=own.name,
-        texts=_texts(own.texts),
+        texts=pairs_of(own.texts, "texts", "title=label,brand=maker") or None,
         missing_text=own.missing_text,
         **_columns(own),
     )
@@ -287,30 +292,20 @@ def prepare(words: Sequence[str]) -> None:
     _log({own.client: domain}, own.output)
 
 
-def _add_events(parser: ArgumentParser, whose: str) -> None:
+def _add_events(parser: ArgumentParser, whose: str, of_items: Sequence[str] = ()) -> None:
     table = "table (.parquet, .csv or .tsv), or mapping file of import,"
     parser.add_argument("--events", default="", help=f"{table} of the events of {whose}")
     parser.add_argument("--output", required=True, help="folder for the prepared domains")
-    parser.add_argument("--user", help="column of users' keys; else found by its name")
-    parser.add_argument("--item", help="column of items' keys; else found by its name")
-    parser.add_argument("--time", help="column of times; else found by its name, none: rows are oldest first")
-    parser.add_argument("--order", help="column of order numbers; else found by its name")
+    for option in options_of(TableOptions):
+        if option.name in (*OF_EVENTS, *of_items):
+            parser.add_argument(f"--{option.name}", help=option.text.replace("``", "").replace("%", "%%"))
     parser.add_argument("--min_length", type=int, default=MIN_EVENTS, help="users with fewer events are left out")
     parser.add_argument("--max_length", type=int, default=None, help="so many newest events of a user are kept; all")
 
 
 def _columns(own: Any) -> dict[str, Any]:
-    return {name: getattr(own, name) or None for name in ("user", "item", "time", "order", "max_length")} | {
-        "min_length": own.min_length
-    }
-
-
-def _texts(words: str) -> dict[str, str] | None:
-    pairs = [word.partition("=") for word in words.split(",") if word.strip()]
-    odd = [field for field, mark, column in pairs if not (field.strip() and mark and column.strip())]
-    if odd:
-        raise ValueError(f"got texts {words!r}, expected field=column, such as title=label,brand=maker")
-    return {field.strip(): column.strip() for field, _, column in pairs} or None
+    names = (*OF_EVENTS, *OF_ITEMS, "min_length", "max_length")
+    return {name: value for name, value in vars(own).items() if name in names and value not in (None, "")}
 
 
 def _log(domains: dict[str, Domain], output: str) -> None:

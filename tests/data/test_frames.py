@@ -207,6 +207,7 @@ BAD = {
         "got the time '1600000000000' in row 8 of the events (column 'when'), expected a time from 1990 to tomorrow",
     ),
     "no format of times": (events(), items(), {"time_format": "days"}, "got the time_format 'days', expected s, ms,"),
+    "no rule for quotes": (events(), items(), {"quoting": "maybe"}, "got quoting 'maybe', expected true or false"),
     "no rule for bad rows": (events(), items(), {"bad_rows": "drop"}, "got bad_rows 'drop', expected error or skip"),
     "a setting that is none": (events(), items(), {"kcore": 3}, "got the options kcore"),
     "a threshold without ratings": (events(), items(), {"min_rating": 3.0}, "got min_rating without a rating column"),

@@ -81,6 +81,50 @@ def test_a_site_cannot_take_another_catalogue(shops, tmp_path, capsys, monkeypat
     assert not (tmp_path / "own").exists()
 
 
+def test_a_sites_table_is_read_as_import_reads_it(shops, tmp_path, capsys, monkeypatch):
+    """With the options of import, and its sentence about rows that are none."""
+    monkeypatch.chdir(shops)
+    rows = pd.read_parquet("north.parquet").assign(state="paid")
+    rows["at"] = pd.to_datetime(rows["at"], unit="s").dt.strftime("%d.%m.%Y %H:%M:%S")
+    user, item, time, _ = rows.iloc[0]
+    odd = f"{user};{item};{time};returned\n{user};{item};yesterday;paid\n"
+    orders, own = tmp_path / "orders.txt", tmp_path / "own"
+    text = rows.to_csv(sep=";", index=False, header=False) + odd
+    orders.write_bytes(text.encode("utf-16-le"))
+    form = ("--header", "customer,sku,at,state", "--delimiter", ";", "--encoding", "utf-16-le", "--keep", "state=paid")
+    form += ("--time_format", "%d.%m.%Y %H:%M:%S", "--quoting", "false", *COLUMNS)
+    words = ["prepare", "--project", "project", "--client", "shop.north", "--events", str(orders), *form]
+    assert main([*words, "--output", str(own)]) == 2
+    refused = capsys.readouterr().err
+    assert "got 1 bad rows, the first one: got the time 'yesterday' in row" in refused
+    assert not own.exists()
+    things = tmp_path / "things.txt"
+    things.write_bytes(pd.read_csv("products.csv").to_csv(sep=";", index=False).encode("utf-16-le"))
+    words_of_import = ("--items", str(things), "--texts", "title=label", "--output", str(own))
+    assert command(["import", str(orders), *form, *words_of_import]) == 2
+    assert capsys.readouterr().err == refused
+    assert main([*words, "--bad_rows", "skip", "--output", str(own)]) == 0
+    assert "events: 1 bad rows: " in capsys.readouterr().out
+    assert load_domains(own)["shop.north"].clients == load_domains("prepared")["shop.north"].clients
+
+
+def test_a_catalogue_is_read_as_import_reads_it(shops, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(shops)
+    table = pd.read_csv("products.csv").rename(columns={"sku": "Nummer"})
+    text = table.to_csv(sep="|", index=False, header=False) + "|no key|nothing\n"
+    (tmp_path / "things.txt").write_bytes(text.encode("utf-16-le"))
+    form = ("--items_header", "Nummer,label,blurb", "--delimiter", "|", "--encoding", "utf-16-le")
+    form += ("--items_key", "Nummer", "--texts", "title=label,description=blurb", "--output", str(tmp_path / "public"))
+    words = ["publish", "--items", str(tmp_path / "things.txt"), "--companies", "north,south", *form]
+    assert main(words) == 2
+    assert "got 1 bad rows, the first one: " in capsys.readouterr().err
+    assert not (tmp_path / "public").exists()
+    assert main([*words, "--bad_rows", "skip"]) == 0
+    assert "items: 1 bad rows: " in capsys.readouterr().out
+    found, plain = (load_domains(folder)["shop.south"] for folder in (tmp_path / "public", "public"))
+    assert (found.own_keys, found.titles, found.item_texts) == (plain.own_keys, plain.titles, plain.item_texts)
+
+
 def write_tables(folder, whole):
     """Two companies with half of their items in common under other keys, a form of table and a mapping each."""
     sold = {"north": range(40), "south": range(20, 60)}

@@ -19,6 +19,7 @@ MANIFEST, VERSIONS, SCRATCH = "fedecider/running/manifest.py", "fedecider/models
 FORGET, SECURE = "fedecider/lifecycle/forget.py", "fedecider/deployment/secure.py"
 ROUNDS, ROWS = "fedecider/federation/secure_rounds.py", "fedecider/methods/rows.py"
 SITES, SOURCE = "fedecider/data/sites.py", "fedecider/models/source.py"
+FLARE, DEPLOY = "fedecider/deployment/flare.py", "fedecider/deployment/commands.py"
 
 
 class Mutant(NamedTuple):
@@ -94,6 +95,18 @@ MUTANTS = [
         (SECURE, "        assert rules is not None\n        self.sums.check_all(round, survivors)\n", ""),
         (ROWS, "threshold=1.0 if sell_parts else THRESHOLD", "threshold=THRESHOLD"),
         (ROWS, "if participation < 1.0 and sell_parts:", "if False:"),
+    ),
+    *several(
+        "tests/deployment/test_flare.py tests/deployment/test_flare_hostile.py -m 'not slow'",
+        (FLARE, "new_secure_session(ADMIN, str(kit.absolute()))", "Session(ADMIN, str(kit.absolute()), False)"),
+        (FLARE, "import Session, new_secure_session", "import Session, new_insecure_session as new_secure_session"),
+        (FLARE, "    check_certificate(kit, ADMIN)\n", ""),
+        (FLARE, '(name not in ("", owner),', "(False,"),
+        (FLARE, "(not issued,", "(False,"),
+        (FLARE, "not begins <= datetime.now(timezone.utc) <= ends", "False"),
+        (FLARE, "if sender == name:", "if True:"),
+        (FLARE, "ends = time.monotonic() + deadline_s if", "ends = time.time() + deadline_s if"),
+        (DEPLOY, 'of_site if kind == "site" else ""', '""'),
     ),
     *several(
         "tests/deployment/test_site_tables.py",

@@ -158,13 +158,10 @@ def start(words: Sequence[str]) -> None:
     project = read_project(Path(party.project))
     if kind == "admin":
         raise ValueError(f"got the administrator's kit {kit}, expected the server's or a site's: the admin submits")
-    if kind == "site":
-        expected = site_names(project.names).get(party.client)
-        if expected != kit.name:
-            raise ValueError(f"got client {party.client!r} in {file} with the kit of {kit.name}, expected its own kit")
-        project.parts.own_data(
-            project, party.data, party.client
-        )  # before it joins: FLARE ends a job whose site cannot answer
+    of_site = site_names(project.names).get(party.client, f"a site {party.client!r} of this project")
+    flare.check_certificate(kit, of_site if kind == "site" else "")
+    if kind == "site":  # before it joins: nobody waits for a site that cannot answer
+        project.parts.own_data(project, party.data, party.client)
     flare.start_party(kit, file)
 
 

@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import datetime, timezone
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,16 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import NameOID
+from nvflare.apis.controller_spec import ClientTask
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
@@ -43,6 +49,7 @@ from fedecider.deployment.run import make_site, serve
 from fedecider.deployment.site import Answer
 from fedecider.engine.track import GROUP
 from fedecider.federation.record import upload_notes, write_json
+from fedecider.running.damage import damage_names
 from fedecider.running.launch import start
 from fedecider.running.rounds import round_text
 from fedecider.running.run_folder import RunFolder
@@ -104,11 +111,9 @@ class RoundsController(ModelController):
         answers: dict[int, bytes] = {}
         for name, (site, blob) in sent.items():
 
-            def heard(model: FLModel, site: int = site, name: str = name) -> bool:
-                if model.meta.get("client_name") != name:  # who FLARE says has sent it
-                    return False
-                answers[site] = to_blob(model)
-                return True
+            def heard(sender: str, answer: bytes, site: int = site, name: str = name) -> None:
+                if sender == name:
+                    answers[site] = answer
 
             self.send_model(data=of_blob(blob), targets=[name], timeout=int(deadline_s), callback=heard)
         ends = time.monotonic() + deadline_s if deadline_s else float("inf")
@@ -117,6 +122,12 @@ class RoundsController(ModelController):
         if self.abort_signal.triggered:
             raise RuntimeError("the job was aborted")
         return dict(answers)
+
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Called by FLARE for every answer, in place of its own: that ends the job of all for one site's failure."""
+        heard = client_task.task.get_prop(AppConstants.TASK_PROP_CALLBACK)
+        heard(client_task.client.name, to_blob(client_task.result))  # the name by which FLARE knows who sent it
+        client_task.result = None
 
 
 class SiteExecutor(Executor):
@@ -128,11 +139,11 @@ class SiteExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Called by FLARE for every message."""
-        blob = to_blob(FLModelUtils.from_shareable(shareable))
+        blob = to_blob(shareable)
         try:
             self._answer = self._answer or _made_ready(fl_ctx.get_identity_name())
             answer = self._answer(blob)
-        except (OSError, ValueError):  # raised, it would end the job of all; its text may name what is private
+        except Exception:  # raised, nobody would know why there is no answer; its text may name what is private
             logger.exception("this site could not be made ready")
             answer = pack(Message("error", 0, {}, {"reason": "the site could not be made ready, see its log"}))
         return FLModelUtils.to_shareable(of_blob(answer))
@@ -150,9 +161,12 @@ def of_blob(blob: bytes) -> FLModel:
     return FLModel(params_type=ParamsType.FULL, params={MESSAGE: np.frombuffer(blob, np.uint8)})
 
 
-def to_blob(model: FLModel) -> bytes:
+def to_blob(shareable: Shareable) -> bytes:
     """The message in FLARE's wrapping; empty where there is none, which nobody takes for one."""
-    given: Any = (model.params or {}).get(MESSAGE)
+    try:
+        given: Any = FLModelUtils.from_shareable(shareable).params[MESSAGE]
+    except Exception:  # FLARE has no one kind for what a hostile party may put there
+        return b""
     return given.tobytes() if isinstance(given, np.ndarray) and given.dtype == np.uint8 else b""
 
 
@@ -267,6 +281,30 @@ def kind_of(kit: Path) -> str:
     return found[0]
 
 
+def check_certificate(kit: Path, name: str = "") -> None:
+    """See that a kit has the certificate of ``name`` (empty: of anybody) by its own authority, and that it is valid
+    today: the other side refuses any other one, without a word that this side could show.
+
+    Raises:
+        ValueError: it has not.
+    """
+    file = kit / "startup" / ("server.crt" if kind_of(kit) == "server" else "client.crt")
+    with damage_names(file):
+        own, root = (x509.load_pem_x509_certificate(one.read_bytes()) for one in (file, file.with_name("rootCA.pem")))
+        owner = str(own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    issued, begins, ends = False, own.not_valid_before_utc, own.not_valid_after_utc
+    with suppress(InvalidSignature, ValueError):
+        own.verify_directly_issued_by(root)
+        issued = True
+    for wrong, got, expected in (
+        (name not in ("", owner), f"the certificate of {owner}", f"that of {name}"),
+        (not issued, "a certificate of another authority", "one of the kit's rootCA.pem"),
+        (not begins <= datetime.now(timezone.utc) <= ends, f"a certificate from {begins} to {ends}", "a valid one"),
+    ):
+        if wrong:
+            raise ValueError(f"got {got} in {kit}, expected {expected}. Take the party's own kit, or provision again")
+
+
 def start_party(kit: Path, party: Path) -> None:
     """Become the server or site of ``kit``; returns when it is shut down.
 
@@ -294,10 +332,21 @@ def _store_in(kit: Path) -> None:
 
 @contextmanager
 def session(kit: Path) -> Iterator[Session]:
-    """An administrator's session with the server."""
+    """An administrator's session with the server.
+
+    Raises:
+        ValueError: it is another kit, one that `check_certificate` refuses, or the server does not answer it.
+    """
     if kind_of(kit) != "admin":
         raise ValueError(f"got {kit}, expected the administrator's startup kit")
-    opened = new_secure_session(ADMIN, str(kit.absolute()))
+    check_certificate(kit, ADMIN)
+    try:
+        opened = new_secure_session(ADMIN, str(kit.absolute()))
+    except Exception as error:  # FLARE has a dozen kinds, of which few are errors of the system
+        raise ValueError(
+            f"got no session with the server of {kit} ({error}), expected one. Start the server, with its kit of the "
+            "same provision"
+        ) from error
     try:
         yield opened
     finally:

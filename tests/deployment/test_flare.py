@@ -1,17 +1,30 @@
 """FLARE as the line: names, kits with certificates, and (slow) rounds in its simulator."""
 
 import json
+import os
 import re
 import runpy
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 pytest.importorskip("nvflare", reason="needs nvflare: pip install '.[deploy]'")
 
+from nvflare.apis.fl_exception import FLCommunicationError
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.flare_api import flare_api
 from test_project import few
 
 from fedecider.data.sample import sample_domains
@@ -96,12 +109,7 @@ def test_a_server_keeps_its_jobs_in_its_kit(kits, tmp_path, monkeypatch):
 
 def test_a_blob_keeps_every_byte_in_flares_wrapping():
     blob = bytes(range(256))
-    assert to_blob(of_blob(blob)) == blob
-    wrapped = of_blob(blob)
-    wrapped.params = {"message": "text"}
-    assert to_blob(wrapped) == b""
-    wrapped.params = None
-    assert to_blob(wrapped) == b""
+    assert to_blob(FLModelUtils.to_shareable(of_blob(blob))) == blob
 
 
 def test_a_site_with_other_data_does_not_join(monkeypatch, tmp_path):
@@ -111,6 +119,7 @@ def test_a_site_with_other_data_does_not_join(monkeypatch, tmp_path):
     project = SimpleNamespace(names=["crime"], parts=SimpleNamespace(own_data=other))
     monkeypatch.setattr(commands, "read_project", lambda root: project)
     monkeypatch.setattr(flare, "kind_of", lambda kit: "site")
+    monkeypatch.setattr(flare, "check_certificate", lambda kit, name: None)
     monkeypatch.setattr(flare, "start_party", lambda kit, file: pytest.fail("it joined"))
     file = tmp_path / "party.yaml"
     file.write_text(yaml.safe_dump({"project": "p", "output": "o", "data": "d", "client": "crime"}))
@@ -173,12 +182,132 @@ def test_the_administrator_speaks_with_certificates(kits, monkeypatch):
     """With the kit's own, that is mTLS: never one of FLARE's sessions without."""
     opened = []
 
-    def secure(user, folder):
-        opened.append((user, folder))
+    def new_session(username, startup_kit_location, secure_mode, *words, **more):
+        opened.append((username, startup_kit_location, secure_mode))
         return SimpleNamespace(close=lambda: opened.append("closed"))
 
-    monkeypatch.setattr(flare, "new_secure_session", secure)
+    monkeypatch.setattr(flare_api, "new_session", new_session)
     kit = kits["admin@fedecider.org"]
     with flare.session(kit) as admin:
         assert admin is not None
-    assert opened == [("admin@fedecider.org", str(kit.absolute())), "closed"]
+    assert opened == [("admin@fedecider.org", str(kit.absolute()), True), "closed"]
+
+
+def with_certificate(kit, folder, owner="", days=(0, 300), key=None):
+    """A copy of a kit whose certificate is of another owner, of other days from now, or signed with another key."""
+    moved = shutil.copytree(kit, folder / kit.name)
+    file = moved / "startup" / "client.crt"
+    old = x509.load_pem_x509_certificate(file.read_bytes())
+    authority = json.loads((kit.parent / "state" / "cert.json").read_text())["root_pri_key"].encode()
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, owner)]) if owner else old.subject
+    begins, ends = (datetime.now(timezone.utc) + timedelta(day) for day in days)
+    new = (
+        x509.CertificateBuilder(old.issuer, subject, old.public_key(), 7)
+        .not_valid_before(begins)
+        .not_valid_after(ends)
+        .sign(load_pem_private_key(key or authority, None), hashes.SHA256())
+    )
+    file.write_bytes(new.public_bytes(Encoding.PEM))
+    return moved
+
+
+WRONG = {
+    "over": ({"days": (-9, -2)}, "got a certificate from .* expected a valid one"),
+    "not yet valid": ({"days": (2, 9)}, "got a certificate from .* expected a valid one"),
+    "another site's": ({"owner": "site-movies-tv-1"}, "got the certificate of site-movies-tv-1 .* expected that of "),
+    "another authority's": ({"key": "localhost/startup/server.key"}, "of another authority .* expected one of the kit"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_party_with_a_wrong_certificate_does_not_join(what, kits, monkeypatch, tmp_path, capsys):
+    """The server would refuse it too, but this side would see no reason."""
+    change, reason = WRONG[what]
+    if "key" in change:
+        change = {"key": (kits["localhost"].parent / change["key"]).read_bytes()}
+    project = SimpleNamespace(names=["crime"], parts=SimpleNamespace(own_data=lambda project, data, client: None))
+    monkeypatch.setattr(commands, "read_project", lambda root: project)
+    monkeypatch.setattr(flare, "start_party", lambda kit, file: pytest.fail("it joined"))
+    monkeypatch.setattr(flare_api, "new_session", lambda *words, **more: pytest.fail("it has a session"))
+    (tmp_path / "party.yaml").write_text(yaml.safe_dump({"project": "p", "output": "o", "client": "crime"}))
+    site = with_certificate(kits["site-crime"], tmp_path, **change)
+    admin = with_certificate(kits["admin@fedecider.org"], tmp_path, **change)
+    for words in (("start", "--kit", site, "--party", tmp_path / "party.yaml"), ("status", "--kit", admin)):
+        assert deploy(*map(str, words)) == 2
+        said = capsys.readouterr().err
+        assert re.search(reason, said)
+        assert said.count("\n") == 1
+
+
+def test_a_site_joins_as_itself(kits, monkeypatch, tmp_path):
+    """Whatever the folder of its kit is called; a site that the project does not have joins nothing."""
+    moved, joined = shutil.copytree(kits["site-crime"], tmp_path / "kit"), []
+    project = SimpleNamespace(names=["crime"], parts=SimpleNamespace(own_data=lambda project, data, client: None))
+    monkeypatch.setattr(commands, "read_project", lambda root: project)
+    monkeypatch.setattr(flare, "start_party", lambda kit, file: joined.append(kit))
+    words = ["--kit", str(moved), "--party", str(tmp_path / "party.yaml")]
+    for client in ("crime", "comics", ""):
+        (tmp_path / "party.yaml").write_text(yaml.safe_dump({"project": "p", "output": "o", "client": client}))
+        if client == "crime":
+            commands.start(words)
+            continue
+        with pytest.raises(ValueError, match=f"certificate of site-crime .* expected that of a site '{client}'"):
+            commands.start(words)
+    assert joined == [moved]
+
+
+@pytest.mark.parametrize("kind", [FLCommunicationError, flare_api.AuthenticationError, flare_api.NoConnection])
+def test_a_session_that_the_server_refuses_is_one_sentence(kind, kits, monkeypatch, capsys):
+    def refused(*words, **more):
+        raise kind("not within 7 s")
+
+    monkeypatch.setattr(flare_api, "new_session", refused)
+    assert deploy("status", "--kit", str(kits["admin@fedecider.org"])) == 2
+    assert re.fullmatch(r"error: got no session .*\(not within 7 s\), expected one.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_a_server_takes_no_session_without_the_certificates_of_its_administrator(monkeypatch, tmp_path):
+    """A real one, whatever the other side leaves out: no mTLS, another authority, a site's certificate, an old one."""
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.bind(("localhost", 0))
+        ports = (first.getsockname()[1], second.getsockname()[1])
+    own, others = (
+        {path.name: path for path in flare.provision(["crime", "comics"], "localhost", ports, tmp_path / name)}
+        for name in ("own", "others")
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), PARTY: str(tmp_path)}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    command = ["bash", str(own["localhost"] / "startup" / "sub_start.sh"), "--once"]
+    with (tmp_path / "server.log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    monkeypatch.setattr(flare, "new_secure_session", partial(flare.new_secure_session, timeout=3.0))
+    admin = own["admin@fedecider.org"]
+
+    def is_up(kit):
+        try:
+            with flare.session(kit) as opened:
+                return opened.get_system_info().server_info.status == "stopped"
+        except ValueError as error:
+            if "got no session with the server" not in str(error):
+                raise
+            return False
+
+    try:
+        assert any(is_up(admin) for _ in range(30)), (tmp_path / "server.log").read_text()[-2000:]
+        monkeypatch.setattr(flare, "check_certificate", lambda kit, name: None)
+        for security in ("clear", "tls"):
+            weak = shutil.copytree(admin, tmp_path / security)
+            file = weak / "startup" / "fed_admin.json"
+            file.write_text(file.read_text().replace('"mtls"', f'"{security}"'))
+            assert not is_up(weak), security
+        assert not is_up(others["admin@fedecider.org"])
+        assert not is_up(with_certificate(admin, tmp_path / "old", days=(-9, -2)))
+        sites = shutil.copytree(admin, tmp_path / "sites")
+        for file in ("client.crt", "client.key"):
+            shutil.copy(own["site-crime"] / "startup" / file, sites / "startup" / file)
+        assert not is_up(sites)
+        assert is_up(admin)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)

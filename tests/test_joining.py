@@ -70,9 +70,9 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     asked = settings("--secure_sum", "true", "--privacy.clip", "1")
     apart, together = overlap_data(asked, APART), overlap_data(asked, TOGETHER)
     assert (apart["nothing"], together["nothing"]) == (True, False)
-    assert apart["sentences"] == ["north, south and east have no common items: each can gain nothing."]
+    assert apart["sentences"] == ["north, south and east have no common items: joining cannot help."]
     assert together["sentences"][0].startswith("north shares 67 % of its items (100 % of its sales) with south, south")
-    assert together["sentences"][1] == "east shares none: it can gain nothing."
+    assert together["sentences"][1] == "east shares none: joining cannot help."
     assert as_trained(asked, together["nothing"]) == asked
     unmatched = overlap_data(asked, UNMATCHED)  # keys may be of one kind, but nobody says so
     assert unmatched["nothing"]
@@ -91,7 +91,7 @@ def test_clients_without_a_common_item_are_trained_alone_and_told_so():
     assert overlap_data(asked, in_one_catalogue(APART))["nothing"]
     with_layers = parse_settings(list(COMPANIES))  # one of the candidates adapts layers
     assert overlap_data(with_layers, APART)["sentences"] == [
-        "north, south and east have no common items: each can gain only through shared layers of the model."
+        "north, south and east have no common items: joining rarely helps, and only through shared model layers."
     ]
 
 
@@ -280,7 +280,7 @@ def test_mixed_up_item_numbers_are_seen_in_texts():
     found = checked_events({**domains, "west": same}, unit_of)
     assert unlike_ones(found) == [], "of one item there are no pairs"
     assert odd_sentences(found) == [
-        "Warning: 100 % of the events of west are of one item. Its number may stand for many."
+        "Warning: 100 % of the events of west are of one item. Its number may stand for many items."
     ]
     nearly = [[8, 7, 7, 7, 7, 7, 9, 7, 7], [7, 7, 7, 30, 7, 7, 20, 7]] * 9
     same = replace(same, clients=Events([str(one) for one in range(18)], nearly, None))

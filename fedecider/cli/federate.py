@@ -101,5 +101,5 @@ def _data_of_tables(asked: RunOptions) -> dict[str, Any]:
         num, where = min(SHOWN, len(data.report.first)), Path(options.get("data") or options["raw"]) / next(iter(data))
         for number, note in enumerate(data.notes):
             (log_line if number < num else detail)(note)
-        log_line(f"how the tables were read: {len(data.notes)} notes in {where / 'README.md'}")
+        log_line(f"{len(data.notes)} notes on how the tables were read: {where / 'README.md'}")
     return options

@@ -101,7 +101,7 @@ def run_evidence(result: RunResult) -> Evidence:
     )
 
 
-BEFORE_ROUNDS = "the shared model before the rounds"
+BEFORE_ROUNDS = "the shared starting model"
 
 
 def _cost(result: RunResult) -> dict[str, Any]:
@@ -122,10 +122,10 @@ def subject_of(method: str, reported: str, labels: Collection[str]) -> str:
 def sources_of(method: str, reported: str) -> dict[str, str]:
     """Entries that say where the result comes from -> what each is."""
     return {
-        reported: "the model without its private part",
+        reported: "the model by itself",
         with_ensemble(method): "the joint model for every client",
         with_ensemble(method, OWN_ENSEMBLE_ROW): "the joint model with own counts only",
-        ENSEMBLE_ROW: "counts and texts only",
+        ENSEMBLE_ROW: "counts of all and texts, no model",
         STUDENT: BEFORE_ROUNDS,
     }
 

@@ -105,14 +105,14 @@ def _save_unsold(run: Ended, folder: RunFolder) -> None:
         if not private.is_dir() or place.inference.ids == "generator":
             why = "expected an ensemble, and IDs that no ID generator writes"
         if why:
-            said.setdefault(f"cannot be recommended: {why}", []).append(what)
+            said.setdefault(f"cannot be recommended ({why})", []).append(what)
             continue
         if domain.unsold not in encoded:
             encoded[domain.unsold] = encoded_items(place, table, domain.unsold)
         save_unsold(encoded[domain.unsold], private)
         said.setdefault("can be recommended as new items", []).append(what)
     for how, products in said.items():
-        log_line(f"products without a purchase, {', '.join(products)}: they {how}")
+        log_line(f"products that nobody has bought {how}: {', '.join(products)}")
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:

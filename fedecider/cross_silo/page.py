@@ -131,13 +131,13 @@ def _gaps(value: Any) -> Any:
 
 
 WORDS = (
-    "log p(item) is a weighted sum of features, each the log ratio of the item's value to the average item's; the "
-    "weights maximise the likelihood of the validation items. Model: the company's model. Text: similarity of texts "
-    "to the newest baskets. Counts: purchases together with those items, over all customers. Successors: purchases "
-    "after the last basket. Followers: purchases after any earlier one. Popularity: number of purchases. These "
-    "features score new items. Items bought earlier get 'bought before' (against the average new item) and 'habit' "
-    "(log of the customer's own share of the item and of its successors). Only sums of weights and counts leave a "
-    "company; a simulation shows those of all."
+    "An item's score is a weighted sum of features, each the log of the item's value over the average item's. The "
+    "weights are those that fit the company's validation items best. Model: the company's model. Text: similarity of "
+    "texts to the newest baskets. Counts: purchases together with those items, over all customers. Successors: "
+    "purchases after the last basket. Followers: purchases after any earlier one. Popularity: number of purchases. "
+    "These features score items that the customer has not bought yet. Items bought before get two others: 'bought "
+    "before' (a constant) and 'habit' (log of the customer's own share of the item and of its successors). In a "
+    "deployment, others see only sums of counts and weights; a simulation shows them all."
 )
 
 
@@ -168,8 +168,8 @@ def beyond_section(result: RunResult) -> list[Section]:
     beyond = result.metrics.get("beyond", {})
     rows = [[entry, *(f"{of[MACRO][name]:.1%}" for name in ("coverage", "long_tail"))] for entry, of in beyond.items()]
     words = (
-        f"Top tens of up to {NUM_LISTED:,} customers of each company. Coverage: share of its catalogue in any list. "
-        f"Long tail: share of places with an item outside the best-selling {BEST_SELLING:.0%}. Means over companies; "
+        f"Top tens of up to {NUM_LISTED:,} customers per company. Coverage: share of the catalogue ever listed. "
+        f"Long tail: share of recommendations outside the best-selling {BEST_SELLING:.0%}. Means over companies; "
         "the last row is the best baseline."
     )
     table = PageTable(("", "coverage", "long tail"), rows)
@@ -191,7 +191,7 @@ def ensemble_section(result: RunResult) -> list[Section]:
     tables = [PageTable(("company", "fitted on", *columns), rows, caption)]
     if traffic := result.communication.get("ensemble"):
         sizes = [[name, *(f"{traffic[name][way]:,}" for way in ("down", "up"))] for name in every if name in traffic]
-        tables.append(PageTable(("company", "bytes down", "bytes up"), sizes, "The secure aggregation of counts"))
+        tables.append(PageTable(("company", "bytes down", "bytes up"), sizes, "Bytes of the masked counts"))
     constant = {name: weights["constant"] for name, weights in every.items() if weights["constant"]}
     said = [f"Left out, the same for every choice: {', '.join(names)} ({name})." for name, names in constant.items()]
     nobody = [name for name, weights in every.items() if not weights["num_customers"]]
@@ -256,9 +256,9 @@ def example_section(per_row: Mapping[str, Examples]) -> list[Section]:
     if not tables:
         return []
     text = (
-        "Users drawn at random before the test: their last purchases, oldest first, and what "
-        f"{' and '.join(given)} recommended, best first. ✓ marks the held-out item, the user's next purchase. "
-        "These are customers' histories, without user keys; think before you publish them."
+        "Random users, drawn before the test: their last purchases, oldest first, and what "
+        f"{' and '.join(given)} recommended by itself, best first. ✓ marks the held-out item, the next "
+        "purchase. These are customers' histories, without user keys; think before you publish them."
     )
     return [Section("Examples", [text], tables)]
 
@@ -273,11 +273,11 @@ def _table(examples: Mapping[str, Mapping[str, Any]], name: str) -> PageTable:
     columns = zip_longest(first["history"], *lists, fillvalue="")
     rows = [[str(number), *cells] for number, cells in enumerate(columns, 1)]
     labels = ["recommended"] if len(examples) == 1 else [f"recommended by {label}" for label in examples]
-    return PageTable(("no.", had, *labels), rows, f"{name} bought “{first['held_out']}” next: {where}")
+    return PageTable(("no.", had, *labels), rows, f"{name}: next bought “{first['held_out']}”, {where}")
 
 
 def _place(position: int | None) -> str:
-    return "not among the returned items" if position is None else f"at rank {position + 1}"
+    return "not among the returned items" if position is None else f"ranked {position + 1}"
 
 
 def _title(item: Mapping[str, Any]) -> str:

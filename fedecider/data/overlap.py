@@ -268,13 +268,14 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
         return []
     hope = _hope(only_items, has_pool)
     if overlap.nothing:
-        return [f"{_listed(overlap.names, 'and')} have no common items: each {hope}."]
+        return [f"{_listed(overlap.names, 'and')} have no common items: {hope}."]
     sentences, by = [], "" if overlap.by == "keys" else " by their texts"
     every = [share for pair in overlap.pairs for share in pair.item_shares]
     if len(overlap.names) > 2 and not overlap.apart:
         who = _listed(overlap.names, "and") if len(overlap.names) <= FEW else f"{len(overlap.names)} companies"
         between = " to ".join(dict.fromkeys(_percent(end(every)) for end in (min, max)))
-        sentences.append(f"{who} share {between} of their items{by}, in each pair: joining can help.")
+        share = "sell the same items" if min(every) == 1.0 else f"share {between} of their items{by}, in each pair"
+        sentences.append(f"{who} {share}: joining can help.")
     else:
         common = [
             f"{pair.first} shares {_own(pair, 0)} with {pair.second}{by}, {pair.second} {_own(pair, 1)}"
@@ -283,8 +284,8 @@ def overlap_sentences(overlap: Overlap, only_items: bool, has_pool: bool) -> lis
         ]
         sentences.append(f"{'; '.join(common)}: joining can help.")
     if overlap.apart:
-        verb, they = ("share", "they") if len(overlap.apart) > 1 else ("shares", "it")
-        sentences.append(f"{_listed(overlap.apart, 'and')} {verb} none: {they} {hope}.")
+        verb = "share" if len(overlap.apart) > 1 else "shares"
+        sentences.append(f"{_listed(overlap.apart, 'and')} {verb} none: {hope}.")
     return sentences
 
 
@@ -299,7 +300,7 @@ def own_sentence(overlap: Overlap, name: str, only_items: bool, has_pool: bool) 
         else:
             none.append(other)
     if not common:
-        return f"{name} shares no item with {_listed(none, 'or')}: it {_hope(only_items, has_pool)}." if none else ""
+        return f"{name} shares no item with {_listed(none, 'or')}: {_hope(only_items, has_pool)}." if none else ""
     by = "" if overlap.by == "keys" else " by their texts"
     rest = f"; none with {_listed(none, 'or')}" if none else ""
     return f"{name} shares{by} {', '.join(common)}{rest}: joining can help."
@@ -313,8 +314,8 @@ def _own(pair: Common, side: int) -> str:
 
 
 def _hope(only_items: bool, has_pool: bool) -> str:
-    ways = [*([] if only_items else ["shared layers of the model"]), *(["public users"] if has_pool else [])]
-    return f"can gain only through {' and '.join(ways)}" if ways else "can gain nothing"
+    ways = [*([] if only_items else ["shared model layers"]), *(["public users"] if has_pool else [])]
+    return f"joining rarely helps, and only through {' and '.join(ways)}" if ways else "joining cannot help"
 
 
 def _listed(names: Sequence[str], word: str) -> str:

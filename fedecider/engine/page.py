@@ -147,8 +147,8 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
         chances[metrics["dataset"]] = metrics["chance_hit@10"]
     paragraphs = [
         stamp(get_protocol(result.protocol), canary_score(result)),
-        f"Test items, scored once, at the round that is best on validation. Model without its private "
-        f"part: {result.reported}. Bars: 95 % t intervals over users, not training runs. The leakage probe "
+        f"Test items, scored once, with the model of the best validation round. The model by itself is "
+        f"{result.reported}. Bars: 95 % t intervals over users, not training runs. The leakage probe "
         "(memoriser) learns nothing, so it must stay near chance. Downloads hold unrounded numbers.",
         *(
             [f"Expected {lead} of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]
@@ -186,8 +186,8 @@ def _convergence(result: RunResult) -> list[Section]:
     }
     best, score = result.best_round, number_text(result.metrics["best_valid_ndcg@10"], 3)
     paragraph = (
-        f"Validation ndcg@10 of the variant {next(iter(scores))}, as a mean over domains, is best in round {best} "
-        f"({score}), where the vertical line is."
+        f"The vertical line marks round {best}, the best by the mean validation ndcg@10 of the variant "
+        f"{next(iter(scores))} ({score})."
     )
     figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(result))
     points = (

@@ -110,7 +110,7 @@ def answer_of(evidence: Evidence) -> Answer:
         said = f"{said} {evidence.subject}"
     first = f"{said}: {reason}."
     if evidence.planted and recommendation != "no answer":
-        first = f"No answer: the data are synthetic. If they were real: {said[0].lower()}{said[1:]}, since {reason}."
+        first = f"Synthetic data, so no advice. If they were real: {said[0].lower()}{said[1:]}, since {reason}."
         recommendation = "no answer"
     lines = [first, *_gain_line(evidence), *([evidence.cost] if evidence.cost else [])]
     return Answer(evidence.subject, recommendation, lines, _doubts(evidence))
@@ -187,11 +187,11 @@ def _gain_line(evidence: Evidence) -> list[str]:
         return [f"Of 100 {unit} {100 * value['mean']:.1f} {what}{beside}{of_gain}{how}."]
     mean, number = gain["mean"], sum(evidence.customers.values())
     more = "more" if mean >= 0 else "fewer"
-    alone = f"; alone, {100 * evidence.rows[evidence.alone][lead]['mean']:.1f} of 100 do"
+    alone = f"{100 * evidence.rows[evidence.alone][lead]['mean']:.1f} alone"
     in_all = f"about {abs(mean) * number:,.0f} {more} of {number:,} {unit}"
     if not number or unit != "customers":
         in_all = f"of 100 {unit} so many more"
-    line = f"Gain: {points(gain)} points of {lead}: {in_all} {what}{alone}{how}."
+    line = f"Gain: {points(gain)} points of {lead}, over {alone}: {in_all} {what}{how}."
     return [" ".join([line, *_companies(evidence)])]
 
 
@@ -225,12 +225,12 @@ def _companies(evidence: Evidence) -> list[str]:
         better = sum(1 for one in sure.values() if one["low"] > 0)
         counts = (
             f"Of {len(of_each)} companies {better} gain significantly and {len(sure) - better} lose; {len(unsure)} "
-            "have too few customers to judge each"
+            "are unclear"
         )
         return [f"{'; '.join([counts, *without])}."]
     said = [f"{name} {points(one)}" for name, one in sure.items()]
     said += [f"{name} {points(of_each[name])}, below the mean" for name in level]
-    said += [f"{', '.join(unsure)}: too few customers to judge{' each' if len(unsure) > 1 else ''}"] if unsure else []
+    said += [f"{name} {points(of_each[name])}, unclear" for name in unsure]
     return [f"{'; '.join([*said, *without])}."]
 
 

@@ -172,7 +172,7 @@ def joining_rows(evidence: Evidence, joining: Mapping[str, Any]) -> list[list[st
         cells = [f"{100 * mean:.1f}" if finite(mean) else "not a number" for mean in means]
         keeps = KEPT_WORDS[client["keeps"]] if client else ""
         users, more = f"{client['num_users']:,}" if client else "", "-" if gain is None else points(gain)
-        rows.append([name, users, *cells, more, keeps])
+        rows.append(["mean" if name == MACRO else name, users, *cells, more, keeps])
     return rows
 
 
@@ -185,7 +185,7 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
     said = f"Cost: each company {' and '.join(parts)} in {rounds}, counts included"
     if cost["joined_cpu_s"] is not None:
         said += f", and trains for {cost['joined_cpu_s']:.0f} CPU seconds"
-        said += "" if cost["local_cpu_s"] is None else f" (alone: {cost['local_cpu_s']:.0f})"
+        said += "" if cost["local_cpu_s"] is None else f" (its own model: {cost['local_cpu_s']:.0f})"
     return f"{said}. Setup: a server, and software at each company (docs/deploy.md)."
 
 

@@ -106,7 +106,7 @@ def round_text(record: dict, num_rounds: int) -> str:
     losses = [f"{client['loss']:.4g}" for client in record["clients"] if client.get("loss") is not None]
     parts = [
         f"round {record['round']}/{num_rounds}: {valid}",
-        *([f"loss {' '.join(losses)}"] if losses else []),
+        *([f"losses {' '.join(losses)}"] if losses else []),
         f"train {record['wall_s']:.2f} s, evaluate {record['evaluate_s']:.2f} s",
     ]
     return " | ".join(parts)

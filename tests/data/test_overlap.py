@@ -89,22 +89,22 @@ def test_sentences():
     assert overlap_sentences(found, only_items=True, has_pool=True) == [
         "north shares 50 % of its items (80 % of its sales) with south, south 67 % of its items (40 % of its sales): "
         "joining can help.",
-        "east shares none: it can gain only through public users.",
+        "east shares none: joining rarely helps, and only through public users.",
     ]
     assert overlap_sentences(found, only_items=False, has_pool=False)[1] == (
-        "east shares none: it can gain only through shared layers of the model."
+        "east shares none: joining rarely helps, and only through shared model layers."
     )
     apart = overlap_of({"north": NORTH, "east": EAST})
     assert apart.nothing
-    assert overlap_sentences(apart, True, False) == ["north and east have no common items: each can gain nothing."]
+    assert overlap_sentences(apart, True, False) == ["north and east have no common items: joining cannot help."]
     assert overlap_sentences(overlap_of({"north": NORTH}), True, True) == []
     three = {name: company(name, NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for name in ("north", "west", "east")}
     assert overlap_sentences(overlap_of(three), True, True) == [
-        "north, west and east share 100 % of their items, in each pair: joining can help."
+        "north, west and east sell the same items: joining can help."
     ]
     six = {f"shop.{n}": company(f"shop.{n}", NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for n in range(6)}
     assert overlap_sentences(overlap_of(six), True, True) == [
-        "6 companies share 100 % of their items, in each pair: joining can help."
+        "6 companies sell the same items: joining can help."
     ]
 
 
@@ -153,7 +153,7 @@ def test_files_of_marks_hold_neither_keys_nor_events_nor_an_order():
         "north shares 50 % of its items (80 % of its sales) with south; none with east: joining can help."
     )
     assert own_sentence(own, "east", True, True) == (
-        "east shares no item with north or south: it can gain only through public users."
+        "east shares no item with north or south: joining rarely helps, and only through public users."
     )
     with pytest.raises(ValueError, match="got marks of north and of south under two secrets"):
         overlap_of_marks({"north": shown["north"], "south": marks_of(SOUTH, b"another")})

@@ -265,7 +265,7 @@ def test_what_sites_are_sent_is_what_the_wire_counts(deployed):
 
 
 NOTHING = (
-    "crime and comics have no common items: each can gain only through shared layers of the model and public users."
+    "crime and comics have no common items: joining rarely helps, and only through shared model layers and public users."
 )
 
 

@@ -69,7 +69,7 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     evidence = run_evidence(result({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics))
     assert evidence.subject == "fedecider + ensemble"
     assert list(evidence.beside) == [REPORTED, "ensemble without a model"]
-    assert evidence.before_rounds == {"zero-shot student": "the shared model before the rounds"}
+    assert evidence.before_rounds == {"zero-shot student": "the shared starting model"}
     assert evidence.domains == {}
     assert evidence.alarms == []
     assert not evidence.planted
@@ -138,8 +138,8 @@ def saved(text: str) -> dict[str, str]:
 
 def test_examples_mark_the_held_out_item_and_are_escaped(folder):
     text = body(folder)
-    assert "crime, user 1 bought “Wanted” next: at rank 2" in text
-    assert "crime, user 2 bought “Wanted” next: not among the returned items" in text
+    assert "crime, user 1: next bought “Wanted”, ranked 2" in text
+    assert "crime, user 2: next bought “Wanted”, not among the returned items" in text
     assert '<th scope="row">1</th><td>Old</td><td>Other</td>' in text
     assert "<td>✓ Wanted</td>" in text
     assert "bought (and 4 before)" in text

@@ -122,7 +122,7 @@ def test_a_row_with_an_ensemble_is_shown_tested_and_chosen(tmp_path, config):
     assert chosen_row(turned) == ("strict", "ours + ensemble")
     said = evidence(turned, "strict", "ours + ensemble")
     assert said.beside["ours"] == "the model without its private part"
-    assert said.beside["ensemble without a model"] == "counts and texts only"
+    assert said.beside["ensemble without a model"] == "all companies' counts and texts"
     assert said.alone in ("local", "local + ensemble")
 
 

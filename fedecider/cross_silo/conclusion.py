@@ -125,7 +125,7 @@ def sources_of(method: str, reported: str) -> dict[str, str]:
         reported: "the model by itself",
         with_ensemble(method): "the joint model for every client",
         with_ensemble(method, OWN_ENSEMBLE_ROW): "the joint model with own counts only",
-        ENSEMBLE_ROW: "counts of all and texts, no model",
+        ENSEMBLE_ROW: "all companies' counts and texts",
         STUDENT: BEFORE_ROUNDS,
     }
 
@@ -145,7 +145,7 @@ def _about(result: RunResult) -> str:
     rounds = f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
     over = "Results, tests and gains are over all training runs; all else is from the first one, which is exported."
     return (
-        f"{result.method} trained a recommender for {_clients(result.clients)} in {rounds}. "
+        f"{result.method} trained for {_clients(result.clients)} in {rounds}. "
         f"This page shows the model after round {result.best_round}, the best on validation. "
         f"{over if len(result.metrics.get('seeds', ())) > 1 else ''}"
     )

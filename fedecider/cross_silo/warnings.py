@@ -69,7 +69,9 @@ def _ties(shares: Mapping[str, float | None]) -> list[str]:
     if not tied:
         return []
     found = ", ".join(f"{name} {share:.1%}" for name, share in tied.items())
-    return [f"the last two events of some users have the same time ({found}), so for them the test item is arbitrary"]
+    return [
+        f"some customers' last two purchases have the same time ({found}); which of them is the test item is arbitrary"
+    ]
 
 
 def _data(name: str, card: Mapping[str, Any], drop_seen: bool) -> list[str]:

@@ -148,8 +148,8 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
     paragraphs = [
         stamp(get_protocol(result.protocol), canary_score(result)),
         f"Test items, scored once, with the model of the best validation round. The model by itself is "
-        f"{result.reported}. Bars: 95 % t intervals over users, not training runs. The leakage probe "
-        "(memoriser) learns nothing, so it must stay near chance. Downloads hold unrounded numbers.",
+        f"{result.reported}. Bars: 95 % t intervals over users, not training runs. If the memoriser, "
+        "the leakage probe, is above chance, the test leaks. Downloads hold unrounded numbers.",
         *(
             [f"Expected {lead} of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]
             if chances

@@ -110,7 +110,7 @@ def answer_of(evidence: Evidence) -> Answer:
         said = f"{said} {evidence.subject}"
     first = f"{said}: {reason}."
     if evidence.planted and recommendation != "no answer":
-        first = f"Synthetic data, so no advice. If they were real: {said[0].lower()}{said[1:]}, since {reason}."
+        first = f"Synthetic data, so no advice. If real: {said[0].lower()}{said[1:]}, since {reason}."
         recommendation = "no answer"
     lines = [first, *_gain_line(evidence), *([evidence.cost] if evidence.cost else [])]
     return Answer(evidence.subject, recommendation, lines, _doubts(evidence))
@@ -191,7 +191,7 @@ def _gain_line(evidence: Evidence) -> list[str]:
     in_all = f"about {abs(mean) * number:,.0f} {more} of {number:,} {unit}"
     if not number or unit != "customers":
         in_all = f"of 100 {unit} so many more"
-    line = f"Gain: {points(gain)} points of {lead}, over {alone}: {in_all} {what}{how}."
+    line = f"Gain: {in_all} {what}: {lead} {points(gain)} over {alone}{how}."
     return [" ".join([line, *_companies(evidence)])]
 
 
@@ -231,7 +231,7 @@ def _companies(evidence: Evidence) -> list[str]:
     said = [f"{name} {points(one)}" for name, one in sure.items()]
     said += [f"{name} {points(of_each[name])}, below the mean" for name in level]
     said += [f"{name} {points(of_each[name])}, unclear" for name in unsure]
-    return [f"{'; '.join([*said, *without])}."]
+    return [f"By company: {'; '.join([*said, *without])}."]
 
 
 def _doubts(evidence: Evidence) -> list[str]:

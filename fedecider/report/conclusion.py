@@ -51,8 +51,8 @@ def _table(evidence: Evidence) -> PageTable:
             label, less = f"{MARK}{label}", ""
         rows.append([label, what, hit, less, ndcg])
     caption = (
-        f"{metrics[0]}: of 100 {units(evidence)[0]}, how many {units(evidence)[1]}. Lead: {MARK}minus the row. "
-        "ndcg@10, times 100: higher ranks count more. Brackets and bars are 95 % intervals"
+        f"{metrics[0]} is what the heading says. Lead: {MARK}minus the row. ndcg@10, times 100: higher ranks count "
+        "more. Brackets and bars: 95 % intervals"
     )
     return PageTable(("row", "what it is", metrics[0], f"lead of {MARK.strip()}", "ndcg@10"), rows, caption)
 

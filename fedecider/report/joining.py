@@ -185,7 +185,7 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
     said = f"Cost: each company {' and '.join(parts)} in {rounds}, counts included"
     if cost["joined_cpu_s"] is not None:
         said += f", and trains for {cost['joined_cpu_s']:.0f} CPU seconds"
-        said += "" if cost["local_cpu_s"] is None else f" (its own model: {cost['local_cpu_s']:.0f})"
+        said += "" if cost["local_cpu_s"] is None else f" (alone: {cost['local_cpu_s']:.0f})"
     return f"{said}. Setup: a server, and software at each company (docs/deploy.md)."
 
 

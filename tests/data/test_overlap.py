@@ -103,9 +103,7 @@ def test_sentences():
         "north, west and east sell the same items: joining can help."
     ]
     six = {f"shop.{n}": company(f"shop.{n}", NORTH.item_keys, [[0, 1, 2], [1, 2, 3]]) for n in range(6)}
-    assert overlap_sentences(overlap_of(six), True, True) == [
-        "6 companies sell the same items: joining can help."
-    ]
+    assert overlap_sentences(overlap_of(six), True, True) == ["6 companies sell the same items: joining can help."]
 
 
 def test_texts_are_asked_where_no_key_is_common_and_those_of_two_items_match_nobody():

@@ -43,7 +43,7 @@ def evidence(*tests, **changes):
         ((paired("ours", "alone", 0.0, -0.001, 0.0021), KNN), {}, "not clear", "Not clear: "),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, -0.01)), {}, "do not join", "Do not join: item-kNN, which"),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, 0.01)), {}, "join", "Join: "),
-        ((GAIN, KNN), {"planted": True}, "no answer", "Synthetic data, so no advice. If they were real"),
+        ((GAIN, KNN), {"planted": True}, "no answer", "Synthetic data, so no advice. If real"),
         ((GAIN, KNN), {"nothing_common": ["No two share one."]}, "do not join", "Do not join: No two share one"),
         ((KNN,), {}, "no answer", "No answer: ours was not tested against alone"),
         ((paired("ours", "alone", math.nan, None, None),), {}, "no answer", "No answer: ours was not tested"),
@@ -72,7 +72,7 @@ def test_the_gain_in_points_in_customers_and_company_by_company():
         paired("ours", "alone", 0.004, -0.02, 0.03, "south"),
     )
     said = answer_of(evidence(GAIN, KNN, north, south)).lines[1]
-    for part in ("+1.7 [+0.6, +2.7] points of hit@10", "about 17 more of 1,000 customers", "over 13.8 alone"):
+    for part in ("hit@10 +1.7 [+0.6, +2.7] over 13.8 alone", "about 17 more of 1,000 customers", "3 training runs"):
         assert part in said
     assert "3 training runs" in said
     assert "opposite" not in said

@@ -24,7 +24,7 @@ def test_what_it_costs_in_bytes_rounds_and_seconds():
         "sends 3.1 MB",
         "receives 900 bytes",
         "20 rounds",
-        "trains for 34 CPU seconds (its own model: 30)",
+        "trains for 34 CPU seconds (alone: 30)",
         "Setup",
     ):
         assert part in cost_sentence(cost)

@@ -174,7 +174,7 @@ def test_warnings_name_what_is_wrong():
     found = run_warnings(result(cards=cards))
     both = {name: card(tied_last_two_share=0.25) for name in METRICS["domains"]}
     (tied,) = run_warnings(result(rounds=[], cards=both))
-    assert "the last two events of some users have the same time (crime 25.0%, comics 25.0%)" in tied
+    assert "some customers' last two purchases have the same time (crime 25.0%, comics 25.0%)" in tied
     for said, (name, words) in zip(found, expected, strict=True):
         assert name in said
         assert words in said

@@ -264,7 +264,10 @@ def test_what_sites_are_sent_is_what_the_wire_counts(deployed):
         assert 0 < sum(up) - counted < 2000 * len(NAMES)
 
 
-NOTHING = "crime and comics have no common items: joining rarely helps, and only through shared model layers and public users."
+NOTHING = (
+    "crime and comics have no common items: joining rarely helps, and only through shared model layers and "
+    "public users."
+)
 
 
 def test_server_sites_and_the_report_say_what_companies_have_in_common(playground, deployed, capsys):

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import provenance
 
+from fedecider.running.command import run
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "benchmarks" / "results" / "hostile.md"
 MUTANTS = "mutants"
@@ -135,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

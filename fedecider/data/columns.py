@@ -20,7 +20,7 @@ from fedecider.data.times import are_numbers, holds_times, is_clock
 TEXT_COLUMNS = (*DEFAULT_TEXT_FIELDS, *OTHER_TEXT_FIELDS)
 USER = (
     "unique household customer client clients buyer member patron borrower kunde kunden kaeufer klant cliente acheteur "
-    "comprador utente usuario utilisateur gebruiker user account visitor person shopper debitor pseudo reviewer "
+    "kd comprador utente usuario utilisateur gebruiker user account visitor person shopper debitor pseudo reviewer "
     "debitoren loyalty username email mail"
 )
 ITEM = (
@@ -184,7 +184,7 @@ def find_columns(
     named = {role: name for role, name in asked.items() if name}
     table.check(named.values())
     guessed: dict[str, str] = {}
-    problems, proposals = [], dict[str, str]()
+    problems, missing, proposals = [], list[str](), dict[str, str]()
     sample = table.sample(1000)
     for role in [role for role, name in asked.items() if name is None and role in RANKS]:
         found = [name for name in candidates(table, role) if name not in named.values() and sample.get(name)]
@@ -206,8 +206,10 @@ def find_columns(
         elif len(best) > 1 and role == "time":
             problems.append(f"{' and '.join(map(repr, best))} could both be the time: time={best[0]!r} (--time)")
         elif not best and role not in optional:
-            proposals[role] = _proposal(sample, role, {**named, **guessed, **proposals})
-            problems.append(f"none is called as the {role} usually is: {role}={proposals[role]!r} (--{role})")
+            missing.append(role)
+    for role in missing:  # when it is known which columns the others are
+        proposals[role] = _proposal(sample, role, {**named, **guessed, **proposals})
+        problems.append(f"none is called as the {role} usually is: {role}={proposals[role]!r} (--{role})")
     is_shopify = any(bare(name).startswith("lineitem") for name in table.column_names) and "Name" in table.column_names
     if is_shopify and asked.get("order", "") is None and "order" not in guessed:
         guessed["order"] = "Name"

@@ -101,7 +101,7 @@ def load_domains(folder: str | Path, names: Iterable[str] | None = None) -> dict
         raise ValueError(f"got domains {wanted}, expected each once")
     if missing or not wanted:
         raise ValueError(
-            f"no prepared data for {missing or 'any domain'} in {root}; found {found}. "
+            f"no prepared data for {missing or 'any domain'} in {root}; found {found} (see --domains). "
             f"Own tables: fedecider import EVENTS --output {root}; public data: python scripts/prepare_data.py "
             f"--domains {','.join(missing) or 'NAME'} --output {root} (see --help)"
         )

@@ -466,6 +466,14 @@ def test_two_columns_of_one_role_are_asked_about_with_all_that_lacks():
         from_events(rows, THINGS, user="a", item="b", time="c")
 
 
+def test_the_items_column_is_not_proposed_as_the_customers():
+    rows = [{"who": f"p{n % 5}", "Art.-Nr.": f"a{n % 9}", "date": f"2024-02-{1 + n % 28:02}"} for n in range(45)]
+    with pytest.raises(ValueError, match="none is called as the user usually is: user='who'"):
+        from_events(rows)
+    known = from_events([{"Kd.-Nr." if name == "who" else name: value for name, value in row.items()} for row in rows])
+    assert sorted(known["shop"].clients.users) == ["p0", "p1", "p2", "p3", "p4"]
+
+
 def test_negative_numbers_in_a_column_that_is_not_used_are_said():
     rows = [{**row, "menge_neu": f"{-1 if place % 9 == 8 else 2}.{place}"} for place, row in enumerate(orders())]
     data = from_events(rows, THINGS)

@@ -18,6 +18,7 @@ IFEDREC, SELECTION = "embedding_fr/methods/ifedrec.py", "fedecider/cross_silo/hy
 MANIFEST, VERSIONS, SCRATCH = "fedecider/running/manifest.py", "fedecider/models/versions.py", "fedecider/scratch.py"
 FORGET, SECURE = "fedecider/lifecycle/forget.py", "fedecider/deployment/secure.py"
 ROUNDS, ROWS = "fedecider/federation/secure_rounds.py", "fedecider/methods/rows.py"
+ENSEMBLES, SERVER = "fedecider/cross_silo/ensembles.py", "fedecider/deployment/server.py"
 SITES, SOURCE = "fedecider/data/sites.py", "fedecider/models/source.py"
 FLARE, DEPLOY = "fedecider/deployment/flare.py", "fedecider/deployment/commands.py"
 
@@ -107,6 +108,36 @@ MUTANTS = [
         (FLARE, "if sender == name:", "if True:"),
         (FLARE, "ends = time.monotonic() + deadline_s if", "ends = time.time() + deadline_s if"),
         (DEPLOY, 'of_site if kind == "site" else ""', '""'),
+    ),
+    *several(
+        "tests/deployment/test_deployed.py -k figures",
+        (SERVER, "_is_difference if row == DIFFERENCE else _is_figure", "_is_difference"),
+        (SERVER, "and -1.0 - 1e-9 <= value <= 1.0 + 1e-9", ""),
+        (SERVER, "-1e-9 <= value <= 1.0 + 1e-9  #", "True  #"),
+    ),
+    Mutant(
+        SERVER,
+        "if not all(map(_is_figure, values)):",
+        "if False:",
+        "tests/deployment/test_deployed_faults.py -k believed",
+    ),
+    Mutant(
+        "fedecider/testing/llm_contract.py",
+        "(~(logit_BV <= logit_BV.gather(1, target_B[:, None])))",
+        "(logit_BV > logit_BV.gather(1, target_B[:, None]))",
+        "tests/methods/test_contract.py -k no_numbers",
+    ),
+    Mutant(
+        ENSEMBLES,
+        'asked = (histories(sequences, "valid"), targets(sequences, "valid"))',
+        'asked = (histories(sequences, "test"), targets(sequences, "test"))',
+        "tests/ensemble/test_sources.py",
+    ),
+    Mutant(
+        "idgen/backbone_training.py",
+        "[task.without_last(user_U) for task, user_U in pairs]",
+        "[task for task, _ in pairs]",
+        "tests/idgen/test_validation.py",
     ),
     *several(
         "tests/deployment/test_site_tables.py",

@@ -21,6 +21,7 @@ from fedecider.federation.callbacks import Checkpoints
 from fedecider.federation.record import Recorder
 from fedecider.federation.rounds import RoundSettings
 from fedecider.methods import METHODS
+from fedecider.report.joining import DIFFERENCE
 
 pytestmark = pytest.mark.whole
 
@@ -330,7 +331,8 @@ def test_a_site_refuses_what_it_does_not_know(asked, reason, tmp_path):
 LIES = [
     {"row": {"hit@10": {"mean": "many"}}},
     {"row": {"hit@10": {"mean": 1000.0}}},
-    {"row": {"hit@10": {"mean": 0.5, "low": -5.0}}},
+    {"row": {"hit@10": {"mean": 0.5, "low": -0.5}}},
+    {DIFFERENCE: {"hit@10": {"mean": -1.5}}},
     {"row": {"hit@10": {"mean": float("nan")}}},
     {"row\n| fake | 1.0 |": {"hit@10": {"mean": 0.5}}},
     {"row": {"\x1b[2J": {"mean": 0.5}}},
@@ -341,12 +343,12 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("lie", fast_where(LIES[:6], LIES))
+@pytest.mark.parametrize("lie", fast_where(LIES[:7], LIES))
 def test_results_that_are_no_figures_are_left_out(lie, tmp_path):
     def lies(client, asked, blob):
         return changed(blob, facts={"results": lie}) if client == 1 and asked.kind == "finish" else blob
 
-    honest = {"row": {"hit@10": {"mean": 0.25, "low": 0.0, "high": 0.5}}}
+    honest = {"row": {"hit@10": {"mean": 0.25, "low": 0.0, "high": 0.5}}, DIFFERENCE: {"hit@10": {"mean": -0.25}}}
     sites = [site_of("fedavg", client, tmp_path, finish=lambda state, download: honest) for client in range(3)]
     _, _, line, results = deployed("fedavg", sites, 1, damage=lies)
     assert results == {0: honest, 2: honest}

@@ -93,12 +93,14 @@ def test_a_late_site_is_silent_until_the_round_is_closed(tmp_path):
 LIES = {
     "a list": [1],
     "a list of scores": {"global": [1], "local": [1]},
+    "1000": {"global": {"ndcg@10": 1000.0}, "local": {"ndcg@10": 0.5}},
+    "-5": {"global": {"ndcg@10": 0.5}, "local": {"ndcg@10": -5.0}},
     "true": {"global": {"ndcg@10": True}, "local": {"ndcg@10": True}},
     "400 digits": {"global": {"ndcg@10": 10**400}, "local": {"ndcg@10": 10**400}},
 }
 
 
-@pytest.mark.parametrize("lie", fast_where(("a list of scores", "400 digits"), LIES))
+@pytest.mark.parametrize("lie", fast_where(("a list of scores", "400 digits", "1000", "-5"), LIES))
 def test_scores_that_crashed_a_server_are_not_believed(lie, tmp_path):
     def lies(client, asked, blob):
         wrong = client == 1 and (asked.kind, asked.round) == ("validate", 2)

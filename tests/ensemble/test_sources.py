@@ -1,14 +1,16 @@
 """What a client of a run counts: its own events, public ones, and those of clients with the same catalogue."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ensemble_toys import NUM_ITEMS, sequences
+from ensemble_toys import NUM_ITEMS, sequences, vectors
 
 from fedecider.cross_silo import ensembles
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
+from fedecider.data.near_texts import unit_vectors
 from fedecider.data.sellers import with_shared_catalogues
 from fedecider.evaluation.protocols import train_part, train_parts
 from fedecider.evaluation.sequences import SequenceArray
@@ -16,6 +18,8 @@ from fedecider.federation.secure_rounds import protocol_bytes, simulated
 from fedecider.models import counts
 from fedecider.models.config import EnsembleConfig
 from fedecider.models.counts import count_events
+from fedecider.models.ensemble import fit_weights
+from fedecider.models.features import Knowledge
 
 
 def shop(name: str, seed: int, silo: bool = True) -> Domain:
@@ -111,3 +115,24 @@ def test_who_goes_takes_all_counts_along():
     left, expected = counts.without(both, count_events(gone, NUM_ITEMS)), count_events(stay, NUM_ITEMS)
     assert same(left, expected)
     assert (left.next_II != expected.next_II).nnz == 0 < expected.next_II.nnz
+
+
+def test_weights_are_fitted_on_validation_items_and_no_test_item():
+    """On these no model of a run is trained; by those it is measured."""
+    unit_ID = unit_vectors(vectors())
+    knowledge = Knowledge(own("books.1"), unit_ID)
+
+    def weights(change):
+        domain = SHOPS["books.1"]
+        changed = [change(list(sequence)) for sequence in domain.clients.sequences]
+        domains = {"books.1": replace(domain, clients=domain.clients._replace(sequences=changed))}
+        run, texts = SimpleNamespace(seed=1), {"books.1": SimpleNamespace(near=None)}
+        fitting = ensembles.Fitting(SimpleNamespace(run=run), SimpleNamespace(domains=domains), texts)
+        choices = ensembles.choices_for(fitting, "books.1", SimpleNamespace(scores=lambda: None), knowledge)
+        return fit_weights(choices, False)
+
+    def moved(place):
+        return lambda items: [*items[:place], (items[place] + 1) % NUM_ITEMS, *items[place:][1:]]
+
+    assert weights(moved(-1)) == weights(list)
+    assert weights(moved(-2)) != weights(list)

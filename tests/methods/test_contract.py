@@ -56,6 +56,16 @@ def bench(name, backbone):
     return LlmBench(METHODS[name], config, toy_recommender, catalogue_recommender)
 
 
+@pytest.mark.parametrize("made", [toy_recommender, catalogue_recommender])
+def test_a_model_whose_numbers_are_no_numbers_ranks_nothing_first(made):
+    """Else a ruined method would look perfect to its contract."""
+    models = made()
+    ruined = {name: torch.full_like(tensor, torch.nan) for name, tensor in models.start.items()}
+    for client in range(models.num_clients):
+        assert (models.model(client, models.start).positions("test") < 9).any()
+        assert (models.model(client, ruined).positions("test") >= 9).all()  # the smallest catalogue has 9 items
+
+
 @methods
 @pytest.mark.parametrize("part", LLM_CONTRACT, ids=lambda part: part.__name__)
 def test_contract(name, part):

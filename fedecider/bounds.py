@@ -7,6 +7,7 @@ Python alike; what settings may not be together is checked in ``__post_init__``.
 
 from __future__ import annotations
 
+import errno
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
@@ -116,11 +117,18 @@ Threads = Annotated[Int, Field(ge=0, le=1024)]
 """A fixed end, whatever the machine: settings of a run are read on other machines too."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether work did not fit: the errors of Python and numpy, of torch's accelerators and of its CPU allocator.
+NO_ROOM = ("DefaultCPUAllocator", "out of memory", "annot allocate memory", "bad_alloc", "failed to map segment")
+"""In errors that have no class of their own: of torch, of files that are mapped, of libraries that are loaded."""
 
-    torch's class is known by its name, since importing torch takes seconds; the CPU allocator has no class of its own.
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether work did not fit: the errors of Python and numpy, of the system, of torch's accelerators and of its CPU
+    allocator, and what was raised because of one.
+
+    torch's class is known by its name, since importing torch takes seconds.
     """
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in str(error) or "out of memory" in str(error))
+    if error is None or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return error is not None
+    known = isinstance(error, (RuntimeError, OSError, ImportError))
+    full = known and (getattr(error, "errno", 0) == errno.ENOMEM or any(text in str(error) for text in NO_ROOM))
+    return full or is_out_of_memory(error.__cause__ or error.__context__)

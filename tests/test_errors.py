@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from fedecider.cli import main as cli
 from fedecider.data import from_events, publish
 from fedecider.data.store import save_domains
 from fedecider.evaluation.metrics import macro_mean, mean_metrics
@@ -69,6 +71,36 @@ SYSTEM = {
     errno.EROFS: "got 'read-only file system' for runs/x, expected a place that may be written",
     errno.ENOTDIR: "got 'not a directory' for runs/x, expected a folder",
 }
+
+
+FULL = {
+    "python": MemoryError("Unable to allocate 27 GiB"),
+    "the system": OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "tables.bin"),
+    "torch": RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    "an accelerator": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    "a mapped file": RuntimeError("unable to mmap 203 bytes from file <x>: Cannot allocate memory (12)"),
+    "a library": ImportError("libtorch.so: failed to map segment from shared object"),
+    "C++": RuntimeError("std::bad_alloc"),
+    "a library of another one": OSError("Could not find/load shared object file 'libllvmlite.so'"),
+}
+FULL["a library of another one"].__context__ = FULL["a library"]
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_work_that_does_not_fit_into_the_memory_is_one_sentence_that_says_what_to_lower(kind, capsys):
+    def work():
+        raise FULL[kind]
+
+    assert run(work) == 2
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: out of memory \(.+\), expected work that fits\. [^\n]+\n", said)
+    assert "memory_gb" in said
+
+
+def test_a_command_that_does_not_fit_while_it_is_loaded_says_so_too(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "import_module", lambda name: (_ for _ in ()).throw(MemoryError()))
+    assert cli.main(["audit", "--run", "x"]) == 2
+    assert capsys.readouterr().err.startswith("error: out of memory (MemoryError), expected work that fits")
 
 
 @pytest.mark.parametrize("number", SYSTEM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from fedecider.running.command import run
 
@@ -49,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         return run(lambda: _unknown(command))
     sys.argv = [f"fedecider {command}", *options]  # what help texts call the program
-    module = import_module(f"fedecider.cli.{command}")
-    return int(module.main(options))
+    modules: list[Any] = []
+    code = run(lambda: modules.append(import_module(f"fedecider.cli.{command}")))  # what it needs may not fit
+    return code or int(modules[0].main(options))
 
 
 def _unknown(command: str) -> None:

@@ -291,7 +291,7 @@ def _cell(entry: Entry, seed: int, setting: Setting) -> Cell | None:
         return entry.run(setting, seed)
     except ValueError as error:  # such as a run that diverged
         problem = str(error)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         problem = f"out of memory ({error}): fewer items or users take less"

@@ -68,8 +68,8 @@ def _of_system(error: OSError) -> str:
 def _out_of_memory(text: str) -> str:
     return (
         f"out of memory ({_one_line(text, 200)}), expected work that fits. Take fewer items or users, or lower "
-        "batch_size or embedding_size; of a language model also pretrain.train.batch_size, "
-        "pretrain.samples.max_source_tokens, eval_batch_size or num_beams"
+        "batch_size, embedding_size or memory_gb (cross-device: smaller blocks, large tables in files); of a language "
+        "model also pretrain.train.batch_size, pretrain.samples.max_source_tokens, eval_batch_size or num_beams"
     )
 
 

@@ -1,7 +1,13 @@
+import os
+import signal
 from dataclasses import dataclass
 
 import pytest
 
+from fedecider.data import store
+from fedecider.data.sample import sample_domains
+from fedecider.data.store import load_domains
+from fedecider.engine.run import kept_data
 from fedecider.federation.checksums import SUMS_FILE
 from fedecider.running.plain import content_key
 from fedecider.running.stages import begun_folder, cached_stage
@@ -115,3 +121,27 @@ def test_what_a_killed_build_has_begun_is_found_by_the_next_and_then_removed(tmp
     found = cached_stage(tmp_path, "distill", inputs, build)
     assert (found.folder / "model.txt").read_text() == "7"
     assert [path.name for path in tmp_path.iterdir()] == [found.folder.name]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process of its own is killed")
+def test_data_in_memory_are_kept_whole_whatever_was_killed_before(tmp_path, monkeypatch):
+    data, put = sample_domains(["crime", "comics"]), store._put_in_place
+
+    def put_one_and_die(source, target):
+        put(source, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        monkeypatch.setattr(store, "_put_in_place", put_one_and_die)
+        try:
+            kept_data(data, tmp_path)
+        finally:
+            os._exit(70)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1  # one of two domains, under a name that nobody reads
+    folder = kept_data(data, tmp_path)
+    assert list(tmp_path.iterdir()) == [folder]
+    assert load_domains(folder).keys() == data.keys()
+    assert kept_data(data, tmp_path) == folder

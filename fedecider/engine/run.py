@@ -28,10 +28,11 @@ from fedecider.running.plain import content_key
 from fedecider.running.progress import log_line, quiet, round_progress, stage, timed_run, write_seconds
 from fedecider.running.run_folder import RunFolder, fingerprint, forget_unstarted
 from fedecider.running.settings_files import NOTHING_CHOSEN, Chosen, write_settings
+from fedecider.scratch import aside
 
 
 def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
-    """The folder of these domains in the cache, by their content; written where it is not there yet.
+    """The folder of these domains in the cache, by their content; written where it is not there yet, as a whole.
 
     Raises:
         ValueError: something else than domains, or none.
@@ -43,7 +44,12 @@ def kept_data(data: Mapping[str, Domain], cache: Path) -> Path:
     key = content_key({name: domain.content_hash() for name, domain in data.items()})
     folder = cache / f"data-{key}"
     if not folder.is_dir():
-        save_domains(dict(data), folder)
+        try:
+            with aside(folder) as scratch:
+                save_domains(dict(data), scratch)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster
+                raise
     return folder
 
 

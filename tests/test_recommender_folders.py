@@ -3,11 +3,18 @@
 # ruff: noqa: F811 (fixtures of another file)
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import load_file
 from test_pretrained_recommender import copy, rec, run  # noqa: F401
+from transformers import AutoModelForCausalLM
 
+import fedecider
 from fedecider.cli.main import main
 from fedecider.models.recommender import Recommender
 from fedecider.models.source import find_source
@@ -16,6 +23,8 @@ from fedecider.serve.config import ServeConfig
 from fedecider.serve.run import load_recommenders
 
 pytestmark = pytest.mark.whole
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -55,6 +64,21 @@ def test_what_a_site_has_recommends_and_serves_and_says_where_its_figures_are(ru
         error = capsys.readouterr().err
         assert "an older version wrote it at a site of a deployment" in error
         assert "results.md and metrics.json, recommend and serve read it" in error
+
+
+def test_the_lines_of_the_cards_and_of_the_docs_open_an_adapter_from_any_working_directory(run, tmp_path, monkeypatch):
+    exported = fedecider.load(run).export(tmp_path / "exported")
+    monkeypatch.chdir(tmp_path)
+    page = (REPOSITORY / "docs" / "run_folder.md").read_text()
+    texts = [(place / "README.md").read_text() for place in (exported, exported / "adapters" / "crime")]
+    expected = load_file(exported / "adapters" / "crime" / "adapter_model.safetensors")
+    for text in [*texts, page[page.index("## backbone/ and adapters/") :]]:
+        lines = re.search(r"^```py\n(.*?)^```$", text, re.M | re.S)[1].replace("FOLDER", str(exported))
+        names = {"PeftModel": PeftModel, "AutoModelForCausalLM": AutoModelForCausalLM}
+        exec(lines.replace("runs/x", str(exported)), names)
+        state = get_peft_model_state_dict(names["model"], save_embedding_layers=False)
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
 def test_a_ensemble_elsewhere_is_not_taken(run, parts, tmp_path):

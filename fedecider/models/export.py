@@ -85,7 +85,8 @@ def prompt_layout(task: Task, ranking: RankingConfig, catalogue: str) -> PromptL
 
 MOVED = (
     "The backbone is named relative to this folder: keep `backbone/` and `adapters/` together, wherever they are "
-    "moved. When you publish it, write its hub name into `adapter_config.json` and into the first lines of this file."
+    "moved, and load it first: `AutoPeftModel` would look for it from the working directory. When you publish it, "
+    "write its hub name into `adapter_config.json` and into the first lines of this file."
 )
 
 
@@ -104,15 +105,16 @@ class Card(NamedTuple):
     """More entries for the table of settings."""
 
 
-def model_card(card: Card, base_name: str) -> str:
+def model_card(card: Card, base_name: str, auto_class: str) -> str:
     """Markdown with the front matter that model hubs read.
 
-    ``base_name``: the backbone, a name of the hub or `LOCAL_BACKBONE`.
+    ``base_name``: the backbone, a name of the hub or `LOCAL_BACKBONE`; ``auto_class`` of transformers opens it.
     """
     parts = [
         _front_matter(base_name),
         _introduction(card, base_name),
-        f"## Prompts\n\n{_prompt_text(card.prompt)}\n\n{MOVED if base_name == LOCAL_BACKBONE else ''}".strip(),
+        f"## Prompts\n\n{_prompt_text(card.prompt)}",
+        *([MOVED, opened_from_a_folder(auto_class, card.domain)] if base_name == LOCAL_BACKBONE else []),
         "With FeDecider installed, `fedecider.Recommender.from_pretrained(FOLDER)` recommends, and takes titles with "
         "typing errors, many histories at once and new items.",
     ]
@@ -142,6 +144,19 @@ def opened_in_one_line(auto_class: str, name: str, domain: str) -> str:
         f'rec = fedecider.Recommender.from_pretrained("{name}", "{domain}")',
     ]
     return "\n".join(["## In one line", "", "```py", *lines, "```"])
+
+
+def opened_from_a_folder(auto_class: str, domain: str) -> str:
+    """A part of a card: how one adapter is opened with the backbone beside it, from any working directory."""
+    return f"""## With peft
+
+```py
+from peft import PeftModel
+from transformers import {auto_class}
+
+base = {auto_class}.from_pretrained("FOLDER/backbone")  # FOLDER: what has backbone/ and adapters/
+model = PeftModel.from_pretrained(base, "FOLDER/adapters/{domain}")
+```"""
 
 
 def _front_matter(base_name: str) -> str:
@@ -229,7 +244,7 @@ def export_adapter(
         tables = adapted_embeddings(model.get_base_model())
         save_peft_folder(compact(factors), scratch, base.name, family_of(model).task_type, tables)
         write_items(scratch, items, card.prompt.end_token)
-        (scratch / "README.md").write_text(model_card(card, base.name), encoding="utf-8")
+        (scratch / "README.md").write_text(model_card(card, base.name, family_of(model).auto_class), encoding="utf-8")
         difference = reload_difference(model, scratch, base.folder, prompts)
         if not difference <= TOLERANCE:
             raise ValueError(

@@ -48,7 +48,7 @@ def test_the_layout_is_that_of_our_prompts(one_token):
 
 
 def test_the_card_says_prompt_weights_shares_and_metrics():
-    text = model_card(CARD, LOCAL_BACKBONE)
+    text = model_card(CARD, LOCAL_BACKBONE, "AutoModelForCausalLM")
     assert text.startswith('---\nlibrary_name: peft\nbase_model: "../../backbone"\n')
     assert "| prompt template | `so far the user has picked {history} and next`, then the closing token, 1 |" in text
     assert "| separator between two IDs | `;` |" in text
@@ -60,4 +60,4 @@ def test_the_card_says_prompt_weights_shares_and_metrics():
 
 
 def test_a_published_backbone_is_named_by_its_hub_name():
-    assert 'base_model: "someone/books"' in model_card(CARD, "someone/books")
+    assert 'base_model: "someone/books"' in model_card(CARD, "someone/books", "AutoModelForCausalLM")

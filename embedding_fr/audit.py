@@ -32,7 +32,7 @@ from fedecider.federation.aggregate import finite_clients
 from fedecider.federation.callbacks import collecting
 from fedecider.federation.method import Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import stream
-from fedecider.federation.wire import dense, download_to
+from fedecider.federation.wire import dense, download_to, upload_at
 from fedecider.report.costs import mean_bytes
 from fedecider.running.launch import Launch
 
@@ -133,7 +133,7 @@ def watch_rounds(
             masked[:] = [masked[0] + part_L] if masked else [part_L]  # modulo the size of the numbers
         kept_C = torch.isin(upload.clients, torch.tensor(clients)) & finite_clients(upload)
         if kept_C.any():
-            mine = only(upload, kept_C)
+            mine = upload_at(upload, kept_C)
             arrived.update(mine.clients.tolist())
             move_CID = moves_of(mine, download_to(download, kept_C), num_items, tables)
             if move_CID is not None:
@@ -221,19 +221,6 @@ def moved_sum(before: Tree, now: Tree, tables: Sequence[str]) -> Tensor | None:
     """(I, D) how the server's ``tables`` moved, those that are one for all clients; None where it has none."""
     names = [name for name in tables if name in before and before[name].dim() == 2]
     return torch.cat([(now[name] - before[name]).cpu() for name in names], 1) if names else None
-
-
-def only(upload: Upload, kept_C: Tensor) -> Upload:
-    """The upload of some clients of a block."""
-    return upload._replace(
-        clients=upload.clients[kept_C],
-        weights=upload.weights[kept_C.to(upload.weights.device)],
-        tensors={name: tensor[kept_C.to(tensor.device)] for name, tensor in upload.tensors.items()},
-        rows={name: row_CR[kept_C.to(row_CR.device)] for name, row_CR in upload.rows.items()},
-        payload={},
-        sent_rows={name: sent[kept_C.to(sent.device)] for name, sent in upload.sent_rows.items()},
-        finite=None,
-    )
 
 
 def item_rows(config: AuditConfig, interactions: Interactions, seen: Watched, num_rounds: int) -> list[AuditRow]:

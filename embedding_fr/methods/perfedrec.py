@@ -25,7 +25,7 @@ from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
 from embedding_fr.stacked import check_finite, inner_products, received, received_rows, take, weighted_sum
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import Int, OneOrMore, dataclass
-from fedecider.federation.aggregate import finite_clients
+from fedecider.federation.aggregate import finite_only
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
 from fedecider.federation.rows import add_rows
 from fedecider.federation.streams import stream
@@ -180,7 +180,7 @@ def perfedrec(federation: Federation, training: EmbeddingTraining, config: Perfe
         user_ND, heard_N = server["user"].clone(), torch.zeros_like(server["heard"])
         held: list[Upload] = []
         for upload in uploads:
-            held.append(_heard(upload))
+            held.append(finite_only(upload))
             user_ND[held[-1].clients] = held[-1].tensors["user"]
             heard_N[held[-1].clients] = True
         if not bool(heard_N.any()):
@@ -358,14 +358,6 @@ def drawn_by_size(cluster_N: Tensor, size: int, generator: torch.Generator) -> s
     weight_L = torch.bincount(cluster_N)[cluster_N[left_L]].double()
     second = torch.multinomial(weight_L, size // 2, generator=generator).tolist() if size > 1 else []
     return {*order_N[:first].tolist(), *left_L[second].tolist()}
-
-
-def _heard(upload: Upload) -> Upload:
-    """Of the clients whose tensors are finite."""
-    heard_C = finite_clients(upload)
-    tensors = {name: tensor[heard_C] for name, tensor in upload.tensors.items()}
-    rows = {name: row_CR[heard_C] for name, row_CR in upload.rows.items()}
-    return upload._replace(clients=upload.clients[heard_C], weights=upload.weights[heard_C], tensors=tensors, rows=rows)
 
 
 METHOD = Method(

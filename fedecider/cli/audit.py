@@ -13,7 +13,7 @@ from fedecider.running.options import parse
 DESCRIPTION = """Attack a finished run as the server or another client could. Cross-device track: which items did a
 client train on? Cross-silo track: which users did it train on? Writes audit.json into the output directory and prints a
 table; for the page of a run of the cross-silo track, run scripts/report.py afterwards. Of the folder of a site: what
-left it, and which of its files hold customers' data."""
+left it, which of its files hold customers' data, and what a server can infer of what left."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,10 +30,12 @@ def audit(config: AuditConfig) -> None:
     from fedecider.running.progress import console
     from fedecider.running.run_folder import SITE, check_output, read_run
 
-    if SITE in read_run(Path(config.run)):
-        from fedecider.deployment.left import site_in_words
+    if SITE in (record := read_run(Path(config.run))):
+        from fedecider.deployment.left import inferred_in_words, site_in_words
 
-        print("\n".join(site_in_words(Path(config.run))))
+        print("\n".join(site_in_words(Path(config.run))), flush=True)
+        with start(int(record["config"]["run"].get("num_threads", 0))) as launch:
+            print("\n".join(inferred_in_words(config, launch)))
         return
     folder, result = finished(Path(config.run))
     check_output(folder.root)  # before hours of work

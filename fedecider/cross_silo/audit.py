@@ -10,7 +10,7 @@ Shape legend: K clients, M modules, V rows of a table, A attacks (scale of an up
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,7 +97,7 @@ def send_once(settings: Settings, models: ClientModels, state: RunState) -> Sent
         own = {name: tensor[block.clients] for name, tensor in local.items() if name not in method.unread}
         upload, _, _ = method.client_update(round, download, own, block)
         uploads.append(protect(upload, download, round, models.num_clients))
-        downloads.append(_known(download))
+        downloads.append(known_of(download))
     after = method.server_aggregate(round, server, iter(uploads))
     next_downloads = [method.broadcast(round + 1, after, torch.tensor([client])) for client in range(len(uploads))]
     alike = len({float(upload.weights[0]) for upload in uploads}) == 1
@@ -107,7 +107,7 @@ def send_once(settings: Settings, models: ClientModels, state: RunState) -> Sent
         [take_row(upload.tensors, 0) for upload in uploads],
         downloads,
         [take_row(upload.sent_rows, 0) for upload in uploads],
-        [_known(download) for download in next_downloads],
+        [known_of(download) for download in next_downloads],
     )
 
 
@@ -122,7 +122,7 @@ def views_of(folder: RunFolder, settings: Settings, models: ClientModels, sent: 
 
     views = [View("nobody", "the shared student alone", partial(_student, models), (1.0,), ("mean log-probability",))]
     names = list(models.start)
-    pairs = [_is_pair({**down, **up}, names) for down, up in zip(sent.downloads, sent.uploads, strict=True)]
+    pairs = [is_pair({**down, **up}, names) for down, up in zip(sent.downloads, sent.uploads, strict=True)]
     if all(pairs) and any(sent.uploads) and not settings.run.secure_sum:
         views.append(View("server", "the update that the client sends", seen(_upload)))
     if len(sent.uploads) > 1 and all(set(names) <= set(one) for one in sent.broadcasts):
@@ -166,13 +166,14 @@ def without_own(mean: Tree, own: Tree, marks: Sequence[Tree], observer: int) -> 
     return rest
 
 
-def _known(download: Download) -> Tree:
+def known_of(download: Download) -> Tree:
     """What the only client of a download knows of it."""
     one = received(download, 0)
     return {**one.shared, **take_row(one.per_client, 0)}
 
 
-def _is_pair(tree: Tree, names: Sequence[str]) -> bool:
+def is_pair(tree: Tree, names: Iterable[str]) -> bool:
+    """Whether a tree has one pair of factors of every layer."""
     return all(name in tree and tree[name].dim() == 2 for name in names)
 
 
@@ -289,7 +290,7 @@ def members_and_others(
             f"got nobody of the catalogue {domain.catalogue.name} on whom the run did not train, expected some to "
             "compare with: prepare the data with --silos and leave one silo out of --domains"
         )
-    return _drawn(config, members, f"{name} in"), _drawn(config, others, f"{name} out")
+    return drawn(config, members, f"{name} in"), drawn(config, others, f"{name} out")
 
 
 def away_from_run(data: str, protocol: str, domain: Domain, domains: Mapping[str, Domain]) -> list[Sequence[list[int]]]:
@@ -347,7 +348,7 @@ def _times(scale: float) -> str:
     return "" if scale == 1.0 else f", update times {scale:g}"
 
 
-def _drawn(config: AuditConfig, sequences: Sequence[list[int]], label: str) -> list[list[int]]:
+def drawn(config: AuditConfig, sequences: Sequence[list[int]], label: str) -> list[list[int]]:
     order = torch.randperm(len(sequences), generator=stream(config.seed, "audited users", label))
     return [sequences[user] for user in order[: config.num_users or len(sequences)].sort().values.tolist()]
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from fedecider.deployment import messages
 from fedecider.deployment.counts import COUNTS, EVENTS, SiteCounts
-from fedecider.deployment.left import LEFT_FILE
 from fedecider.deployment.messages import pack
 from fedecider.deployment.secure import KEYS, SHARES, UNMASK, SiteSums
 from fedecider.deployment.weights import WEIGHTS, SiteWeights
@@ -40,6 +39,10 @@ from fedecider.running.damage import read_object
 from fedecider.running.run_folder import SITE_LOGS
 
 logger = logging.getLogger(__name__)
+
+LEFT_FILE = "left.jsonl"
+"""In the site's folder, a line a message: round, kind, bytes, SHA-256, shapes of tensors, names of facts."""
+SENT_FILE, HELD_FILE = "sent.safetensors", "download.safetensors"
 
 Finish = Callable[[RunState, Download], Mapping[str, Any]]
 """state at the end, download of the selected round -> what is told of the test."""
@@ -159,13 +162,13 @@ class Site(NamedTuple):
 
     @property
     def sent(self) -> Path:
-        """The last upload that was made under a guarantee."""
-        return self.folder / "sent.safetensors"
+        """The last upload: kept under a guarantee, which allows no second one; and of one client, for its auditor."""
+        return self.folder / SENT_FILE
 
     @property
     def held(self) -> Path:
         """The last download."""
-        return self.folder / "download.safetensors"
+        return self.folder / HELD_FILE
 
     @property
     def logs(self) -> Path:
@@ -230,13 +233,13 @@ def _begin(site: Site, now: dict[str, Any]) -> None:
             f"got a message of run {site.run}, expected one of run {known['run']}, to which the folder of this site "
             "belongs. Start the site with another output"
         )
-    if site.sent.is_file():
+    if site.spends and site.sent.is_file():
         raise ValueError(
             "got a run that was started anew, expected it to go on: this site has spent rounds of its guarantee on it. "
             "Resume it on the server, or start the site with another output"
         )
     shutil.rmtree(site.checkpoints, ignore_errors=True)
-    for file in (site.held, site.logs):
+    for file in (site.held, site.logs, site.sent):
         file.unlink(missing_ok=True)
     write_json(site.started, now)
 
@@ -266,7 +269,7 @@ def _trained(site: Site, asked: messages.Message) -> messages.Message:
     logs.sort(key=itemgetter("client"))
     Recorder(site.logs).write({"round": asked.round, "clients": logs})
     answer = messages.of_upload(asked.round, joined(uploads), {})
-    if site.spends:
+    if site.spends or (site.sums is None and len(site.hosted.clients) == 1):
         write_bytes(site.sent, pack(answer))  # behind the state: what was not kept here has not left either
     return answer
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedecider.federation.config import RobustMean
 from fedecider.federation.method import FederatedMethod, Tree, Upload
 from fedecider.federation.rows import add_rows
-from fedecider.federation.wire import only_rows, reference_of, with_finite
+from fedecider.federation.wire import only_rows, reference_of, upload_at, with_finite
 
 
 def weighted_mean(uploads: Iterable[Upload], fallback: Tree, uniform: bool = False) -> Tree:
@@ -254,7 +254,7 @@ def robust(uploads: Iterable[Upload], kind: RobustMean, server: Tree) -> Iterato
     clients move a row, its median is the row as it was. Such a table is gone over in parts of at most `PART_NUMBERS`
     numbers of all clients together.
     """
-    finite = (upload for upload in map(_finite_only, uploads) if len(upload.clients))
+    finite = (upload for upload in map(finite_only, uploads) if len(upload.clients))
     held = [upload._replace(weights=(upload.weights > 0.0).to(upload.weights)) for upload in finite]
     if not held:
         return
@@ -375,21 +375,10 @@ def _server_table(upload: Upload, name: str, server: Tree) -> Tensor:
     return server[name]
 
 
-def _finite_only(upload: Upload) -> Upload:
+def finite_only(upload: Upload) -> Upload:
+    """Of the clients whose tensors are finite."""
     kept_C = finite_clients(upload)
-    if kept_C.all():
-        return upload
-
-    def kept(tree: Tree) -> Tree:
-        return {name: tensor[kept_C.to(tensor.device)] for name, tensor in tree.items()}
-
-    return upload._replace(
-        clients=upload.clients[kept_C],
-        weights=upload.weights[kept_C],
-        tensors=kept(upload.tensors),
-        rows=kept(upload.rows),
-        sent_rows=kept(upload.sent_rows),
-    )
+    return upload if kept_C.all() else upload_at(upload, kept_C)
 
 
 def _row_means(total: Tensor, weight_I: Tensor, fallback: Tensor) -> Tensor:

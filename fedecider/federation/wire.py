@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -79,30 +80,8 @@ def take_row(tree: Tree, row: int) -> Tree:
 
 
 def download_of(download: Download, row: int) -> Download:
-    """The download of client ``row`` alone: a block of one."""
-    here = slice(row, row + 1)
-    return download._replace(
-        per_client={name: tensor[here] for name, tensor in download.per_client.items()},
-        sent_rows={name: sent_Cn[here] for name, sent_Cn in download.sent_rows.items()},
-    )
-
-
-def upload_of(upload: Upload, row: int) -> Upload:
-    """The upload of client ``row`` alone: a block of one."""
-    here = slice(row, row + 1)
-
-    def own(tree: Tree) -> Tree:
-        return {name: tensor[here] for name, tensor in tree.items()}
-
-    return upload._replace(
-        clients=upload.clients[here],
-        weights=upload.weights[here],
-        tensors=own(upload.tensors),
-        rows=own(upload.rows),
-        payload=own(upload.payload),
-        sent_rows=own(upload.sent_rows),
-        finite=None if upload.finite is None else upload.finite[here],
-    )
+    """The download of client ``row`` alone."""
+    return download_at(download, slice(row, row + 1))
 
 
 def download_to(download: Download, kept_C: Tensor) -> Download:
@@ -110,12 +89,33 @@ def download_to(download: Download, kept_C: Tensor) -> Download:
     return download if kept_C.all() else download_at(download, kept_C.nonzero()[:, 0])
 
 
-def download_at(download: Download, row_C: Tensor) -> Download:
+def download_at(download: Download, place: slice | Tensor) -> Download:
     """The download of the clients that stand at these rows of a block, in this order."""
-    return download._replace(
-        per_client={name: tensor[row_C.to(tensor.device)] for name, tensor in download.per_client.items()},
-        sent_rows={name: sent_Cn[row_C.to(sent_Cn.device)] for name, sent_Cn in download.sent_rows.items()},
+    own = partial(_at, place=place)
+    return download._replace(per_client=own(download.per_client), sent_rows=own(download.sent_rows))
+
+
+def upload_of(upload: Upload, row: int) -> Upload:
+    """The upload of client ``row`` alone: a block of one."""
+    return upload_at(upload, slice(row, row + 1))
+
+
+def upload_at(upload: Upload, place: slice | Tensor) -> Upload:
+    """The upload of the clients at ``place`` of a block: rows, or (C,) bool."""
+    own = partial(_at, place=place)
+    known = {} if upload.finite is None else {"finite": upload.finite}
+    heads: dict[str, Any] = dict(own({"clients": upload.clients, "weights": upload.weights, **known}))
+    return upload._replace(
+        **heads,
+        tensors=own(upload.tensors),
+        rows=own(upload.rows),
+        payload=own(upload.payload),
+        sent_rows=own(upload.sent_rows),
     )
+
+
+def _at(tree: Tree, place: slice | Tensor) -> Tree:
+    return {name: one[place if isinstance(place, slice) else place.to(one.device)] for name, one in tree.items()}
 
 
 def joined(uploads: Sequence[Upload]) -> Upload:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedecider.cross_silo.track import TRACK
 from fedecider.data.card import make_card, overlaps
 from fedecider.data.domain import Domain, Events
 from fedecider.data.sample import sample_domains
+from fedecider.data.silos import share_out
 from fedecider.data.store import load_domains, save_domains
 from fedecider.deployment.commands import collect
 from fedecider.deployment.llm import public
@@ -74,9 +76,9 @@ def place(folder, project, name, data=""):
     return PartyFile(str(project.root), output, str(data), name, deployment=CONFIG)
 
 
-def write_playground(folder, domains, **more) -> None:
+def write_playground(folder, domains, simulates=True, **more) -> None:
     """``all/`` as a simulation reads it, ``site-<name>/`` with one company's users each, ``public/`` with nobody's; the
-    simulated run and the project."""
+    simulated run, if there is one, and the project."""
     save_domains(domains, folder / "all")
     save_domains({name: without_users(domain) for name, domain in domains.items()}, folder / "public")
     for name, domain in domains.items():
@@ -84,7 +86,8 @@ def write_playground(folder, domains, **more) -> None:
     (folder / "toy.yaml").write_text(toy_settings(domains, **more))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        federate("--config", "toy.yaml", "--data", "all", "--output", "runs/simulated", "--cache", "cache")
+        if simulates:
+            federate("--config", "toy.yaml", "--data", "all", "--output", "runs/simulated", "--cache", "cache")
         project_of(folder / "project", "--config", "toy.yaml")
 
 
@@ -135,6 +138,52 @@ def test_an_auditor_of_a_site_sees_all_that_left_and_who_may_read_what(deployed,
     assert "holds customers' data: private/crime/ensemble.json, its owner alone reads it" in said
     assert "holds customers' data: per_user.parquet, its owner alone reads it" in said
     assert "holds customers' data: report.html, others may read it: chmod 600" in said
+
+
+def attacked(folder, capsys, **more):
+    """What the auditor of one of three companies of a catalogue reads of attacks: what is seen -> AUC, low, high; and
+    the whole page."""
+    write_playground(folder, share_out(sample_domains(["crime"]), 3, None, 0), False, **more)
+    deploy_playground(folder)
+    capsys.readouterr()
+    assert main(["audit", "--run", str(folder / "out" / "crime.1"), "--num_users", "60"]) == 0
+    said = capsys.readouterr().out
+    print(said)
+    found = re.findall(r"^(.+), from (.+): AUC ([0-9.]+) \[([0-9.]+), ([0-9.]+)\]", said, re.M)
+    return {f"{party}: {sees}": tuple(map(float, figures)) for party, sees, *figures in found}, said
+
+
+STUDENT, MEAN = "nobody: the shared student alone", "server and all sites: the mean of all sites, which came last"
+MEMORISING = {"method": "fedavg", "learning_rate": 0.01, "local_epochs": 20, "lora_rank": 16, "lora_targets": "table"}
+
+
+def test_a_server_reads_purchases_off_a_plain_upload_and_the_auditor_of_the_site_sees_how_well(tmp_path, capsys):
+    figures, said = attacked(tmp_path, capsys, **MEMORISING)
+    last = [one for one in read_records(tmp_path / "out" / "crime.1" / "left.jsonl") if one["kind"] == "upload"][-1]
+    upload = f"server: the upload of round 2 (SHA-256 {last['sha256'][:16]})"
+    assert list(figures) == [STUDENT, upload, MEAN]
+    assert figures[upload][1] > 0.75
+    assert figures[STUDENT][2] < 0.6
+    assert figures[STUDENT][0] < figures[MEAN][0] < figures[upload][0]
+    assert "60 newest train purchases of its customers against 60 held-out ones" in said
+
+
+def test_under_secure_sums_the_auditor_of_a_site_sees_that_no_upload_can_be_attacked(tmp_path, capsys):
+    figures, said = attacked(tmp_path, capsys, secure_sum=True, **MEMORISING)
+    assert list(figures) == [STUDENT, MEAN]
+    assert "uploads of crime.1 left masked: the server reads none of them, only the sum over 3 sites" in said
+    assert not (tmp_path / "out" / "crime.1" / "sent.safetensors").exists()
+
+
+def test_a_site_whose_project_is_gone_is_listed_but_not_attacked(playground, deployed, tmp_path, capsys):
+    record = read(deployed / "crime" / "run.json")
+    record["config"]["run"]["cache"] = str(tmp_path / "elsewhere" / "cache")
+    shutil.copytree(deployed / "crime", tmp_path / "site")
+    (tmp_path / "site" / "run.json").write_text(json.dumps(record))
+    assert main(["audit", "--run", str(tmp_path / "site")]) == 2
+    seen = capsys.readouterr()
+    assert "upload: 2 in rounds 1 to 2, " in seen.out
+    assert f"got {tmp_path / 'elsewhere'} without project.json" in seen.err
 
 
 def test_every_site_has_the_figures_of_the_simulated_run(playground, deployed):

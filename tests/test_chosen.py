@@ -386,6 +386,6 @@ def test_the_console_of_tables_as_shops_have_them_fits_a_screen(tmp_path, monkey
     assert any("rows have no customer ('guest'" in line for line in first)
     assert len(rest) > 5
     assert not {*said} & {*rest}
-    assert said[len(first)].startswith(f"how the tables were read: {len(data.notes)} notes in ")
+    assert said[len(first)].startswith(f"{len(data.notes)} notes on how the tables were read: ")
     written = Path(said[len(first)].rpartition(" ")[2]).read_text()
     assert all(f"- {note}\n" in written for note in data.notes)

@@ -94,7 +94,7 @@ def test_rows_weights_and_files(playground):
         assert one["difference"]["mean"] == pytest.approx(next(means) - next(means))
         assert 0 < one["p_value"] <= one["p_holm"] <= 1
     page = (run / "report.html").read_text()
-    section = page[page.index("What decides") :]
+    section = page[page.index("Ensemble weights") :]
     name, weights = next(iter(metrics["ensemble"].items()))
     theta, error = (weights["beside_model"][part]["text"] for part in ("value", "error"))
     assert f"{theta:.2f} ± {error:.2f}" in section

@@ -387,8 +387,8 @@ def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
         if (one["domain"], one["metric"], one["first"]) == ("macro", "hit@10", kept)
         and one["second"].startswith("local")
     )
-    assert f"Gain: {100 * gain:+.1f} [" in said, "the answer is about what every company keeps"
-    assert "Kept is another model" in (folder / "runs" / "left" / "report.html").read_text()
+    assert f"hit@10 {100 * gain:+.1f} [" in said, "the answer is about what every company keeps"
+    assert "A company keeps another model" in (folder / "runs" / "left" / "report.html").read_text()
     assert main("evaluate", "--run", "runs/left") == 0
     loaded = Recommender.from_pretrained("runs/left", "crime.1")
     assert len(loaded.recommend([loaded.items.titles[0]], k=3)) == 3

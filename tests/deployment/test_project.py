@@ -328,7 +328,9 @@ def test_server_sites_and_the_report_say_what_companies_have_in_common(playgroun
     project = read_project(playground / "project")
     with start(1) as launch:
         make_site(project, place(playground / "again", project, "crime", playground / "site-crime"), launch)
-    own = "crime shares no item with comics: it can gain only through shared layers of the model and public users."
+    own = (
+        "crime shares no item with comics: joining rarely helps, and only through shared model layers and public users."
+    )
     assert own in capsys.readouterr().out
 
 

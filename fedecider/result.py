@@ -228,7 +228,7 @@ class Result:
     def _card(self, published_name: str) -> Any:
         from huggingface_hub import ModelCard, ModelCardData
 
-        from fedecider.models.export import opened_from_a_folder, opened_in_one_line
+        from fedecider.models.export import DATA, opened_from_a_folder, opened_in_one_line
 
         config = read_object(self.folder.adapters / self.clients[0] / "adapter_config.json", {"task_type": str})
         auto_class = "AutoModelForSeq2SeqLM" if config["task_type"] == "SEQ_2_SEQ_LM" else "AutoModelForCausalLM"
@@ -242,6 +242,7 @@ class Result:
             opened_in_one_line(auto_class, published_name, self.clients[0])
             if published_name
             else opened_from_a_folder(auto_class, self.clients[0]),
+            DATA.format("`, `".join(self.clients)),
             f"```text\n{self.table.round(4).to_string()}\n```",
         ]
         return ModelCard("\n\n".join(parts) + "\n")

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 import nbformat
 import pytest
@@ -10,7 +11,7 @@ from examples.notebooks.execute import FOLDER, PARAMETERS, executed, stripped
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SHORT = {
-    "llm_track": {"rounds": 1, "local_epochs": 1, "pretrain_epochs": 2},
+    "tour": {"rounds": 1, "seeds": 1},
     "embedding_leaderboard": {"methods": ["fedmf"], "rounds": 30, "seeds": 1},
 }
 
@@ -23,29 +24,35 @@ def texts(content: nbformat.NotebookNode) -> str:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """Notebook -> what it shows after a short run."""
-    work = tmp_path_factory.mktemp("notebooks")
-    return {name: texts(stripped(executed(FOLDER / f"{name}.ipynb", work, **SHORT[name]))) for name in SHORT}
+    """What a notebook shows after a short run."""
+
+    @cache
+    def run(name):
+        work = tmp_path_factory.mktemp(name)
+        return texts(stripped(executed(FOLDER / f"{name}.ipynb", work, **SHORT[name])))
+
+    return run
 
 
 def test_every_notebook_has_short_settings():
     assert {path.stem for path in NOTEBOOKS} == set(SHORT)
 
 
-@pytest.mark.slow
-def test_the_llm_track_is_trained_measured_and_asked(shown):
-    text = shown["llm_track"]
-    assert "protocol: strict" in text
-    assert re.search(r"fedecider \+ ensemble +0\.\d{3} +0\.\d{3} +0\.\d{3}", text)
-    assert text.count("(macro, ndcg@10") == 3
-    assert "round 1" in text
-    assert "round 2" not in text
-    assert len(re.findall(r"\bcrime-\d{4}\b", text)) == 3
+@pytest.mark.whole
+def test_the_tour_goes_from_two_tables_to_an_adapter_of_plain_peft(shown):
+    text = shown("tour")
+    assert text.index("Gain: ") < text.index("Cost: ")
+    assert re.search(r"^fedavg \+ ensemble +0\.\d+ +0\.\d+$", text, re.M)
+    answer, plain = (
+        re.findall(pattern, text, re.M) for pattern in (r"^\d +(planted-\d{4}) .* -\d", r"^\d +[A-Z]\D+ -\d")
+    )
+    assert len(answer) == len(plain) == 3
+    assert "['README.md', 'adapters', 'backbone', 'manifest.json']" in text
 
 
 @pytest.mark.slow
 def test_the_leaderboard_has_its_rows_and_its_canary(shown):
-    text = shown["embedding_leaderboard"]
+    text = shown("embedding_leaderboard")
     assert {"fedmf", "popularity", "memoriser"} <= set(text.split())
     assert "fedrap" not in text
     paper, strict = map(float, re.findall(r"^memoriser +(\d\.\d+) +(\d\.\d+)$", text, re.M)[-1])

@@ -81,6 +81,15 @@ def test_links_of_the_pages_at_the_root_lead_somewhere(page):
             assert (page.parent / target.partition("#")[0]).is_file(), target
 
 
+def test_the_version_is_one_wherever_it_is_written():
+    citation, version = read(REPOSITORY / "CITATION.cff"), project("version")
+    changes = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\d[\d.]*) \(([\d-]+)\)$", changes, re.M)
+    assert newest.groups() == (citation["version"], str(citation["date-released"]))
+    assert citation["version"] == version
+    assert f"fedecider-{version}-py3" in (REPOSITORY / "docs" / "operate.md").read_text(encoding="utf-8")
+
+
 def test_contributing_names_targets_of_make():
     for target in re.findall(r"^make (\w+)", (REPOSITORY / "CONTRIBUTING.md").read_text(), re.M):
         assert subprocess.run(["make", "-n", target], cwd=REPOSITORY, capture_output=True).returncode == 0, target

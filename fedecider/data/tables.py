@@ -18,6 +18,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -289,7 +290,8 @@ def open_table(table: Any, what: str, form: FileForm | None = None) -> Table:
         ValueError: it is something else, empty, or no text.
     """
     connection = duckdb.connect()
-    connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+    with suppress(duckdb.InvalidInputException):  # of the last: Jupyter without ipywidgets has no bar to take away
+        connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
     if not isinstance(table, str | Path):
         return _in_memory(table, what, connection)
     paths = _paths(Path(table), what)

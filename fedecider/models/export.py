@@ -117,18 +117,24 @@ def model_card(card: Card, base_name: str, auto_class: str) -> str:
         *([MOVED, opened_from_a_folder(auto_class, card.domain)] if base_name == LOCAL_BACKBONE else []),
         "With FeDecider installed, `fedecider.Recommender.from_pretrained(FOLDER)` recommends, and takes titles with "
         "typing errors, many histories at once and new items.",
+        DATA.format(card.domain),
     ]
     if card.alpha:
         total = sum(map(abs, card.alpha.values())) or 1.0
         weights = [(name, f"{value:.4f}", f"{abs(value) / total:.1%}") for name, value in card.alpha.items()]
         parts += ["## Whose directions", _table(("domain", "size of what its direction adds", "share"), weights)]
-    parts += ["## Evaluation", card.protocol]
-    if card.metrics:
-        parts.append(_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in card.metrics.items()]))
-    if card.details:
-        settings = [(name, str(value)) for name, value in card.details.items()]
-        parts += ["## Settings", _table(("setting", "value"), settings)]
+    metrics = [(name, f"{value:.4f}") for name, value in card.metrics.items()]
+    settings = [(name, str(value)) for name, value in card.details.items()]
+    parts += ["## Evaluation", card.protocol, _table(("metric", "value"), metrics)]
+    parts += ["## Settings", _table(("setting", "value"), settings)]
     return "\n\n".join(parts) + "\n"
+
+
+DATA = (
+    "## Data and licence\n\nTrained on purchases of the customers of `{}` and, if the method exchanges any, on updates "
+    "of other clients. No purchase is in this folder. The model has no licence yet: before you publish it, write "
+    "`license:` into the first lines, as your data and the backbone allow. FeDecider's code is under Apache-2.0."
+)
 
 
 def opened_in_one_line(auto_class: str, name: str, domain: str) -> str:
@@ -160,14 +166,9 @@ model = PeftModel.from_pretrained(base, "FOLDER/adapters/{domain}")
 
 
 def _front_matter(base_name: str) -> str:
-    return "\n".join(
-        [
-            "---",
-            "library_name: peft",
-            f"base_model: {json.dumps(base_name)}",
-            "tags: [recommendation, federated-learning, lora, fedecider]",
-            "---",
-        ]
+    return (
+        f"---\nlibrary_name: peft\nbase_model: {json.dumps(base_name)}\n"
+        "tags: [recommendation, federated-learning, lora, fedecider]\n---"
     )
 
 

@@ -59,5 +59,11 @@ def test_the_card_says_prompt_weights_shares_and_metrics():
     assert "leave-last-out, full catalogue" in text
 
 
+def test_the_card_names_data_and_licence():
+    text = model_card(CARD, LOCAL_BACKBONE, "AutoModelForCausalLM")
+    assert "customers of `crime`" in text
+    assert "`license:`" in text
+
+
 def test_a_published_backbone_is_named_by_its_hub_name():
     assert 'base_model: "someone/books"' in model_card(CARD, "someone/books", "AutoModelForCausalLM")

@@ -188,7 +188,7 @@ def test_figures_of_few_candidates_are_said_to_say_little():
     assert not few_candidates({"shop": 0.49})
     row = {"hit@10": {"mean": 1.0, "low": 1.0, "high": 1.0}, "ndcg@10": {"mean": 1.0, "low": 1.0, "high": 1.0}}
     found = conclusion(Evidence(subject="a", rows={"a": row}, simple={}, protocol="strict", scope="shop", chance=1.0))
-    assert "guessing finds 100.0 of 100: hit@10 says nothing here" in json.dumps(found._asdict(), default=str)
+    assert "guessing scores 100.0 of 100: hit@10 says nothing here" in json.dumps(found._asdict(), default=str)
 
 
 def test_no_lock_of_one_system_alone_is_imported():

@@ -223,5 +223,5 @@ def test_the_lines_of_the_readme_run(tmp_path, monkeypatch, capsys):
     (lines,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
     exec(compile(lines, "README.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert "points of hit@10" in printed
+    assert "Gain: " in printed
     assert printed.count("Recommendation(") == 10

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from fedecider.data import from_events
+from fedecider.data.frames import events_of
 from fedecider.data.store import load_domains
 
 SETTINGS = {"k_core": 0, "public": 0.3}
@@ -255,3 +256,16 @@ def test_the_lines_of_the_documents_run(tmp_path, monkeypatch):
     assert load_domains("data/shop")["shop"].content_hash() == found["data"]["shop"].content_hash()
     assert list(found["column"]) == list(found["companies"])
     assert list(load_domains("data/shops")) == list(found["companies"]) == ["north", "south"]
+
+
+def test_bad_rows_of_a_known_company_are_all_counted_and_said():
+    """As an import does it; for `update`, `recommend` and the sites of a deployment."""
+    rows = [{"user": f"u{n % 3}", "item": f"k{n}", "date": f"2024-02-{1 + n:02}"} for n in range(20)]
+    rows[4]["item"], rows[7]["date"], rows[9]["date"] = None, "soon", "later"
+    with pytest.raises(ValueError, match=r"got 3 bad rows, the first one: .*; nothing was written"):
+        events_of(rows)
+    known = events_of(rows, {"bad_rows": "skip"})
+    assert known.events.size().events == 17
+    (said,) = [text for text in known.said if "bad rows" in text]
+    assert said.startswith("events: 3 bad rows: ")
+    assert "(2)" in said

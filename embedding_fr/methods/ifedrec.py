@@ -37,6 +37,8 @@ from fedecider.search_space import OneOf, Real, Space, Whole
 
 TABLE, BY_ATTRIBUTES, LEFT = "item_table", "attribute_table", "gap_left"
 NETWORK = "network"
+UNIT = "attribute_unit"
+"""The root of the mean square of the run's attributes: Adam moves all weights alike, so it decides the pace."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,11 @@ SPACE: Space = {
 
 
 def ifedrec(federation: Federation, training: EmbeddingTraining, config: IfedrecConfig) -> FederatedMethod:
-    """The server maps the attributes a_i of item i to ``r_i = tanh(f(a_i))`` and sends the table of all r_i beside the
-    common item table q. Client u starts from q and minimises ``BCE + lambda mean((q_u - r)^2)``, the mean over all I D
-    numbers; its score function stays. Then ``q <- mean_u q_u``, every client alike, and f takes Adam steps on
-    ``mean((tanh(f(a)) - q)^2)`` over all items; its moments last over the rounds. A new item has no q: it is scored by
-    its r (:func:`new_item_scores`). Attributes never leave the server, r does.
+    """The server brings the attributes a_i of the items to mean square 1, maps them to ``r_i = tanh(f(a_i))`` and sends
+    the table of all r_i beside the common item table q. Client u starts from q and minimises ``BCE + lambda mean((q_u -
+    r)^2)``, the mean over all I D numbers; its score function stays. Then ``q <- mean_u q_u``, every client alike, and
+    f takes Adam steps on ``mean((tanh(f(a)) - q)^2)`` over all items; its moments last over the rounds. A new item has
+    no q: it is scored by its r (:func:`new_item_scores`). Attributes never leave the server, r does.
 
     A row without examples moves in closed form, ``q_u - r = g_u (q - r)`` with ``g_u = (1 - rate)^steps``. So a client
     sends its touched rows less that move, and g_u as one number; the server adds ``r - q + mean(g) (q - r)`` to all
@@ -111,8 +113,8 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
     Source: the public code (both of its backbones); of the paper the abstract and a summary were at hand. The code has
     one Adam step a round and, as released, no hidden layer in f; client rates and start values are those of its PFedRec
     and GPFedRec relatives (:mod:`embedding_fr.methods.pfedrec`, :mod:`embedding_fr.methods.gpfedrec`). Differs from it:
-    clients draw user embeddings of their own; a regulariser that would jump beyond r in one step is lowered to land on
-    it; the code scores new items only.
+    the code takes its vectors as they are; clients draw user embeddings of their own; a regulariser that would jump
+    beyond r in one step is lowered to land on it; the code scores new items only.
 
     Raises:
         ValueError: the federation has no attributes.
@@ -120,6 +122,7 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
     if federation.attribute_IA is None:
         raise ValueError("got a federation without attributes, expected attribute_IA, a vector for each item")
     attribute_IF = federation.attribute_IA.to(torch.get_default_dtype()).to(federation.device)
+    unit = attribute_IF.square().mean().sqrt().clamp(min=torch.finfo(attribute_IF.dtype).tiny)
     if config.backbone == "pfedrec":
         model = linear_model(federation, training)
         rates = {**dict.fromkeys(IN_TURN[0], training.learning_rate), TABLE: code_item_rate(federation, training)}
@@ -139,8 +142,8 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
 
     def init() -> tuple[Tree, Tree]:
         state = fresh_state(server_optimiser, {name: tensor[None] for name, tensor in network.items()})
-        table = {TABLE: model.shared[TABLE], BY_ATTRIBUTES: rows_of(network, attribute_IF)}
-        return {**table, **network, **state}, dict(private)
+        table = {TABLE: model.shared[TABLE], BY_ATTRIBUTES: rows_of({**network, UNIT: unit}, attribute_IF)}
+        return {**table, UNIT: unit, **network, **state}, dict(private)
 
     def broadcast(round: int, server: Tree, clients: Tensor) -> Download:
         return Download({name: server[name] for name in (TABLE, BY_ATTRIBUTES)})
@@ -167,7 +170,7 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
         new = {name: tensor.clone() for name, tensor in server.items()}
         for _ in range(config.server_epochs):
             params = {name: new[name][None] for name in network}
-            apply_step(server_optimiser, params, network_gradients(params, attribute_IF, table_ID), new)
+            apply_step(server_optimiser, params, network_gradients(params, attribute_IF / unit, table_ID), new)
         return {**new, TABLE: table_ID, BY_ATTRIBUTES: rows_of(new, attribute_IF)}
 
     def alone(round: int, kept: Tree, upload: Upload) -> NewRows:
@@ -211,7 +214,7 @@ def rows_of(server: Tree, attribute_JF: Tensor) -> Tensor:
     params = {name: tensor[None] for name, tensor in server.items() if name.startswith(f"{NETWORK}.")}
     params = {name: tensor for name, tensor in params.items() if name.endswith((".weight", ".bias"))}
     with torch.no_grad():
-        return torch.tanh(mlp(params, NETWORK, attribute_JF[None]))[0]
+        return torch.tanh(mlp(params, NETWORK, (attribute_JF / server[UNIT])[None]))[0]
 
 
 def new_item_scores(server: Tree, own: Tree, attribute_JF: Tensor) -> Tensor:

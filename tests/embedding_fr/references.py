@@ -670,7 +670,8 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
     """Score ``w_u . q_i + b_u`` or ``mlp([p_u, q_i])``, all of it personal; the table is averaged, and a network from
     attributes learns it."""
     assert federation.attribute_IA is not None
-    attribute_IA, linear = federation.attribute_IA.to(torch.get_default_dtype()), config.backbone == "pfedrec"
+    raw_IA, linear = federation.attribute_IA.to(torch.get_default_dtype()), config.backbone == "pfedrec"
+    attribute_IA = raw_IA * (raw_IA.numel() ** 0.5 / raw_IA.norm())
     item_rate = training.item_learning_rate or training.learning_rate * (80 * federation.num_items - (not linear))
     largest = federation.num_items * training.embedding_size / (2.0 * item_rate)
     at_server: list[tuple[Tree, torch.optim.Adam]] = []
@@ -719,7 +720,8 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
 
         for _ in range(config.server_epochs):
             step(optimiser, mse_loss(outputs(), table_ID))
-        after = {"item_table": table_ID, "attribute_table": outputs().detach()}
+        unit = server["attribute_unit"]
+        after = {"attribute_unit": unit, "item_table": table_ID, "attribute_table": outputs().detach()}
         for name, tensor in theta.items():
             state = optimiser.state[tensor]
             after[name] = tensor.detach().clone()

@@ -178,4 +178,4 @@ CHECKERBOARD_CONFIG: dict[str, dict] = {
     "fedem": {"merging": "SM", "rho": 0.9},
     **{name: {"scheme": "SM", "rho": 0.9} for name, method in METHODS.items() if method.plug_in},
 }
-CHECKERBOARD_ROUNDS: dict[str, int] = {"pfedclr": 30, "fedrap": 16, "cofedrec": 20}
+CHECKERBOARD_ROUNDS: dict[str, int] = {"pfedclr": 30, "fedrap": 16, "cofedrec": 20, "ifedrec": 16}

@@ -11,7 +11,13 @@ from toy_federation import NUM_ITEMS, SEQUENCES, run, toy_federation, toy_method
 
 from embedding_fr.attributes import item_attributes
 from embedding_fr.blocks import make_block
-from embedding_fr.methods.ifedrec import BY_ATTRIBUTES, TABLE, IfedrecConfig, network_gradients, new_item_scores
+from embedding_fr.methods.ifedrec import (
+    BY_ATTRIBUTES,
+    TABLE,
+    IfedrecConfig,
+    network_gradients,
+    new_item_scores,
+)
 from fedecider.data.interactions import Interactions
 from fedecider.federation.wire import dense
 
@@ -83,11 +89,23 @@ def test_the_server_takes_as_many_adam_steps_as_it_is_asked_for():
 
 
 def test_the_score_of_a_new_item_has_the_client_s_bias():
-    """By hand: r = tanh(2 * 0.5 - 0.25) in one dim, weight 3 and bias -1.5."""
+    """By hand: an attribute of 4 where the run's are of 2, so 2; r = tanh(2 * 0.5 - 0.25) in one dim, weight 3 and bias
+    -1.5."""
     server = {"network.0.weight": torch.tensor([[0.5]]), "network.0.bias": torch.tensor([-0.25])}
+    server["attribute_unit"] = torch.tensor(2.0)
     own = {"scorer.0.weight": torch.tensor([[[3.0]]]), "scorer.0.bias": torch.tensor([[-1.5]])}
-    found = new_item_scores(server, own, torch.tensor([[2.0]]))
+    found = new_item_scores(server, own, torch.tensor([[4.0]]))
     assert found.tolist() == [[pytest.approx(3.0 * math.tanh(0.75) - 1.5)]]
+
+
+def test_attributes_in_other_units_teach_the_same():
+    """Vectors of unit length over many columns are small, and one Adam step a round would take them nowhere."""
+    federation = toy_federation()
+    assert federation.attribute_IA is not None
+    small = federation._replace(attribute_IA=0.001 * federation.attribute_IA)
+    first, second = (run(toy_method("ifedrec", one))[0].server for one in (federation, small))
+    assert torch.allclose(first[BY_ATTRIBUTES], second[BY_ATTRIBUTES])
+    assert torch.allclose(first["attribute_unit"], 1000.0 * second["attribute_unit"])
 
 
 def test_who_likes_odd_items_gets_new_odd_ones_first():

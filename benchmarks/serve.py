@@ -5,7 +5,7 @@
 Requests come at --rate a second, at times drawn in advance (a Poisson process), whether earlier ones are answered or
 not; a time runs from that moment to the last byte of the answer, so a service that falls behind is seen. Histories of 1
 to 5 items, k 10, by item keys and with an API key; an answer without status 200 and 10 items is a failure. --before is
-the python of another checkout, whose service gets a minute after every fourth. In one minute more, the newer one reads
+the python of another checkout, whose service gets a minute for every five. In one minute more, the newer one reads
 the run again (SIGHUP). Services and clients share the cores; the page is benchmarks/results/serve.md.
 """
 
@@ -169,7 +169,7 @@ def main() -> None:
 
         for place in range(args.minutes):
             minutes[NOW].append(measure(NOW, place))
-            if BEFORE in services and place % 4 == 0:
+            if BEFORE in services and place % 5 == 0:
                 minutes[BEFORE].append(measure(BEFORE, place))
         threading.Timer(20.0, services[NOW][1].send_signal, [signal.SIGHUP]).start()
         minutes[RELOAD] = [measure(NOW, args.minutes)]

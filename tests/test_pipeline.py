@@ -90,7 +90,7 @@ def test_a_run_leaves_everything_behind(playground):
     assert "strict" in printed
     page = re.sub(r'<span class="tip".*?</span>|</?dfn[^>]*>', "", (run / "report.html").read_text())
     for text in ((run / "results.md").read_text(), page):
-        assert f"item texts as vectors of {metrics['text_encoder']}" in " ".join(text.split())
+        assert f"{metrics['text_encoder']} embeddings of item texts" in " ".join(text.split())
 
 
 def test_bytes_follow_the_formula(playground):

@@ -95,7 +95,7 @@ def test_a_teacher_tells_which_of_its_steps_it_is(build, monkeypatch):
     assert re.fullmatch(rf"kept step \d+ of 11, public validation ndcg@10 {score} {where}", told)
     monkeypatch.setattr(backbone_training, "VALIDATION_SHARE", 0.1)
     told = kept_step(build("unvalidated")[0])
-    assert told == "kept the last of 11 steps: too few public users, or steps, to choose one by validation"
+    assert told == "kept the last of 11 steps: too few public users or steps to select by validation"
 
 
 def test_other_settings_do_not_go_on_with_it(build, monkeypatch):

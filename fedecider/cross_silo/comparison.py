@@ -413,7 +413,7 @@ def words_of(scope: Scope) -> compare.Words:
         (*UNTRAINED, *own_baselines()),
         ("federated", "local"),
         {
-            ENSEMBLE_ROW: "counts and texts only",
+            ENSEMBLE_ROW: "all companies' counts and texts",
             **{name: f"{name.upper()} of one domain" for name in FACTORS},
             SASREC: "SASRec of one domain",
             SASREC_TEXT: "SASRec that starts from texts",

@@ -188,11 +188,12 @@ def _gain_line(evidence: Evidence) -> list[str]:
     mean, number = gain["mean"], sum(evidence.customers.values())
     more = "more" if mean >= 0 else "fewer"
     alone = f"{100 * evidence.rows[evidence.alone][lead]['mean']:.1f} alone"
-    in_all = f"about {abs(mean) * number:,.0f} {more} of {number:,} {unit}"
+    line = (
+        f"Gain: about {abs(mean) * number:,.0f} {more} of {number:,} {unit} {what}: {lead} {points(gain)} over {alone}"
+    )
     if not number or unit != "customers":
-        in_all = f"of 100 {unit} so many more"
-    line = f"Gain: {in_all} {what}: {lead} {points(gain)} over {alone}{how}."
-    return [" ".join([line, *_companies(evidence)])]
+        line = f"Gain: {lead} {points(gain)} over {alone}, of 100 {unit}"
+    return [" ".join([f"{line}{how}.", *_companies(evidence)])]
 
 
 def _runs(evidence: Evidence) -> str:

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +21,6 @@ from fedecider.serve.keys import Keys
 from fedecider.serve.metrics import Metrics
 from fedecider.serve.recommenders import load_recommenders
 from fedecider.serve.service import Service
-
-SWITCH_S = 0.0005
-"""How soon Python threads take turns, a tenth of the default: while a version is loaded, requests are answered."""
 
 
 def serve(config: ServeConfig, limits: Limits) -> None:
@@ -58,7 +54,6 @@ def serve(config: ServeConfig, limits: Limits) -> None:
                 timeout_graceful_shutdown=math.ceil(limits.timeout_s),
             )
         )
-        sys.setswitchinterval(SWITCH_S)
         listener.listen()
         log_line(f"{config.run}: {', '.join(service.recommenders)}; {address(listener)}, {whom(config, keys)}")
         with quiet_signals(), reloading(service, config):

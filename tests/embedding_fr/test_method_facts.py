@@ -25,7 +25,7 @@ def test_sums_of_strangers_need_a_server_and_everyone(name, part):
     assert bench.needs_everyone
     assert entry.needs_server(bench.config)
     part(bench)
-    with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure sum"):
+    with pytest.raises(ValueError, match="got 4 of 7 uploads for the secure aggregation"):
         bench.run(bench.build(), 1, participation=0.5)
 
 

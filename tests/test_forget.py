@@ -44,11 +44,13 @@ def test_counts_are_those_of_the_others_counted_anew(run, domain, tmp_path, caps
     parts = [train_part(items) for items in domain.clients.sequences]
     nobody = without(counts(run, domain), count_events(parts, num_items))
     words = ["forget", "--run", str(run), "--company", "crime", "--customer"]
+    (run / "sent.safetensors").write_bytes(b"the last upload of a site")
     assert main([*words, f"{users[3]},{users[5]}"]) == 0
     said = capsys.readouterr().out
     assert "crime: 2 customers and" in said
     assert "still remembers: the adapter of crime was trained with their events" in said
     assert "still remembers: the weights of the ensemble" in said
+    assert f"still remembers: {run / 'sent.safetensors'} is what this site sent last" in " ".join(said.split())
     assert "the page and its examples, which hold purchases" in said
     assert "same catalogue" not in said, "here every company has its own"
     left = [place for place in range(len(users)) if place not in (3, 5)]

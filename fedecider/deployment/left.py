@@ -13,7 +13,7 @@ from fedecider.cross_silo.audit import View, ask, drawn, is_pair, known_of, view
 from fedecider.deployment.llm import own_domain, party
 from fedecider.deployment.messages import DeploymentConfig, own_upload, to_download, unpack
 from fedecider.deployment.project import read_project
-from fedecider.deployment.site import HELD_FILE, LEFT_FILE, SENT_FILE
+from fedecider.deployment.site import HELD_FILE, LEFT_FILE
 from fedecider.evaluation.protocols import histories, targets, train_parts, with_target
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import Tree
@@ -23,7 +23,7 @@ from fedecider.report.tables import interval_text
 from fedecider.running.damage import damage_names
 from fedecider.running.launch import Launch
 from fedecider.running.manifest import read_manifest
-from fedecider.running.run_folder import read_run
+from fedecider.running.run_folder import SENT_FILE, read_run
 
 
 def site_in_words(folder: Path) -> list[str]:

@@ -36,13 +36,13 @@ from fedecider.federation.state import RunState, load_state, save_state
 from fedecider.federation.wire import check_upload, dense, download_at, joined
 from fedecider.models.ensemble import Weights
 from fedecider.running.damage import read_object
-from fedecider.running.run_folder import SITE_LOGS
+from fedecider.running.run_folder import SENT_FILE, SITE_LOGS
 
 logger = logging.getLogger(__name__)
 
 LEFT_FILE = "left.jsonl"
 """In the site's folder, a line a message: round, kind, bytes, SHA-256, shapes of tensors, names of facts."""
-SENT_FILE, HELD_FILE = "sent.safetensors", "download.safetensors"
+HELD_FILE = "download.safetensors"
 
 Finish = Callable[[RunState, Download], Mapping[str, Any]]
 """state at the end, download of the selected round -> what is told of the test."""

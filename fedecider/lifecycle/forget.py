@@ -18,7 +18,7 @@ from fedecider.models.lists import HISTORIES_FILE
 from fedecider.models.versions import add_version, changing, folder_of, home_of, in_force, read_versions
 from fedecider.running.damage import read_object
 from fedecider.running.manifest import note_changed, read_manifest
-from fedecider.running.run_folder import RunFolder, read_run
+from fedecider.running.run_folder import SENT_FILE, RunFolder, read_run
 from fedecider.scratch import aside
 
 
@@ -123,6 +123,8 @@ def _remembers(now: Counted, home: Path) -> list[str]:
         said.append("counts of companies with the same catalogue may hold their events in a sum over others")
     if RunFolder(home).checkpoints.is_dir():
         said.append(f"{RunFolder(home).checkpoints} has the adapters as they were: remove it where no audit needs it")
+    if (sent := home / SENT_FILE).is_file():
+        said.append(f"{sent} is what this site sent last: remove it where no audit needs it")
     if where := read_run(home)["config"]["run"].get("data"):
         said.append(f"the prepared data in {where} hold their events: prepare them without these customers")
     return said

@@ -15,15 +15,16 @@ from fedecider.federation.checksums import file_sha256
 from fedecider.federation.record import write_json
 from fedecider.running.damage import damage_names, damaged, read_object
 from fedecider.running.plain import content_key
-from fedecider.running.run_folder import RunFolder
+from fedecider.running.run_folder import SENT_FILE, RunFolder
 
 MANIFEST_FILE = "manifest.json"
 VERSIONS = "versions"
 SEEDS = "seeds"
 """Folder of the further training runs of a run, a folder each, named after its seed."""
 NOT_LISTED = ("checkpoints", "trackers", VERSIONS)
-HOLD_CUSTOMERS = ("private", "per_user.parquet", "examples.json", "report.html")
-"""Of a run, and of each of its further training runs: customers' keys, or what they bought."""
+HOLD_CUSTOMERS = ("private", "per_user.parquet", "examples.json", "report.html", SENT_FILE)
+"""Of a run, and of each of its further training runs: customers' keys, what they bought, or what one client alone
+learned from it."""
 MAY_BE_TAKEN = HOLD_CUSTOMERS[1:]
 """Whoever hands a run on may take these away; what reads them does without."""
 ADVICE = "Restore it from a copy, or write it anew: federate --resume true with the settings of the run"

@@ -30,7 +30,7 @@ PLACES = ("output", "resume", "cache", "data", "tracker")
 """Settings of where and how, which may differ when a run is resumed; ``data`` is compared by content."""
 
 
-SITE_LOGS = "training.jsonl"
+SITE_LOGS, SENT_FILE = "training.jsonl", "sent.safetensors"
 """What a site of a deployment keeps of its training, in its own folder."""
 SITE = "site"
 """Entry of ``run.json`` that tells the folder of one company at its site from that of a run."""

@@ -138,6 +138,7 @@ def test_an_auditor_of_a_site_sees_all_that_left_and_who_may_read_what(deployed,
     assert "holds customers' data: private/crime/ensemble.json, its owner alone reads it" in said
     assert "holds customers' data: per_user.parquet, its owner alone reads it" in said
     assert "holds customers' data: report.html, others may read it: chmod 600" in said
+    assert "holds customers' data: sent.safetensors, " in said
 
 
 def attacked(folder, capsys, **more):

@@ -36,14 +36,14 @@ class Model(NamedTuple):
     """Shared tensors that are item tables, held by their touched rows during local training."""
     scores: Callable[[Tree, Tree], Tensor] | None = None
     """Server tree, own rows -> (C, I) logits of the whole catalogue, where what clients share can be computed once."""
+    by_row: bool = False
     gradients: Gradients = plain_gradients
-    """Those of the logits; a closed form is faster."""
     kernel: Kernel | None = None
 
     @property
     def objective(self) -> Objective:
         """What a client minimises."""
-        return Objective(self.logits, gradients=self.gradients, kernel=self.kernel)
+        return Objective(self.logits, by_row=self.by_row, gradients=self.gradients, kernel=self.kernel)
 
 
 def averaged(

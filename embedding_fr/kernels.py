@@ -28,8 +28,6 @@ class Kernel(NamedTuple):
     """
 
     train: Callable[..., np.ndarray]
-    gradients: Callable
-    """The stacked gradients that it stands for."""
     tables: tuple[str, ...]
     """Names of tensors (C, R, D)."""
     vectors: tuple[tuple[str, ...], ...]

@@ -12,7 +12,6 @@ rows, D dims, F = 2 D features of an item, P parameters of an adapter.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import ExampleBatch
 from embedding_fr.local_training import Logits, Objective, dot_logits, train_batches
-from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, start_mlp
 from embedding_fr.optimisers import Optimiser, fresh_state
 from embedding_fr.stacked import inner_products, set_rows, take
 from embedding_fr.tables import personal_table
@@ -34,6 +33,8 @@ LAST = "last_table"
 """Local state (N, I, D): the table that a client uploaded last, without the noise that may have been added to it."""
 ADAPTER = "adapter"
 """Local state (N, P)."""
+PRODUCTS = ("kept_score", "effect")
+"""(C, R) of the user embedding with the rows without the merge, and with Q_g - Q_l."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +181,8 @@ def merge_epochs(merge: Merge, scorer: Scorer, params: Tree, batches: Iterable[E
     seen = {**params, "feature": merge.feature, "kept": kept_CRD, "difference": merge.difference_CRD, **merge.adapter}
     objective = Objective(merged_logits(merge.merging, scorer))
     if scorer.logits is dot_logits:
-        seen["kept_score"] = inner_products(kept_CRD, params["user"])
-        seen["effect"] = inner_products(merge.difference_CRD, params["user"])
-        sizes = merge.merging.sizes(kept_CRD.shape[2])
-        objective = objective._replace(gradients=partial(dot_adapter_gradients, sizes))
+        products = (inner_products(table, params["user"]) for table in (kept_CRD, merge.difference_CRD))
+        seen |= dict(zip(PRODUCTS, products, strict=True))
     train_batches(objective, seen, batches, merge.optimiser, merge.state, measure=False)
     step_CRD = weights_of(merge.merging, merge.adapter[ADAPTER], merge.feature) * merge.difference_CRD
     params[scorer.table] = kept_CRD + step_CRD
@@ -207,29 +206,11 @@ def merged_logits(merging: Merging, scorer: Scorer) -> Logits:
     def of_batch(params: Tree, item: Tensor | None) -> Tensor:
         feature = params["feature"] if merging.scheme == "DM" else take(params["feature"], item)
         rho = weights_of(merging, params[ADAPTER], feature)
+        if scorer.logits is dot_logits:  # of a row only its two products with the user embedding are gathered
+            kept_CB, effect_CB = (params[name] if item is None else params[name].gather(1, item) for name in PRODUCTS)
+            return torch.addcmul(kept_CB, rho[:, :, 0], effect_CB)
         merged_CBD = take(params["kept"], item) + rho * take(params["difference"], item)
         others = {name: take(params[name], item) for name in scorer.local_tables}
         return scorer.logits({**params, **others, scorer.table: merged_CBD}, None)
 
     return of_batch
-
-
-def dot_adapter_gradients(
-    sizes: Sequence[int], objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
-) -> tuple[Tree, Tensor]:
-    """:func:`plain_gradients` of the adapters under :func:`dot_logits`, in closed form.
-
-    The logit is ``kept_score_i + rho_i effect_i``, where kept_score and effect (C, R) are the user embedding's products
-    with the rows of the table without the merge and with Q_g - Q_l.
-    """
-    active, item_AB = batch.active, batch.item_AB
-    feature, effect_AB = params["feature"][:active], params["effect"][:active].gather(1, item_AB)
-    one_for_all = feature.shape[1] == 1  # DM, or a single row
-    layers = adapter_layers(params[ADAPTER][:active], sizes)
-    *hidden, out = mlp_layers(layers, ADAPTER, feature if one_for_all else take(feature, item_AB))
-    rho = torch.sigmoid(out[:, 0])
-    logit_AB = torch.addcmul(params["kept_score"][:active].gather(1, item_AB), rho, effect_AB)
-    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB).mul_(effect_AB)
-    residual = residual_AB.sum(1, keepdim=True) if one_for_all else residual_AB
-    gradients = mlp_gradients(layers, ADAPTER, hidden, (residual * rho * (1.0 - rho))[:, None]).layers
-    return {ADAPTER: torch.cat([gradients[name].flatten(1) for name in layers], 1)}, logit_AB

@@ -8,9 +8,7 @@ Shape legend: C clients of a block, B rows of a client, F features of a row, K f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,17 +40,10 @@ def mlp(params: Tree, name: str, row_CBF: Tensor, client_CK: Tensor | None = Non
 
     ``client_CK``: features that all rows of a client have in common. They stand before those of the row, as if
     concatenated to each of them, but enter the first layer once per client. A shared network is expanded to C first
-    (:func:`embedding_fr.local_training.received`).
+    (:func:`embedding_fr.local_training.received`). Rows stand side by side in the layers, since these are a few units
+    wide: products of that form take a fraction of the time.
     """
-    return mlp_layers(params, name, row_CBF, client_CK)[-1].mT
-
-
-def mlp_layers(params: Tree, name: str, row_CBF: Tensor, client_CK: Tensor | None = None) -> list[Tensor]:
-    """Of :func:`mlp` the input of every layer and at the end the output, each (C, features, B).
-
-    Rows stand side by side since layers are a few units wide: products of that form take a fraction of the time.
-    """
-    hidden = [row_CBF.mT]
+    hidden = row_CBF.mT
     num_layers = _num_layers(params, name)
     for layer in range(num_layers):
         weight, offset = params[f"{name}.{layer}.weight"], params[f"{name}.{layer}.bias"][:, :, None]
@@ -60,9 +51,9 @@ def mlp_layers(params: Tree, name: str, row_CBF: Tensor, client_CK: Tensor | Non
             num_common = client_CK.shape[1]
             offset = torch.baddbmm(offset, weight[:, :num_common].mT, client_CK[:, :, None])
             weight = weight[:, num_common:]
-        out = torch.baddbmm(offset, weight.mT, hidden[-1])
-        hidden.append(torch.relu(out) if layer < num_layers - 1 else out)
-    return hidden
+        out = torch.baddbmm(offset, weight.mT, hidden)
+        hidden = torch.relu(out) if layer < num_layers - 1 else out
+    return hidden.mT
 
 
 def mlp_of_catalogue(params: Tree, name: str, row_IF: Tensor, client_CK: Tensor) -> Tensor:
@@ -79,44 +70,6 @@ def mlp_of_catalogue(params: Tree, name: str, row_IF: Tensor, client_CK: Tensor)
     for weight, bias in zip(weights[1:], biases[1:], strict=True):
         hidden = torch.baddbmm(bias, weight.expand(len(hidden), -1, -1), hidden.relu_())
     return hidden
-
-
-class MlpGradients(NamedTuple):
-    """Derivatives of a loss by what :func:`mlp` takes; by its rows: :func:`row_gradients`."""
-
-    layers: Tree
-    upstream_CUB: Tensor
-    """By the outputs of the first layer before ReLU, U of them."""
-    client_CK: Tensor | None
-
-
-def mlp_gradients(
-    params: Tree, name: str, hidden: Sequence[Tensor], upstream_COB: Tensor, client_CK: Tensor | None = None
-) -> MlpGradients:
-    """Backpropagation through :func:`mlp_layers`: ``hidden`` are the inputs of its layers, ``upstream_COB`` is the
-    derivative by its output. Faster than autograd, which clears whole tensors to fill in slices.
-    """
-    layers: Tree = {}
-    by_client_CK = None
-    for layer in reversed(range(_num_layers(params, name))):
-        weight, bias_CO = params[f"{name}.{layer}.weight"], upstream_COB.sum(2)
-        gradient = torch.bmm(upstream_COB, hidden[layer].mT).mT
-        if layer == 0 and client_CK is not None:
-            num_common = client_CK.shape[1]
-            gradient = torch.cat([client_CK[:, :, None] * bias_CO[:, None], gradient], 1)
-            by_client_CK = torch.bmm(weight[:, :num_common], bias_CO[:, :, None])[:, :, 0]
-        layers[f"{name}.{layer}.weight"], layers[f"{name}.{layer}.bias"] = gradient, bias_CO
-        if layer:
-            single_output = upstream_COB.shape[1] == 1  # then the product is an outer one
-            upstream_COB = weight * upstream_COB if single_output else torch.bmm(weight, upstream_COB)
-            upstream_COB *= hidden[layer].sign()  # 0 where ReLU cut off, else 1
-    return MlpGradients(layers, upstream_COB, by_client_CK)
-
-
-def row_gradients(params: Tree, name: str, gradients: MlpGradients) -> Tensor:
-    """(C, B, F) derivatives by the rows; a function of its own, since not every loss wants them."""
-    num_common = 0 if gradients.client_CK is None else gradients.client_CK.shape[1]
-    return torch.bmm(gradients.upstream_CUB.mT, params[f"{name}.0.weight"][:, num_common:].mT)
 
 
 def _num_layers(params: Tree, name: str) -> int:

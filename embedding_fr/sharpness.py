@@ -18,7 +18,7 @@ _TINY = 1e-12
 """Keeps the step defined where a gradient is zero."""
 
 
-def sharpness_aware(radius: Mapping[tuple[str, ...], float], base: Gradients = plain_gradients) -> Gradients:
+def sharpness_aware(radius: Mapping[tuple[str, ...], float]) -> Gradients:
     """Gradients at the worst point of a ball: ``g(x_G + rho g_G / ||g_G||)`` for every group G of tensors.
 
     ``radius`` maps disjoint groups of tensor names to rho; the norm runs over all tensors of the group, per client.
@@ -27,7 +27,7 @@ def sharpness_aware(radius: Mapping[tuple[str, ...], float], base: Gradients = p
     one group this is the original method. Of a group, only the tensors that are asked for take part, where a method
     updates tensors one after the other. The logits are those of the unmoved point.
 
-    Equations 11, 12, 14 and 15 of FedRecGEL (Yu et al., 2026). ``base`` gives the gradients at a point.
+    Equations 11, 12, 14 and 15 of FedRecGEL (Yu et al., 2026).
 
     Raises:
         ValueError: a negative radius, or a tensor in two groups.
@@ -40,13 +40,13 @@ def sharpness_aware(radius: Mapping[tuple[str, ...], float], base: Gradients = p
             raise ValueError(f"got radius {rho} for {group}, expected 0 (off) or a positive number")
 
     def gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
-        plain, logit_AB = base(objective, params, names, batch)
+        plain, logit_AB = plain_gradients(objective, params, names, batch)
         sharp = dict(plain)
         for group, rho in radius.items():
             present = [name for name in names if name in group]
             if rho and present:
                 moved = {**params, **perturbed(params, plain, present, rho)}
-                sharp.update(base(objective, moved, present, batch)[0])
+                sharp.update(plain_gradients(objective, moved, present, batch)[0])
         return sharp, logit_AB
 
     return gradients

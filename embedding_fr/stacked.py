@@ -5,8 +5,6 @@ Shape legend: C clients of a block, A active clients of a step, B examples, I it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -34,14 +32,6 @@ def row_slopes(score_AR: Tensor, batch: ExampleBatch) -> tuple[Tensor, Tensor]:
 def weighted_sum(weight_AR: Tensor, table_ARD: Tensor) -> Tensor:
     """(A, D) ``sum_r w_r q_r``."""
     return torch.bmm(weight_AR[:, None], table_ARD)[:, 0]
-
-
-def add_rows(shape: Sequence[int], item_AB: Tensor, value_ABD: Tensor) -> Tensor:
-    """(A, R, D) zeros with ``value[a, b]`` added to row ``item[a, b]`` of client a."""
-    num_clients, num_rows, size = shape
-    total = value_ABD.new_zeros(num_clients * num_rows, size)
-    total.index_add_(0, _flat_rows(item_AB, num_rows), value_ABD.reshape(-1, size))
-    return total.view(num_clients, num_rows, size)
 
 
 def take(table: Tensor, item: Tensor | None) -> Tensor:

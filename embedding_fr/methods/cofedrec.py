@@ -7,7 +7,7 @@ categories, I items, D dims, S anchors, B examples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -18,10 +18,10 @@ from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.examples import ExampleBatch, round_examples
-from embedding_fr.local_training import Objective, train_epochs
+from embedding_fr.examples import round_examples
+from embedding_fr.local_training import train_epochs
 from embedding_fr.methods.entry import Method
-from embedding_fr.methods.pfedrec import IN_TURN, code_item_rate, linear_gradients, linear_model
+from embedding_fr.methods.pfedrec import IN_TURN, code_item_rate, linear_model
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import PERSONAL_TABLE as PERSONAL
 from embedding_fr.stacked import check_finite, received
@@ -129,19 +129,11 @@ def cofedrec(federation: Federation, training: EmbeddingTraining, config: Cofedr
         label_CS = received(download, "category", num_clients)[:, anchor_S]
         contrasts = config.contrast_weight > 0.0 and bool((label_CS != NO_CATEGORY).any())
 
-        def gradients(
-            objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
-        ) -> tuple[Tree, Tensor]:
-            by_name, logit_AB = linear_gradients(objective, params, names, batch)
-            if contrasts and "item_table" in names:
-                row_ASD = params["item_table"][: batch.active, anchor_S].requires_grad_()
-                with torch.enable_grad():
-                    value_A = contrastive_loss(row_ASD, label_CS[: batch.active], config)
-                    (by_row_ASD,) = torch.autograd.grad(value_A.sum(), row_ASD)
-                by_name["item_table"].index_add_(1, anchor_S, by_row_ASD, alpha=config.contrast_weight)
-            return by_name, logit_AB
+        def penalty(params: Tree) -> Tensor:
+            row_ASD = params["item_table"][:, anchor_S]
+            return config.contrast_weight * contrastive_loss(row_ASD, label_CS[: len(row_ASD)], config)
 
-        objective = Objective(model.logits, gradients=gradients)
+        objective = model.objective._replace(penalty=penalty if contrasts else None)
         loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         table_CID = params["item_table"]

@@ -17,7 +17,7 @@ from embedding_fr.averaged import averaged, mean_over_clients, score_all, send_s
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import RoundExamples, epoch_batches, round_examples
-from embedding_fr.local_training import Objective, dot_gradients, dot_logits, train_batches
+from embedding_fr.local_training import Objective, dot_logits, train_batches
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedem_code import code_method
 from embedding_fr.methods.fedmf import fedmf_optimiser, mf_model
@@ -174,7 +174,7 @@ def _train(
     merge: merges.Merge, params: Tree, drawn: RoundExamples, training: EmbeddingTraining
 ) -> tuple[merges.Merge, Tensor]:
     """Local epochs in place -> the merge with its trained adapter, and (C,) the mean loss of the last epoch."""
-    optimiser, objective = fedmf_optimiser(training), Objective(dot_logits, gradients=dot_gradients)
+    optimiser, objective = fedmf_optimiser(training), Objective(dot_logits, by_row=True)
     state, loss_C = fresh_state(optimiser, params), params["user"].new_zeros(len(params["user"]))
     for epoch in range(training.local_epochs):
         batches = list(epoch_batches(drawn.examples, drawn.place_CB, training.batch_size, range(epoch, epoch + 1)))

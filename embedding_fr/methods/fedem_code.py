@@ -18,7 +18,7 @@ from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.examples import round_examples
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import Logits, Objective, plain_gradients, train_epochs
+from embedding_fr.local_training import Logits, Objective, train_epochs
 from embedding_fr.merging import ADAPTER, LAST, Merging, features, merged_table, start_merging, weights_of
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.mixing import PERSONAL, Cohort, collect, mixed_columns, squared_distances, start_server
@@ -118,7 +118,6 @@ def merging_kernel(merging: Merging, frozen: Tree) -> Kernel:
     sent_CRD = frozen["sent"]
     return Kernel(
         train=train_merging,
-        gradients=plain_gradients,
         tables=(TABLE,),
         vectors=(("user",), (ADAPTER,)),
         constants=(sent_CRD.numpy(), frozen["has_mix"].numpy(), np.array(merging.sizes(sent_CRD.shape[2]))),

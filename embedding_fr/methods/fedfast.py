@@ -7,7 +7,7 @@ clusters, I items, D dims, R touched rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -17,12 +17,10 @@ from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.clusters import k_means
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective
 from embedding_fr.methods.entry import Method
 from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser
-from embedding_fr.stacked import inner_products, row_slopes, take, weighted_sum
+from embedding_fr.stacked import inner_products, take
 from embedding_fr.tables import normal
 from fedecider.bounds import NotNegative, OneOrMore, dataclass
 from fedecider.federation.aggregate import finite_clients, weighted_mean
@@ -211,31 +209,13 @@ def gmf_model(federation: Federation, training: EmbeddingTraining) -> Model:
         **start_mlp(federation, "scorer", (training.embedding_size, 1)),
         "user": normal(federation, training, "user", federation.num_clients),
     }
-    return Model(shared=shared, private={}, logits=gmf_logits, gradients=gmf_gradients)
+    return Model(shared=shared, private={}, logits=gmf_logits, by_row=True)
 
 
 def gmf_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) ``w . (p_u * q_i) + b``."""
     weight_CD = params["scorer.0.weight"][:, :, 0] * params["user"]
     return inner_products(take(params["item_table"], item), weight_CD) + params["scorer.0.bias"]
-
-
-def gmf_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
-    """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i and ``h = sum g_i
-    q_i``: ``dL/dw = h * p``, ``dL/dp = h * w``, ``dL/db = sum g_i``, ``dL/dq_i = g_i w * p``.
-    """
-    table_ARD, user_AD, weight_AD1, bias_A1 = (params[name][: batch.active] for name in ("item_table", "user", *SCORER))
-    weight_AD = weight_AD1[:, :, 0]
-    joint_AD = weight_AD * user_AD
-    slope_AR, logit_AB = row_slopes(inner_products(table_ARD, joint_AD) + bias_A1, batch)
-    pull_AD = weighted_sum(slope_AR, table_ARD)
-    gradients = {
-        "item_table": slope_AR[:, :, None] * joint_AD[:, None],
-        "user": pull_AD * weight_AD,
-        SCORER[0]: (pull_AD * user_AD)[:, :, None],
-        SCORER[1]: slope_AR.sum(1, keepdim=True),
-    }
-    return {name: gradients[name] for name in names}, logit_AB
 
 
 METHOD = Method(

@@ -8,7 +8,7 @@ from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import dot_gradients, dot_logits
+from embedding_fr.local_training import dot_logits
 from embedding_fr.methods.entry import Method
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.tables import normal
@@ -60,7 +60,7 @@ def dot_kernel() -> Kernel:
     """The compiled local training of user embedding and item table under their inner products."""
     from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
 
-    return Kernel(train_linear, dot_gradients, ("item_table",), (("user",),))
+    return Kernel(train_linear, ("item_table",), (("user",),))
 
 
 def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:
@@ -69,7 +69,7 @@ def mf_model(federation: Federation, training: EmbeddingTraining) -> Model:
         shared={"item_table": normal(federation, training, "item_table", federation.num_items)},
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=dot_logits,
-        gradients=dot_gradients,
+        by_row=True,
         kernel=dot_kernel(),
     )
 

@@ -5,21 +5,17 @@ Shape legend: N clients of the run, C clients of a block, I items, D dims, B exa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective
 from embedding_fr.methods.entry import Method
-from embedding_fr.mlp import layer_sizes, mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
+from embedding_fr.mlp import layer_sizes, mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.optimisers import Optimiser
-from embedding_fr.stacked import add_rows, take
+from embedding_fr.stacked import take
 from embedding_fr.tables import normal
 from fedecider.bounds import dataclass
 from fedecider.federation.method import FederatedMethod, Tree
@@ -75,7 +71,6 @@ def ncf_model(federation: Federation, training: EmbeddingTraining, hidden_sizes:
         private={"user": normal(federation, training, "user", federation.num_clients)},
         logits=ncf_logits,
         scores=ncf_scores,
-        gradients=ncf_gradients,
     )
 
 
@@ -87,25 +82,6 @@ def ncf_logits(params: Tree, item: Tensor | None) -> Tensor:
 def ncf_scores(shared: Tree, own: Tree) -> Tensor:
     """(C, I) what :func:`ncf_logits` says of all items."""
     return mlp_of_catalogue(shared, "scorer", shared["item_table"], own["user"])[:, 0]
-
-
-def ncf_gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
-    """:func:`embedding_fr.local_training.plain_gradients` of :func:`ncf_logits`, by backpropagation in closed form."""
-    assert objective.logits is ncf_logits, "the closed form is that of this network"
-    assert objective.penalty is None, "the closed form has no regulariser"
-    seen = {name: tensor[: batch.active] for name, tensor in params.items()}
-    table_ARD, user_AD = seen["item_table"], seen["user"]
-    *hidden, out = mlp_layers(seen, "scorer", take(table_ARD, batch.item_AB), user_AD)
-    logit_AB = out[:, 0]
-    residual_AB = torch.sigmoid(logit_AB).sub_(batch.label_AB).mul_(batch.weight_AB)
-    of_network = mlp_gradients(seen, "scorer", hidden, residual_AB[:, None], user_AD)
-    assert of_network.client_CK is not None
-    gradients = {
-        **of_network.layers,
-        "user": of_network.client_CK,
-        "item_table": add_rows(table_ARD.shape, batch.item_AB, row_gradients(seen, "scorer", of_network)),
-    }
-    return {name: gradients[name] for name in names}, logit_AB
 
 
 METHOD = Method(FedncfConfig, fedncf, DEFAULTS, GRID, SPACE)

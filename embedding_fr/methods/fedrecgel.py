@@ -174,7 +174,7 @@ def whole_batch(drawn: RoundExamples, batch_size: int) -> ExampleBatch:
 
 def _sharp(model: Model, config: FedrecgelConfig) -> Gradients:
     radius = {tuple(model.private): config.private_radius, tuple(model.shared): config.shared_radius}
-    return sharpness_aware(radius, model.gradients)
+    return sharpness_aware(radius)
 
 
 def _gradient_averaged(federation: Federation, training: EmbeddingTraining, config: FedrecgelConfig) -> FederatedMethod:

@@ -16,7 +16,7 @@ from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import round_examples
-from embedding_fr.local_training import Objective, proximal, train_epochs
+from embedding_fr.local_training import proximal, train_epochs
 from embedding_fr.methods.entry import Method, two
 from embedding_fr.methods.fedncf import ncf_model
 from embedding_fr.methods.pfedrec import ITEM_FACTOR, code_item_rate
@@ -112,7 +112,7 @@ def gpfedrec(federation: Federation, training: EmbeddingTraining, config: Gpfedr
         start_CRD = received_rows(download, "item_table", drawn.row_CR)
         goal_CRD = start_CRD + received_rows(download, "graph_offset", drawn.row_CR)
         params = {**{name: tensor.clone() for name, tensor in own.items()}, "item_table": start_CRD}
-        objective = Objective(model.logits, gradients=proximal(model.gradients, goal_CRD, strength))
+        objective = model.objective._replace(penalty=proximal(goal_CRD, strength))
         loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         steps_C = training.local_epochs * -(-drawn.examples.count_C // training.batch_size)

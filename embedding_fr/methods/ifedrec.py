@@ -18,7 +18,7 @@ from embedding_fr.averaged import Model, score_all
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
 from embedding_fr.examples import round_examples
-from embedding_fr.local_training import Objective, proximal, train_epochs
+from embedding_fr.local_training import proximal, train_epochs
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.methods.fedncf import ncf_logits, ncf_model
 from embedding_fr.methods.gpfedrec import landing_weight, plain_sgd, repeated
@@ -152,7 +152,7 @@ def ifedrec(federation: Federation, training: EmbeddingTraining, config: Ifedrec
         drawn = round_examples(federation, training, block, round)
         start_CRD, goal_CRD = (received_rows(download, name, drawn.row_CR) for name in (TABLE, BY_ATTRIBUTES))
         params = {**{name: tensor.clone() for name, tensor in own.items()}, TABLE: start_CRD.clone()}
-        objective = Objective(model.logits, gradients=proximal(model.gradients, goal_CRD, strength))
+        objective = model.objective._replace(penalty=proximal(goal_CRD, strength))
         loss_C = train_epochs(objective, params, drawn, training, optimiser)
         check_finite(params, loss_C, block.clients, round)
         steps_C = training.local_epochs * -(-drawn.examples.count_C // training.batch_size)

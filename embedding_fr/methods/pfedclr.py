@@ -6,7 +6,6 @@ B examples, R touched rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -16,14 +15,14 @@ from torch import Tensor
 from embedding_fr.averaged import mean_over_clients, send_server
 from embedding_fr.blocks import Federation, rank_users
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.examples import ExampleBatch, round_examples
+from embedding_fr.examples import round_examples
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import Objective, dot_gradients, dot_logits, train_epochs
+from embedding_fr.local_training import Objective, dot_logits, train_epochs
 from embedding_fr.methods.entry import Method
 from embedding_fr.methods.fedmf import dot_kernel
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
-from embedding_fr.stacked import check_finite, inner_products, received, received_rows, row_slopes, take, weighted_sum
+from embedding_fr.stacked import check_finite, inner_products, received, received_rows, take
 from embedding_fr.tables import normal, personal_table
 from fedecider.bounds import WIDEST, Int, NotNegative, dataclass
 from fedecider.federation.method import Block, Download, FederatedMethod, NewRows, RowUpdate, Tree, Upload
@@ -152,44 +151,10 @@ def low_rank_logits(params: Tree, item: Tensor | None) -> Tensor:
     return dot_logits(params, item) + inner_products(take(params["buffer_a"], item), seen_CK)
 
 
-def low_rank_gradients(
-    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
-) -> tuple[Tree, Tensor]:
-    """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i and
-    s = sum g_i a_i, ``dL/dp = sum g_i q_i + B^T s``, ``dL/da_i = g_i B p``, ``dL/dB = s p^T``.
-    """
-    table, user, buffer_a, buffer_b = (
-        params[name][: batch.active] for name in ("item_table", "user", "buffer_a", "buffer_b")
-    )
-    seen_AK = inner_products(buffer_b, user)
-    slope_AR, logit_AB = row_slopes(inner_products(table, user) + inner_products(buffer_a, seen_AK), batch)
-    sum_AK = weighted_sum(slope_AR, buffer_a)
-    gradients = {
-        "user": weighted_sum(slope_AR, table) + weighted_sum(sum_AK, buffer_b),
-        "buffer_a": slope_AR[:, :, None] * seen_AK[:, None],
-        "buffer_b": sum_AK[:, :, None] * user[:, None],
-    }
-    return {name: gradients[name] for name in names}, logit_AB
-
-
 def full_logits(params: Tree, item: Tensor | None) -> Tensor:
     """(C, B) ``p . (q_i + w_i)``."""
     row_CBD = take(params["item_table"], item) + take(params["buffer"], item)
     return inner_products(row_CBD, params["user"])
-
-
-def full_gradients(
-    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
-) -> tuple[Tree, Tensor]:
-    """Closed form: with g_i as above, ``dL/dp = sum g_i (q_i + w_i)``; a row of the table and that of the buffer have
-    one gradient, g_i p.
-    """
-    table, user, buffer = (params[name][: batch.active] for name in ("item_table", "user", "buffer"))
-    both_ARD = table + buffer
-    slope_AR, logit_AB = row_slopes(inner_products(both_ARD, user), batch)
-    table_gradient = slope_AR[:, :, None] * user[:, None]
-    gradients = {"user": weighted_sum(slope_AR, both_ARD), "item_table": table_gradient, "buffer": table_gradient}
-    return {name: gradients[name] for name in names}, logit_AB
 
 
 def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
@@ -197,13 +162,12 @@ def _stages(config: PfedclrConfig) -> tuple[Stage, ...]:
 
     low_rank = Kernel(
         train=train_low_rank,
-        gradients=low_rank_gradients,
         tables=("item_table", "buffer_a"),
         vectors=(("user",), ("buffer_b",)),
     )
-    table = Stage(("item_table",), Objective(dot_logits, gradients=dot_gradients, kernel=dot_kernel()))
-    reduced = Objective(low_rank_logits, gradients=low_rank_gradients, kernel=low_rank)
-    full = Objective(full_logits, gradients=full_gradients)
+    table = Stage(("item_table",), Objective(dot_logits, by_row=True, kernel=dot_kernel()))
+    reduced = Objective(low_rank_logits, by_row=True, kernel=low_rank)
+    full = Objective(full_logits, by_row=True)
     return {
         "clr": (table, Stage(("user", "buffer_a", "buffer_b"), reduced)),
         "cf": (table, Stage(("user", "buffer"), full)),

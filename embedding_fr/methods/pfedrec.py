@@ -5,7 +5,6 @@ Shape legend: N clients of the run, C clients of a block, I items, D dims, B exa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -13,14 +12,12 @@ from torch import Tensor
 from embedding_fr.averaged import Model, averaged
 from embedding_fr.blocks import Federation
 from embedding_fr.config import TRAINING_SPACE, EmbeddingTraining
-from embedding_fr.examples import ExampleBatch
 from embedding_fr.kernels import Kernel
-from embedding_fr.local_training import Objective
 from embedding_fr.methods.entry import Method, always
 from embedding_fr.mlp import start_mlp
 from embedding_fr.optimisers import Optimiser
 from embedding_fr.personal_variant import with_personal_variant
-from embedding_fr.stacked import inner_products, row_slopes, take, weighted_sum
+from embedding_fr.stacked import inner_products, take
 from embedding_fr.tables import normal
 from fedecider.bounds import dataclass
 from fedecider.federation.method import FederatedMethod, Tree
@@ -89,7 +86,7 @@ def linear_model(federation: Federation, training: EmbeddingTraining) -> Model:
         shared={"item_table": normal(federation, training, "item_table", federation.num_items)},
         private={name: tensor.expand(federation.num_clients, *tensor.shape) for name, tensor in scorer.items()},
         logits=linear_logits,
-        gradients=linear_gradients,
+        by_row=True,
         kernel=linear_kernel(),
     )
 
@@ -98,7 +95,7 @@ def linear_kernel() -> Kernel:
     """The compiled local training of :func:`linear_model`."""
     from embedding_fr.compiled.training import train_linear  # Numba: half a second that only training needs
 
-    return Kernel(train_linear, linear_gradients, ("item_table",), IN_TURN[:1], alternates=True)
+    return Kernel(train_linear, ("item_table",), IN_TURN[:1], alternates=True)
 
 
 def linear_logits(params: Tree, item: Tensor | None) -> Tensor:
@@ -106,26 +103,6 @@ def linear_logits(params: Tree, item: Tensor | None) -> Tensor:
     return (
         inner_products(take(params["item_table"], item), params["scorer.0.weight"][:, :, 0]) + params["scorer.0.bias"]
     )
-
-
-def linear_gradients(
-    objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch
-) -> tuple[Tree, Tensor]:
-    """Closed form: with g_i = the sum of (sigmoid(z) - y) / batch size over the examples of item i, ``dL/dw = sum g_i
-    q_i``, ``dL/db = sum g_i`` and ``dL/dq_i = g_i w``.
-    """
-    table, weight, bias = (params[n][: batch.active] for n in ("item_table", "scorer.0.weight", "scorer.0.bias"))
-    weight_AD = weight[:, :, 0]
-    slope_AR, logit_AB = row_slopes(inner_products(table, weight_AD) + bias, batch)
-    gradients: Tree = {}
-    for name in names:
-        if name == "item_table":
-            gradients[name] = slope_AR[:, :, None] * weight_AD[:, None]
-        elif name == "scorer.0.weight":
-            gradients[name] = weighted_sum(slope_AR, table)[:, :, None]
-        else:
-            gradients[name] = slope_AR.sum(1, keepdim=True)
-    return gradients, logit_AB
 
 
 def code_item_rate(federation: Federation, training: EmbeddingTraining) -> float:

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import Pooled, fit_epochs, pointwise_loss, training_batches
-from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
+from fedecider.baselines.fitting import PairTraining, Pooled, fit_epochs, pointwise_loss, training_batches
+from fedecider.bounds import NotNegative, OneOrMore, Positive, dataclass
 from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space
@@ -38,30 +38,18 @@ SPACE: Space = {
 
 
 @dataclass(frozen=True)
-class CentrapConfig:
-    """Settings of CentRAP.
+class CentrapConfig(PairTraining):
+    """Settings of CentRAP, beside those of all baselines on pairs: ``embedding_size`` is that of both item tables too,
+    ``learning_rate`` that of user embeddings and common table, ``weight_decay`` that of user embeddings.
 
     Args:
-        embedding_size: dims of the user embeddings and of both item tables.
-        learning_rate: of Adam, for the user embeddings and the common table.
         personal_rate: of Adam, for the personal tables.
-        num_epochs: passes over the train pairs at most.
-        batch_size: samples of a step, negatives included.
-        num_negatives: negatives per positive, drawn anew each epoch.
-        weight_decay: weight of the squared norms of the user embeddings in the batch.
-        patience: epochs without a better validation figure before training stops.
         distance_weight: largest weight v1 of the distance of the two tables.
         sparsity_weight: largest weight v2 of the absolute entries of the common table.
     """
 
-    embedding_size: Width = 32
-    learning_rate: Positive = 3e-3
     personal_rate: Positive = 1e-4
-    num_epochs: OneOrMore = 60
     batch_size: OneOrMore = 2048
-    num_negatives: Negatives = 4
-    weight_decay: NotNegative = 0.0
-    patience: OneOrMore = 8
     distance_weight: NotNegative = 0.1
     sparsity_weight: NotNegative = 0.1
 
@@ -118,5 +106,5 @@ def fit(data: Pooled, config: CentrapConfig) -> ScoreUsers:
         personal_BID = model.personal.weight.view(-1, data.num_items, config.embedding_size)[user_B]
         return torch.einsum("bd,bid->bi", model.user_UD[user_B], model.common_ID + personal_BID)
 
-    fit_epochs(model, run_epoch, score, config, data.valid)
+    fit_epochs(model, run_epoch, score, data.valid, config.num_epochs, config.patience)
     return score

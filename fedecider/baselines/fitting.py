@@ -10,7 +10,6 @@ distinct train pairs, B positives of a batch, N = 1 + num_negatives (column 0 is
 from __future__ import annotations
 
 import math
-import typing
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedecider.baselines.baskets import item_sets
+from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
 from fedecider.evaluation import protocols
 from fedecider.evaluation.metrics import mean_metrics
 from fedecider.federation.streams import stream
@@ -125,23 +125,27 @@ Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 """Epoch number -> users (B,) and items (B, N), int64, batch by batch."""
 
 
-class BaselineTraining(typing.Protocol):
-    """Settings that every trained baseline has. ``batch_size`` counts samples, positives and negatives together."""
+@dataclass(frozen=True)
+class PairTraining:
+    """Settings of a baseline that is trained on pairs of a user and an item.
 
-    @property
-    def embedding_size(self) -> int: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def num_epochs(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def num_negatives(self) -> int: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def patience(self) -> int: ...
+    Args:
+        embedding_size: dims of the user and item embeddings.
+        learning_rate: of Adam.
+        num_epochs: passes over the train pairs at most.
+        batch_size: samples of a step, negatives included.
+        num_negatives: negatives per positive, drawn anew each epoch.
+        weight_decay: weight of the squared norms of the embeddings in the batch.
+        patience: epochs without a better validation figure before training stops.
+    """
+
+    embedding_size: Width = 32
+    learning_rate: Positive = 3e-3
+    num_epochs: OneOrMore = 60
+    batch_size: OneOrMore = 4096
+    num_negatives: Negatives = 4
+    weight_decay: NotNegative = 0.0
+    patience: OneOrMore = 8
 
 
 def validation_ndcg(
@@ -156,7 +160,7 @@ def validation_ndcg(
     ]
 
 
-def training_batches(data: Pooled, config: BaselineTraining) -> Batches:
+def training_batches(data: Pooled, config: PairTraining) -> Batches:
     """Every distinct train pair once an epoch, in random order, with ``num_negatives`` negatives drawn anew.
 
     Order and negatives depend on the seed and the epoch number only. ``ValueError`` when there is no train pair.
@@ -182,8 +186,9 @@ def fit_epochs(
     model: nn.Module,
     run_epoch: Callable[[int], None],
     score: protocols.ScoreUsers,
-    config: BaselineTraining,
     valid: Valid | None,
+    num_epochs: int,
+    patience: int,
 ) -> None:
     """Run the epochs and leave in ``model`` the parameters of the epoch that ``valid`` likes best.
 
@@ -191,7 +196,7 @@ def fit_epochs(
     no held-out item is looked at.
     """
     best, best_epoch, kept = -math.inf, 0, {}
-    for epoch in range(config.num_epochs):
+    for epoch in range(num_epochs):
         run_epoch(epoch)
         if valid is None:
             continue
@@ -199,7 +204,7 @@ def fit_epochs(
         if figure > best:
             best, best_epoch = figure, epoch
             kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        elif epoch - best_epoch >= config.patience:
+        elif epoch - best_epoch >= patience:
             break
     if kept:
         model.load_state_dict(kept)

@@ -12,9 +12,17 @@ import scipy
 import torch
 from torch import Tensor
 
-from fedecider.baselines.fitting import Pooled, fit_epochs, pairwise_loss, square_norms, train_matrix, training_batches
+from fedecider.baselines.fitting import (
+    PairTraining,
+    Pooled,
+    fit_epochs,
+    pairwise_loss,
+    square_norms,
+    train_matrix,
+    training_batches,
+)
 from fedecider.baselines.mf import MatrixFactors
-from fedecider.bounds import Depth, Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
+from fedecider.bounds import Depth, Negatives, Positive, Width, dataclass
 from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space, Whole
@@ -38,28 +46,18 @@ SPACE: Space = {
 
 
 @dataclass(frozen=True)
-class LightgcnConfig:
-    """Settings of LightGCN.
+class LightgcnConfig(PairTraining):
+    """Settings of LightGCN, beside those of all baselines on pairs. Every step propagates over the whole graph;
+    ``weight_decay`` weighs the embeddings of layer 0.
 
     Args:
-        embedding_size: dims of the user and item embeddings.
         num_layers: propagation steps.
-        learning_rate: of Adam.
-        num_epochs: passes over the train pairs at most.
-        batch_size: samples of a step, negatives included; every step propagates over the whole graph.
-        num_negatives: negatives per positive, drawn anew each epoch.
-        weight_decay: weight of the squared norms of the (layer 0) embeddings in the batch.
-        patience: epochs without a better validation figure before training stops.
     """
 
     embedding_size: Width = 64
     num_layers: Depth = 2
     learning_rate: Positive = 1e-2
-    num_epochs: OneOrMore = 60
-    batch_size: OneOrMore = 4096
     num_negatives: Negatives = 1
-    weight_decay: NotNegative = 0.0
-    patience: OneOrMore = 8
 
 
 def normalised(matrix_UI: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
@@ -113,7 +111,7 @@ def fit(data: Pooled, config: LightgcnConfig) -> ScoreUsers:
         user_UD, item_ID = propagate(*graphs, (model.user_UD, model.item_ID), config.num_layers)
         return user_UD[user_B.to(data.device)] @ item_ID.T
 
-    fit_epochs(model, run_epoch, score, config, data.valid)
+    fit_epochs(model, run_epoch, score, data.valid, config.num_epochs, config.patience)
     return score
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedecider.baselines.fitting import (
+    PairTraining,
     Pooled,
     fit_epochs,
     pairwise_loss,
@@ -18,7 +19,7 @@ from fedecider.baselines.fitting import (
     square_norms,
     training_batches,
 )
-from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
+from fedecider.bounds import NotNegative, Positive, Width, dataclass
 from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import stream
 from fedecider.search_space import OneOf, Real, Space
@@ -49,26 +50,11 @@ SPACE: Space = {
 
 
 @dataclass(frozen=True)
-class MfConfig:
-    """Settings of matrix factorisation.
-
-    Args:
-        embedding_size: dims of the user and item embeddings.
-        learning_rate: of Adam.
-        num_epochs: passes over the train pairs at most.
-        batch_size: samples of a step, negatives included.
-        num_negatives: negatives per positive, drawn anew each epoch.
-        weight_decay: weight of the squared norms of the embeddings in the batch.
-        patience: epochs without a better validation figure before training stops.
-    """
+class MfConfig(PairTraining):
+    """Those of all baselines on pairs, with defaults for matrix factorisation."""
 
     embedding_size: Width = 64
-    learning_rate: Positive = 3e-3
-    num_epochs: OneOrMore = 60
-    batch_size: OneOrMore = 4096
-    num_negatives: Negatives = 4
     weight_decay: NotNegative = 7e-3
-    patience: OneOrMore = 8
 
 
 class MatrixFactors(nn.Module):
@@ -78,6 +64,9 @@ class MatrixFactors(nn.Module):
         super().__init__()
         self.user_UD = nn.Parameter(0.1 * torch.randn(num_users, embedding_size, generator=generator))
         self.item_ID = nn.Parameter(0.1 * torch.randn(num_items, embedding_size, generator=generator))
+
+    def forward(self, user_BD: Tensor, item_BND: Tensor) -> Tensor:
+        return (item_BND @ user_BD[:, :, None])[..., 0]
 
 
 @dataclass(frozen=True)
@@ -94,23 +83,38 @@ def fit_bpr(data: Pooled, config: BprConfig) -> ScoreUsers:
 
 
 def fit(data: Pooled, config: MfConfig, loss_of: Callable[[Tensor], Tensor] = pointwise_loss) -> ScoreUsers:
-    """Adam on the mean of BCE(p_u . q_i) + weight_decay (|p_u|^2 + |q_i|^2) over train pairs and their negatives."""
+    """:func:`fit_on_pairs` of ``p_u . q_i``, with binary cross-entropy."""
     sizes = len(data.sequences), data.num_items, config.embedding_size
     model = MatrixFactors(*sizes, stream(data.seed, "init")).to(data.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    batches = training_batches(data, config)
-
-    def run_epoch(epoch: int) -> None:
-        for user_B, item_BN in batches(epoch):
-            user_BD, item_BND = model.user_UD[user_B], model.item_ID[item_BN]
-            loss = loss_of((item_BND @ user_BD[:, :, None])[..., 0])
-            optimizer.zero_grad()
-            (loss + config.weight_decay * square_norms(user_BD, item_BND)).backward()
-            optimizer.step()
 
     @torch.no_grad()
     def score(user_B: Tensor) -> Tensor:
         return model.user_UD[user_B.to(data.device)] @ model.item_ID.T
 
-    fit_epochs(model, run_epoch, score, config, data.valid)
+    fit_on_pairs(model, (model.user_UD, model.item_ID), score, data, config, loss_of)
     return score
+
+
+def fit_on_pairs(
+    model: nn.Module,
+    tables: tuple[Tensor, Tensor],
+    score: ScoreUsers,
+    data: Pooled,
+    config: PairTraining,
+    loss_of: Callable[[Tensor], Tensor] = pointwise_loss,
+) -> None:
+    """Adam on the mean of ``loss_of(model(p_u, q_i)) + weight_decay (|p_u|^2 + |q_i|^2)`` over train pairs and their
+    negatives; ``tables``: the embeddings of users and of items in ``model``.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    batches = training_batches(data, config)
+
+    def run_epoch(epoch: int) -> None:
+        for user_B, item_BN in batches(epoch):
+            user_BD, item_BND = tables[0][user_B], tables[1][item_BN]
+            loss = loss_of(model(user_BD, item_BND))
+            optimizer.zero_grad()
+            (loss + config.weight_decay * square_norms(user_BD, item_BND)).backward()
+            optimizer.step()
+
+    fit_epochs(model, run_epoch, score, data.valid, config.num_epochs, config.patience)

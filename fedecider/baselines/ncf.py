@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedecider.baselines.fitting import Pooled, fit_epochs, pointwise_loss, square_norms, training_batches
-from fedecider.bounds import Negatives, NotNegative, OneOrMore, Positive, Width, dataclass
+from fedecider.baselines.fitting import PairTraining, Pooled
+from fedecider.baselines.mf import fit_on_pairs
+from fedecider.bounds import NotNegative, Width, dataclass
 from fedecider.evaluation.protocols import ScoreUsers
 from fedecider.federation.streams import derive_seed
 from fedecider.search_space import OneOf, Real, Space
@@ -34,28 +35,15 @@ USERS_PER_SLICE = 16
 
 
 @dataclass(frozen=True)
-class NcfConfig:
-    """Settings of MLP-NCF.
+class NcfConfig(PairTraining):
+    """Settings of MLP-NCF, beside those of all baselines on pairs.
 
     Args:
-        embedding_size: dims of the user and item embeddings.
         hidden_sizes: hidden layers of the scorer, at least one.
-        learning_rate: of Adam.
-        num_epochs: passes over the train pairs at most.
-        batch_size: samples of a step, negatives included.
-        num_negatives: negatives per positive, drawn anew each epoch.
-        weight_decay: weight of the squared norms of the embeddings in the batch.
-        patience: epochs without a better validation figure before training stops.
     """
 
-    embedding_size: Width = 32
     hidden_sizes: tuple[Width, ...] = (64, 32)
-    learning_rate: Positive = 3e-3
-    num_epochs: OneOrMore = 60
-    batch_size: OneOrMore = 4096
-    num_negatives: Negatives = 4
     weight_decay: NotNegative = 3e-3
-    patience: OneOrMore = 8
 
     def __post_init__(self) -> None:
         if not self.hidden_sizes:
@@ -89,7 +77,7 @@ class MlpScorer(nn.Module):
 
 
 def fit(data: Pooled, config: NcfConfig) -> ScoreUsers:
-    """Adam on the mean of BCE(MLP([p_u, q_i])) + weight_decay (|p_u|^2 + |q_i|^2) over train pairs and negatives.
+    """:func:`fit_on_pairs` of ``MLP([p_u, q_i])``, with binary cross-entropy.
 
     Differs from the paper: the MLP alone, as in FedNCF, without the matrix-factorisation half of NeuMF (no better on
     ML-100K); weight decay; no pre-training.
@@ -97,19 +85,9 @@ def fit(data: Pooled, config: NcfConfig) -> ScoreUsers:
     with torch.random.fork_rng():  # layers take no generator
         torch.manual_seed(derive_seed(data.seed, "init"))
         model = MlpScorer(len(data.sequences), data.num_items, config).to(data.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
-    batches = training_batches(data, config)
-
-    def run_epoch(epoch: int) -> None:
-        for user_B, item_BN in batches(epoch):
-            user_BD, item_BND = model.user_UD[user_B], model.item_ID[item_BN]
-            loss = pointwise_loss(model(user_BD, item_BND))
-            optimizer.zero_grad()
-            (loss + config.weight_decay * square_norms(user_BD, item_BND)).backward()
-            optimizer.step()
 
     def score(user_B: Tensor) -> Tensor:
         return model.catalogue(user_B.to(data.device))
 
-    fit_epochs(model, run_epoch, score, config, data.valid)
+    fit_on_pairs(model, (model.user_UD, model.item_ID), score, data, config)
     return score

@@ -10,7 +10,6 @@ D dims, H heads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -80,11 +79,6 @@ class SasrecConfig:
             raise ValueError(
                 f"got num_heads {self.num_heads}, expected a divisor of embedding_size {self.embedding_size}"
             )
-
-    @property
-    def num_negatives(self) -> int:
-        """None are drawn: every item of the catalogue is in the softmax."""
-        return 0
 
 
 class Block(nn.Module):
@@ -270,8 +264,8 @@ def train(data: Pooled, config: SasrecConfig, extra: Sequences = (), start_ID: T
         for epoch in range(config.num_epochs)[turn * config.validate_every :][: config.validate_every]:
             run_epoch(model, optimizer, item_SL, length_S, config, seed=seed, epoch=epoch)
 
-    turns = replace(config, num_epochs=-(-config.num_epochs // config.validate_every))
-    fit_epochs(model, run_turn, scores(model, sequences), turns, valid)
+    num_turns = -(-config.num_epochs // config.validate_every)
+    fit_epochs(model, run_turn, scores(model, sequences), valid, num_turns, config.patience)
     return model
 
 

@@ -1,7 +1,6 @@
 """Centralised baselines: hand numbers, brute force, a checkerboard, negatives, and nothing held out in the scores."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -174,11 +173,10 @@ def test_the_best_epoch_is_kept_and_patience_ends_training():
         epochs.append(epoch)
         torch.nn.init.constant_(model.weight, float(epoch))
 
-    config = MfConfig(num_epochs=6, patience=3)
-    fitting.fit_epochs(model, run_epoch, lambda user_B: user_B, config, lambda score: figures[len(epochs) - 1])
+    fitting.fit_epochs(model, run_epoch, lambda user_B: user_B, lambda score: figures[len(epochs) - 1], 6, 3)
     assert epochs == [0, 1, 2, 3, 4]  # the first of equal figures counts; 0.9 is never seen
     assert model.weight.item() == 1.0
-    fitting.fit_epochs(model, run_epoch, lambda user_B: user_B, replace(config, num_epochs=3), None)
+    fitting.fit_epochs(model, run_epoch, lambda user_B: user_B, None, 3, 3)
     assert model.weight.item() == 2.0
 
 

@@ -18,7 +18,6 @@ from embedding_fr.merging import (
     Merging,
     Scorer,
     close_merge,
-    dot_adapter_gradients,
     merge_epochs,
     merged_logits,
     merged_table,
@@ -75,15 +74,16 @@ def block(scheme="EM", layers="3"):
 
 @pytest.mark.parametrize("scheme", ["EM", "DM"])
 @pytest.mark.parametrize("layers", ["", "5,3"])
-def test_closed_form_gradients_of_adapters_are_those_of_autograd(scheme, layers):
+def test_adapters_have_the_same_gradients_through_products_and_through_rows(scheme, layers):
     merging, _, _, _, merge, params, batch = block(scheme, layers)
     kept = params["item_table"] - merge.step_CRD
     seen = {**params, **merge.adapter, "feature": merge.feature, "kept": kept, "difference": merge.difference_CRD}
-    objective = Objective(merged_logits(merging, Scorer(dot_logits)))
-    plain, logits = plain_gradients(objective, seen, [ADAPTER], batch)
+    through_rows = Scorer(lambda params, item: dot_logits(params, item))  # any other logits than `dot_logits` itself
+    plain, logits = plain_gradients(Objective(merged_logits(merging, through_rows)), seen, [ADAPTER], batch)
     seen["kept_score"] = torch.einsum("crd,cd->cr", kept, params["user"])
     seen["effect"] = torch.einsum("crd,cd->cr", merge.difference_CRD, params["user"])
-    closed, same = dot_adapter_gradients(merging.sizes(2), objective, seen, [ADAPTER], batch)
+    objective = Objective(merged_logits(merging, Scorer(dot_logits)))
+    closed, same = plain_gradients(objective, seen, [ADAPTER], batch)
     assert torch.allclose(same, logits, atol=1e-6)
     assert plain[ADAPTER].shape == closed[ADAPTER].shape
     assert float(plain[ADAPTER].abs().max()) > 1e-3

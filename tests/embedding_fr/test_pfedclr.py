@@ -9,10 +9,9 @@ from toy_federation import run, toy_federation, toy_method, toy_population, toy_
 from embedding_fr.averaged import averaged
 from embedding_fr.blocks import make_block
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective
+from embedding_fr.local_training import Objective, plain_gradients
 from embedding_fr.methods.fedmf import mf_model
 from embedding_fr.methods.pfedclr import (
-    low_rank_gradients,
     low_rank_logits,
 )
 from embedding_fr.optimisers import Optimiser
@@ -49,7 +48,7 @@ def test_calibrated_logit_and_gradients_by_hand():
     batch = ExampleBatch(1, torch.tensor([[1]]), torch.ones(1, 1), torch.ones(1, 1))
     # q + a B = (0.5, -1) + 2 (1, -1) = (2.5, -3), so z = 2.5 - 6
     names = ("user", "buffer_a", "buffer_b")
-    gradient, logit = low_rank_gradients(Objective(low_rank_logits), params, names, batch)
+    gradient, logit = plain_gradients(Objective(low_rank_logits, by_row=True), params, names, batch)
     r = 1.0 / (1.0 + math.exp(3.5)) - 1.0
     assert logit.item() == pytest.approx(-3.5)
     assert gradient["user"].tolist() == [[pytest.approx(2.5 * r), pytest.approx(-3.0 * r)]]

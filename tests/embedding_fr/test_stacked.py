@@ -1,13 +1,13 @@
-"""Stacked networks and optimisers, and gradients in closed form: by hand, against ``torch`` and autograd."""
+"""Stacked networks and optimisers, and gradients: by hand, against ``torch``, by rows and by examples."""
 
 import pytest
 import torch
 from toy_federation import toy_federation
 
 from embedding_fr.examples import ExampleBatch
-from embedding_fr.local_training import Objective, dot_gradients, dot_logits, plain_gradients
-from embedding_fr.methods import fedfast, fedncf, pfedclr, pfedrec
-from embedding_fr.mlp import mlp, mlp_gradients, mlp_layers, mlp_of_catalogue, row_gradients, start_mlp
+from embedding_fr.local_training import Objective, dot_logits, plain_gradients
+from embedding_fr.methods import fedfast, pfedclr, pfedrec
+from embedding_fr.mlp import mlp, mlp_of_catalogue, start_mlp
 from embedding_fr.optimisers import Optimiser, apply_step, fresh_state
 
 
@@ -88,32 +88,28 @@ USER, TABLE = {"user": (3, 4)}, {"item_table": (3, 6, 4)}
 LINEAR = {"scorer.0.weight": (3, 4, 1), "scorer.0.bias": (3, 1)}
 
 
-NETWORK = {"scorer.0.weight": (3, 8, 5), "scorer.0.bias": (3, 5), "scorer.1.weight": (3, 5, 1), "scorer.1.bias": (3, 1)}
-
-
 BUFFER = {"buffer_a": (3, 6, 2), "buffer_b": (3, 2, 4)}
 
 
 CASES = {
-    "inner products": (dot_logits, dot_gradients, {**USER, **TABLE}, ()),
-    "linear": (pfedrec.linear_logits, pfedrec.linear_gradients, {**TABLE, **LINEAR}, ()),
-    "network": (fedncf.ncf_logits, fedncf.ncf_gradients, {**USER, **TABLE, **NETWORK}, ()),
-    "weighted products": (fedfast.gmf_logits, fedfast.gmf_gradients, {**USER, **TABLE, **LINEAR}, ()),
-    "low rank": (pfedclr.low_rank_logits, pfedclr.low_rank_gradients, {**USER, **BUFFER}, TABLE),
-    "full rank": (pfedclr.full_logits, pfedclr.full_gradients, {**USER, **TABLE, "buffer": (3, 6, 4)}, ()),
+    "inner products": (dot_logits, {**USER, **TABLE}, ()),
+    "linear": (pfedrec.linear_logits, {**TABLE, **LINEAR}, ()),
+    "weighted products": (fedfast.gmf_logits, {**USER, **TABLE, **LINEAR}, ()),
+    "low rank": (pfedclr.low_rank_logits, {**USER, **BUFFER}, TABLE),
+    "full rank": (pfedclr.full_logits, {**USER, **TABLE, "buffer": (3, 6, 4)}, ()),
 }
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("logits", "closed", "trained", "frozen"), CASES.values(), ids=CASES)
-def test_closed_forms_are_the_gradients_of_the_logits(logits, closed, trained, frozen):
+@pytest.mark.parametrize(("logits", "trained", "frozen"), CASES.values(), ids=CASES)
+def test_scoring_every_row_once_has_the_gradients_of_scoring_examples(logits, trained, frozen):
     generator = torch.Generator().manual_seed(3)
     params = {name: torch.randn(shape, generator=generator) for name, shape in {**trained, **dict(frozen)}.items()}
     item = torch.tensor([[0, 2, 2, 5], [1, 4, 4, 0]])  # two active clients of three, items twice, one example padded
     weight = torch.tensor([[0.25] * 4, [0.5, 0.25, 0.25, 0.0]])
     batch = ExampleBatch(2, item, torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]]), weight)
     expected, logit = plain_gradients(Objective(logits), params, list(trained), batch)
-    gradients, same = closed(Objective(logits), params, list(trained), batch)
+    gradients, same = plain_gradients(Objective(logits, by_row=True), params, list(trained), batch)
     torch.testing.assert_close(same, logit)
     assert gradients.keys() == expected.keys()
     for name in trained:
@@ -144,22 +140,3 @@ def test_a_shared_network_on_shared_rows_equals_the_stacked_one_and_each_client_
     found = mlp_of_catalogue(params, "f", row_IF, client_CK)
     assert torch.allclose(found, mlp(stacked, "f", row_IF.expand(4, 9, 3), client_CK).mT, atol=1e-6)
     assert torch.allclose(found[2:3], mlp_of_catalogue(params, "f", row_IF, client_CK[2:3]), atol=1e-6)
-
-
-@pytest.mark.parametrize("sizes", [(5, 1), (5, 4, 3, 2), (5, 6, 1)])
-@pytest.mark.parametrize("num_common", [0, 2])
-def test_closed_form_equals_autograd(sizes, num_common):
-    leaves = {key: one.requires_grad_() for key, one in start_mlp(toy_federation(), "f", sizes, num_clients=3).items()}
-    row_CBF = torch.randn(3, 7, 5 - num_common, requires_grad=True)
-    client_CK = torch.randn(3, num_common, requires_grad=True) if num_common else None
-    weight_CBO = torch.randn(3, 7, sizes[-1])
-    (mlp(leaves, "f", row_CBF, client_CK) * weight_CBO).sum().backward()
-    with torch.no_grad():
-        hidden = mlp_layers(leaves, "f", row_CBF, client_CK)[:-1]
-        found = mlp_gradients(leaves, "f", hidden, weight_CBO.mT, client_CK)
-    assert set(found.layers) == set(leaves)
-    for key, leaf in leaves.items():
-        assert torch.allclose(found.layers[key], leaf.grad, atol=1e-5), key
-    assert torch.allclose(row_gradients(leaves, "f", found), row_CBF.grad, atol=1e-5)
-    assert (found.client_CK is None) == (client_CK is None)
-    assert client_CK is None or torch.allclose(found.client_CK, client_CK.grad, atol=1e-5)

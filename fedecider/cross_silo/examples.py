@@ -1,4 +1,4 @@
-"""A few users of every domain with what they read, what was held out and what was recommended."""
+"""A few users of every domain: what they bought, what was held out and what was recommended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fedecider.data.domain import Domain
 from fedecider.evaluation.metrics import NO_ITEM, NOT_RANKED
-from fedecider.evaluation.protocols import histories, with_target
+from fedecider.evaluation.protocols import held_out, histories, with_target
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.streams import stream
 from fedecider.models.client_model import ClientModel
+from fedecider.models.ensemble import Places
 from idgen.decode import item_positions, top_items
 from idgen.precision import autocast
 from idgen.samples import eval_batches
@@ -25,38 +26,50 @@ def example_users(num_users: int, seed: int, domain: str) -> Tensor:
     return torch.randperm(num_users, generator=stream(seed, "examples", domain))[:NUM_USERS].sort().values
 
 
-def decode_examples(model: ClientModel, domain: Domain) -> list[dict[str, Any]]:
-    """Examples of one domain under the client's model, decoded as for the test metrics.
+def examples_of(model: ClientModel, domain: Domain, listed: Places | None = None) -> list[dict[str, Any]]:
+    """Examples of one domain: what its ensemble recommended in the test, ``listed``; without one, what the model does.
 
     Each: ``history`` (the newest titles, oldest first), ``num_history``, ``held_out`` (title, or those of a basket),
     ``position`` (0-based, of the first of them; None when none was returned) and ``recommended`` (the best titles, each
     with ``held_out``: true for a held-out item). Titles and nothing else: no user key.
     """
-    task, (ranking, drop_seen, precision, device) = model.client.task, model.base.context
-    tested = torch.from_numpy(with_target(task.sequences, "test"))
-    users = tested[example_users(len(tested), model.client.seed, task.name)]
+    task, (ranking, drop_seen, *_) = model.client.task, model.base.context
+    sequences = SequenceArray.of(task.sequences)
+    tested, ranked = with_target(task.sequences, "test"), model.client.ranked_users("test", ranking)
+    row_of = {user: row for row, user in enumerate(range(len(sequences)) if ranked is None else ranked.tolist())}
+    users = torch.from_numpy(tested)
+    if listed is not None:
+        users = users[[user in row_of for user in users.tolist()]]
+    users = users[example_users(len(users), model.client.seed, task.name)]
+    past = [list(items) for items in histories(sequences.take(users.numpy()), "test")]
+    target_B = held_out(sequences.take(users.numpy()), "test")
+    if listed is None:
+        item_BK = _decoded(model, users)
+        position_B = item_positions(item_BK, target_B, past if drop_seen else None)
+    else:
+        rows = [row_of[user] for user in users.tolist()]
+        item_BK, position_B = listed.ten[rows], listed.whole[rows]
+    first_B = position_B if position_B.ndim == 1 else position_B.nan_to_num(NOT_RANKED).amin(1)
+    examples = []
+    for row, items in enumerate(item_BK.tolist()):
+        kept = [item for item in items if item >= 0 and not (drop_seen and item in past[row])]
+        wanted = [item for item in target_B[row].reshape(-1).tolist() if item != NO_ITEM]
+        examples.append(_example(domain, past[row], wanted, kept[:NUM_RECOMMENDED], int(first_B[row])))
+    return examples
+
+
+def _decoded(model: ClientModel, users: Tensor) -> Tensor:
+    """(B, K) items of the users' test lists under the model without an ensemble, decoded as for the test metrics."""
+    task, (ranking, _, precision, device) = model.client.task, model.base.context
     num_beams = len(task.trie) if task.trie.has_own_tokens else ranking.num_beams
-    held, examples = model.base.holding(model.adapters), {}
-    for user_B, input_ids, attention_mask, target_B in eval_batches(task, "test", ranking.eval_batch_size, users):
+    held, item_BK = model.base.holding(model.adapters), torch.full((len(users), num_beams), -1)
+    row_of = {user: row for row, user in enumerate(users.tolist())}
+    for user_R, input_ids, attention_mask, _ in eval_batches(task, "test", ranking.eval_batch_size, users):
         with autocast(device, precision):
-            item_BK, _ = top_items(
-                held,
-                input_ids.to(device),
-                attention_mask.to(device),
-                task.trie.to(device),
-                num_beams=num_beams,
-            )
-        seen = list(histories(SequenceArray.of(task.sequences).take(user_B), "test"))
-        position_B = item_positions(item_BK.cpu(), target_B.cpu(), seen if drop_seen else None)
-        first_B = position_B if position_B.ndim == 1 else position_B.nan_to_num(NOT_RANKED).amin(1).long()
-        targets = target_B.reshape(len(target_B), -1).tolist()
-        for user, items, position, past, basket in zip(
-            user_B.tolist(), item_BK.tolist(), first_B.tolist(), seen, targets, strict=True
-        ):
-            kept = [item for item in items if item >= 0 and not (drop_seen and item in past)]
-            wanted = [item for item in basket if item != NO_ITEM]
-            examples[user] = _example(domain, past, wanted, kept[:NUM_RECOMMENDED], position)
-    return [examples[user] for user in users.tolist()]
+            asked = (input_ids.to(device), attention_mask.to(device), task.trie.to(device))
+            item_RK, _ = top_items(held, *asked, num_beams=num_beams)
+        item_BK[[row_of[user] for user in user_R.tolist()]] = item_RK.cpu()
+    return item_BK
 
 
 def _example(

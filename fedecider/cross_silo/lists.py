@@ -108,7 +108,7 @@ def _of_part(positions: Positions) -> dict[str, Tensor]:
 def list_sentence(name: str, of_list: Mapping[str, Any]) -> str:
     """The handed-over list against the others, by the first metric."""
     first, subject = of_list["tests"][0]["metric"], next(iter(of_list["values"]))
-    parts = [f"{name.capitalize()}: {subject} has {first} {of_list['values'][subject][MACRO][first]:.3f}"]
+    parts = [f"{name.capitalize()}: {subject} has {first} {100 * of_list['values'][subject][MACRO][first]:.1f}"]
     for test in of_list["tests"]:
         if test["metric"] == first:
             mean, low, high = (100 * test["difference"][end] for end in ("mean", "low", "high"))

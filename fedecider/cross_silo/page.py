@@ -26,14 +26,14 @@ from fedecider.evaluation.beyond import BEST_SELLING, NUM_LISTED
 from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol
 from fedecider.models.ensemble import BOUND
-from fedecider.models.features import FEATURES
+from fedecider.models.features import BOUGHT, FEATURES, HABIT
 from fedecider.models.folders import read_llm_run
 from fedecider.report.answer import units
 from fedecider.report.figures import alpha_slider
 from fedecider.report.groups import activity_section, popularity_section
 from fedecider.report.joining import joining_rows, without_rows
 from fedecider.report.page import PageTable, Section
-from fedecider.report.tables import number_text, shown_metrics
+from fedecider.report.tables import number_text, percent_text, shown_metrics
 
 
 def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> Path:
@@ -131,14 +131,21 @@ def _gaps(value: Any) -> Any:
 
 
 WORDS = (
-    "An item's score is a weighted sum of features, each the log of the item's value over the average item's. The "
-    "weights are those that fit the company's validation items best. Model: the company's model. Text: similarity of "
-    "texts to the newest baskets. Counts: purchases together with those items, over all customers. Successors: "
-    "purchases after the last basket. Followers: purchases after any earlier one. Popularity: number of purchases. "
-    "These features score items that the customer has not bought yet. Items bought before get two others: 'bought "
-    "before' (a constant) and 'habit' (log of the customer's own share of the item and of its successors). In a "
-    "deployment, others see only sums of counts and weights; a simulation shows them all."
+    "The score of an item is a weighted sum of features. Each is the log of the item's value over that of the average "
+    "item. The weights are fitted to the company's validation items. In a deployment, other parties see only sums of "
+    "counts and weights; a simulation shows all of them."
 )
+MEANINGS = {
+    "model": "probability of the item under the company's model",
+    "text": "similarity of the item's text to those of the last purchases",
+    "counts": "how often customers bought it together with the last purchases",
+    "successors": "how often customers bought it next after the last purchase",
+    "followers": "how often customers bought it at any time after an earlier purchase",
+    "popularity": "how often it was bought",
+    "bought before": "a constant",
+    "habit": "share of the customer's own purchases that are this item, or follow the last one",
+}
+"""Features as the page explains them; the last two score items that the customer bought before, the others the rest."""
 
 
 def lists_section(result: RunResult) -> list[Section]:
@@ -154,7 +161,7 @@ def lists_section(result: RunResult) -> list[Section]:
             continue
         values = of_list["values"]
         metrics = shown_metrics(next(iter(values.values()))[MACRO])
-        rows = [[entry, *(number_text(value[MACRO][metric]) for metric in metrics)] for entry, value in values.items()]
+        rows = [[entry, *(percent_text(value[MACRO][metric]) for metric in metrics)] for entry, value in values.items()]
         number = sum(of_list["num_customers"].values())
         caption = f"{name}: {number:,} customers have such an item; the last row is the best baseline"
         tables.append(PageTable(("", *metrics), rows, caption))
@@ -188,10 +195,12 @@ def ensemble_section(result: RunResult) -> list[Section]:
         cells = [weight_text(weights["value"].get(column), weights["error"].get(column)) for column in columns]
         rows.append([name, f"{weights['num_customers']:,}", *cells])
     caption = f"Weights ± standard errors; {BOUND:g} and -{BOUND:g} are the bounds"
+    meanings = [[name, "bought before" if name in (BOUGHT, HABIT) else "new", MEANINGS[name]] for name in columns]
     tables = [PageTable(("company", "fitted on", *columns), rows, caption)]
+    tables.append(PageTable(("feature", "of items", "the item's value"), meanings))
     if traffic := result.communication.get("ensemble"):
         sizes = [[name, *(f"{traffic[name][way]:,}" for way in ("down", "up"))] for name in every if name in traffic]
-        tables.append(PageTable(("company", "bytes down", "bytes up"), sizes, "Bytes of the masked counts"))
+        tables.append(PageTable(("company", "received", "sent"), sizes, "Bytes of the masked counts"))
     constant = {name: weights["constant"] for name, weights in every.items() if weights["constant"]}
     said = [f"Left out, the same for every choice: {', '.join(names)} ({name})." for name, names in constant.items()]
     nobody = [name for name, weights in every.items() if not weights["num_customers"]]
@@ -222,14 +231,15 @@ def joining_section(result: RunResult) -> list[Section]:
         if kept := [name for name in result.clients if name not in without]:
             caption += f". Not left out yet: {', '.join(kept)} (fedecider without)"
         tables.append(PageTable(("gives", *names), without_rows(without, names), caption))
-    if pairs := overlap.get("pairs"):
+    pairs = overlap.get("pairs", ())
+    if any(share != 1.0 for pair in pairs for share in pair.get("item_shares", (None,))):  # else the sentence says it
         columns = ("A", "B", "common items", "of A's items", "of B's items", "of A's sales", "of B's sales")
         rows = [
             [pair["first"], pair["second"], f"{pair['num_items']:,}"]
             + [_share(share) for share in (*pair.get("item_shares", (None, None)), *pair["event_share"])]
             for pair in pairs
         ]
-        tables.append(PageTable(columns, rows, "What companies have in common, before training"))
+        tables.append(PageTable(columns, rows, "What each two companies have in common"))
     if not tables:
         return []
     return [Section("Joining", list(overlap.get("sentences", [])), tables)]
@@ -247,7 +257,9 @@ def example_section(per_row: Mapping[str, Examples]) -> list[Section]:
     given = {label: examples for label, examples in per_row.items() if examples}
     by_domain = [
         [
-            _table({label: examples[name][number] for label, examples in given.items()}, f"{name}, user {number + 1}")
+            _table(
+                {label: examples[name][number] for label, examples in given.items()}, f"{name}, customer {number + 1}"
+            )
             for number in range(len(found))
         ]
         for name, found in next(iter(given.values()), {}).items()
@@ -256,9 +268,9 @@ def example_section(per_row: Mapping[str, Examples]) -> list[Section]:
     if not tables:
         return []
     text = (
-        "Random users, drawn before the test: their last purchases, oldest first, and what "
-        f"{' and '.join(given)} recommended by itself, best first. ✓ marks the held-out item, the next "
-        "purchase. These are customers' histories, without user keys; think before you publish them."
+        "Random customers of each company: what they bought last, oldest first, and the recommendations, best first. "
+        "✓ marks the next purchase, which the model did not see. These are histories of customers, without their keys: "
+        "think before you publish them."
     )
     return [Section("Examples", [text], tables)]
 
@@ -273,49 +285,60 @@ def _table(examples: Mapping[str, Mapping[str, Any]], name: str) -> PageTable:
     columns = zip_longest(first["history"], *lists, fillvalue="")
     rows = [[str(number), *cells] for number, cells in enumerate(columns, 1)]
     labels = ["recommended"] if len(examples) == 1 else [f"recommended by {label}" for label in examples]
-    return PageTable(("no.", had, *labels), rows, f"{name}: next bought “{first['held_out']}”, {where}")
+    return PageTable(("no.", had, *labels), rows, f"{name}: then bought “{first['held_out']}”, {where}")
 
 
 def _place(position: int | None) -> str:
-    return "not among the returned items" if position is None else f"ranked {position + 1}"
+    return "not in the list" if position is None else f"at place {position + 1} of the list"
 
 
 def _title(item: Mapping[str, Any]) -> str:
     return f"✓ {item['title']}" if item["held_out"] else item["title"]
 
 
+NUM_IDS = 5
+"""Examples of item IDs of each catalogue."""
+
+
 def id_section(metrics: Mapping[str, Any]) -> list[Section]:
-    """What the item IDs are like, by domain, and examples; nothing of runs that do not tell it."""
-    reports = {name: one["item_ids"] for name, one in metrics["domains"].items() if one.get("item_ids")}
-    if not reports:
+    """What the item IDs of each catalogue are like, and examples; nothing of runs that have none."""
+    catalogues: list[tuple[list[str], Mapping[str, Any]]] = []
+    for name, one in metrics["domains"].items():
+        if ids := one.get("item_ids"):
+            same = next((names for names, other in catalogues if other == ids), None)
+            if same is None:
+                catalogues.append(([name], ids))
+            else:
+                same.append(name)
+    if not catalogues:
         return []
     header = (
-        "company",
-        "item IDs",
+        "companies",
+        "items",
         "words from the item's text",
         "IDs with a word twice",
-        "collisions before",
-        "after",
-        "suffixes",
+        "collisions",
+        "left",
+        "with a suffix",
         "words (most)",
         "tokens (most)",
         "categories with one first word",
     )
     rows, examples = [], []
-    for name, one in reports.items():
+    for names, one in catalogues:
         numbers = (f"{one[key]:,}" for key in ("num_collisions", "num_collisions_left", "num_suffixes"))
         lengths = (f"{one[f'mean_{kind}']:.1f} ({one[f'max_{kind}']})" for kind in ("words", "tokens"))
         shares = (_share(one.get("own_word_share")), _share(one.get("repeat_share")))
         category = _share(one.get("category_share"))
-        rows.append([name, f"{one['num_items']:,}", *shares, *numbers, *lengths, category])
-        examples += [(name, title, text) for title, text in one.get("examples", [])]
+        rows.append([", ".join(names), f"{one['num_items']:,}", *shares, *numbers, *lengths, category])
+        examples += [(", ".join(names), title, text) for title, text in one.get("examples", [])[:NUM_IDS]]
     paragraph = (
-        "A collision is an item whose first-choice ID is taken; it gets another one from its own words or, failing "
-        "that, a suffix that is not in its text."
+        "The model names an item by its ID, a few words. Two items with the same first choice collide: one of them "
+        "gets other words of its text or, failing that, a suffix that is not in its text."
     )
     tables = [PageTable(header, rows)]
     if examples:
-        tables.append(PageTable(("company", "title", "item ID"), examples, "Examples of item IDs"))
+        tables.append(PageTable(("companies", "title", "item ID"), examples, "Examples"))
     return [Section("Item IDs", [paragraph], tables)]
 
 

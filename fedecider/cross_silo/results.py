@@ -172,7 +172,10 @@ def evaluate(run: Ended, variants: Entries, known: RunResult) -> Outcome:
         communication=traffic,
         fusion_weights=fusion_weights(run, added, known.rounds) if fuses and known.rounds else {},
         cards={name: domain.card for name, domain in run.artifacts.everyone.items()},
-        examples={name: examples.decode_examples(kept.model_of(name), domain) for name, domain in domains.items()},
+        examples={
+            name: examples.examples_of(kept.model_of(name), domain, kept.apart.get(name))
+            for name, domain in domains.items()
+        },
     )
     return Outcome(result, kept, keeps, scales, added)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from fedecider.bounds import dataclass
@@ -15,6 +15,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import capped_clients, left_out, read_records, sum_notes, upload_notes, write_json
 from fedecider.models.item_texts import TEXT_ENCODER
+from fedecider.report.conclusion import DRAWN
 from fedecider.report.figures import colours_of, validation_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
 from fedecider.report.tables import (
@@ -22,8 +23,7 @@ from fedecider.report.tables import (
     compared,
     comparisons_csv,
     csv_text,
-    interval_text,
-    number_text,
+    percent_text,
     shown_metrics,
     variant_labels,
 )
@@ -35,7 +35,7 @@ HIDDEN = (*PLACES, "raw")
 """Settings that name places of a machine."""
 SECONDS = (
     ("train_s", "local training, all clients"),
-    ("wall_s", "round without validation"),
+    ("wall_s", "whole round, without validation"),
     ("evaluate_s", "validation"),
 )
 
@@ -136,25 +136,23 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
     metrics, figures = result.metrics, result.figures
     first = next(iter(result.test.values()))
     shown, lead = shown_metrics(first), compared(first)[0]
-    ordered = {name: figures[name]["test"] for name in sorted(figures, key=lambda name: name != MACRO)}
-    titles = {name: f"{MACRO} (mean over domains)" if name == MACRO else name for name in ordered}
-    tables = [
-        PageTable(("entry", *shown), [_result_row(*entry, shown) for entry in of_client.items()], titles[name])
-        for name, of_client in ordered.items()
-    ]
-    chances = {name: of_client["chance_hit@10"] for name, of_client in metrics.get("domains", {}).items()}
-    if "chance_hit@10" in metrics:
-        chances[metrics["dataset"]] = metrics["chance_hit@10"]
+    names = [name for name in figures if name != MACRO]
+    whole, title = (MACRO, "Mean over companies") if MACRO in figures else (names[0], names[0])
+    tables = [PageTable(("", *shown), [_result_row(*entry, shown) for entry in figures[whole]["test"].items()], title)]
+    if 1 < len(names) <= DRAWN:
+        rows = [
+            [_entry(entry), *(_mean(figures[name]["test"].get(entry), lead) for name in names)]
+            for entry in dict.fromkeys(entry for name in names for entry in figures[name]["test"])
+        ]
+        tables.append(PageTable(("", *names), rows, f"{lead} of each company; results.csv has the intervals"))
+    chances = [of_client["chance_hit@10"] for of_client in metrics.get("domains", {}).values()]
+    chances += [metrics["chance_hit@10"]] if "chance_hit@10" in metrics else []
     paragraphs = [
         stamp(get_protocol(result.protocol), canary_score(result)),
-        f"Test items, scored once, with the model of the best validation round. The model by itself is "
-        f"{result.reported}. Bars: 95 % t intervals over users, not training runs. If the memoriser, "
-        "the leakage probe, is above chance, the test leaks. Downloads hold unrounded numbers.",
-        *(
-            [f"Expected {lead} of random scores: {', '.join(f'{name} {one:.3f}' for name, one in chances.items())}."]
-            if chances
-            else []
-        ),
+        f"Each test item is scored once, with the model of the best validation round. {result.reported} is the model "
+        "by itself. Scores are of 100; bars are 95 % t intervals over users, without the spread of training runs. If "
+        "the memoriser, the leakage probe, is above chance, the test leaks.",
+        *([f"Random scores would have {lead} {percent_text(fmean(chances))}."] if chances else []),
         *notes,
     ]
     saved = [Download("results.csv", result.frame.to_csv(index=False))]
@@ -164,8 +162,15 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
 
 
 def _result_row(label: str, values: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -> list[str]:
-    name = f"{label} (leakage probe)" if label == CANARY else label
-    return [name, *(interval_text(values[metric], 3) for metric in metrics)]
+    return [_entry(label), *(percent_text(values[metric]) for metric in metrics)]
+
+
+def _mean(values: Mapping[str, Mapping[str, float]] | None, metric: str) -> str:
+    return "-" if values is None else percent_text(values[metric]["mean"])
+
+
+def _entry(label: str) -> str:
+    return f"{label} (leakage probe)" if label == CANARY else label
 
 
 def _validated(result: RunResult) -> list[Mapping[str, Any]]:
@@ -184,12 +189,16 @@ def _convergence(result: RunResult) -> list[Section]:
         }
         for variant in records[0]["valid"]
     }
-    best, score = result.best_round, number_text(result.metrics["best_valid_ndcg@10"], 3)
+    best, score = result.best_round, percent_text(result.metrics["best_valid_ndcg@10"])
     paragraph = (
         f"The vertical line marks round {best}, the best by the mean validation ndcg@10 of the variant "
         f"{next(iter(scores))} ({score})."
     )
-    figure = validation_curves(scores, rounds, selected_round=best, colours=page_colours(result))
+    of_100 = {
+        variant: {name: [100 * value for value in values] for name, values in of_variant.items()}
+        for variant, of_variant in scores.items()
+    }
+    figure = validation_curves(of_100, rounds, selected_round=best, colours=page_colours(result))
     points = (
         [variant, name, number, value]
         for variant, of_variant in scores.items()
@@ -236,13 +245,10 @@ def _costs(result: RunResult) -> Section:
 
 def _traffic(result: RunResult) -> PageTable:
     ways, rows = ("down", "up"), []
-    header = ("domain", "rounds", "first down", "first up", "last down", "last up", "sum down", "sum up")
     for name in result.clients:
         mine = [entry["clients"][name] for entry in result.communication["rounds"] if name in entry["clients"]]
-        sizes = [mine[0], mine[-1], {way: sum(entry[way] for entry in mine) for way in ways}] if mine else []
-        cells = [f"{size[way]:,}" for size in sizes for way in ways] or ["-"] * (len(header) - 2)  # never took part
-        rows.append([name, str(len(mine)), *cells])
-    return PageTable(header, rows, "Bytes per client")
+        rows.append([name, str(len(mine)), *(f"{sum(entry[way] for entry in mine):,}" for way in ways)])
+    return PageTable(("company", "rounds", "received", "sent"), rows, "Bytes of the model updates")
 
 
 def _settings(result: RunResult) -> list[Section]:
@@ -262,7 +268,7 @@ def _settings(result: RunResult) -> list[Section]:
     return [
         Section(
             "Where it comes from",
-            tables=[PageTable(("what", "value"), origin), PageTable(("domain", "SHA-256"), hashes, "Data")],
+            tables=[PageTable(("what", "value"), origin), PageTable(("data", "SHA-256"), hashes)],
         ),
         Section("All settings", tables=tables),
     ]

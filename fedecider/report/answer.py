@@ -262,8 +262,8 @@ def sings(hit: Mapping[str, float], chance: float) -> bool:
 def canary_alarm(name: str, hit: Mapping[str, float], chance: float) -> str:
     """What is said of a canary that `sings`."""
     return (
-        f"{name}: the leakage probe, which learns nothing, is above chance (hit@10 {hit['mean']:.4f}, chance "
-        f"{chance:.4f}): the evaluation may leak."
+        f"{name}: the leakage probe, which learns nothing, is above chance (hit@10 {100 * hit['mean']:.1f}, chance "
+        f"{100 * chance:.1f}): the evaluation may leak."
     )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from fedecider.report.answer import Evidence, answer_of, best_rule, difference, finite, points, units
 from fedecider.report.figures import client_bars, colours_of
 from fedecider.report.page import Conclusion, PageTable
-from fedecider.report.tables import compared
+from fedecider.report.tables import compared, percent_text
 
 DRAWN = 12
 """Companies whose bars still fit a phone, one below the other."""
@@ -44,17 +44,17 @@ def shown_rows(evidence: Evidence) -> dict[str, str]:
 def _table(evidence: Evidence) -> PageTable:
     rows, metrics = [], compared(evidence.rows[evidence.subject])
     for label, what in shown_rows(evidence).items():
-        hit, ndcg = (_interval(evidence.rows[label][metric]) for metric in metrics)
+        hit, ndcg = (percent_text(evidence.rows[label][metric]) for metric in metrics)
         gain = difference(evidence, evidence.subject, label)
         less = points(gain) if gain is not None else "-"
         if label == evidence.subject:
-            label, less = f"{MARK}{label}", ""
-        rows.append([label, what, hit, less, ndcg])
+            what, less = f"{MARK}{what}", ""
+        rows.append([what, label, hit, less, ndcg])
     caption = (
-        f"{metrics[0]} is what the heading says. Lead: {MARK}minus the row. ndcg@10, times 100: higher ranks count "
-        "more. Brackets and bars: 95 % intervals"
+        f"{metrics[0]} is the number in the figure. Lead: {MARK}minus the row. ndcg@10 also counts how high the item "
+        "ranks. All scores are of 100; bars under numbers are 95 % intervals"
     )
-    return PageTable(("row", "what it is", metrics[0], f"lead of {MARK.strip()}", "ndcg@10"), rows, caption)
+    return PageTable(("", "name in files", metrics[0], f"lead of {MARK.strip()}", "ndcg@10"), rows, caption)
 
 
 def console_table(conclusion: Conclusion) -> Table:
@@ -63,16 +63,10 @@ def console_table(conclusion: Conclusion) -> Table:
     out = Table(box=None, pad_edge=False)
     for number, name in enumerate(("", *conclusion.table.header[2:4])):
         out.add_column(name, justify="right" if number else "left", no_wrap=bool(number))
-    for label, what, hit, gain, _ in conclusion.table.rows[:FIRST]:
-        is_marked = label.startswith(MARK)
-        name = f"{MARK}{what}" if is_marked else f"{RULE}: {label}" if what == RULE else what
-        out.add_row(*map(Text, (name, hit, gain)), style="bold" if is_marked else "")
+    for what, label, hit, gain, _ in conclusion.table.rows[:FIRST]:
+        name = f"{RULE}: {label}" if what == RULE else what
+        out.add_row(*map(Text, (name, hit, gain)), style="bold" if what.startswith(MARK) else "")
     return out
-
-
-def _interval(value: Mapping[str, Any]) -> str:
-    mean, low, high = (f"{100 * value[end]:.1f}" if finite(value[end]) else "-" for end in ("mean", "low", "high"))
-    return mean if "-" in (mean, low, high) else f"{mean} [{low}, {high}]"
 
 
 def _figure(evidence: Evidence) -> go.Figure:

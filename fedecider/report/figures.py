@@ -50,7 +50,7 @@ def alpha_slider(alpha_RKK: Tensor, rounds: Sequence[int], domains: Sequence[str
     figure.update_layout(
         sliders=[{"active": active, "steps": steps, "currentvalue": {"prefix": "round "}, "pad": {"t": 60}}]
     )
-    return _matrix(figure, "Fusion weights by round (row: client, column: direction)", "direction of client", "client")
+    return _matrix(figure, "Fusion weights by round", "whose direction", "company")
 
 
 def validation_curves(
@@ -114,7 +114,7 @@ def group_bars(
     metrics: Sequence[str] = ("hit@5", "ndcg@5"),
     colours: Mapping[str, str] = {},
 ) -> go.Figure:
-    """Bars with 95 % intervals: one panel per domain and metric, one colour per entry.
+    """Bars with 95 % intervals, of 100: one panel per domain and metric, one colour per entry.
 
     ``groups``: domain -> label of a group -> entry -> metric -> interval (or None where the group is empty).
     ``colours``: of the entries, where the page has given them one.
@@ -126,7 +126,7 @@ def group_bars(
     for row, metric in enumerate(metrics, start=1):
         for column, table in enumerate(groups.values(), start=1):
             for label in entries:
-                intervals = {name: group.get(label, {}).get(metric) for name, group in table.items()}
+                intervals = {name: _of_100(group.get(label, {}).get(metric)) for name, group in table.items()}
                 bars = _bars(label, intervals, colours[label]).update(showlegend=row == column == 1)
                 figure.add_trace(bars, row=row, col=column)
     figure.update_xaxes(type="category")
@@ -188,6 +188,10 @@ def _curves(
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title_text=metric, col=1)
     return _style(figure, title)
+
+
+def _of_100(interval: Mapping[str, Any] | None) -> dict[str, float] | None:
+    return None if interval is None else {end: 100 * interval[end] for end in ("mean", "low", "high")}
 
 
 def _bars(

@@ -19,7 +19,7 @@ from fedecider.evaluation.protocols import held_out, train_parts, with_target
 from fedecider.evaluation.statistics import mean_interval
 from fedecider.report.figures import group_bars
 from fedecider.report.page import PageTable, Section
-from fedecider.report.tables import interval_text
+from fedecider.report.tables import percent_text
 
 NUM_BUCKETS = 5
 BUCKET_METRICS = ("hit@5", "ndcg@5")
@@ -121,7 +121,9 @@ def activity_section(
 ) -> Section:
     """Of `activity_table`. ``colours``: of rows, as the other figures of the page show them."""
     found, labels = activity_table(domains, positions), list(positions)
-    paragraphs = [f"Users of each domain in five equal groups by number of train events, ties by user key. {INTERVALS}"]
+    paragraphs = [
+        f"Users of each company in five equal groups by number of train events, ties by user key. {INTERVALS}"
+    ]
     if len(labels) > 1:
         wins = ", ".join(f"{label} {found['wins'][label]}" for label in labels)
         paragraphs.append(
@@ -133,7 +135,7 @@ def activity_section(
         groups[name] = {_bucket_label(number, bucket): bucket["lines"] for number, bucket in enumerate(buckets)}
         for number, bucket in enumerate(buckets):
             rows += group_rows([name, str(number + 1), span(bucket["train_events"])], bucket["num_users"], bucket)
-    header = ["domain", "group", "train events", "users", "model", *BUCKET_METRICS]
+    header = ["company", "group", "train events", "users", "model", *BUCKET_METRICS]
     figure = group_bars(groups, "Test metrics by user activity (1 = fewest train events)", colours=colours)
     return Section("Active and less active users", paragraphs, [PageTable(header, rows, INTERVALS)], [figure])
 
@@ -142,16 +144,16 @@ def popularity_section(
     domains: Mapping[str, Domain], positions: RowPositions, colours: Mapping[str, str] = {}
 ) -> Section:
     """Of `popularity_table`."""
-    found, title = popularity_table(domains, positions), "Test metrics by popularity of the target"
+    found, title = popularity_table(domains, positions), "Test metrics by popularity of the item"
     paragraph = (
-        "Test cases by how often their target occurs in the train events of the domain's clients, sorted by that count "
-        "(ties by item key) and cut at 20 % and 80 %. Counts tie massively at the low end: look at them."
+        "Test cases in three groups by how often their item occurs in the company's train events: the lowest 20 %, the "
+        "middle 60 %, the highest 20 %. Many items occur equally often, so look at the counts."
     )
     rows = []
     for name, groups in found.items():
         for label, group in groups.items():
             rows += group_rows([name, label, span(group["train_count"])], group["num_cases"], group)
-    header = ["domain", "group", "train count of the target", "test cases", "model", *BUCKET_METRICS]
+    header = ["company", "group", "train events of the item", "test cases", "model", *BUCKET_METRICS]
     drawn = {name: {label: group["lines"] for label, group in groups.items()} for name, groups in found.items()}
     figure = group_bars(drawn, title, colours=colours)
     return Section("Frequent and rare items", [paragraph], [PageTable(header, rows, INTERVALS)], [figure])
@@ -161,7 +163,7 @@ def group_rows(start: Sequence[str], size: int, group: Mapping[str, Any]) -> lis
     """One row for each model; the group is named in the first one only."""
     return [
         [*(start if number == 0 else [""] * len(start)), str(size) if number == 0 else "", label]
-        + [interval_text(metrics[metric], 3) for metric in BUCKET_METRICS]
+        + [percent_text(metrics[metric]) for metric in BUCKET_METRICS]
         for number, (label, metrics) in enumerate(group["lines"].items())
     ]
 

@@ -5,6 +5,7 @@ Every cell carries its interval and every table its protocol. Only distinguishab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -204,6 +205,16 @@ def interval_text(value: Interval | Mapping[str, Any] | None, digits: int = 4, b
     found = value._asdict() if isinstance(value, Interval) else value
     mean, low, high = (number_text(found[name], digits) for name in ENDS)
     return f"{f'**{mean}**' if bold else mean} [{low}, {high}]"
+
+
+def percent_text(value: Interval | Mapping[str, Any] | float | None) -> str:
+    """``12.3``, or ``12.3 [11.0, 14.0]``: times 100, as the page of a run shows scores; a dash for what is not
+    finite."""
+    if isinstance(value, Interval | Mapping):
+        of_end = value._asdict() if isinstance(value, Interval) else value
+        mean, low, high = (percent_text(of_end[end]) for end in ENDS)
+        return mean if "-" in (mean, low, high) else f"{mean} [{low}, {high}]"
+    return "-" if value is None or not math.isfinite(value) else f"{100 * value:.1f}"
 
 
 def number_text(value: float | None, digits: int = 4) -> str:

@@ -100,16 +100,15 @@ def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> 
 
 
 def round_text(record: dict, num_rounds: int) -> str:
-    """Validation ndcg@10 of every variant, if the round was validated, losses and seconds."""
-    scores = ", ".join(f"{variant} {_mean(groups):.4f}" for variant, groups in record["valid"].items())
+    """Validation ndcg@10 of every variant, of 100, if the round was validated, mean loss and seconds."""
+    scores = ", ".join(f"{variant} {100 * _mean(groups):.2f}" for variant, groups in record["valid"].items())
     valid = f"validation ndcg@10 {scores}" if scores else "not validated"
-    losses = [f"{client['loss']:.4g}" for client in record["clients"] if client.get("loss") is not None]
-    parts = [
-        f"round {record['round']}/{num_rounds}: {valid}",
-        *([f"losses {' '.join(losses)}"] if losses else []),
-        f"train {record['wall_s']:.2f} s, evaluate {record['evaluate_s']:.2f} s",
-    ]
-    return " | ".join(parts)
+    losses = [client["loss"] for client in record["clients"] if client.get("loss") is not None]
+    loss = f"; mean loss {sum(losses) / len(losses):.4g}" if losses else ""
+    return (
+        f"round {record['round']}/{num_rounds}: {valid}{loss}; training {record['wall_s']:.1f} s, validation "
+        f"{record['evaluate_s']:.1f} s"
+    )
 
 
 def _mean(groups: Sequence[dict[str, float]]) -> float:

@@ -1,8 +1,9 @@
 """Examples of the report page: the drawn users, and the same places as the evaluation gives."""
 
 import pytest
+import torch
 
-from fedecider.cross_silo.examples import decode_examples, example_users
+from fedecider.cross_silo.examples import example_users, examples_of
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.evaluation.metrics import NOT_RANKED
@@ -11,6 +12,7 @@ from fedecider.methods.config import LocalTraining
 from fedecider.models.adapters import attach_lora
 from fedecider.models.client_model import Base
 from fedecider.models.config import LoraSettings
+from fedecider.models.ensemble import Places
 from idgen.backbone import build_backbone
 from idgen.config import BackboneConfig, SampleConfig
 from idgen.item_ids import keyword_item_ids
@@ -50,7 +52,7 @@ def recommender_of(domain, drop_seen, num_beams):
 @pytest.mark.parametrize(("protocol", "num_beams"), [("strict", 15), ("strict/keep_seen", 15), ("strict", 3)])
 def test_places_are_those_of_the_evaluation(domain, protocol, num_beams):
     model = recommender_of(domain, protocol == "strict", num_beams).student("crime")
-    examples = decode_examples(model, domain)
+    examples = examples_of(model, domain)
     users = example_users(5, 4, "crime").tolist()
     place_U = model.positions("test")[users].tolist()
     assert [example["position"] for example in examples] == [None if p == NOT_RANKED else p for p in place_U]
@@ -64,3 +66,17 @@ def test_places_are_those_of_the_evaluation(domain, protocol, num_beams):
         assert "secret" not in str(example)
         if protocol == "strict":
             assert not {item["title"] for item in example["recommended"]} & set(titles[:-1])
+
+
+def test_where_an_ensemble_recommends_the_examples_are_its_lists(domain):
+    model = recommender_of(domain, True, 15).student("crime")
+    last_U = torch.tensor([sequence[-1] for sequence in domain.clients.sequences])
+    ten_UK = torch.stack([torch.arange(10), *(torch.arange(10).roll(user) for user in range(1, 5))])
+    place_U = torch.tensor([0.0, 3.5, 1.0, float(NOT_RANKED), 2.0], dtype=torch.float64)
+    examples = examples_of(model, domain, Places(place_U, place_U, place_U, ten_UK))
+    for user, example in zip(example_users(5, 4, "crime").tolist(), examples, strict=True):
+        history = domain.clients.sequences[user][:-1]
+        shown = [item for item in ten_UK[user].tolist() if item not in history][:5]
+        assert [item["title"] for item in example["recommended"]] == [domain.titles[item] for item in shown]
+        assert [item["held_out"] for item in example["recommended"]] == [item == last_U[user] for item in shown]
+        assert example["position"] == [0, 3, 1, None, 2][user]

@@ -40,11 +40,11 @@ def test_bars_have_whiskers_of_unequal_arms_and_gaps_for_empty_groups():
     figure = figures.group_bars(groups, "by popularity")
     assert len(valid(figure).data) == 2 * 2 * 2  # metrics, domains, entries
     own, other = figure.data[:2]
-    assert (list(own.x), list(own.y)) == (["rare", "often"], [0.3, 0.3])
-    assert own.error_y.array[0] == pytest.approx(0.1)
-    assert own.error_y.arrayminus[0] == pytest.approx(0.2)
-    assert (list(other.x), list(other.y)) == (["often"], [0.3])
-    assert list(figure.data[4].y) == [0.2, 0.2]  # second row of panels: ndcg@5
+    assert (list(own.x), list(own.y)) == (["rare", "often"], [30.0, 30.0])
+    assert own.error_y.array[0] == pytest.approx(10)
+    assert own.error_y.arrayminus[0] == pytest.approx(20)
+    assert (list(other.x), list(other.y)) == (["often"], [30.0])
+    assert list(figure.data[4].y) == [20.0, 20.0]  # second row of panels: ndcg@5
     assert sum(bool(trace.showlegend) for trace in figure.data) == 2
 
 

@@ -49,7 +49,7 @@ class PageConfig:
         seeds: The number of runs of every row under strict.
         tune: The number of settings of every row that are tried on validation items.
         num_rounds: The largest number of rounds of a run under strict.
-        patience: A run under strict stops after so many rounds without a better validation score.
+        patience: A run under strict stops after so many turns of a client without a better validation score.
         settings: A file with settings by row; the rows that it names are not searched.
         published_seeds: The number of runs of every row under paper and isolated99; 0 leaves these out.
         published_rounds: The number of rounds of these.
@@ -161,7 +161,7 @@ def _said(page: PageConfig) -> str:
         chosen = f"the best of at most {page.tune} settings on validation items"
     text = (
         f"`strict` and `strict/sampled99`: {page.seeds} seeds, {chosen}, at most {page.num_rounds} rounds, stopped "
-        f"after {page.patience} without a better validation score."
+        f"after {page.patience} turns of a client without a better validation score."
     )
     if not page.published_seeds:
         return text

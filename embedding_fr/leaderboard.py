@@ -66,8 +66,8 @@ class LeaderboardConfig:
         settings: A file of settings by row, such as the settings.yaml that a table writes. Rows that it names are not
             searched: they run with these, but under paper and isolated99. If empty, every row is searched.
         num_rounds: The largest number of rounds of a federated method.
-        patience: A federated run stops after so many rounds without a better validation score; 0 runs all rounds. Under
-            the protocols paper and isolated99, which report the last round, all rounds are run.
+        patience: A federated run stops after so many turns of a client (rounds, where all take part) without a better
+            validation score; 0 runs all rounds, as is always done under paper and isolated99.
         output: The folder of the table and of the runs it is made of; if empty, one below runs/.
         num_threads: The number of CPU threads; 0 leaves the choice to torch.
         memory_gb: The memory for the work of one block of clients, as in a single run; 0 takes what suits the machine.
@@ -176,6 +176,8 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
     root = Path(config.output or f"runs/leaderboard-{interactions.name}")
     board = Board(config, data, interactions, root, given)
     groups = protocol_groups(config.protocol_names)
+    shown = config.methods != "all" or has_attributes(interactions)  # all: no rows whose attributes the items lack
+    rows = [name for name in config.method_names if shown or name not in METHODS or not METHODS[name].attributes]
     chance = {
         name: {interactions.name: chance_hit(sequences, num_items, "test", get_protocol(name))}
         for name in config.protocol_names
@@ -183,7 +185,7 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
     return Plan(
         "leaderboard",
         board.root,
-        [_entry(board, Line(method, group)) for method in _rows(config, interactions) for group in groups],
+        [_entry(board, Line(method, group)) for method in rows for group in groups],
         config.protocol_names,
         {interactions.name: interactions.users},
         config.seeds,
@@ -191,13 +193,6 @@ def plan(config: LeaderboardConfig, data: InteractionsConfig) -> Plan:
         writes=not config.only_cells,
         words=Words(partial(_heading, board), chance, False, SIMPLE),
     )
-
-
-def _rows(config: LeaderboardConfig, interactions: Interactions) -> list[str]:
-    """The methods of the table; ``all`` leaves out those that need attributes where the items have none."""
-    if config.methods != "all" or has_attributes(interactions):
-        return config.method_names
-    return [name for name in config.method_names if name not in METHODS or not METHODS[name].attributes]
 
 
 def _given(config: LeaderboardConfig, data: InteractionsConfig) -> dict[str, Setting]:
@@ -239,8 +234,7 @@ def protocol_groups(names: Sequence[str]) -> list[list[str]]:
 
 
 def _entry(board: Board, line: Line) -> Entry:
-    search = _search(board, line)
-    budget = 1 if line.as_published else board.config.tune
+    search, budget = _search(board, line), 1 if line.as_published else board.config.tune
     method, kind = line.method, kind_of(line.method) or "central"
     if line.as_published and kind != "central":
         search = ONE_SETTING  # the paper's
@@ -277,8 +271,7 @@ def _cell(board: Board, line: Line, setting: Setting, seed: int) -> Cell:
     It holds the test positions too, so that the trial that wins need not be run again; those of other trials are never
     read.
     """
-    method, name = line.method, board.interactions.name
-    protocols = sorted(line.group)
+    method, name, protocols = line.method, board.interactions.name, sorted(line.group)
     inputs = {
         "method": method,
         "seed": seed,
@@ -287,15 +280,13 @@ def _cell(board: Board, line: Line, setting: Setting, seed: int) -> Cell:
         **_resolved(board, line, setting, seed),
         "protocols": protocols,
     }
-
     train_cell = _central if method in BASELINES else _federated
-    text = f"{method} {setting or 'first setting'}, {'+'.join(line.group)}, seed {seed}"
     kept = kept_cell(
         board.root / "cells",
         method.replace("/", "-"),
         inputs,
         lambda folder: train_cell(board, Line(method, protocols), setting, seed),
-        text,
+        f"{method} {setting or 'first setting'}, {'+'.join(line.group)}, seed {seed}",
     )
     info = kept.info
 
@@ -394,19 +385,18 @@ def _federated(board: Board, line: Line, setting: Setting, seed: int) -> tuple[d
 
 def _central(board: Board, line: Line, setting: Setting, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A centralised baseline; each protocol ranks the same scores. Trained ones choose their epoch by validation."""
-    interactions, entry = board.interactions, BASELINES[line.method]
-    sequences, num_items = interactions.sequences, interactions.num_items
+    entry, sequences, num_items = BASELINES[line.method], board.interactions.sequences, board.interactions.num_items
     device, valid = "cuda" if torch.cuda.is_available() else "cpu", validation_ndcg(sequences, num_items)
-    data = Pooled(sequences, num_items, get_protocol(line.group[0]), seed, device, valid)
-    score = entry.fit(data, from_plain(entry.config, dict(setting)))
+    pooled = Pooled(sequences, num_items, get_protocol(line.group[0]), seed, device, valid)
+    score = entry.fit(pooled, from_plain(entry.config, dict(setting)))
 
     def ranked(name: str, split: str) -> Tensor:
         protocol = get_protocol(name)
         candidates = build_population(sequences, num_items, protocol, seed).candidates or None
         return rank_held_out(score, sequences, num_items, split, protocol, candidates=candidates)
 
-    figure = mean_metrics(ranked(line.validated_under, "valid"), (10,))["ndcg@10"]
-    return {"valid": figure}, {name: ranked(name, "test") for name in line.group}
+    valid_metrics = mean_metrics(ranked(line.validated_under, "valid"), (10,))
+    return {"valid": valid_metrics["ndcg@10"]}, {name: ranked(name, "test") for name in line.group}
 
 
 def _heading(board: Board, table: Table) -> list[str]:

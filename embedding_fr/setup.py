@@ -50,7 +50,7 @@ class EmbeddingRunConfig:
         output: The output directory; if empty, one is made below runs/.
         seed: The seed from which every random draw of the run is derived.
         num_rounds: The number of rounds of local training and exchange.
-        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
+        patience: Stops after patience / participation rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
         secure_sum: If true, the server of a method that averages gets sums of masked uploads and no single one.
         secure_threshold: The share of a cohort whose uploads secure aggregation needs.
@@ -58,7 +58,7 @@ class EmbeddingRunConfig:
             stands for all of them.
         federation: If false, every client trains on from its own last upload, and nothing leaves it.
         protocol: The evaluation protocol: how recommendations are counted and where training negatives come from.
-        eval_every: Every so many rounds, and after the last one, there is a validation; patience counts rounds.
+        eval_every: Every so many rounds, and after the last one, there is a validation; patience counts all rounds.
         num_eval_users: The number of users in the validation of every round, drawn once; 0 takes all. The test takes
             all.
         memory_gb: The memory for the work of one block of clients, and also the largest tensor of personal tables that

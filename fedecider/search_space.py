@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 class Real(NamedTuple):
     """Numbers from ``least`` to ``most``, both included; with ``log`` every factor is as likely as any other.
 
-    Drawn numbers have three digits, so the ends should have no more.
+    Drawn numbers have three digits, so the ends should have no more. With ``of`` they are multiples of that setting,
+    which is before this one in the space; where this one starts as 0 or None, it starts as that one.
     """
 
     least: float
     most: float
     log: bool = False
+    of: str = ""
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and self.least <= value <= self.most
 
     def __str__(self) -> str:
-        return f"{self.least:g} to {self.most:g}{', log' if self.log else ''}"
+        return f"{self.least:g} to {self.most:g}{', log' if self.log else ''}{f', times {self.of}' if self.of else ''}"
 
 
 class Whole(NamedTuple):

@@ -31,6 +31,11 @@ def spaces():
         "exchanged": ("share", Real(0.9, 0.1), "expected two finite ends, the smaller one first"),
         "log of 0": ("share", Real(0.0, 0.9, log=True), "expected ends above 0"),
         "four digits": ("share", Real(0.12345, 0.9), "expected ends of at most three digits"),
+        "multiple of a later setting": (
+            "share",
+            Real(0.1, 0.9, of="local_epochs"),
+            "expected of a setting before it",
+        ),
         "no values": ("share", OneOf(()), "expected one value at least"),
     }
 

@@ -69,13 +69,13 @@ SPACE: Space = {
     "weight_decay": OneOf((0.0, 0.001, 0.01)),
     "distance_weight": Real(1e-4, 1.0, log=True),
     "sparsity_weight": Real(1e-4, 1.0, log=True),
-    "item_learning_rate": Real(0.001, 1.0, log=True),
-    "personal_learning_rate": Real(1e-5, 1.0, log=True),
+    "item_learning_rate": Real(0.01, 100.0, log=True, of="learning_rate"),
+    "personal_learning_rate": Real(1e-4, 10.0, log=True, of="item_learning_rate"),
 }
 CODE_SPACE: Space = {
     **SPACE,
+    "weight_decay": OneOf((0.0, 1e-4, 1e-3, 1e-2)),
     "item_learning_rate": Real(1.0, 500.0, log=True),
-    "personal_learning_rate": Real(0.01, 500.0, log=True),
 }
 """Its gradients of tables are means over examples: rates are larger by their number."""
 

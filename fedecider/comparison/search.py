@@ -73,14 +73,21 @@ class Search(NamedTuple):
 
     def values(self, setting: Setting) -> dict[str, Any]:
         """What a setting amounts to; equal for settings that are the same."""
-        return {**self.start, **setting}
+        values = {**self.start, **setting}
+        for name, one in self.space.items():
+            if isinstance(one, Real) and one.of and not values[name] and values[name] == self.start[name]:
+                values[name] = values[one.of]
+        return values
 
     def params(self, setting: Setting) -> dict[str, Any]:
-        """Values of the options of the space under ``setting``; empty where it sets something beyond the space."""
+        """What the sampler would draw for ``setting``; empty where it changes something beyond the space."""
         values = self.values(setting)
-        if not set(setting) <= set(self.space) or not all(one.holds(values[name]) for name, one in self.space.items()):
-            return {}
-        return {name: values[name] for name in self.space}
+        params = {
+            name: values[name] / values[one.of] if isinstance(one, Real) and one.of else values[name]
+            for name, one in self.space.items()
+        }
+        beyond = any(values[name] != self.start[name] for name in setting if name not in self.space)
+        return {} if beyond or not all(one.holds(params[name]) for name, one in self.space.items()) else params
 
     def left(self, tried: Iterable[Setting]) -> list[Setting] | None:
         """Settings of the space that are no candidates and were not tried; None where they cannot be counted."""
@@ -92,10 +99,10 @@ class Search(NamedTuple):
 
     def from_start(self, params: Setting) -> Setting:
         """What differs from the start, real numbers with three digits."""
-        rounded = {
-            name: float(f"{value:.3g}") if isinstance(self.space[name], Real) else value
-            for name, value in params.items()
-        }
+        rounded = dict(params)
+        for name, one in self.space.items():
+            if isinstance(one, Real):
+                rounded[name] = float(f"{params[name] * (rounded[one.of] if one.of else 1.0):.3g}")
         return {name: value for name, value in rounded.items() if value != self.start[name]}
 
 

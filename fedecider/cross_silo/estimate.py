@@ -174,7 +174,7 @@ def estimate(facts: DataFacts, settings: Settings, flops: float) -> Estimate:
     results = ranking_s(facts.num_users * NUM_TEST_ROWS, facts.num_items, layers)
     rounds = float(run.num_rounds)
     if run.patience:
-        rounds = (rounds + min(rounds, SOON + run.patience)) / 2
+        rounds = (rounds + min(rounds, SOON + run.patience / run.participation)) / 2
     table = 4 * width * facts.num_all_items / 1e9
     return Estimate(once, one_round, results, rounds, BASE_GB + (2 + NUM_TABLES * len(facts.names)) * table)
 

@@ -142,7 +142,7 @@ class RunConfig:
         seeds: The number of training runs, with seeds from seed on: figures and intervals are over all of them, and the
             first one is exported.
         num_rounds: The number of rounds of local training and exchange.
-        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
+        patience: Stops after patience / participation rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
         lora_rank: The rank of every adapter.
         lora_targets: The linear layers that get adapters, separated by commas: the roles attention (paper),

@@ -73,7 +73,7 @@ class RoundSettings(NamedTuple):
     participation: float = 1.0
     select_by: str = "ndcg@10"
     patience: int = 0
-    """Stop after this many rounds without a better validation score; 0 runs all of them."""
+    """Stop after this many turns, 1 / participation rounds each, without a better validation score; 0 runs all."""
     eval_every: int = 1
     """Rounds between validations; the last round is always validated."""
 
@@ -83,7 +83,7 @@ class RoundSettings(NamedTuple):
 
     def stops(self, round: int, best_round: int) -> bool:
         """Whether patience ends the run after this round. Only a validated round can end it: others have no score."""
-        return self.validates(round) and 0 < self.patience <= round - best_round
+        return self.validates(round) and 0 < self.patience <= (round - best_round) * self.participation + 1e-9
 
 
 def run_rounds(

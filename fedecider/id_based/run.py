@@ -71,7 +71,7 @@ class IdRunConfig:
         output: The output directory; if empty, one is made below runs/.
         seed: The seed from which every random draw of the run is derived.
         num_rounds: The number of rounds of local training and exchange.
-        patience: The run stops after this many rounds without a better validation ndcg@10; 0 runs all rounds.
+        patience: Stops after patience / participation rounds without a better validation ndcg@10; 0 runs all rounds.
         participation: The share of the clients that take part in a round.
         protocol: The evaluation protocol: strict, or strict/keep_seen; auto is strict, with a warning where customers
             buy again.

@@ -48,8 +48,10 @@ def settings(bench: Bench) -> None:
 
 def space(bench: Bench) -> None:
     """What a search may draw are settings, in ranges of `fedecider.bounds` whose values they accept."""
-    blocks = _blocks(bench)
+    blocks, before = _blocks(bench), [""]
     for name, one in bench.entry.space.items():
+        require(getattr(one, "of", "") in before, f"the space has {one!r} for {name}, expected of a setting before it")
+        before.append(name)
         try:
             value_of(blocks, name)
         except ValueError as error:

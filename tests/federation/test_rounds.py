@@ -257,6 +257,15 @@ def test_patience_counts_rounds_and_ends_a_run_at_a_validation():
     assert rounds_with(4, 0.3, 0.2, 0.4, 0.1, 0.1) == (15, 9)
 
 
+def test_patience_counts_turns_of_a_client():
+    """The first round is the best one: 2 turns of a third of the clients are 6 more rounds, 3 of a tenth 30 more."""
+    for patience, participation, last in ((2, 1.0, 3), (2, 1 / 3, 7), (2, 0.4, 6), (3, 0.1, 31)):
+        falling = iter(range(0, -40, -1))
+        settings = RoundSettings(39, seed=0, participation=participation, patience=patience)
+        state = played(toy(), blocks((0,), (1,), (2,)), settings, lambda _, given=falling: [{"ndcg@10": next(given)}])
+        assert (state.round, state.best_round) == (last, 1)
+
+
 @pytest.mark.parametrize("killed", [1, 2, 4])
 def test_a_run_resumed_between_two_validations_is_the_uninterrupted_one(killed, tmp_path):
     settings = RoundSettings(7, seed=3, patience=6, eval_every=3)

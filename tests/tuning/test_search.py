@@ -151,6 +151,35 @@ def test_every_point_of_a_finite_space_is_tried_once(capsys):
     assert "31 trials instead of 40" in capsys.readouterr().out
 
 
+def test_the_sampler_knows_named_trials_whose_rates_are_multiples_of_others():
+    start = {"rate": 0.02, "item": 0.0, "own": None, "kind": "a", "code": True}
+    space = {
+        "rate": Real(0.001, 1.0, log=True),
+        "item": Real(0.01, 100.0, log=True, of="rate"),
+        "own": Real(1e-4, 10.0, of="item"),
+    }
+    search = Search(space, start, ({},))
+    assert search.params({}) == {"rate": 0.02, "item": 1.0, "own": 1.0}
+    assert search.values({"rate": 0.5}) == {**start, "rate": 0.5, "item": 0.5, "own": 0.5}
+    assert search.params({"item": 0.5, "own": 0.1, "code": True}) == {"rate": 0.02, "item": 25.0, "own": 0.2}
+    assert search.params({"own": 0.0}) == {}, "0 is no other rate where None is"
+    assert search.params({"code": False}) == {}, "beyond the space"
+    assert search.from_start({"rate": 0.3, "item": 12.3456, "own": 0.5}) == {"rate": 0.3, "item": 3.7, "own": 1.85}
+    assert search.from_start({"rate": 0.02, "item": 1.0, "own": 0.1}) == {"item": 0.02, "own": 0.002}
+
+
+def test_the_sampler_knows_every_named_trial_of_fedrap_but_the_bounded_distance():
+    entry = EMBEDDING["fedrap"]
+    for code, num_unknown in ((False, 1), (True, 0)):
+        own = {**entry.defaults, **(entry.code if code else {})}
+        own = {key: value for key, value in own.items() if key in EmbeddingTraining.__dataclass_fields__}
+        method = entry.config(variant="code" if code else "paper")
+        grid = [one for one in entry.grid if (one.get("variant") == "code") == code]
+        search = search_of((EmbeddingTraining(**own), method), entry.code_space if code else entry.space, grid)
+        assert [search.params(one) for one in search.candidates].count({}) == num_unknown
+    assert search.params({"personal_learning_rate": 4.0})["personal_learning_rate"] == 0.02  # of the tables' 200
+
+
 def test_without_optuna_candidates_are_tried_and_draws_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert len(play(3)) == 3
@@ -204,12 +233,11 @@ def declared():
 @pytest.mark.parametrize(("blocks", "space", "grid"), declared())
 def test_what_a_method_declares_can_be_run(blocks, space, grid):
     """Candidates and ends of ranges pass the checks of the settings; the start is the first candidate, and can be
-    learnt from unless it stands for another setting's value."""
+    learnt from."""
     assert grid[0] == {}
     search = search_of(blocks, space, grid, 0)
     for name, one in space.items():
-        start = search.start[name]  # 0 and None take another setting's rate: such a trial tells the sampler nothing
-        assert one.holds(start) or not start, name
+        assert name in search.params({}), "the start is in the space"
         for value in one.values if isinstance(one, OneOf) else (one.least, one.most):
             changed = with_setting(blocks, {name: value})
             assert value_of(changed, name) == value

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from embedding_fr.commands import recorded_settings
 from embedding_fr.methods import METHODS
-from embedding_fr.methods.fedease import FedeaseConfig
 from embedding_fr.methods.fednear import MASKED, parties
 from embedding_fr.setup import EmbeddingSettings, Setup, hashes_of, set_up, train
 from fedecider.audit.attacks import AuditConfig, AuditRow, Outcome, epsilon_of, finished, utility_of
@@ -147,9 +146,7 @@ def watch_rounds(
                 score_of[client] = score_of[client] + score_AI if client in score_of else score_AI
         total_ID = moved_sum(before, now, tables) if not counts else _column(counts)
         if masked:  # what the server opens: the sum over all clients, and nothing else
-            config = settings.method
-            config = config.pairs if isinstance(config, FedeaseConfig) else config
-            sums = parties(setup.federation, config, round)
+            sums = parties(setup.federation, settings.method, round)
             opened_L = sums.open(masked[0].cpu(), range(setup.federation.num_clients))
             total_ID = opened_L[diagonal(num_items)].double()[:, None]
         if total_ID is not None and (move_of or counts):

@@ -6,63 +6,20 @@ It is a sum, so it can be federated exactly, in one round, with secure aggregati
 
 from __future__ import annotations
 
-import math
-from typing import Literal
-
 from embedding_fr import gram
 from embedding_fr.blocks import Federation
 from embedding_fr.config import EmbeddingTraining
 from embedding_fr.methods import fednear
 from embedding_fr.methods.entry import Method, always
-from embedding_fr.methods.fednear import FednearConfig
+from embedding_fr.methods.fednear import PairSumsConfig
 from fedecider.baselines.ease import GRID, SPACE
-from fedecider.bounds import NotNegative, Positive, ZeroOrMore, dataclass
+from fedecider.bounds import dataclass
 from fedecider.federation.method import FederatedMethod
 
 
 @dataclass(frozen=True)
-class FedeaseConfig:
-    """Settings of FedEASE.
-
-    Args:
-        regularisation: The regularisation lambda, the L2 weight of EASE; it scales with the number of users.
-        secure: If true, uploads are masked, so that the server sees the sum only, of three fifths of the clients at
-            least; they are then whole triangles.
-        clip: The largest L2 norm of a client's contribution (upper triangle); x_u is scaled down to it. 0 bounds
-            nothing.
-        noise_scale: The size of the Gaussian noise on the sum, divided by clip; 0 adds none. It needs clip.
-        delta: The probability that (epsilon, delta) leaves open.
-        top_k: The number of entries of each column of B that clients get, by size; 0 sends all.
-        precision: The number format of the sum and of the solution at the server, float32 or float64; float32 takes
-            half the memory and half the time.
-    """
-
-    regularisation: Positive = 200.0
-    secure: bool = False
-    clip: NotNegative = 0.0
-    noise_scale: NotNegative = 0.0
-    delta: float = 1e-5
-    top_k: ZeroOrMore = 0
-    precision: Literal["float32", "float64"] = "float64"
-
-    def __post_init__(self) -> None:
-        _ = self.pairs  # its own checks
-
-    @property
-    def pairs(self) -> FednearConfig:
-        """The same with all pairs and all items of a history alike."""
-        return FednearConfig(
-            self.regularisation,
-            pair_reach=math.inf,
-            history_reach=math.inf,
-            direction=0.0,
-            secure=self.secure,
-            clip=self.clip,
-            noise_scale=self.noise_scale,
-            delta=self.delta,
-            top_k=self.top_k,
-            precision=self.precision,
-        )
+class FedeaseConfig(PairSumsConfig):
+    """Settings of FedEASE: those of every sum over pairs."""
 
 
 def fedease(federation: Federation, training: EmbeddingTraining, config: FedeaseConfig) -> FederatedMethod:
@@ -73,7 +30,7 @@ def fedease(federation: Federation, training: EmbeddingTraining, config: Fedease
     ||triangle of x_u x_u^T||_2).
     Differs from the paper: nothing in G, B and the score; secure and private sums and short downloads are ours.
     """
-    return fednear.pair_sums("fedease", federation, config.pairs)
+    return fednear.pair_sums("fedease", federation, config)
 
 
 METHOD = Method(
@@ -83,13 +40,13 @@ METHOD = Method(
     GRID,
     SPACE,
     item_tables=(),
-    client_bytes=lambda items, rows, training, config: fednear.client_bytes(items, rows, training, config.pairs),
-    server_bytes=lambda items, config: fednear.server_bytes(items, config.pairs),
+    client_bytes=fednear.client_bytes,
+    server_bytes=fednear.server_bytes,
     smaller_server=gram.SMALLER_SERVER,
     negatives=False,
-    guarantee=lambda config: fednear.guarantee(config.pairs),
+    guarantee=fednear.guarantee,
     upload_rounds=1,
     needs_server=always,
-    needs_everyone=lambda config: config.secure,
+    needs_everyone=fednear.needs_everyone,
     published=False,
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -57,21 +57,17 @@ MASKED = "masked_gram"
 
 
 @dataclass(frozen=True)
-class FednearConfig:
-    """Settings of FedNear.
+class PairSumsConfig:
+    """Settings that FedEASE and FedNear share.
 
     Args:
         regularisation: The regularisation lambda, the L2 weight of the weights; it scales with the number of users.
-        pair_reach: Two items that many events apart count 1/2, and at distance d in general 1 / (1 + d / pair_reach);
-            with inf all pairs count alike, as in EASE.
-        history_reach: An item that old, in events, counts half as much as the newest one in the score; with inf all
-            count alike.
-        direction: How much order counts: 0 ignores it, and 1 predicts only what comes later from what came before.
         secure: If true, uploads are masked, so that the server sees the sum only, of three fifths of the clients at
             least; they are then whole triangles.
-        clip: The largest L2 norm of a client's contribution, which is scaled down to it; 0 bounds nothing.
-        noise_scale: The size of the Gaussian noise on the sum, divided by clip; 0 adds none. It needs direction 0 and
-            clip.
+        clip: The largest L2 norm of a client's contribution (upper triangle), which is scaled down to it; 0 bounds
+            nothing.
+        noise_scale: The size of the Gaussian noise on the sum, divided by clip; 0 adds none. It needs clip and a method
+            without order.
         delta: The probability that (epsilon, delta) leaves open.
         top_k: The number of entries of each column of the weights that clients get, by size; 0 sends all.
         precision: The number format of the sum and of the solution at the server, float32 or float64; float32 takes
@@ -79,15 +75,17 @@ class FednearConfig:
     """
 
     regularisation: Positive = 200.0
-    pair_reach: PositiveOrInfinite = 10.0
-    history_reach: PositiveOrInfinite = 2.0
-    direction: Annotated[Float, Field(ge=0, le=1)] = 0.2
     secure: bool = False
     clip: NotNegative = 0.0
     noise_scale: NotNegative = 0.0
     delta: float = 1e-5
     top_k: ZeroOrMore = 0
     precision: Literal["float32", "float64"] = "float64"
+
+    pair_reach: ClassVar[float] = math.inf
+    history_reach: ClassVar[float] = math.inf
+    direction: ClassVar[float] = 0.0
+    """No settings of FedEASE: all pairs and all items of a history count alike."""
 
     def __post_init__(self) -> None:
         if self.noise_scale and not self.clip:
@@ -101,7 +99,7 @@ class FednearConfig:
 
     @property
     def num_planes(self) -> int:
-        """1 where order is ignored: the upload is then as long as that of FedEASE."""
+        """1 where order is ignored."""
         return 2 if self.direction else 1
 
     @property
@@ -118,6 +116,23 @@ class FednearConfig:
     def privacy(self) -> PrivacyConfig:
         """Bound and noise of the sum, for the accountant."""
         return PrivacyConfig(self.clip or None, self.noise_scale, self.delta, "sum")
+
+
+@dataclass(frozen=True)
+class FednearConfig(PairSumsConfig):
+    """Settings of FedNear.
+
+    Args:
+        pair_reach: Two items that many events apart count 1/2, and at distance d in general 1 / (1 + d / pair_reach);
+            with inf all pairs count alike, as in EASE.
+        history_reach: An item that old, in events, counts half as much as the newest one in the score; with inf all
+            count alike.
+        direction: How much order counts: 0 ignores it, and 1 predicts only what comes later from what came before.
+    """
+
+    pair_reach: PositiveOrInfinite = 10.0  # type: ignore[misc]
+    history_reach: PositiveOrInfinite = 2.0  # type: ignore[misc]
+    direction: Annotated[Float, Field(ge=0, le=1)] = 0.2  # type: ignore[misc]
 
 
 def fednear(federation: Federation, training: EmbeddingTraining, config: FednearConfig) -> FederatedMethod:
@@ -155,7 +170,7 @@ def fednear(federation: Federation, training: EmbeddingTraining, config: Fednear
     return pair_sums("fednear", federation, config)
 
 
-def pair_sums(name: str, federation: Federation, config: FednearConfig) -> FederatedMethod:
+def pair_sums(name: str, federation: Federation, config: PairSumsConfig) -> FederatedMethod:
     """See :func:`fednear`."""
     if config.top_k >= federation.num_items:
         raise ValueError(f"got top_k {config.top_k}, expected less than the {federation.num_items} items")
@@ -217,22 +232,22 @@ def pair_sums(name: str, federation: Federation, config: FednearConfig) -> Feder
     )
 
 
-def guarantee(config: FednearConfig) -> str:
+def guarantee(config: PairSumsConfig) -> str:
     """What the noise of a run guarantees, in one line; "no guarantee" where there is none."""
     return privacy_report(config.privacy, num_rounds=1)
 
 
-def needs_everyone(config: FednearConfig) -> bool:
+def needs_everyone(config: PairSumsConfig) -> bool:
     """Under ``secure``: all clients exchange keys and shares."""
     return config.secure
 
 
-def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: FednearConfig) -> int:
+def client_bytes(num_items: int, num_rows: int, training: EmbeddingTraining, config: PairSumsConfig) -> int:
     """Memory that one client takes in a block: the size of its upload, which is dense under ``secure``."""
     return 8 * config.num_planes * gram.triangle_size(num_items) if config.secure else 8 * num_items
 
 
-def server_bytes(num_items: int, config: FednearConfig) -> int:
+def server_bytes(num_items: int, config: PairSumsConfig) -> int:
     """Peak memory of the server's step on a CPU."""
     ordered = config.direction > 0
     needed = [gram.solution_bytes(num_items, config.precision, "float32", config.top_k, ordered=ordered)]
@@ -269,24 +284,24 @@ def weighted_history(data: UserData, num_items: int, reach: float) -> Tensor:
     return history_CI[:, :-1]
 
 
-def contribution_norm(num_counted: int, config: FednearConfig) -> float:
+def contribution_norm(num_counted: int, config: PairSumsConfig) -> float:
     """L2 norm of the planes of a client with that many items, before scaling: it depends on nothing else."""
     distance_T = torch.arange(1, num_counted)
     pairs = ((num_counted - distance_T) * nearness(distance_T, config.pair_reach).square()).sum().item()
     return math.sqrt(num_counted + config.num_planes * pairs)
 
 
-def client_scale(num_counted: int, config: FednearConfig) -> float:
+def client_scale(num_counted: int, config: PairSumsConfig) -> float:
     """What brings the contribution of a client with that many items inside its bound, at most 1."""
     return 1.0 if config.bound == math.inf else min(1.0, config.bound / contribution_norm(num_counted, config))
 
 
-def client_scales(histories: Sequence[Tensor], config: FednearConfig) -> Tensor:
+def client_scales(histories: Sequence[Tensor], config: PairSumsConfig) -> Tensor:
     """(C,) float64 :func:`client_scale` of each client."""
     return torch.tensor([client_scale(len(item_T), config) for item_T in histories], dtype=torch.float64)
 
 
-def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tuple[Tensor, Tensor]:
+def client_entries(item_T: Tensor, num_items: int, config: PairSumsConfig) -> tuple[Tensor, Tensor]:
     """Places (E,) in the triangle, all different, and values (P, E) of one client, inside its bound.
 
     Values are rounded towards 0 to multiples of 2^-16, so that sums are exact whatever their order. In the second plane
@@ -304,7 +319,7 @@ def client_entries(item_T: Tensor, num_items: int, config: FednearConfig) -> tup
     return place_E, torch.stack(planes[: config.num_planes])
 
 
-def number_format(federation: Federation, config: FednearConfig) -> tuple[Bits, int]:
+def number_format(federation: Federation, config: PairSumsConfig) -> tuple[Bits, int]:
     """Bits and fraction bits of masked numbers: whole counts, else fixed point with room for noise of 10 deviations."""
     fraction_bits = 0 if config.counts_alike and config.bound == math.inf else gram.SCALE_BITS
     share = config.noise_scale * config.bound / math.sqrt(federation.num_clients) if config.noise_scale else 0.0
@@ -312,7 +327,7 @@ def number_format(federation: Federation, config: FednearConfig) -> tuple[Bits, 
     return (32 if fits else 64), fraction_bits
 
 
-def parties(federation: Federation, config: FednearConfig, round: int) -> Simulated:
+def parties(federation: Federation, config: PairSumsConfig, round: int) -> Simulated:
     """The secure sum of a round over all clients."""
     bits, _ = number_format(federation, config)
     clients = tuple(range(federation.num_clients))
@@ -320,7 +335,7 @@ def parties(federation: Federation, config: FednearConfig, round: int) -> Simula
 
 
 def masked_planes(
-    histories: list[Tensor], clients: Tensor, federation: Federation, config: FednearConfig, round: int
+    histories: list[Tensor], clients: Tensor, federation: Federation, config: PairSumsConfig, round: int
 ) -> Tensor:
     """(C, P L) int32 or int64: planes of each client, its share of the noise, masks. One client at a time."""
     bits, fraction_bits = number_format(federation, config)
@@ -339,7 +354,7 @@ def masked_planes(
     return torch.stack(masked)
 
 
-def secure_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
+def secure_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: PairSumsConfig) -> Tensor:
     """(I, I), pairs in its lower triangle and order in its upper one, from masked planes; noise is in them."""
     _, fraction_bits = number_format(federation, config)
     square_II = torch.zeros(federation.num_items, federation.num_items, dtype=gram.FORMATS[config.precision])
@@ -349,7 +364,7 @@ def secure_sum_of(round: int, uploads: Iterable[Upload], federation: Federation,
     return square_II
 
 
-def plain_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: FednearConfig) -> Tensor:
+def plain_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, config: PairSumsConfig) -> Tensor:
     """(I, I), pairs in its lower triangle and order in its upper one, from the items of the clients; the server bounds
     and noises."""
     num_items = federation.num_items
@@ -370,7 +385,7 @@ def plain_sum_of(round: int, uploads: Iterable[Upload], federation: Federation, 
     return square_II
 
 
-def model_of(square_II: Tensor, federation: Federation, config: FednearConfig) -> Tree:
+def model_of(square_II: Tensor, federation: Federation, config: PairSumsConfig) -> Tree:
     """What clients download, from the sum, which is overwritten: ``weights``, or ``index`` and ``value``, float32."""
     square_II, regularisation = square_II.to(federation.device), config.regularisation
     if config.noise_scale:

@@ -32,8 +32,6 @@ UNSOLD_FILE = "unsold.parquet"
 """Items that nobody has bought yet, where there are some."""
 ROOT_MARK = "Domains prepared by FeDecider"
 """The heading of the ``README.md`` beside the domains: one without it is somebody else's."""
-MAPPED_EVENTS = 1_000_000
-"""Events of a table from which on its numbers stand beside it as they are in memory, in twice its room on disk."""
 ROWS_OF_A_CHUNK = 1 << 20
 """Users whose lists share one array of Arrow, which has at most 2^31 numbers."""
 MIN_VALUES, VALUES_PER_BYTE = 1 << 20, 64
@@ -160,17 +158,10 @@ def _write(domain: Domain, folder: Path) -> None:
             pq.write_table(table, path, compression="zstd")
         else:  # write_table would make an empty row group, which `datasets` cannot read
             pq.ParquetWriter(path, table.schema, compression="zstd").close()
-    mapped = [name for name in USERS if getattr(domain, name).num_events >= MAPPED_EVENTS]
-    for name in mapped:
-        _write_numbers(getattr(domain, name), folder / f"{name}.safetensors")
     if domain.unsold:
         rows = pa.table(dict(zip(NewItem._fields, map(list, zip(*domain.unsold, strict=True)), strict=True)))
         pq.write_table(rows, folder / UNSOLD_FILE, compression="zstd")
-    files = [
-        *(f"{name}.parquet" for name in TABLES),
-        *([UNSOLD_FILE] if domain.unsold else []),
-        *(f"{name}.safetensors" for name in mapped),
-    ]
+    files = [*(f"{name}.parquet" for name in TABLES), *([UNSOLD_FILE] if domain.unsold else [])]
     card = {
         **domain.card,
         **({"catalogue": domain.catalogue.name} if domain.catalogue.name != domain.name else {}),
@@ -232,9 +223,8 @@ def _arrow_lists(rows: SequenceArray | None, kind: Any, num_rows: int) -> Any:
 
 def _read(folder: Path) -> Domain:
     card = _read_card(folder / CARD_FILE)
-    mapped = [name for name in USERS if f"{name}.safetensors" in card["tables_sha256"]]
     unsold = [UNSOLD_FILE] if UNSOLD_FILE in card["tables_sha256"] else []
-    for file in (*(f"{name}.parquet" for name in TABLES), *unsold, *(f"{name}.safetensors" for name in mapped)):
+    for file in (*(f"{name}.parquet" for name in TABLES), *unsold):
         path = folder / file
         if not path.is_file() or file_sha256(path) != card["tables_sha256"].get(path.name):
             raise ValueError(f"{path} is missing or does not match its checksum in {CARD_FILE}. Prepare it again.")
@@ -243,15 +233,11 @@ def _read(folder: Path) -> Domain:
     return Domain(
         name=folder.name,
         catalogue=Catalogue(card.get("catalogue", "") or folder.name, *items.values()),
-        clients=_events_of(folder, "clients", mapped),
-        public=_events_of(folder, "public", mapped),
+        clients=_read_events(folder / "clients.parquet"),
+        public=_read_events(folder / "public.parquet"),
         card=card,
         unsold=tuple(NewItem(*row.values()) for row in new),
     )
-
-
-def _events_of(folder: Path, group: str, mapped: Sequence[str]) -> Events:
-    return (_map_events if group in mapped else _read_events)(folder / f"{group}.parquet")
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -331,42 +317,6 @@ def _read_events(path: Path) -> Events:
             raise ValueError(f"{path} has other numbers of baskets than of items. Prepare this domain again.")
         sequences = SequenceArray(sequences.start_U, sequences.value_E, basket_E=baskets.value_E)
     return Events(users, sequences, _numbers(times) if known else None)
-
-
-def _write_numbers(events: Events, path: Path) -> None:
-    """The arrays of a table's events, which :func:`_map_events` maps into memory."""
-    from safetensors.numpy import save_file
-
-    _, sequences, times = events.arrays()
-    arrays = {"starts": sequences.start_U, "items": sequences.value_E}
-    if times is not None:
-        arrays["timestamps"] = times.value_E.astype(np.int64, copy=False)
-    if baskets := sequences.baskets:
-        arrays["baskets"] = baskets.value_E
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
-
-
-def _map_events(path: Path) -> Events:
-    """The users of a table and, from the file beside it, their events: a page is read when somebody looks at it."""
-    from safetensors import SafetensorError, safe_open
-
-    users, beside = _read_table(path, ("user",)).column("user").to_pylist(), path.with_suffix(".safetensors")
-    try:
-        with safe_open(beside, "pt") as file:
-            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118  # no mapping
-        start_U, item_E = arrays["starts"], arrays["items"]
-        times, basket_E = arrays.get("timestamps"), arrays.get("baskets")
-        types = [array.dtype for array in arrays.values()]
-        good = all(array.ndim == 1 for array in arrays.values()) and set(map(str, types)) <= {"int32", "int64"}
-        good = good and len(start_U) == len(users) + 1 and start_U[0] == 0 and start_U[-1] == len(item_E)
-        beside_items = [array for array in (times, basket_E) if array is not None]
-        good = good and bool((np.diff(start_U) >= 0).all()) and all(len(one) == len(item_E) for one in beside_items)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{beside} cannot be read ({error}). Prepare this domain again.") from error
-    if not good:
-        raise ValueError(f"{beside} has not the events of {len(users)} users, expected these. Prepare it again.")
-    sequences = SequenceArray(start_U, item_E, basket_E=basket_E)
-    return Events(users, sequences, None if times is None else SequenceArray(start_U, times))
 
 
 def _numbers(column: Any) -> SequenceArray:

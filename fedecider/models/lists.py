@@ -6,7 +6,8 @@ import csv
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -348,71 +349,69 @@ def write_lists(lists: Iterable[Any], path: Path) -> Written:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     begun, num_lists, num_empty, example = time.perf_counter(), 0, 0, ""
-    with aside(path) as scratch, _WRITERS[path.suffix](scratch) as writer:
+    with aside(path) as scratch, _WRITERS[path.suffix](scratch) as add:
         for one in lists:
             num_lists += 1
             note = one.error or "; ".join(one.answer.notes)
             items = [] if one.answer is None else one.answer.items
             if not items:
                 num_empty, example = num_empty + 1, example or f"{one.customer}: {note}"
-            writer.add(one.customer, items, note)
+            add(one.customer, items, note)
     return Written(num_lists, num_empty, example, time.perf_counter() - begun)
 
 
-class _Parquet:
-    def __init__(self, path: Path) -> None:
-        import pyarrow as pa  # only where it is written: --help does without
-        import pyarrow.parquet
-
-        self._pa = pa
-        types = (pa.string(), pa.list_(pa.string()), pa.list_(pa.float32()), pa.string())
-        self._schema = pa.schema(list(zip(FIELDS, types, strict=True)))
-        self._writer = pa.parquet.ParquetWriter(path, self._schema)
-        self._rows: list[tuple[str, list[str], list[float], str]] = []
-
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._flush()
-        self._writer.close()
-
-    def add(self, customer: str, items: Iterable[Any], note: str) -> None:
-        self._rows.append((customer, [one.key for one in items], [one.score for one in items], note))
-        if len(self._rows) >= ROWS_AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        columns = [list(column) for column in zip(*self._rows, strict=True)] or [[], [], [], []]
-        arrays = [self._pa.array(one, kind) for one, kind in zip(columns, self._schema.types, strict=True)]
-        self._writer.write_table(self._pa.table(arrays, schema=self._schema))
-        self._rows.clear()
+Add = Callable[[str, Sequence[Any], str], None]
+"""Customer, items, note: writes one list."""
 
 
-class _Lines:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="")
+@contextmanager
+def _parquet(path: Path) -> Iterator[Add]:
+    import pyarrow as pa  # only where it is written: --help does without
+    import pyarrow.parquet
 
-    def __enter__(self) -> _Lines:
-        return self
+    types = (pa.string(), pa.list_(pa.string()), pa.list_(pa.float32()), pa.string())
+    schema = pa.schema(list(zip(FIELDS, types, strict=True)))
+    rows: list[dict[str, Any]] = []
+    with pa.parquet.ParquetWriter(path, schema) as writer:
 
-    def __exit__(self, *_: Any) -> None:
-        self._file.close()
+        def flush() -> None:
+            writer.write_table(pa.Table.from_pylist(rows, schema))
+            rows.clear()
 
-    def add(self, customer: str, items: Iterable[Any], note: str) -> None:
-        row = (customer, [one.key for one in items], [one.score for one in items], note)
-        self._file.write(json.dumps(dict(zip(FIELDS, row, strict=True)), ensure_ascii=False) + "\n")
+        def add(customer: str, items: Sequence[Any], note: str) -> None:
+            rows.append(_row(customer, items, note))
+            if len(rows) >= ROWS_AT_ONCE:
+                flush()
 
-
-class _Csv(_Lines):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(CSV_FIELDS)
-
-    def add(self, customer: str, items: Iterable[Any], note: str) -> None:
-        rows: list[Any] = [(customer, rank, one.key, one.title, one.score, note) for rank, one in enumerate(items, 1)]
-        self._writer.writerows(rows or [(customer, "", "", "", "", note)])
+        yield add
+        flush()
 
 
-_WRITERS: Mapping[str, type[_Parquet] | type[_Lines]] = {PARQUET: _Parquet, JSONL: _Lines, CSV: _Csv}
+@contextmanager
+def _lines(path: Path) -> Iterator[Add]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        yield lambda customer, items, note: print(
+            json.dumps(_row(customer, items, note), ensure_ascii=False), file=file
+        )
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Add]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(CSV_FIELDS)
+
+        def add(customer: str, items: Sequence[Any], note: str) -> None:
+            rows: list[Any] = [
+                (customer, rank, one.key, one.title, one.score, note) for rank, one in enumerate(items, 1)
+            ]
+            writer.writerows(rows or [(customer, "", "", "", "", note)])
+
+        yield add
+
+
+def _row(customer: str, items: Sequence[Any], note: str) -> dict[str, Any]:
+    return dict(zip(FIELDS, (customer, [one.key for one in items], [one.score for one in items], note), strict=True))
+
+
+_WRITERS: Mapping[str, Callable[[Path], AbstractContextManager[Add]]] = {PARQUET: _parquet, JSONL: _lines, CSV: _csv}

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -36,76 +37,35 @@ SITE = "site"
 """Entry of ``run.json`` that tells the folder of one company at its site from that of a run."""
 
 
-class RunFolder(NamedTuple):
+@dataclass
+class RunFolder:
     """Paths inside ``runs/<name>/``."""
 
     root: Path
 
-    @property
-    def record(self) -> Path:
-        return self.root / "run.json"
-
-    @property
-    def selection(self) -> Path:
+    def __post_init__(self) -> None:
+        root = self.root
+        self.record = root / "run.json"
+        self.selection = root / "hyperparameter_selection.json"
         """Which of several settings the run took; only where it had the choice."""
-        return self.root / "hyperparameter_selection.json"
-
-    @property
-    def chosen(self) -> Path:
+        self.chosen = root / "chosen.yaml"
         """The configuration that was chosen for the data; only where nobody gave one."""
-        return self.root / "chosen.yaml"
-
-    @property
-    def rounds(self) -> Path:
-        return self.root / "rounds.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.json"
-
-    @property
-    def results(self) -> Path:
+        self.rounds = root / "rounds.jsonl"
+        self.metrics = root / "metrics.json"
+        self.results = root / "results.md"
         """The table in Markdown; written after all else that a table over several runs needs."""
-        return self.root / "results.md"
-
-    @property
-    def per_user(self) -> Path:
-        return self.root / "per_user.parquet"
-
-    @property
-    def fusion_weights(self) -> Path:
-        return self.root / "fusion_weights.json"
-
-    @property
-    def communication(self) -> Path:
-        return self.root / "communication.json"
-
-    @property
-    def adapters(self) -> Path:
-        return self.root / "adapters"
-
-    @property
-    def backbone(self) -> Path:
-        return self.root / "backbone"
-
-    @property
-    def private(self) -> Path:
+        self.per_user = root / "per_user.parquet"
+        self.fusion_weights = root / "fusion_weights.json"
+        self.communication = root / "communication.json"
+        self.adapters = root / "adapters"
+        self.backbone = root / "backbone"
+        self.private = root / "private"
         """What stays with the clients: a folder for each, never to be shared."""
-        return self.root / "private"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def audit(self) -> Path:
+        self.checkpoints = root / "checkpoints"
+        self.audit = root / "audit.json"
         """What an attack found; only where scripts/audit.py was run."""
-        return self.root / "audit.json"
-
-    @property
-    def lock(self) -> Path:
+        self.lock = root / ".lock"
         """Locked by the process that writes the run, for as long as it lives."""
-        return self.root / ".lock"
 
 
 def default_name(method: str, domains: list[str]) -> str:

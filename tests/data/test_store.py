@@ -5,14 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from safetensors.numpy import save_file
 
-from fedecider.data import store
 from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain, Events
 from fedecider.data.store import load_domains, save_domain, save_domains
@@ -173,53 +169,4 @@ def test_every_table_needs_a_checksum_and_its_columns(tmp_path):
     path.unlink()
     path.mkdir()
     with pytest.raises(ValueError, match=r"public\.parquet is missing"):
-        load_domains(tmp_path)
-
-
-@pytest.mark.parametrize("times", [True, False])
-def test_many_events_are_mapped_into_memory(tmp_path, monkeypatch, times):
-    domain = small_domain(times=times)
-    save_domain(domain, tmp_path / "plain")
-    monkeypatch.setattr(store, "MAPPED_EVENTS", 4)  # of the clients, not of the public user
-    save_domain(domain, tmp_path / "mapped")
-    numbers = tmp_path / "mapped" / "games" / "clients.safetensors"
-    assert [path.name for path in tmp_path.rglob("*.safetensors")] == [numbers.name]
-    back = load_domains(tmp_path / "mapped")["games"]
-    assert (back.clients, back.public) == (domain.clients, domain.public)
-    assert back.content_hash() == load_domains(tmp_path / "plain")["games"].content_hash()
-    assert str(numbers) in Path("/proc/self/maps").read_text()
-    assert not back.clients.sequences.value_E.flags.owndata
-    for name in ("items", "clients", "public"):
-        plain, mapped = (tmp_path / kind / "games" / f"{name}.parquet" for kind in ("plain", "mapped"))
-        assert plain.read_bytes() == mapped.read_bytes()
-
-
-STARTS, ITEMS = np.array([0, 3, 7]), np.array([2, 0, 1, 1, 1, 2, 0], np.int32)
-WRONG = {
-    "fewer users": {"starts": STARTS[:2], "items": ITEMS[:3]},
-    "backwards": {"starts": np.array([0, 9, 7]), "items": ITEMS},
-    "another end": {"starts": STARTS, "items": ITEMS[:6]},
-    "not from 0": {"starts": STARTS + 1, "items": np.append(ITEMS, ITEMS[:1])},
-    "floats": {"starts": STARTS, "items": ITEMS.astype(np.float32)},
-    "tables": {"starts": STARTS[:, None], "items": ITEMS},
-    "no items": {"starts": STARTS},
-    "other times": {"starts": STARTS, "items": ITEMS, "timestamps": np.arange(6)},
-    "unknown item": {"starts": STARTS, "items": ITEMS + 9},
-}
-
-
-@pytest.mark.parametrize("arrays", [*WRONG.values(), None], ids=[*WRONG, "no file at all"])
-def test_wrong_numbers_are_refused(tmp_path, monkeypatch, arrays):
-    monkeypatch.setattr(store, "MAPPED_EVENTS", 4)
-    folder = save_domain(small_domain(), tmp_path)
-    if arrays is None:
-        (folder / "clients.safetensors").write_bytes(b"nothing")
-    else:
-        save_file(arrays, folder / "clients.safetensors")
-    with pytest.raises(ValueError, match="checksum"):
-        load_domains(tmp_path)
-    card = json.loads((folder / "card.json").read_text())
-    card["tables_sha256"]["clients.safetensors"] = store.file_sha256(folder / "clients.safetensors")
-    (folder / "card.json").write_text(json.dumps(card))
-    with pytest.raises(ValueError, match=r"cannot be read|has not the events of 2 users|outside 0"):
         load_domains(tmp_path)

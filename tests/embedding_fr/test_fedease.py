@@ -138,7 +138,7 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
     noisy_II, std = seen[0]
     history_CI = torch.cat([train_items(block.data, num_items) for block in blocks(population)])
     histories = [history_I.nonzero()[:, 0] for history_I in history_CI]
-    clean_II = summed(histories, client_scales(histories, FedeaseConfig(clip=4.0).pairs), num_items)
+    clean_II = summed(histories, client_scales(histories, FedeaseConfig(clip=4.0)), num_items)
     assert std == 2.0
     assert torch.equal(noisy_II, noisy_II.T)
     noise_II = noisy_II - clean_II
@@ -151,7 +151,7 @@ def test_noise_of_the_sum_has_the_stated_size(secure, monkeypatch):
 
 def test_clip_bounds_what_one_client_adds():
     histories = [history_I.nonzero()[:, 0] for history_I in train_items(blocks(size=7)[0].data, NUM_ITEMS)]
-    scale_C = client_scales(histories, FedeaseConfig(clip=2.5).pairs)
+    scale_C = client_scales(histories, FedeaseConfig(clip=2.5))
     assert [len(item_T) for item_T in histories] == [8, 7, 5, 4, 3, 2, 1]
     assert scale_C[4:].tolist() == [1.0, 1.0, 1.0]  # root(3 * 4 / 2) = 2.449 for the one with three items is inside
     assert scale_C[0].item() == pytest.approx(2.5 / math.sqrt(36))

@@ -122,7 +122,7 @@ def test_the_page(table):
     assert re.findall(r"<td[^>]*>(ours|local|popularity|sasrec)<", top) == ["ours", "local", "popularity", "sasrec"]
     assert "ours is the one with the best validation ndcg@10." in text
     assert "<td>From ours</td><td>From local</td>" in text
-    assert "then bought “Wanted”, ours: at place 1 of the list; local: at place 1 of the list" in text  # both of seed 0
+    assert "next purchase “Wanted”, ours: rank 1; local: rank 1" in text  # both of seed 0
     assert "2 of 3 comparisons are distinguishable." in text
     assert text.count("Left out, since a run failed: fedem.") == 1
     assert '<th scope="row">ours</th><td>popularity</td><td>hit@10</td><td class="number">0.1000 <span' in text

@@ -101,7 +101,7 @@ def run_evidence(result: RunResult) -> Evidence:
     )
 
 
-BEFORE_ROUNDS = "the shared starting model"
+BEFORE_ROUNDS = "the starting model, before any round"
 
 
 def _cost(result: RunResult) -> dict[str, Any]:
@@ -122,10 +122,10 @@ def subject_of(method: str, reported: str, labels: Collection[str]) -> str:
 def sources_of(method: str, reported: str) -> dict[str, str]:
     """Entries that say where the result comes from -> what each is."""
     return {
-        reported: "the model by itself",
-        with_ensemble(method): "the joint model for every client",
-        with_ensemble(method, OWN_ENSEMBLE_ROW): "the joint model with own counts only",
-        ENSEMBLE_ROW: "all companies' counts and texts",
+        reported: "the model without counts and texts",
+        with_ensemble(method): "the joint model for every company",
+        with_ensemble(method, OWN_ENSEMBLE_ROW): "together, without the others' counts",
+        ENSEMBLE_ROW: "everybody's counts and texts, no model",
         STUDENT: BEFORE_ROUNDS,
     }
 
@@ -145,13 +145,13 @@ def _about(result: RunResult) -> str:
     rounds = f"{num_rounds} round{'s' if num_rounds > 1 else ''}"
     over = "Results, tests and gains are over all training runs; all else is from the first one, which is exported."
     return (
-        f"{result.method} trained for {_clients(result.clients)} in {rounds}. "
-        f"This page shows the model after round {result.best_round}, the best on validation. "
+        f"{_clients(result.clients)} trained with {result.method} in {rounds}. This page shows the model after round "
+        f"{result.best_round}, the best on validation. "
         f"{over if len(result.metrics.get('seeds', ())) > 1 else ''}"
     )
 
 
 def _clients(names: Sequence[str]) -> str:
     if len(names) == 1:
-        return f"{names[0]}"
-    return f"each of {len(names)} companies ({', '.join(names)}), each with its own data,"
+        return names[0]
+    return f"{len(names)} companies ({', '.join(names)}), each on its own data,"

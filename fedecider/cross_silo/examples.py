@@ -18,7 +18,7 @@ from idgen.decode import item_positions, top_items
 from idgen.precision import autocast
 from idgen.samples import eval_batches
 
-NUM_USERS, NUM_TITLES, NUM_RECOMMENDED = 3, 5, 5
+NUM_USERS, NUM_TITLES, NUM_RECOMMENDED = 3, 10, 10
 
 
 def example_users(num_users: int, seed: int, domain: str) -> Tensor:

@@ -131,9 +131,10 @@ def _gaps(value: Any) -> Any:
 
 
 WORDS = (
-    "The score of an item is a weighted sum of features. Each is the log of the item's value over that of the average "
-    "item. The weights are fitted to the company's validation items. In a deployment, other parties see only sums of "
-    "counts and weights; a simulation shows all of them."
+    "A recommender adds what the model says of an item to what counts and texts say. The score is a weighted sum of "
+    "the logarithms of the values below, each divided by its mean over items. The weights are fitted to the company's "
+    "validation items. Where past purchases are not recommended, 'bought before' has the lowest weight there is. In a "
+    "deployment, other parties see only sums of counts and weights; a simulation shows all of them."
 )
 MEANINGS = {
     "model": "probability of the item under the company's model",
@@ -195,12 +196,16 @@ def ensemble_section(result: RunResult) -> list[Section]:
         cells = [weight_text(weights["value"].get(column), weights["error"].get(column)) for column in columns]
         rows.append([name, f"{weights['num_customers']:,}", *cells])
     caption = f"Weights ± standard errors; {BOUND:g} and -{BOUND:g} are the bounds"
-    meanings = [[name, "bought before" if name in (BOUGHT, HABIT) else "new", MEANINGS[name]] for name in columns]
-    tables = [PageTable(("company", "fitted on", *columns), rows, caption)]
-    tables.append(PageTable(("feature", "of items", "the item's value"), meanings))
+    meanings = [
+        [name, "bought before" if name in (BOUGHT, HABIT) else "not bought yet", MEANINGS[name]] for name in columns
+    ]
+    tables = [PageTable(("name", "used for items", "value of an item"), meanings)]
+    tables.append(PageTable(("company", "fitted on", *columns), rows, caption))
     if traffic := result.communication.get("ensemble"):
         sizes = [[name, *(f"{traffic[name][way]:,}" for way in ("down", "up"))] for name in every if name in traffic]
-        tables.append(PageTable(("company", "received", "sent"), sizes, "Bytes of the masked counts"))
+        tables.append(
+            PageTable(("company", "received", "sent"), sizes, "Bytes of the counts, of which others see only the sum")
+        )
     constant = {name: weights["constant"] for name, weights in every.items() if weights["constant"]}
     said = [f"Left out, the same for every choice: {', '.join(names)} ({name})." for name, names in constant.items()]
     nobody = [name for name, weights in every.items() if not weights["num_customers"]]
@@ -222,7 +227,7 @@ def joining_section(result: RunResult) -> list[Section]:
     overlap, joining, tables = result.record.get("overlap", {}), result.metrics.get("joining", {}), []
     if joining:
         evidence = run_evidence(result)
-        header = ("company", "customers", "alone", "joined", "gain", "keeps")
+        header = ("company", "customers", "alone", "together", "gain", "model to use")
         caption = f"Of 100 {units(evidence)[0]}, how many {units(evidence)[1]} ({evidence.lead})"
         tables.append(PageTable(header, joining_rows(evidence, joining), caption))
     if without := result.metrics.get("without"):
@@ -268,9 +273,9 @@ def example_section(per_row: Mapping[str, Examples]) -> list[Section]:
     if not tables:
         return []
     text = (
-        "Random customers of each company: what they bought last, oldest first, and the recommendations, best first. "
-        "✓ marks the next purchase, which the model did not see. These are histories of customers, without their keys: "
-        "think before you publish them."
+        "Random customers of each company: their latest purchases in order of time, and the first ten recommendations. "
+        "✓ marks the next purchase, which the model did not see. For a page without these histories, delete "
+        "examples.json and run fedecider report."
     )
     return [Section("Examples", [text], tables)]
 
@@ -285,11 +290,11 @@ def _table(examples: Mapping[str, Mapping[str, Any]], name: str) -> PageTable:
     columns = zip_longest(first["history"], *lists, fillvalue="")
     rows = [[str(number), *cells] for number, cells in enumerate(columns, 1)]
     labels = ["recommended"] if len(examples) == 1 else [f"recommended by {label}" for label in examples]
-    return PageTable(("no.", had, *labels), rows, f"{name}: then bought “{first['held_out']}”, {where}")
+    return PageTable(("no.", had, *labels), rows, f"{name}: next purchase “{first['held_out']}”, {where}")
 
 
 def _place(position: int | None) -> str:
-    return "not in the list" if position is None else f"at place {position + 1} of the list"
+    return "not recommended" if position is None else f"rank {position + 1}"
 
 
 def _title(item: Mapping[str, Any]) -> str:
@@ -310,18 +315,18 @@ def id_section(metrics: Mapping[str, Any]) -> list[Section]:
                 catalogues.append(([name], ids))
             else:
                 same.append(name)
-    if not catalogues:
-        return []
+    if all(one["max_tokens"] == 1 for _, one in catalogues):
+        return []  # every ID is a token of its own, whatever words it has
     header = (
         "companies",
         "items",
         "words from the item's text",
         "IDs with a word twice",
         "collisions",
-        "left",
-        "with a suffix",
-        "words (most)",
-        "tokens (most)",
+        "unresolved",
+        "IDs with a suffix",
+        "words per ID: mean (most)",
+        "tokens per ID: mean (most)",
         "categories with one first word",
     )
     rows, examples = [], []
@@ -348,7 +353,7 @@ def _run(result: RunResult) -> list[Section]:
     backbone = result.metrics.get("backbone")
     rows = [
         ("method", result.method),
-        *([("backbone", backbone)] if backbone else []),
+        *([("starting model", backbone)] if backbone else []),
         ("companies", ", ".join(result.clients)),
         ("rounds", f"{len(result.logs)} (round {result.best_round} reported)"),
         ("participation", f"{run['participation']:.0%} of the clients in a round"),
@@ -359,7 +364,7 @@ def _run(result: RunResult) -> list[Section]:
         ("LoRA rank", str(run["lora_rank"])),
         ("seed", str(run["seed"])),
         ("decoding", "every item is scored, as its ID is one token" if beams is None else f"{beams} beams"),
-        ("protocol", "; ".join(result.record.get("why_protocol") or [result.protocol])),
+        ("evaluation", "; ".join(result.record.get("why_protocol") or [result.protocol])),
     ]
     return [Section("What was run", tables=[PageTable(("setting", "value"), rows)])]
 
@@ -373,8 +378,8 @@ def _data(result: RunResult) -> list[Section]:
         "items",
         "users",
         "events",
-        "mean length",
-        "last two tied",
+        "events per user",
+        "last two at the same time",
         "test item bought before",
         "public users",
     )
@@ -387,7 +392,7 @@ def _data(result: RunResult) -> list[Section]:
         rows.append([name, *counts, mean, *shares, f"{card['public']['users']:,}"])
     paragraph = (
         f"Users are the company's own customers; the last {what} of each is for test, the one before for validation. "
-        "Public users serve the shared pre-training and no test."
+        "Public users train the starting model and are not tested."
     )
     return [Section("Data", [paragraph], [PageTable(header, rows)])]
 

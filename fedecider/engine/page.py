@@ -15,6 +15,7 @@ from fedecider.evaluation.metrics import MACRO
 from fedecider.evaluation.protocols import get_protocol, stamp
 from fedecider.federation.record import capped_clients, left_out, read_records, sum_notes, upload_notes, write_json
 from fedecider.models.item_texts import TEXT_ENCODER
+from fedecider.report.answer import sings
 from fedecider.report.conclusion import DRAWN
 from fedecider.report.figures import colours_of, validation_curves
 from fedecider.report.page import Conclusion, Download, PageTable, Section, write_page
@@ -91,6 +92,7 @@ def write_run_page(root: Path, result: RunResult, parts_of: Callable[[RunResult]
         ]
         chosen = f"round {result.best_round} of {len(result.logs)}, the best on validation"
         subtitle = f"{result.method} on {', '.join(result.clients)}; {chosen}"
+        subtitle += ". Private: it shows purchases of some customers" if result.examples else ""
         run, privacy = result.settings["run"], result.settings.get("privacy", {})
         clip = {**privacy, **run.get("privacy", {})}.get("clip")
         warnings = [
@@ -150,15 +152,30 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
     paragraphs = [
         stamp(get_protocol(result.protocol), canary_score(result)),
         f"Each test item is scored once, with the model of the best validation round. {result.reported} is the model "
-        "by itself. Scores are of 100; bars are 95 % t intervals over users, without the spread of training runs. If "
-        "the memoriser, the leakage probe, is above chance, the test leaks.",
+        "by itself. Scores are of 100; bars are 95 % t intervals over users, without the spread of training runs.",
         *([f"Random scores would have {lead} {percent_text(fmean(chances))}."] if chances else []),
+        *_leak_check(result),
         *notes,
     ]
     saved = [Download("results.csv", result.frame.to_csv(index=False))]
     if metrics.get("comparisons"):
         saved.append(Download("tests.csv", comparisons_csv(metrics["comparisons"])))
     return Section("Results", paragraphs, tables, downloads=saved)
+
+
+def _leak_check(result: RunResult) -> list[str]:
+    """What the canary says of the evaluation, where it says anything."""
+    chances = {name: of["chance_hit@10"] for name, of in result.metrics.get("domains", {}).items()}
+    tests = {name: result.figures[name]["test"] for name in chances}
+    hits = {name: test[CANARY]["hit@10"] for name, test in tests.items() if CANARY in test}
+    protocol = get_protocol(result.protocol)
+    if protocol.leaks or not protocol.drop_seen or not hits:
+        return []
+    if leaking := [name for name, hit in hits.items() if sings(hit, chances[name])]:
+        return [f"Leak check failed: the memoriser, which learns nothing, is above chance in {', '.join(leaking)}."]
+    mean, chance = fmean(hit["mean"] for hit in hits.values()), fmean(chances[name] for name in hits)
+    words = f"has hit@10 {percent_text(mean)}; chance is {percent_text(chance)}"
+    return [f"Leak check passed: the memoriser, which learns nothing, {words}."]
 
 
 def _result_row(label: str, values: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -> list[str]:
@@ -210,7 +227,7 @@ def _convergence(result: RunResult) -> list[Section]:
 
 
 def _costs(result: RunResult) -> Section:
-    title, rounds, communication = "Cost of the whole run", result.rounds, result.communication
+    title, rounds, communication = "Costs", result.rounds, result.communication
     if not rounds:
         return Section(title, ["The rounds' seconds and bytes are in the folder of the server."])
     rows = [
@@ -245,10 +262,13 @@ def _costs(result: RunResult) -> Section:
 
 def _traffic(result: RunResult) -> PageTable:
     ways, rows = ("down", "up"), []
+    seen = "only the sum" if result.settings["run"].get("secure_sum") else "each"
     for name in result.clients:
         mine = [entry["clients"][name] for entry in result.communication["rounds"] if name in entry["clients"]]
         rows.append([name, str(len(mine)), *(f"{sum(entry[way] for entry in mine):,}" for way in ways)])
-    return PageTable(("company", "rounds", "received", "sent"), rows, "Bytes of the model updates")
+    return PageTable(
+        ("company", "rounds", "received", "sent"), rows, f"Bytes of the model updates, of which the server sees {seen}"
+    )
 
 
 def _settings(result: RunResult) -> list[Section]:

@@ -110,7 +110,8 @@ def answer_of(evidence: Evidence) -> Answer:
         said = f"{said} {evidence.subject}"
     first = f"{said}: {reason}."
     if evidence.planted and recommendation != "no answer":
-        first = f"Synthetic data, so no advice. If real: {said[0].lower()}{said[1:]}, since {reason}."
+        said = f"{said[0].lower()}{said[1:]}"
+        first = f"No advice: the data are synthetic. With real data it would be: {said}, since {reason}."
         recommendation = "no answer"
     lines = [first, *_gain_line(evidence), *([evidence.cost] if evidence.cost else [])]
     return Answer(evidence.subject, recommendation, lines, _doubts(evidence))
@@ -139,8 +140,9 @@ def _decided(evidence: Evidence) -> tuple[Recommendation, str]:
     if gain["high"] < 0:
         return no, f"{who} recommends better"
     if gain["low"] > 0:
-        better_than = "each alone" if evidence.alone else f"{evidence.reference}, the best baseline"
-        return yes, f"{'together the companies recommend' if evidence.alone else 'it is'} better than {better_than}"
+        if evidence.alone:
+            return yes, "on average, the companies recommend better together than alone"
+        return yes, f"it is better than {evidence.reference}, the best baseline"
     if gain["high"] < NEGLIGIBLE:
         return no, f"the gain is at most {100 * gain['high']:.1f} of 100 {units(evidence)[0]}"
     if not evidence.common_items:
@@ -201,7 +203,7 @@ def _runs(evidence: Evidence) -> str:
     if not evidence.customers and num == 1:
         return ""
     if num == 1:
-        return "one training run"
+        return "one training run" + ("" if evidence.party else "; --seeds 3 makes three")
     mean = sum(evidence.seed_gains) / num
     against = sum(1 for gain in evidence.seed_gains if gain * mean < 0)
     return f"{num} training runs" + (f", {against} of them with the opposite sign" if against else "")
@@ -231,7 +233,7 @@ def _companies(evidence: Evidence) -> list[str]:
         return [f"{'; '.join([counts, *without])}."]
     said = [f"{name} {points(one)}" for name, one in sure.items()]
     said += [f"{name} {points(of_each[name])}, below the mean" for name in level]
-    said += [f"{name} {points(of_each[name])}, unclear" for name in unsure]
+    said += [f"{name} {points(of_each[name])}, may be no gain" for name in unsure]
     return [f"By company: {'; '.join([*said, *without])}."]
 
 

@@ -51,10 +51,11 @@ def _table(evidence: Evidence) -> PageTable:
             what, less = f"{MARK}{what}", ""
         rows.append([what, label, hit, less, ndcg])
     caption = (
-        f"{metrics[0]} is the number in the figure. Lead: {MARK}minus the row. ndcg@10 also counts how high the item "
-        "ranks. All scores are of 100; bars under numbers are 95 % intervals"
+        f"{metrics[0]}: of 100 {units(evidence)[0]}, how many {units(evidence)[1]}. ndcg@10, also up to 100, counts "
+        f"higher places more. Brackets and bars: 95 % intervals. {MARK}leads by: {metrics[0]} of {MARK}minus that of "
+        "the row. Baselines need no training and know a company's own data"
     )
-    return PageTable(("", "name in files", metrics[0], f"lead of {MARK.strip()}", "ndcg@10"), rows, caption)
+    return PageTable(("", "name in files", metrics[0], f"{MARK}leads by", "ndcg@10"), rows, caption)
 
 
 def console_table(conclusion: Conclusion) -> Table:

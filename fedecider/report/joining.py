@@ -31,14 +31,14 @@ def kept_sentence(joining: Mapping[str, Any]) -> list[str]:
         return []
     if not joining["chosen"]:
         why = "because of local_row, or because the own model lacks the noise that hides customers"
-        return [f"Every company keeps the joint model: there was no choice, {why}."]
+        return [f"Every company uses the joint model: there was no choice, {why}."]
     others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
     if not others:
-        return ["Every company keeps the joint model: nothing else is clearly better on validation."]
+        return ["Every company should use the joint model: no other one is significantly better on validation."]
     named = "; ".join(f"{name} {KEPT_WORDS[one]}" for name, one in others.items())
-    rest = "; the others keep the joint model" if len(others) < len(joining["clients"]) else ""
+    rest = "; the others use the joint model" if len(others) < len(joining["clients"]) else ""
     return [
-        "A company keeps another model if that is clearly better on validation (one-sided paired test at 95 %): "
+        "A company uses another model if that is significantly better on validation (one-sided paired test at 95 %): "
         f"{named}{rest}."
     ]
 
@@ -184,9 +184,9 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
     rounds = f"{cost['num_rounds']} round{'s' if cost['num_rounds'] > 1 else ''}"
     said = f"Cost: each company {' and '.join(parts)} in {rounds}, counts included"
     if cost["joined_cpu_s"] is not None:
-        said += f", and trains for {cost['joined_cpu_s']:.0f} CPU seconds"
-        said += "" if cost["local_cpu_s"] is None else f" (alone: {cost['local_cpu_s']:.0f})"
-    return f"{said}. Setup: a server, and software at each company (docs/deploy.md)."
+        said += f", and trains for {cost['joined_cpu_s']:.0f} CPU seconds in all"
+        said += "" if cost["local_cpu_s"] is None else f", {cost['local_cpu_s']:.0f} if alone"
+    return f"{said}. Not counted: a server, and FeDecider installed at each company (docs/deploy.md)."
 
 
 def size_text(num_bytes: float) -> str:

@@ -100,11 +100,11 @@ def round_logger(launch: Launch, num_rounds: int, names: Sequence[str] = ()) -> 
 
 
 def round_text(record: dict, num_rounds: int) -> str:
-    """Validation ndcg@10 of every variant, of 100, if the round was validated, mean loss and seconds."""
-    scores = ", ".join(f"{variant} {100 * _mean(groups):.2f}" for variant, groups in record["valid"].items())
-    valid = f"validation ndcg@10 {scores}" if scores else "not validated"
+    """Validation ndcg@10 of the first variant, of 100, if the round was validated, mean training loss and seconds."""
+    first = next(iter(record["valid"].values()), None)
+    valid = "not validated" if first is None else f"validation ndcg@10 {100 * _mean(first):.2f}"
     losses = [client["loss"] for client in record["clients"] if client.get("loss") is not None]
-    loss = f"; mean loss {sum(losses) / len(losses):.4g}" if losses else ""
+    loss = f"; training loss {sum(losses) / len(losses):.4g}" if losses else ""
     return (
         f"round {record['round']}/{num_rounds}: {valid}{loss}; training {record['wall_s']:.1f} s, validation "
         f"{record['evaluate_s']:.1f} s"

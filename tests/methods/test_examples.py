@@ -58,7 +58,7 @@ def test_places_are_those_of_the_evaluation(domain, protocol, num_beams):
     assert [example["position"] for example in examples] == [None if p == NOT_RANKED else p for p in place_U]
     for user, example in zip(users, examples, strict=True):
         titles = [domain.titles[item] for item in domain.clients.sequences[user]]
-        assert example["history"] == titles[:-1][-5:]
+        assert example["history"] == titles[:-1][-10:]
         assert example["num_history"] == len(titles) - 1
         assert example["held_out"] == titles[-1]
         marks = [item["held_out"] for item in example["recommended"]]
@@ -76,7 +76,7 @@ def test_where_an_ensemble_recommends_the_examples_are_its_lists(domain):
     examples = examples_of(model, domain, Places(place_U, place_U, place_U, ten_UK))
     for user, example in zip(example_users(5, 4, "crime").tolist(), examples, strict=True):
         history = domain.clients.sequences[user][:-1]
-        shown = [item for item in ten_UK[user].tolist() if item not in history][:5]
+        shown = [item for item in ten_UK[user].tolist() if item not in history][:10]
         assert [item["title"] for item in example["recommended"]] == [domain.titles[item] for item in shown]
         assert [item["held_out"] for item in example["recommended"]] == [item == last_U[user] for item in shown]
         assert example["position"] == [0, 3, 1, None, 2][user]

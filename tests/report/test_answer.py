@@ -43,7 +43,7 @@ def evidence(*tests, **changes):
         ((paired("ours", "alone", 0.0, -0.001, 0.0021), KNN), {}, "not clear", "Not clear: "),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, -0.01)), {}, "do not join", "Do not join: item-kNN, which"),
         ((GAIN, paired("ours", "item-kNN", -0.02, -0.03, 0.01)), {}, "join", "Join: "),
-        ((GAIN, KNN), {"planted": True}, "no answer", "Synthetic data, so no advice. If real"),
+        ((GAIN, KNN), {"planted": True}, "no answer", "No advice: the data are synthetic"),
         ((GAIN, KNN), {"nothing_common": ["No two share one."]}, "do not join", "Do not join: No two share one"),
         ((KNN,), {}, "no answer", "No answer: ours was not tested against alone"),
         ((paired("ours", "alone", math.nan, None, None),), {}, "no answer", "No answer: ours was not tested"),
@@ -77,7 +77,7 @@ def test_the_gain_in_points_in_customers_and_company_by_company():
     assert "3 training runs" in said
     assert "opposite" not in said
     assert "north +3.0 [+1.0, +5.0]" in said
-    assert "south +0.4 [-2.0, +3.0], unclear" in said
+    assert "south +0.4 [-2.0, +3.0], may be no gain" in said
     none = paired("ours", "alone", 0.0, -0.01, 0.01, "south")
     assert "south +0.0 [-1.0, +1.0], below the mean" in answer_of(evidence(GAIN, KNN, north, none)).lines[1]
     many = {f"s{n}": 100 for n in range(8)}

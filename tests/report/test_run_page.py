@@ -40,6 +40,7 @@ def test_the_page_says_what_the_files_say(folder):
     assert "fedecider on crime, comics; round 2 of 3, the best on validation" in text
     assert '19.1 <span class="interval">[17.1, 22.1]</span><span class="bar"' in text
     assert "memoriser (leakage probe)" in text
+    assert "Leak check passed: the memoriser, which learns nothing, has hit@10 4.0; chance is 5.0." in text
     of_companies = ["31.2", "7.0"], ["11.0", "6.2"], ["4.0", "4.0"]  # hit@10 of crime and comics, one scale in the page
     assert all("".join(f'<td class="number">{mean}</td>' for mean in means) in text for means in of_companies)
     assert text.count("Plotly.newPlot(") == 3  # the answer, validation, fusion weights (once)
@@ -67,12 +68,12 @@ def test_what_is_handed_over_is_what_the_verdict_is_about():
     evidence = run_evidence(result({**RECORD, "config": {**CONFIG, "ranking": {"num_eval_users": 40}}}, metrics))
     assert evidence.subject == "fedecider + ensemble"
     assert list(evidence.beside) == [REPORTED, "ensemble without a model"]
-    assert evidence.before_rounds == {"zero-shot student": "the shared starting model"}
+    assert evidence.before_rounds == {"zero-shot student": "the starting model, before any round"}
     assert evidence.domains == {}
     assert evidence.alarms == []
     assert not evidence.planted
     said = run_conclusion(result(RECORD, metrics, ROUNDS[:1]))
-    assert "for crime in 1 round." in said.paragraphs[-1]
+    assert "crime trained with fedecider in 1 round." in said.paragraphs[-1]
     sample = {**RECORD, "config": {**CONFIG, "run": {**CONFIG["run"], "data": ""}}}
     assert run_evidence(result(sample, metrics)).planted
 
@@ -136,8 +137,8 @@ def saved(text: str) -> dict[str, str]:
 
 def test_examples_mark_the_held_out_item_and_are_escaped(folder):
     text = body(folder)
-    assert "crime, customer 1: then bought “Wanted”, at place 2 of the list" in text
-    assert "crime, customer 2: then bought “Wanted”, not in the list" in text
+    assert "crime, customer 1: next purchase “Wanted”, rank 2" in text
+    assert "crime, customer 2: next purchase “Wanted”, not recommended" in text
     assert '<th scope="row">1</th><td>Old</td><td>Other</td>' in text
     assert "<td>✓ Wanted</td>" in text
     assert "bought (and 4 before)" in text

@@ -28,16 +28,7 @@ def sharpness_aware(radius: Mapping[tuple[str, ...], float]) -> Gradients:
     updates tensors one after the other. The logits are those of the unmoved point.
 
     Equations 11, 12, 14 and 15 of FedRecGEL (Yu et al., 2026).
-
-    Raises:
-        ValueError: a negative radius, or a tensor in two groups.
     """
-    grouped = [name for group in radius for name in group]
-    if len(set(grouped)) != len(grouped):
-        raise ValueError(f"got the groups {list(radius)}, expected each tensor in one group")
-    for group, rho in radius.items():
-        if not rho >= 0.0:
-            raise ValueError(f"got radius {rho} for {group}, expected 0 (off) or a positive number")
 
     def gradients(objective: Objective, params: Tree, names: Sequence[str], batch: ExampleBatch) -> tuple[Tree, Tensor]:
         plain, logit_AB = plain_gradients(objective, params, names, batch)

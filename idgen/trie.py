@@ -26,26 +26,42 @@ class Children(NamedTuple):
     token_C: Tensor
 
 
-def children_of(first_child_N1: Tensor, token_N: Tensor, node_R: Tensor) -> Children:
-    """See `Trie`."""
-    count_R = first_child_N1[node_R + 1] - first_child_N1[node_R]
-    row_C = torch.repeat_interleave(torch.arange(len(node_R), device=node_R.device), count_R)
-    before_R = torch.cumsum(count_R, 0) - count_R
-    node_C = torch.arange(len(row_C), device=node_R.device) + (first_child_N1[node_R] - before_R)[row_C]
-    return Children(row_C, node_C, token_N[node_C])
-
-
 @dataclass(frozen=True, eq=False)
-class Trie:
-    """Prefix tree over the token sequences of a catalogue, every ID closed by the end token where IDs have one.
+class Forest:
+    """Nodes in flat arrays. The tries of several catalogues stand below one node 0, whose children are their roots.
 
     Nodes are numbered breadth first and, within a depth, in the order of their token sequences. The children of
     node n are therefore the consecutive nodes ``first_child_N1[n] .. first_child_N1[n + 1] - 1`` with rising
-    tokens: one offset array (CSR) says it all. Build it with `Trie.build`.
+    tokens: one offset array (CSR) says it all.
     """
 
     first_child_N1: Tensor  # (N + 1,) offsets of the children
-    token_N: Tensor  # token that leads into the node; -1 for the root
+    token_N: Tensor  # token that leads into the node; -1 for node 0
+
+    def num_children(self, node_R: Tensor) -> Tensor:
+        """Number of children of each node, (R,)."""
+        return self.first_child_N1[node_R + 1] - self.first_child_N1[node_R]
+
+    def children(self, node_R: Tensor) -> Children:
+        """All children of the nodes, row after row and with rising tokens inside a row."""
+        count_R = self.num_children(node_R)
+        row_C = torch.repeat_interleave(torch.arange(len(node_R), device=node_R.device), count_R)
+        before_R = torch.cumsum(count_R, 0) - count_R
+        node_C = torch.arange(len(row_C), device=node_R.device) + (self.first_child_N1[node_R] - before_R)[row_C]
+        return Children(row_C, node_C, self.token_N[node_C])
+
+    def is_root(self, node_R: Tensor) -> Tensor:
+        """Whether a node is the root of one of several tries."""
+        return node_R < self.first_child_N1[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Trie(Forest):
+    """Prefix tree over the token sequences of a catalogue, every ID closed by the end token where IDs have one.
+
+    Build it with `Trie.build`.
+    """
+
     item_N: Tensor  # item number of a leaf (the node after the last token); -1 for inner nodes
     key_N: Tensor  # parent * stride + token: rises with the node number, so a child is found by bisection
     label_IT: Tensor  # the IDs as labels: tokens, end token if any, then -100
@@ -118,14 +134,6 @@ class Trie:
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **tensors)  # type: ignore[arg-type]
 
-    def num_children(self, node_R: Tensor) -> Tensor:
-        """Number of children of each node, (R,)."""
-        return self.first_child_N1[node_R + 1] - self.first_child_N1[node_R]
-
-    def children(self, node_R: Tensor) -> Children:
-        """All children of the nodes, row after row and with rising tokens inside a row."""
-        return children_of(self.first_child_N1, self.token_N, node_R)
-
     def advance(self, node_R: Tensor, token_R: Tensor) -> Tensor:
         """Node after one more token; -1 when the tree has no such child (or the node already was -1)."""
         key_R = node_R * self.stride + token_R
@@ -147,22 +155,6 @@ def log_softmax_of_rows(logit_C: Tensor, row_C: Tensor, num_rows: int) -> Tensor
         largest_R = logit_C.new_full((num_rows,), -torch.inf).scatter_reduce(0, row_C, logit_C, "amax")
     shifted_C = logit_C - largest_R[row_C]
     return shifted_C - torch.zeros_like(largest_R).index_add(0, row_C, shifted_C.exp()).log()[row_C]
-
-
-class Forest(NamedTuple):
-    """The tries of several catalogues below one node 0, whose children, 1, 2, ..., are their roots."""
-
-    first_child_N1: Tensor
-    token_N: Tensor
-
-    def num_children(self, node_R: Tensor) -> Tensor:
-        return self.first_child_N1[node_R + 1] - self.first_child_N1[node_R]
-
-    def children(self, node_R: Tensor) -> Children:
-        return children_of(self.first_child_N1, self.token_N, node_R)
-
-    def is_root(self, node_R: Tensor) -> Tensor:
-        return node_R < self.first_child_N1[1]
 
 
 class Parents(NamedTuple):

@@ -141,7 +141,7 @@ def _decided(evidence: Evidence) -> tuple[Recommendation, str]:
         return no, f"{who} recommends better"
     if gain["low"] > 0:
         if evidence.alone:
-            return yes, "on average, the companies recommend better together than alone"
+            return yes, "the companies recommend better together than alone, on average"
         return yes, f"it is better than {evidence.reference}, the best baseline"
     if gain["high"] < NEGLIGIBLE:
         return no, f"the gain is at most {100 * gain['high']:.1f} of 100 {units(evidence)[0]}"

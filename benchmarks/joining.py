@@ -15,7 +15,7 @@ Every customer is tested on the last event, seen items dropped, the whole catalo
 
 A cell is a federation with one seed. One JSON a cell in --work: what is there is not run again. --cells and --minutes
 end after so much; --only takes the cells whose keys begin so, and writes no page. benchmarks/results/joining.md is
-written at the end (--cells 0: of what is there); what stands there under "Older measurements" stays.
+written at the end (--cells 0: of what is there); what benchmarks/fedmd.py wrote there stays, and "Older measurements".
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ from idgen.synthetic import nearest_items
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "results" / "joining.md"
 OLDER = "## Older measurements"
+OTHERS = "## Companies with different backbones"
+"""The section that benchmarks/fedmd.py writes, before the older measurements."""
 CONFIG = HERE.parent / "configs" / "companies.yaml"
 SETTINGS: dict[str, Any] = {
     # what is chosen for such data where nobody chose (fedecider.cross_silo.auto), in fewer rounds
@@ -1217,7 +1219,8 @@ def page(found: Found, parts: Sequence[str], seeds: int) -> list[str]:
 
 def write_page(output: Path, found: Found, seeds: int) -> None:
     before = output.read_text(encoding="utf-8") if output.is_file() else ""
-    older = OLDER + before.partition(OLDER)[2] if OLDER in before else ""
+    first = OTHERS if OTHERS in before else OLDER
+    older = first + before.partition(first)[2] if first in before else ""
     heading = provenance.heading("joining.py", torch.get_num_threads())
     text = "\n".join([*page(found, list(PARTS), seeds), *heading])
     output.write_text(f"{text}\n\n{older}" if older else f"{text}\n", encoding="utf-8")

@@ -21,6 +21,7 @@ _PLACES = {
     "compare": "fedecider.api",
     "load": "fedecider.api",
     "Result": "fedecider.api",
+    "fedmd": "fedecider.lifecycle.fedmd",
     "EarlyStopping": "fedecider.engine.run",
     "Recommender": "fedecider.models.recommender",
 }

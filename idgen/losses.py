@@ -36,10 +36,11 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
 
     ``model``: of any family, plain or wrapped by PEFT. Logits are computed for counting tokens only, and no more than
     `MAX_LOGITS` exist at a time: all of the vocabulary, or the tokens of ``catalogue`` in the batch. ``log_weights`` in
-    the batch are added to all of them but the target's. With ``node`` in the batch it is `trie_loss`; with both, where
-    every ID ends with a token of its own, the state before an ID has two targets: the ID's first word among those that
-    may begin one, and the item's own token among those of ``catalogue``. The loss is that of the latter plus
-    `WRITING_WEIGHT` times `trie_loss` (as LIGER, Yang et al. 2024, joins a dense with a generative loss).
+    the batch are added to all of them but the target's; ``target_probs`` (B, C) stand in the place of one target. With
+    ``node`` in the batch it is `trie_loss`; with both, where every ID ends with a token of its own, the state before an
+    ID has two targets: the ID's first word among those that may begin one, and the item's own token among those of
+    ``catalogue``. The loss is that of the latter plus `WRITING_WEIGHT` times `trie_loss` (as LIGER, Yang et al. 2024,
+    joins a dense with a generative loss).
     """
     family, base = family_of(model), unwrap(model)
     return predictions_loss(family, base, family.predictions(base, batch), batch)
@@ -48,7 +49,7 @@ def sequence_loss(model: Any, batch: TokenBatch) -> Tensor:
 def predictions_loss(family: Family, base: Any, predictions: Predictions, batch: TokenBatch) -> Tensor:
     """`sequence_loss` of a model that has run on ``batch``."""
     hidden_RD, target_R = predictions
-    token_C, weight_BC = batch.get("catalogue"), batch.get("log_weights")
+    token_C, weight_BC, target_BC = (batch.get(name) for name in ("catalogue", "log_weights", "target_probs"))
     row_R = (labels_of(batch) != IGNORED_LABEL).nonzero()[:, 0]
     writing = hidden_RD.new_zeros((), dtype=torch.float32)
     if "node" in batch:
@@ -64,7 +65,7 @@ def predictions_loss(family: Family, base: Any, predictions: Predictions, batch:
         logit_RC = family.token_logits(base, rows_RD, token_C)
         if weight_BC is not None:
             logit_RC = logit_RC + weight_BC[row_R].scatter_(1, targets_R[:, None], 0.0)
-        return F.cross_entropy(logit_RC, targets_R)
+        return F.cross_entropy(logit_RC, targets_R if target_BC is None else target_BC[row_R])
 
     num_logits = base.config.vocab_size if token_C is None else len(token_C)
     return mean_in_pieces(loss, num_logits, hidden_RD, target_R, row_R) + WRITING_WEIGHT * writing

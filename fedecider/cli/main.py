@@ -25,6 +25,7 @@ COMMANDS = {
     "deploy": "the same run between machines",
     "recommend": "next items for a history",
     "update": "put a company's new events into its ensemble and adapter, tested before they are in force; go back",
+    "fedmd": "learn from companies whose backbones differ, by what they recommend for public histories",
     "forget": "take customers out of a company's counts and histories, and say what still remembers them",
     "serve": "a finished run as an HTTP service, with a page",
     "report": "the page of a finished run, made again",

@@ -470,7 +470,11 @@ def merged(before: Histories, new: NewEvents, without_last: bool = False) -> His
 
 def _ranked(after: Histories, new: NewEvents, place: Place) -> SequenceArray:
     """Some customers with new events and others before these."""
-    rows = after.sequences.take(np.array([customer in new.items for customer in after.customers]))
+    return drawn_to_rank(after.sequences.take(np.array([one in new.items for one in after.customers])), place)
+
+
+def drawn_to_rank(rows: SequenceArray, place: Place) -> SequenceArray:
+    """Some of the histories whose last basket can be ranked behind those before it."""
     rows = rows.take(rows.num_baskets_U > 1)
     if place.inference.drop_seen:  # an item of the history is no candidate
         rows = rows.take(~is_repeat(rows, "test").numpy())

@@ -7,6 +7,7 @@ trained, by the run's settings of local training, for as many epochs as are aske
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from fedecider.evaluation.metrics import mean_metrics
 from fedecider.evaluation.protocols import held_out, histories
 from fedecider.evaluation.sequences import SequenceArray
 from fedecider.federation.method import Tree
-from fedecider.methods.client_models import client_models
+from fedecider.methods.client_models import ClientModels, client_models
 from fedecider.methods.local_training import train_locally
 from fedecider.models.adapters import attach_lora
 from fedecider.models.client_model import Base
@@ -54,9 +55,17 @@ class Scores(NamedTuple):
 
 
 def train_on(
-    place: Place, sequences: SequenceArray, settings: Settings, epochs: int, device: torch.device, folder: Path
+    place: Place,
+    sequences: SequenceArray,
+    settings: Settings,
+    epochs: int,
+    device: torch.device,
+    folder: Path,
+    before: Callable[[ClientModels, Tree], Tree] | None = None,
 ) -> None:
     """Train the adapter of ``place`` on every event of ``sequences`` behind those before it; written into ``folder``.
+
+    ``before``: another training that comes first.
 
     Raises:
         ValueError: the run hides single users, whose guarantee another training would break.
@@ -83,7 +92,8 @@ def train_on(
     )
     tasks = [task._replace(name=place.domain, train=event_table(sequences, False), sequences=sequences)]
     models = client_models(base, tasks, replace(settings.training, local_epochs=epochs), settings.run.seed)
-    trained = train_locally(models, 0, 1, with_zeros(_factors(place.adapter), place.adapter))
+    start = with_zeros(_factors(place.adapter), place.adapter)
+    trained = train_locally(models, 0, 1, start if before is None else before(models, start))
     if not trained.finite:
         raise Diverged(str(trained.log.get("diverged", "weights that are no finite numbers")))
     folder.mkdir()

@@ -360,6 +360,28 @@ def write_lists(lists: Iterable[Any], path: Path) -> Written:
     return Written(num_lists, num_empty, example, time.perf_counter() - begun)
 
 
+def read_lists(path: str | Path) -> dict[str, tuple[list[str], list[float]]]:
+    """Customer -> item keys and scores, of a .parquet file that `write_lists` wrote.
+
+    Raises:
+        ValueError: it is missing or damaged, or names a customer, or an item of one list, twice.
+    """
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+        found = {row["customer"]: (row["items"], row["scores"]) for row in rows}
+        broken = any(
+            len(items) != len(scores) or len({*items}) < len(items) or None in scores
+            for items, scores in found.values()
+        )
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise damaged(Path(path), error) from error
+    if len(found) < len(rows) or broken:
+        raise damaged(Path(path), "a customer or an item stands there twice, or a score is missing")
+    return found
+
+
 Add = Callable[[str, Sequence[Any], str], None]
 """Customer, items, note: writes one list."""
 

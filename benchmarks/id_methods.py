@@ -161,7 +161,7 @@ def kept(settings: Settings, label: str, inputs: Mapping[str, Any], ranked: Call
 
 
 def ndcg(positions: Mapping[str, Tensor]) -> float:
-    return fmean(float(user_metrics(one)[METRIC].mean()) for one in positions.values())
+    return fmean(float(user_metrics(one.flatten())[METRIC].mean()) for one in positions.values())
 
 
 def rank_all(domains: Mapping[str, Domain], score: Callable[[str, str], Any]) -> Ranked:
@@ -373,10 +373,11 @@ def page(args: argparse.Namespace, settings: Settings, rows: Mapping[str, Row]) 
     users = {name: domain.clients.users for name, domain in domains.items()}
     tests = compare_table(test, METRICS, PAIRS, persons=users, each_domain=False)
     by = {(one.first, one.second): one for one in tests if one.metric == METRIC}
+    headroom_lines, new = headroom(args)
     parts = [
-        opening(test, by),
+        opening(test, by, new),
         "",
-        *headroom(args),
+        *headroom_lines,
         "",
         "### Methods",
         "",
@@ -461,7 +462,7 @@ def whom(test: Mapping[str, Positions], domains: Mapping[str, Domain]) -> list[s
         "The same differences in ndcg@10 by a customer's purchases in the train part at the company. Holm's correction "
         "is over the table.",
         "",
-        "| first | second | purchases | customers | ndcg@10, second | difference | p (Holm) |",
+        "| first | second | purchases | customers of a company | ndcg@10, second | difference | p (Holm) |",
         "|---|---|---|---:|---:|---|---:|",
     ]
     pairs = [
@@ -494,8 +495,9 @@ def whom(test: Mapping[str, Positions], domains: Mapping[str, Domain]) -> list[s
     return lines
 
 
-def headroom(args: argparse.Namespace) -> list[str]:
-    """What the other company's events add where one party has all, on validation items."""
+def headroom(args: argparse.Namespace) -> tuple[list[str], dict[str, Comparison]]:
+    """What the other company's events add where one party has all, on validation items; and by pair of companies, what
+    they add to popularity alone."""
     lines = [
         "### Headroom",
         "",
@@ -507,6 +509,7 @@ def headroom(args: argparse.Namespace) -> list[str]:
         "| companies | customers | row | hit@10 | ndcg@10 | minus | difference, ndcg@10 |",
         "|---|---:|---|---:|---:|---|---|",
     ]
+    new: dict[str, Comparison] = {}
     for name in (NEAR, FAR):
         settings = Settings(args.work, pair(args.data, name, HEADROOM))
         users = {part: domain.clients.users for part, domain in settings.pair.domains.items()}
@@ -514,16 +517,19 @@ def headroom(args: argparse.Namespace) -> list[str]:
         tests = compare_table(
             rows, (METRIC,), [(EASE_BOTH, EASE), (OTHER_ONLY, POPULARITY)], persons=users, each_domain=False
         )
+        new[name] = next(one for one in tests if one.first == OTHER_ONLY)
         for label in (POPULARITY, OTHER_ONLY, TEXT_AND_COUNTS, EASE, EASE_BOTH):
             of = [user_metrics(one) for one in rows[label].values()]
             hit, value = (fmean(float(one[metric].mean()) for one in of) for metric in METRICS)
             against = next(((one.second, difference(one)) for one in tests if one.first == label), ("", ""))
             num = len(next(iter(users.values())))
             lines.append(f"| {name} | {num:,} | {label} | {hit:.4f} | {value:.4f} | {' | '.join(against)} |")
-    return lines
+    return lines, new
 
 
-def opening(test: Mapping[str, Positions], by: Mapping[tuple[str, str], Comparison]) -> str:
+def opening(
+    test: Mapping[str, Positions], by: Mapping[tuple[str, str], Comparison], new: Mapping[str, Comparison]
+) -> str:
     """What to do, in three sentences."""
 
     def said(first: str, second: str) -> str:
@@ -540,8 +546,9 @@ def opening(test: Mapping[str, Positions], by: Mapping[tuple[str, str], Comparis
     )
     return (
         f"{answer} (test ndcg@10, Holm: {'; '.join(f'{one.first} {said(one.first, one.second)}' for one in sent)}). "
-        f"One party with all events of both companies gains {said(POOLED, SASREC)} over each company alone by SASRec, "
-        f"{said(EASE_BOTH, EASE)} by EASE. "
+        f"One party with all events of both companies would gain {said(POOLED, SASREC)} over each company alone by "
+        f"SASRec, {said(EASE_BOTH, EASE)} by EASE; for customers without a purchase here, those at the other company "
+        f"add {difference(new[NEAR])} to popularity ({NEAR}), {difference(new[FAR])} ({FAR}). "
         f"Use the order of each company's own purchases first: SASRec of each company alone has ndcg@10 "
         f"{ndcg(test[SASREC]):.4f}, text neighbours + counts, which need no training, "
         f"{ndcg(test[TEXT_AND_COUNTS]):.4f}, "

@@ -593,9 +593,9 @@ def causes(settings: Settings, test: Mapping[str, Positions], rows: Mapping[str,
         f"mean over seeds: {later['FedGCDR']:.4f} with noise, {later['FedGCDR, no noise']:.4f} without, "
         f"{later[f'FedGCDR{ALONE}']:.4f} with nothing sent. Where the best round is {sending} or earlier, validation "
         "chose the model from before anything was sent.",
-        f"- FedDCSR reads the order and has {ndcg(test['FedDCSR']):.4f}, below SASRec. It differs by an output matrix of "
-        "its own for each item (SASRec's is the item table), two encoders that are drawn from, and three further losses; "
-        "which of them costs what was not measured.",
+        f"- FedDCSR reads the order and has {ndcg(test['FedDCSR']):.4f}, below SASRec. It differs by an output "
+        "matrix beside the item table (SASRec's is the table), two encoders, and further losses; which of them costs "
+        "what was not measured.",
         "- Left out: rows with a language model (cost); FedHCDR's public scorer, which ranks alike for everybody "
         "(docs/papers.md).",
     ]

@@ -591,7 +591,8 @@ def causes(settings: Settings, test: Mapping[str, Positions], rows: Mapping[str,
         "(median). More negatives do not help: FedHCDR with 32 in place of 4 has .0342 in place of .0334 on validation "
         "items (tried once: 1,500 customers, seed 0).",
         f"- **FedGCDR's noise is larger than its vectors**: epsilon 8 for one customer asks for a "
-        f"standard deviation of {FedgcdrConfig().noise_std:.2f} in each of 16 numbers, the vectors have length 1 at most (the paper adds "
+        f"standard deviation of {FedgcdrConfig().noise_std:.2f} in each of 16 numbers, the vectors have length 1 at "
+        "most (the paper adds "
         f"{FedgcdrConfig(noise='paper').noise_std:.2f}). Best round after the vectors were sent, validation ndcg@10, "
         f"mean over seeds: {later['FedGCDR']:.4f} with noise, {later['FedGCDR, no noise']:.4f} without, "
         f"{later[f'FedGCDR{ALONE}']:.4f} with nothing sent. Where the best round is {sending} or earlier, validation "

@@ -112,7 +112,7 @@ def _save_unsold(run: Ended, folder: RunFolder) -> None:
         save_unsold(encoded[domain.unsold], private)
         said.setdefault("can be recommended as new items", []).append(what)
     for how, products in said.items():
-        log_line(f"products without a purchase {how}: {', '.join(products)}")
+        log_line(f"products that nobody has bought yet {how}: {', '.join(products)}")
 
 
 def _details(run: Ended, outcome: Outcome, name: str) -> dict[str, Any]:

@@ -67,13 +67,17 @@ def chosen_protocol(name: str, domains: Mapping[str, Domain], obstacle: str = ""
     facts = f"{share:.1%} of last purchases are repeats"
     facts = f"events have order numbers, and {facts}" if by_order else facts
     if not by_order and share < MANY_REPEATS:
-        return STRICT.name, [f"protocol {STRICT.name}: past purchases are not recommended again, since only {facts}"]
+        return STRICT.name, [
+            f"protocol {STRICT.name}: items are not recommended again to those who bought them, as {facts}"
+        ]
     if obstacle:
         return STRICT.name, [
             f"warning: protocol {STRICT.name}, because {obstacle}, although {facts}: earlier purchases are no "
             "candidates, and events are ranked one by one"
         ]
-    return NEXT_BASKET.name, [f"protocol {NEXT_BASKET.name}: past purchases may be recommended again, since {facts}"]
+    return NEXT_BASKET.name, [
+        f"protocol {NEXT_BASKET.name}: items may be recommended again to those who bought them, as {facts}"
+    ]
 
 
 def repeated_share(domains: Mapping[str, Domain]) -> float:

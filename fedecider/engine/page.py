@@ -153,8 +153,10 @@ def _results(result: RunResult, notes: Sequence[str]) -> Section:
         stamp(get_protocol(result.protocol), canary_score(result)),
         f"Each test item is scored once, with the model of the best validation round. {result.reported} is the model "
         "by itself. Scores are of 100; bars are 95 % t intervals over users, without the spread of training runs.",
-        *([f"Random scores would have {lead} {percent_text(fmean(chances))}."] if chances else []),
-        *_leak_check(result),
+        *(
+            _leak_check(result)
+            or [f"Random scores would have {lead} {percent_text(fmean(chances))}." for _ in chances[:1]]
+        ),
         *notes,
     ]
     saved = [Download("results.csv", result.frame.to_csv(index=False))]
@@ -172,10 +174,12 @@ def _leak_check(result: RunResult) -> list[str]:
     if protocol.leaks or not protocol.drop_seen or not hits:
         return []
     if leaking := [name for name, hit in hits.items() if sings(hit, chances[name])]:
-        return [f"Leak check failed: the memoriser, which learns nothing, is above chance in {', '.join(leaking)}."]
+        return [
+            f"Leak check failed: the memoriser, a probe that learns nothing, is above chance in {', '.join(leaking)}."
+        ]
     mean, chance = fmean(hit["mean"] for hit in hits.values()), fmean(chances[name] for name in hits)
-    words = f"has hit@10 {percent_text(mean)}; chance is {percent_text(chance)}"
-    return [f"Leak check passed: the memoriser, which learns nothing, {words}."]
+    words = f"is at chance: its hit@10 is {percent_text(mean)}, that of random scores {percent_text(chance)}"
+    return [f"Leak check passed: the memoriser, a probe that scores only where the evaluation leaks, {words}."]
 
 
 def _result_row(label: str, values: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -> list[str]:
@@ -208,8 +212,8 @@ def _convergence(result: RunResult) -> list[Section]:
     }
     best, score = result.best_round, percent_text(result.metrics["best_valid_ndcg@10"])
     paragraph = (
-        f"The vertical line marks round {best}, the best by the mean validation ndcg@10 of the variant "
-        f"{next(iter(scores))} ({score})."
+        f"The vertical line marks round {best}, in which {result.reported} had the best ndcg@10 on validation items "
+        f"({score})."
     )
     of_100 = {
         variant: {name: [100 * value for value in values] for name, values in of_variant.items()}
@@ -239,7 +243,7 @@ def _costs(result: RunResult) -> Section:
         for name, spent in result.metrics.get("seconds", {}).items()
         if name != "report"  # it is the page itself
     ]
-    tables = [PageTable(("part of a round", "median s", "sum s"), rows, "Seconds")]
+    tables = [PageTable(("part of a round", "median s", "sum s"), rows, "Wall-clock seconds of all companies together")]
     tables += [PageTable(("stage of the run", "s", "CPU s"), stages, "Seconds by stage")] if stages else []
     seconds = ([record["round"], *(record[key] for key, _ in SECONDS)] for record in rounds)
     saved = [Download("seconds.csv", csv_text(["round", *(key for key, _ in SECONDS)], seconds))]

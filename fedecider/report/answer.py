@@ -233,7 +233,8 @@ def _companies(evidence: Evidence) -> list[str]:
         return [f"{'; '.join([counts, *without])}."]
     said = [f"{name} {points(one)}" for name, one in sure.items()]
     said += [f"{name} {points(of_each[name])}, below the mean" for name in level]
-    said += [f"{name} {points(of_each[name])}, may be no gain" for name in unsure]
+    if unsure:
+        said.append(f"not significant: {', '.join(f'{name} {points(of_each[name])}' for name in unsure)}")
     return [f"By company: {'; '.join([*said, *without])}."]
 
 

@@ -52,8 +52,9 @@ def _table(evidence: Evidence) -> PageTable:
         rows.append([what, label, hit, less, ndcg])
     caption = (
         f"{metrics[0]}: of 100 {units(evidence)[0]}, how many {units(evidence)[1]}. ndcg@10, also up to 100, counts "
-        f"higher places more. Brackets and bars: 95 % intervals. {MARK}leads by: {metrics[0]} of {MARK}minus that of "
-        "the row. Baselines need no training and know a company's own data"
+        "higher places more. Brackets and bars: 95 % intervals over customers. "
+        f"{MARK}leads by: {metrics[0]} of {MARK}minus that of the row. Baselines need no training and know a company's "
+        "own data"
     )
     return PageTable(("", "name in files", metrics[0], f"{MARK}leads by", "ndcg@10"), rows, caption)
 

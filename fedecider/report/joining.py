@@ -34,7 +34,7 @@ def kept_sentence(joining: Mapping[str, Any]) -> list[str]:
         return [f"Every company uses the joint model: there was no choice, {why}."]
     others = {name: one["keeps"] for name, one in joining["clients"].items() if one["keeps"] != "joined"}
     if not others:
-        return ["Every company should use the joint model: no other one is significantly better on validation."]
+        return ["If they join, every company uses the joint model: no other one is significantly better on validation."]
     named = "; ".join(f"{name} {KEPT_WORDS[one]}" for name, one in others.items())
     rest = "; the others use the joint model" if len(others) < len(joining["clients"]) else ""
     return [
@@ -184,8 +184,8 @@ def cost_sentence(cost: Mapping[str, Any]) -> str:
     rounds = f"{cost['num_rounds']} round{'s' if cost['num_rounds'] > 1 else ''}"
     said = f"Cost: each company {' and '.join(parts)} in {rounds}, counts included"
     if cost["joined_cpu_s"] is not None:
-        said += f", and trains for {cost['joined_cpu_s']:.0f} CPU seconds in all"
-        said += "" if cost["local_cpu_s"] is None else f", {cost['local_cpu_s']:.0f} if alone"
+        said += f", and trains for {cost['joined_cpu_s']:.0f} CPU seconds"
+        said += "" if cost["local_cpu_s"] is None else f", alone for {cost['local_cpu_s']:.0f}"
     return f"{said}. Not counted: a server, and FeDecider installed at each company (docs/deploy.md)."
 
 

@@ -77,7 +77,7 @@ def test_the_gain_in_points_in_customers_and_company_by_company():
     assert "3 training runs" in said
     assert "opposite" not in said
     assert "north +3.0 [+1.0, +5.0]" in said
-    assert "south +0.4 [-2.0, +3.0], may be no gain" in said
+    assert "not significant: south +0.4 [-2.0, +3.0]" in said
     none = paired("ours", "alone", 0.0, -0.01, 0.01, "south")
     assert "south +0.0 [-1.0, +1.0], below the mean" in answer_of(evidence(GAIN, KNN, north, none)).lines[1]
     many = {f"s{n}": 100 for n in range(8)}

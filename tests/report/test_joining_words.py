@@ -24,7 +24,7 @@ def test_what_it_costs_in_bytes_rounds_and_seconds():
         "sends 3.1 MB",
         "receives 900 bytes",
         "20 rounds",
-        "34 CPU seconds in all, 30 if alone",
+        "34 CPU seconds, alone for 30",
         "a server",
     ):
         assert part in cost_sentence(cost)
@@ -35,7 +35,7 @@ def test_what_companies_keep():
     clients = {"north": {"num_users": 750, "keeps": "joined"}, "south": {"num_users": 300, "keeps": "joined"}}
     assert kept_sentence({}) == []
     assert "there was no choice" in kept_sentence({"chosen": False, "clients": clients})[0]
-    assert "Every company should use the joint model" in kept_sentence({"chosen": True, "clients": clients})[0]
+    assert "every company uses the joint model" in kept_sentence({"chosen": True, "clients": clients})[0]
     own = {**clients, "south": {"num_users": 300, "keeps": "local"}}
     assert "south the model trained alone" in kept_sentence({"chosen": True, "clients": own})[0]
 

@@ -130,6 +130,17 @@ def sources_of(method: str, reported: str) -> dict[str, str]:
     }
 
 
+def words_of_entries(method: str, reported: str) -> dict[str, str]:
+    """Entries of a run -> what each is, for a reader of its whole table."""
+    return {
+        **sources_of(method, reported),
+        f"{method} (local)": "a company's model as it left a round's training",
+        LOCAL: "a company's own model, without counts and texts",
+        with_ensemble(LOCAL): "each company alone",
+        OWN_ENSEMBLE_ROW: "own counts and texts, no model",
+    }
+
+
 def canary_alarms(result: RunResult) -> list[str]:
     """Companies in which the canary is above chance, where it should not be."""
     protocol = get_protocol(result.protocol)

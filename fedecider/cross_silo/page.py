@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedecider.audit.attacks import audit_section
 from fedecider.baselines.counts import EASE, TOO_LARGE
-from fedecider.cross_silo.conclusion import run_conclusion, run_evidence
+from fedecider.cross_silo.conclusion import run_conclusion, run_evidence, words_of_entries
 from fedecider.cross_silo.entries import STUDENT
 from fedecider.cross_silo.hyperparameter_selection import selection_text
 from fedecider.cross_silo.lists import LISTS, list_sentence
@@ -57,6 +57,7 @@ def run_page(root: Path, result: RunResult, groups: Sequence[Section] = ()) -> P
             ],
             [*id_section(result.metrics), *_data(result), *_run(result)],
             run_warnings(result),
+            words_of_entries(result.method, result.reported),
         )
 
     return write_run_page(root, result, parts)

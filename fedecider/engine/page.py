@@ -69,6 +69,8 @@ class Parts(NamedTuple):
     last: Sequence[Section] = ()
     """After the costs, before the settings."""
     warnings: Sequence[str] = ()
+    words: Mapping[str, str] = {}
+    """Entries whose names do not say what they are -> what they are."""
 
 
 def write_run_page(root: Path, result: RunResult, parts_of: Callable[[RunResult], Parts]) -> Path:
@@ -83,7 +85,7 @@ def write_run_page(root: Path, result: RunResult, parts_of: Callable[[RunResult]
         parts = parts_of(result)
         sections = [
             *parts.first,
-            _results(result, parts.notes),
+            _results(result, parts.notes, parts.words),
             *_convergence(result),
             *parts.middle,
             _costs(result),
@@ -134,13 +136,17 @@ def canary_score(result: RunResult) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
-def _results(result: RunResult, notes: Sequence[str]) -> Section:
+def _results(result: RunResult, notes: Sequence[str], words: Mapping[str, str]) -> Section:
     metrics, figures = result.metrics, result.figures
     first = next(iter(result.test.values()))
     shown, lead = shown_metrics(first), compared(first)[0]
     names = [name for name in figures if name != MACRO]
     whole, title = (MACRO, "Mean over companies") if MACRO in figures else (names[0], names[0])
-    tables = [PageTable(("", *shown), [_result_row(*entry, shown) for entry in figures[whole]["test"].items()], title)]
+    rows = [
+        [_entry(entry), words.get(entry, ""), *(percent_text(values[metric]) for metric in shown)]
+        for entry, values in figures[whole]["test"].items()
+    ]
+    tables = [PageTable(("", "what it is", *shown), rows, title)]
     if 1 < len(names) <= DRAWN:
         rows = [
             [_entry(entry), *(_mean(figures[name]["test"].get(entry), lead) for name in names)]
@@ -180,10 +186,6 @@ def _leak_check(result: RunResult) -> list[str]:
     mean, chance = fmean(hit["mean"] for hit in hits.values()), fmean(chances[name] for name in hits)
     words = f"is at chance: its hit@10 is {percent_text(mean)}, that of random scores {percent_text(chance)}"
     return [f"Leak check passed: the memoriser, a probe that scores only where the evaluation leaks, {words}."]
-
-
-def _result_row(label: str, values: Mapping[str, Mapping[str, float]], metrics: Sequence[str]) -> list[str]:
-    return [_entry(label), *(percent_text(values[metric]) for metric in metrics)]
 
 
 def _mean(values: Mapping[str, Mapping[str, float]] | None, metric: str) -> str:

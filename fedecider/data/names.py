@@ -8,7 +8,7 @@ NAME = re.compile(r"\w[\w.-]{0,99}")
 TAKEN = {
     *("macro", "mean", "average", "total", "local", "joined", "half", "kept", "ensemble", "teacher", "student"),
     *("canary", "memoriser", "popularity", "tifu-knn", "item-knn", "ease", "als", "bpr", "sasrec", "pooled"),
-    *("fedsasrec", "feddcsr", "fedhcdr"),
+    *("fedsasrec", "feddcsr", "fedhcdr", "pfcr"),
     *("fedgcdr", "fedecider", "counts", "fedavg", "flora", "ditto", "fdlora", "fedprox", "pfedavg", "ffa_lora"),
     *("rolora", "fellrec", "lora_sim", "centralised"),
 }

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedecider.baselines.sasrec import training_sequences
+from fedecider.data.catalogue import Catalogue
 from fedecider.data.domain import Domain
 from fedecider.data.sellers import once_each
 from fedecider.evaluation.protocols import Protocol, ScoreUsers, Sequences, rank_held_out
@@ -29,6 +30,7 @@ class Client(NamedTuple):
     """Item numbers of each user, oldest first, the last two held out."""
     public: Sequences
     catalogue: int
+    items: Catalogue
     num_items: int
     rows: slice
     """Its catalogue in a table of all catalogues."""
@@ -124,6 +126,7 @@ def id_clients(domains: Mapping[str, Domain], seed: int, protocol: Protocol, dev
                 domain.clients.sequences,
                 domain.public.sequences,
                 number,
+                domain.items,
                 sizes[number],
                 slice(ends[number] - sizes[number], ends[number]),
                 torch.tensor([customer[user] for user in domain.clients.users]),

@@ -48,7 +48,8 @@ def tiny_domains(histories: Histories = HISTORIES) -> dict[str, Domain]:
 
 def _tiny_catalogue(name: str) -> Catalogue:
     keys = [f"{name}{number:02d}" for number in range(ITEMS[name])]
-    return Catalogue(name, keys, keys, keys)
+    texts = [f"title: {name} of kind{number % 4} size{number % 3}" for number in range(ITEMS[name])]
+    return Catalogue(name, keys, keys, texts)
 
 
 def tiny_clients(seed: int = 0, histories: Histories = HISTORIES) -> IdClients:

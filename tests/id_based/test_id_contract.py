@@ -39,6 +39,11 @@ VARIANTS = {
         {"share": "filter", "embedding_size": 6, "dropout": 0.0, "contrast_weight": 0.0},
         {"share": "nothing", "batch_size": 5, "transfer_weight": 0.0},
     ],
+    "pfcr": [
+        {"text_encoder": "tfidf", "federated_rounds": 1, "num_codes": 2, "num_centroids": 3, **SMALL},
+        {"text_encoder": "tfidf", "share": "all", "num_prompts": 3, "dropout": 0.0, **SMALL},
+        {"text_encoder": "tfidf", "share": "nothing", "federated_rounds": 2, **SMALL},
+    ],
 }
 """The first one of a method is held to the contract in every run of the tests, the others among the slow ones."""
 CASES = [
@@ -67,6 +72,7 @@ REFUSED = {
     "feddcsr": {"embedding_size": 5, "pull_weight": -1.0, "kl_cap": float("nan"), "dropout": 1.0},
     "fedgcdr": {"embedding_size": 5, "epsilon": 0.0, "delta": 1.0, "friends": "some", "source_rounds": 0},
     "fedhcdr": {"share": "some", "drop_share": 1.0, "walk_steps": 0, "margin": -0.1},
+    "pfcr": {"share": "some", "num_heads": 3, "num_codes": 0, "federated_rounds": 0},
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,9 @@ TITLE = "Texts in common"
 NUM_SIDES, MIN_ITEM, MIN_USER = 3, 3, 5
 NUM_ROUNDS, FEDERATED_ROUNDS = 20, 14
 SIZES = {"max_length": 10, "embedding_size": 32, "num_layers": 1}
-SHARES = {"PFCR alone": "nothing", "PFCR, codes shared": "codes", "PFCR, codes and layers shared": "all"}
+ALONE, CODES, ALL = "PFCR alone", "PFCR codes shared", "PFCR codes and layers shared"
+SHARES = {ALONE: "nothing", CODES: "codes", ALL: "all"}
+TRAINED = (ALONE, CODES, SASREC, ALL, SASREC_TEXT)
 SEEDS = 3
 Positions = dict[str, Tensor]
 """Company -> (S, U) places of the test items."""
@@ -94,24 +96,24 @@ def pfcr_cell(domains: Mapping[str, Domain], cache: Path, setting: Mapping[str, 
     return kept_cell(cache, "pfcr", inputs, trained, f"pfcr {dict(setting)}, seed {seed}")
 
 
-def rows_of(domains: Mapping[str, Domain], cache: Path) -> tuple[dict[str, Positions], list[str]]:
-    """All rows, and a line for each one that is trained; a seed of all rows comes before the next seed."""
+def rows_of(domains: Mapping[str, Domain], cache: Path, names: Sequence[str]) -> tuple[dict[str, Positions], list[str]]:
+    """The rows that are named, both rows of texts, and a line for each one that is trained."""
     pfcr.encoded = lambda encoder, texts: kept_vectors(domains, cache)  # type: ignore[assignment]
-    shared = Shared(domains, "strict", 1, cache, "cpu")
-    entries = sasrec(shared), sasrec(shared, "auto")
-    places: dict[str, list[dict[str, Tensor]]] = {row: [] for row in (*SHARES, SASREC, SASREC_TEXT)}
-    valid: dict[str, list[str]] = {row: [] for row in places}
-    for seed in range(SEEDS):
-        for row, share in SHARES.items():
-            kept = pfcr_cell(domains, cache, {**SIZES, "federated_rounds": FEDERATED_ROUNDS, "share": share}, seed)
-            places[row].append(kept.positions())
-            valid[row].append(f"{kept.info['valid']:.4f} in round {kept.info['best_round']}")
-        for entry in entries:
-            cell = entry.run(dict(SIZES), seed)
-            places[entry.label].append(cell.positions()["strict"][entry.label])
-            valid[entry.label].append(f"{cell.valid[entry.label]:.4f}")
-    rows = {row: {name: torch.stack([one[name] for one in each]) for name in domains} for row, each in places.items()}
-    lines = [f"- {row}: validation ndcg@10 of the seeds {', '.join(figures)}." for row, figures in valid.items()]
+    shared, rows, lines = Shared(domains, "strict", 1, cache, "cpu"), {}, []
+    for row in names:
+        places, valid = [], []
+        for seed in range(SEEDS):
+            if row in SHARES:
+                setting = {**SIZES, "federated_rounds": FEDERATED_ROUNDS, "share": SHARES[row]}
+                kept = pfcr_cell(domains, cache, setting, seed)
+                places.append(kept.positions())
+                valid.append(f"{kept.info['valid']:.4f} in round {kept.info['best_round']}")
+            else:
+                cell = sasrec(shared, "auto" if row == SASREC_TEXT else None).run(dict(SIZES), seed)
+                places.append(cell.positions()["strict"][row])
+                valid.append(f"{cell.valid[row]:.4f}")
+        rows[row] = {name: torch.stack([one[name] for one in places]) for name in domains}
+        lines.append(f"- {row}: validation ndcg@10 of the seeds {', '.join(valid)}.")
     return {**rows, **text_rows(domains, cache)}, lines
 
 
@@ -135,6 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("data/beauty"), help="prepared data of one domain")
     parser.add_argument("--work", type=Path, default=Path("runs/shared_texts"), help="runs and vectors are kept there")
+    parser.add_argument("--rows", default=",".join(TRAINED), help="rows that are trained, separated by commas")
     parser.add_argument("--opening", default="", help="the section's first sentences, once the figures are known")
     parser.add_argument("--output", type=Path, default=PAGE, help="the page whose section is replaced")
     args = parser.parse_args()
@@ -142,14 +145,14 @@ def main() -> None:
     first_lines = heading("shared_texts.py", 1)
     (domain,) = load_domains(args.data).values()
     domains = halves(domain)
-    rows, chosen = rows_of(domains, args.work)
+    rows, chosen = rows_of(domains, args.work, args.rows.split(","))
     sizes = "; ".join(
         f"{name} {len(one.clients.users):,} customers, {len(one.item_keys):,} items, {one.clients.num_events:,} events"
         for name, one in domains.items()
     )
     users = {name: one.clients.users for name, one in domains.items()}
     body = [args.opening, "", f"{sizes}. Test items, leave last out, {SEEDS} seeds, no setting searched.", ""]
-    body += [*table(rows, users, list(SHARES)[1:]), "", *chosen, "", *first_lines]
+    body += [*table(rows, users, [row for row in (CODES, ALL) if row in rows]), "", *chosen, "", *first_lines]
     put_section(args.output, TITLE, "\n".join(body).strip())
     print("\n".join(body))
 

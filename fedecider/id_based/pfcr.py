@@ -148,7 +148,7 @@ class Pfcr(Sasrec):
 
     def renew(self) -> None:
         self.table_ID = functional.embedding_bag(self.code_IM, self.code_WD, mode="mean")
-        self.item_ID = self.table_ID.detach().requires_grad_()
+        self.item_ID = self.table_ID.detach().requires_grad_()  # type: ignore[assignment]
 
     def pull(self, *_: Any) -> None:
         self.table_ID.backward(self.item_ID.grad)

@@ -57,9 +57,9 @@ FFMSR (arXiv 2503.23026) is not built: in its public code a company sends, for e
 three layers' vectors of its text. With one vector per text that mean is the text vector itself, whatever was bought, so
 the server's clusters would carry nothing of purchases."""
 TASTE = """A text bi-encoder like TASTE is not built: two training steps of one of MiniLM's size (22.7 million
-parameters; 8 histories of at most 512 tokens, the other targets of the batch as negatives) took 12.2 and 11.4 CPU seconds on one
-core of a busy machine, about 1.5 s a history, so one epoch of Beauty would take about 9 CPU hours with one target a
-customer (22,363) and 54 with all (131,413). The cheap variants are rows above: both `PFCR alone` and
+parameters; 8 histories of at most 512 tokens, the other targets of the batch as negatives) took 12.2 and 11.4 CPU
+seconds on one core of a busy machine, about 1.5 s a history, so one epoch of Beauty would take about 9 CPU hours with
+one target a customer (22,363) and 54 with all (131,413). The cheap variants are rows above: both `PFCR alone` and
 `sasrec + text start` read frozen MiniLM vectors."""
 Positions = dict[str, Tensor]
 """Company -> (S, U) places of the test items."""

@@ -46,14 +46,13 @@ ALONE, CODES, ALL = "PFCR alone", "PFCR codes shared", "PFCR codes and layers sh
 SHARES = {ALONE: "nothing", CODES: "codes", ALL: "all"}
 TRAINED = (ALONE, CODES, SASREC, ALL, SASREC_TEXT)
 SEEDS = 3
-OPENING = """Do not average vectors of text codes (PFCR) instead of using the order of your own purchases: even with
-texts of one kind, sharing made its lists worse than PFCR of each company alone, and SASRec of each company alone and
-text neighbours + counts, which need no federation, were better than both. What one company's purchases
-taught the codes did not carry over to the goods of the other."""
-LIMITS = """PFCR is small here and no setting was searched, headroom was not measured, and
-with codes shared validation was best in the last round for every seed: longer training may close a part of the gap.
-
-FFMSR (arXiv 2503.23026) is not built: in its public code a company sends, for each item, the attention-weighted mean of
+OPENING = """Do not average vectors of text codes (PFCR) to learn from a company with other goods: even with texts of one
+kind, sharing made its lists significantly worse than those of PFCR at each company alone. SASRec at each company alone
+and text neighbours + counts, which need no federation, were significantly better than PFCR with codes shared. What one
+company's purchases taught the codes did not carry over to the goods of the other."""
+LIMITS = """PFCR is small here (width 32, one block), no setting was searched, and headroom was not measured. With codes
+shared the last round was the best on validation for every seed: longer training may close a part of the gap."""
+FFMSR = """FFMSR (arXiv 2503.23026) is not built: in its public code a company sends, for each item, the attention-weighted mean of
 three layers' vectors of its text. With one vector per text that mean is the text vector itself, whatever was bought, so
 the server's clusters would carry nothing of purchases."""
 TASTE = """A text bi-encoder like TASTE is not built: two training steps of one of MiniLM's size (22.7 million

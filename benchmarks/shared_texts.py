@@ -46,15 +46,15 @@ ALONE, CODES, ALL = "PFCR alone", "PFCR codes shared", "PFCR codes and layers sh
 SHARES = {ALONE: "nothing", CODES: "codes", ALL: "all"}
 TRAINED = (ALONE, CODES, SASREC, ALL, SASREC_TEXT)
 SEEDS = 3
-OPENING = """Do not average vectors of text codes (PFCR) to learn from a company with other goods: even with texts of one
-kind, sharing made its lists significantly worse than those of PFCR at each company alone. SASRec at each company alone
-and text neighbours + counts, which need no federation, were significantly better than PFCR with codes shared. What one
-company's purchases taught the codes did not carry over to the goods of the other."""
+OPENING = """Do not average vectors of text codes (PFCR) to learn from a company with other goods: even with texts of
+one kind, sharing made its lists significantly worse than those of PFCR at each company alone. SASRec at each company
+alone and text neighbours + counts, which need no federation, were significantly better than PFCR with codes shared.
+What one company's purchases taught the codes did not carry over to the goods of the other."""
 LIMITS = """PFCR is small here (width 32, one block), no setting was searched, and headroom was not measured. With codes
 shared the last round was the best on validation for every seed: longer training may close a part of the gap."""
-FFMSR = """FFMSR (arXiv 2503.23026) is not built: in its public code a company sends, for each item, the attention-weighted mean of
-three layers' vectors of its text. With one vector per text that mean is the text vector itself, whatever was bought, so
-the server's clusters would carry nothing of purchases."""
+FFMSR = """FFMSR (arXiv 2503.23026) is not built: in its public code a company sends, for each item, the
+attention-weighted mean of three layers' vectors of its text. With one vector per text that mean is the text vector
+itself, whatever was bought, so the server's clusters would carry nothing of purchases."""
 TASTE = """A text bi-encoder like TASTE is not built: two training steps of one of MiniLM's size (22.7 million
 parameters; 8 histories of at most 512 tokens, the other targets of the batch as negatives) took 12.2 and 11.4 CPU
 seconds on one core of a busy machine, about 1.5 s a history, so one epoch of Beauty would take about 9 CPU hours with

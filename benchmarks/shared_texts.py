@@ -46,10 +46,11 @@ ALONE, CODES, ALL = "PFCR alone", "PFCR codes shared", "PFCR codes and layers sh
 SHARES = {ALONE: "nothing", CODES: "codes", ALL: "all"}
 TRAINED = (ALONE, CODES, SASREC, ALL, SASREC_TEXT)
 SEEDS = 3
-OPENING = """In this small case, averaging vectors of text codes (PFCR) between two companies with other goods did harm:
-even with texts of one kind, lists were significantly worse than those of PFCR at each company alone. SASRec at each company
-alone and text neighbours + counts, which need no federation, were significantly better than PFCR with codes shared. No
-setting was searched, and training was short (below), so this says little of other sizes."""
+OPENING = """In this small case, averaging vectors of text codes (PFCR) between two companies with other goods did
+harm: even with texts of one kind, lists were significantly worse than those of PFCR at each company
+alone. SASRec at each company alone and text neighbours + counts, which need no federation, were
+significantly better than PFCR with codes shared. No setting was searched, and training was short
+(below), so this says little of other sizes."""
 LIMITS = """PFCR is small here (width 32, one block), no setting was searched, and headroom was not measured. With codes
 shared the last round was the best on validation for every seed: longer training may close a part of the gap."""
 FFMSR = """FFMSR (arXiv 2503.23026) is not built: in its public code a company sends, for each item, the

@@ -124,7 +124,7 @@ def test_data_in_memory_are_those_of_a_folder(place, result):
     ours = fd.federate(data, config=settings)
     assert ours.clients == ["crime", "comics"]
     assert ours.metrics.equals(result.metrics)
-    assert "Synthetic data" in ours.verdict
+    assert "synthetic" in ours.verdict
     folder = ours.folder.root
     assert folder.is_dir()
     del ours

@@ -388,7 +388,7 @@ def test_who_keeps_another_model_hands_that_over(folder, monkeypatch, capsys):
         and one["second"].startswith("local")
     )
     assert f"hit@10 {100 * gain:+.1f} [" in said, "the answer is about what every company keeps"
-    assert "A company keeps another model" in (folder / "runs" / "left" / "report.html").read_text()
+    assert "A company uses another model" in (folder / "runs" / "left" / "report.html").read_text()
     assert main("evaluate", "--run", "runs/left") == 0
     loaded = Recommender.from_pretrained("runs/left", "crime.1")
     assert len(loaded.recommend([loaded.items.titles[0]], k=3)) == 3

@@ -344,7 +344,7 @@ def id_section(metrics: Mapping[str, Any]) -> list[Section]:
     )
     tables = [PageTable(header, rows)]
     if examples:
-        tables.append(PageTable(("companies", "title", "item ID"), examples, "Examples"))
+        tables.append(PageTable(("companies", "title", "item ID"), examples, "Examples of item IDs"))
     return [Section("Item IDs", [paragraph], tables)]
 
 

@@ -34,7 +34,8 @@ def settings(bench: Bench) -> None:
     frozen = is_dataclass(config) and getattr(config, "__dataclass_params__").frozen  # noqa: B009 (mypy lacks it)
     require(frozen, f"{config.__name__} is no frozen dataclass")
     own = {field.name for field in fields(config)}
-    told = set(re.findall(r"\n    (\w+): \S", inspect.getdoc(config) or ""))
+    docs = "\n".join(inspect.getdoc(one) or "" for one in config.__mro__ if is_dataclass(one))  # as --help reads them
+    told = set(re.findall(r"\n    (\w+): \S", docs))
     require(own <= told, f"{config.__name__} has no help text for {sorted(own - told)}: give them below Args:")
     common = {field.name for one in bench.common_settings() for field in fields(one)}
     taken = common | {*RESERVED}

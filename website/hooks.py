@@ -29,6 +29,7 @@ OUTSIDE = {
     "docs/README.md": "documents.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "RELEASING.md": "releasing.md",
     "CODE_OF_CONDUCT.md": "code_of_conduct.md",
     "SECURITY.md": "security.md",
 }

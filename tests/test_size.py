@@ -5,9 +5,9 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGES = ("fedecider", "idgen", "distill", "embedding_fr")
-MOST_LINES = 67_217
+MOST_LINES = 67_202
 """Lower it when lines go; a feature that raises it names in the commit what it adds."""
-MOST_STATEMENTS = 40_577
+MOST_STATEMENTS = 40_566
 """Fewer lines of denser code would be no gain."""
 MOST_PARAMETERS = 8
 MOST_WIDE_FUNCTIONS = 4

@@ -46,15 +46,10 @@ ITEMS, MODEL = "item_ID", "own."
 
 
 @dataclass(frozen=True)
-class FedsasrecConfig:
-    """Settings of federated SASRec.
+class SequenceConfig:
+    """Settings that methods share whose clients train a SASRec.
 
     Args:
-        share: What is averaged. catalogue: layers and item tables over the silos of one catalogue; all: layers over all
-            clients, item tables over the silos of a catalogue; layers: layers alone, over all clients, and every client
-            keeps its item table; nothing: every client trains alone.
-        weighting: How clients weigh in the mean: uniform alike, examples by their training sequences.
-        moments: Adam's moments of a client: kept from round to round, as training in one place does, or fresh.
         local_epochs: The number of passes over a client's sequences in a round.
         embedding_size: The width of items, positions and states.
         num_layers: The number of blocks of attention and feed-forward.
@@ -63,12 +58,8 @@ class FedsasrecConfig:
         dropout: The share of inputs, attention weights and block outputs that is set to 0 in training.
         learning_rate: The learning rate of Adam.
         batch_size: The number of sequences of a step.
-        weight_decay: The decoupled decay of all parameters; 0 is Adam.
     """
 
-    share: Share = "catalogue"
-    weighting: Literal["uniform", "examples"] = "examples"
-    moments: Literal["kept", "fresh"] = "kept"
     local_epochs: Epochs = 2
     embedding_size: Width = 64
     num_layers: Depth = 2
@@ -77,7 +68,6 @@ class FedsasrecConfig:
     dropout: ShareBelow1 = 0.3
     learning_rate: Positive = 3e-3
     batch_size: OneOrMore = 64
-    weight_decay: NotNegative = 0.0
 
     def __post_init__(self) -> None:
         self.model  # noqa: B018 (refuses what the model cannot be)
@@ -87,6 +77,25 @@ class FedsasrecConfig:
         """The settings of the same model in one place."""
         names = SasrecConfig.__dataclass_fields__.keys() & self.__dataclass_fields__.keys()
         return SasrecConfig(**{name: getattr(self, name) for name in names})
+
+
+@dataclass(frozen=True)
+class FedsasrecConfig(SequenceConfig):
+    """Settings of federated SASRec.
+
+    Args:
+        share: What is averaged. catalogue: layers and item tables over the silos of one catalogue; all: layers over all
+            clients, item tables over the silos of a catalogue; layers: layers alone, over all clients, and every client
+            keeps its item table; nothing: every client trains alone.
+        weighting: How clients weigh in the mean: uniform alike, examples by their training sequences.
+        moments: Adam's moments of a client: kept from round to round, as training in one place does, or fresh.
+        weight_decay: The decoupled decay of all parameters; 0 is Adam.
+    """
+
+    share: Share = "catalogue"
+    weighting: Literal["uniform", "examples"] = "examples"
+    moments: Literal["kept", "fresh"] = "kept"
+    weight_decay: NotNegative = 0.0
 
 
 class Shared(NamedTuple):

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedecider.baselines.sasrec import Sasrec, SasrecConfig, make_optimizer, run_epoch, scores
-from fedecider.bounds import Depth, Epochs, OneOrMore, Positive, ShareBelow1, Width, dataclass
+from fedecider.baselines.sasrec import Sasrec, make_optimizer, run_epoch, scores
+from fedecider.bounds import OneOrMore, dataclass
 from fedecider.data.encoders import load_encoder
 from fedecider.federation.aggregate import weighted_mean
 from fedecider.federation.method import Block, Download, FederatedMethod, Tree, Upload
 from fedecider.federation.streams import derive_seed
 from fedecider.federation.wire import take_row
 from fedecider.id_based.clients import IdClients
+from fedecider.id_based.fedsasrec import SequenceConfig
 from fedecider.id_based.methods import Method
 from fedecider.id_based.trees import moved, padded_tables, parameters_of, stacked
 from fedecider.search_space import OneOf, Real, Space, Whole
@@ -40,7 +41,7 @@ PROMPTED = ("own.", "prompt_PD", "attention.", "mix.", "mix_norm.")
 
 
 @dataclass(frozen=True)
-class PfcrConfig:
+class PfcrConfig(SequenceConfig):
     """Settings of PFCR.
 
     Args:
@@ -52,14 +53,6 @@ class PfcrConfig:
         num_codes: The number of codes of an item.
         num_centroids: The number of values of a code.
         num_prompts: The number of prompt vectors of a client.
-        local_epochs: The number of passes over a client's sequences in a round.
-        embedding_size: The width of codes, items, positions and states.
-        num_layers: The number of blocks of attention and feed-forward.
-        num_heads: The number of attention heads, a divisor of embedding_size.
-        max_length: The newest events of a history that the model reads.
-        dropout: The share of inputs, attention weights and block outputs that is set to 0 in training.
-        learning_rate: The learning rate of Adam.
-        batch_size: The number of sequences of a step.
     """
 
     share: Literal["codes", "all", "nothing"] = "codes"
@@ -68,23 +61,6 @@ class PfcrConfig:
     num_codes: OneOrMore = 32
     num_centroids: OneOrMore = 64
     num_prompts: OneOrMore = 64
-    local_epochs: Epochs = 2
-    embedding_size: Width = 64
-    num_layers: Depth = 2
-    num_heads: Depth = 2
-    max_length: Width = 50
-    dropout: ShareBelow1 = 0.3
-    learning_rate: Positive = 3e-3
-    batch_size: OneOrMore = 64
-
-    def __post_init__(self) -> None:
-        self.model  # noqa: B018 (refuses what the model cannot be)
-
-    @property
-    def model(self) -> SasrecConfig:
-        """The settings of the sequence model."""
-        names = SasrecConfig.__dataclass_fields__.keys() & self.__dataclass_fields__.keys()
-        return SasrecConfig(**{name: getattr(self, name) for name in names})
 
 
 def code_groups(variance_E: Tensor, num_codes: int) -> list[list[int]]:
